@@ -53,7 +53,7 @@ class ControlProtocol(LineOnlyReceiver):
             pairs = (digest.partition("=") for digest in digests)
             outcome = self._on_reload({name: digest for name, _, digest in pairs})
         else:
-            outcome = ReloadResult(("there is no such order",))
+            outcome = ReloadResult((f"unknown request {command[:80]!r}; allowed: {_RELOAD}",))
         for message in outcome.problems or outcome.notes:
             self.sendLine(message.replace("\n", " ").encode())
         self.sendLine(_REFUSED if outcome.problems else _DONE)
@@ -100,7 +100,7 @@ class ControlSocket(Service):
             )
         except (CannotListenError, OSError) as error:
             log.warn(
-                "no orders are taken at {path}, so reload by SIGHUP: {error}",
+                "`tawebeval reload` does not work, as {path} cannot be opened: {error}; use SIGHUP",
                 path=self._path,
                 error=error,
             )
@@ -132,14 +132,16 @@ def request_reload(
                 response += chunk
         except TimeoutError:
             raise ConfigurationError(
-                f"{path}: the daemon has not answered within {timeout:g} seconds"
+                f"{path}: the daemon did not answer within {timeout:g} seconds; see its log"
             ) from None
         except OSError as error:
-            raise ConfigurationError(f"{path}: no daemon is there: {error.strerror}") from None
+            raise ConfigurationError(
+                f"cannot connect to the daemon at {path}: {error.strerror}; is it running?"
+            ) from None
     *lines, outcome = response.splitlines() or [b""]
     messages = tuple(line.decode(errors="replace") for line in lines)
     if outcome == _DONE:
         return ReloadResult(notes=messages)
     if outcome != _REFUSED:
-        raise ConfigurationError(f"{path}: the daemon has ended before it answered")
+        raise ConfigurationError(f"{path}: the daemon ended before it answered; see its log")
     return ReloadResult(problems=messages)

@@ -77,7 +77,7 @@ class SystemChecks:
 
     def _check_user(self) -> Iterator[str]:
         user = self.privileges.user
-        name = f"{user.name}, of root's choice" if user else user_name(os.geteuid())
+        name = f"{user.name} (service.user)" if user else user_name(os.geteuid())
         yield f"the daemon runs as {name}"
 
     def _check_python(self) -> Sequence[Problem]:
@@ -117,14 +117,18 @@ class SystemChecks:
             yield from find_problems(sandbox)
             return
         yield f"{sandbox.program} works"
-        trees = list_problems(find_problems(sandbox), "overlays work: none is copied")
+        trees = list_problems(
+            find_problems(sandbox), "overlays work: trees of commits are not copied"
+        )
         yield from run_checks(("trees", lambda: trees))
         if sandbox.network:
-            what = "evaluators reach the network, and whatever listens on this machine"
-            yield Problem(what, "leave out sandbox.network, if they need none")
+            what = "sandbox.network is true: evaluators reach the network and this machine's ports"
+            yield Problem(what, "remove sandbox.network if evaluators need no network")
         elif self.configuration.sandbox.loopback:
-            what = "TCP connections that no evaluator accepts take memory that no limit counts"
-            yield Problem(what, "leave out sandbox.loopback, if evaluators need no 127.0.0.1")
+            what = (
+                "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
+            )
+            yield Problem(what, "remove sandbox.loopback if evaluators need no 127.0.0.1")
 
     def _check_cgroups(self, cgroups: Cgroups) -> Iterator[str | Problem | Finding]:
         remedy = str(cgroups.remedy.verify_command()) if cgroups.missing else ""
@@ -133,8 +137,8 @@ class SystemChecks:
             yield said if what in cgroups.enforced else Problem(said, remedy)
         policy = cgroups.oom_policy()
         if policy in ("stop", "kill"):
-            ends = f"OOMPolicy={policy} ends the daemon when an evaluation meets limits.memory"
-            yield Problem(ends, "OOMPolicy=continue in the unit")
+            ends = f"OOMPolicy={policy} ends the daemon when an evaluation reaches limits.memory"
+            yield Problem(ends, "set OOMPolicy=continue in the unit")
         if "memory" in cgroups.enforced:  # without the limit no number of watches is enough
             yield from run_checks(
                 ("watches", lambda: _compare(rlimits.watches(self.configuration)))
@@ -146,14 +150,16 @@ class SystemChecks:
             try:
                 serverFromString(self.reactor, endpoint)
             except (ValueError, TypeError, LookupError, OSError) as error:
-                raise ConfigurationError(f"{endpoint!r} is no endpoint: {error}") from None
+                raise ConfigurationError(
+                    f"{endpoint!r} is not an endpoint such as tcp:8080:interface=127.0.0.1: {error}"
+                ) from None
         yield endpoint
 
     def _check_callers(self) -> Iterator[str | Problem]:
         if find_tokens(self.configuration.callers, self.environment) is not None:
-            yield "those who have a token"
+            yield "callers need a token"
             return
-        ok = "there are no tokens: every program of this machine may call"
+        ok = "no tokens (callers.tokens): every program of this machine may submit"
         yield from list_problems(find_exposure(self.configuration), ok)
 
     def _check_proxies(self) -> Iterator[str | Problem]:
@@ -161,22 +167,22 @@ class SystemChecks:
         if http.trusted_proxies:
             proxies = Proxies.parse(http.trusted_proxies, http.client_header)
             names = ", ".join(http.trusted_proxies)
-            ok = f"{names} tell by {http.client_header} for whom they ask"
+            ok = f"{names}: clients' addresses are taken from {http.client_header}"
             yield from list_problems(self._find_proxy_problems(proxies), ok)
 
     def _find_proxy_problems(self, proxies: Proxies) -> Iterator[Problem]:
         for network in proxies.find_wide_networks():
-            what = f"{network}: whoever connects from there can claim any address"
-            yield Problem(what, "name the addresses of the proxies in http.trusted_proxies")
+            what = f"{network}: every host in this network can claim any client address"
+            yield Problem(what, "list only the proxies' addresses in http.trusted_proxies")
         if proxies.trusts_unix and not any(map(_can_be_unix, self.configuration.listen)):
-            what = "unix: the daemon listens on no UNIX socket"
-            remedy = 'listen = ["unix:/run/tawebeval/socket:mode=660"], or another trusted proxy'
+            what = "http.trusted_proxies has unix, without a UNIX socket in listen"
+            remedy = 'set listen = ["unix:/run/tawebeval/socket:mode=660"], or another proxy'
             yield Problem(what, remedy)
         callers = self.configuration.callers
         with suppress(ConfigurationError):  # the part "callers" reports it
             if find_tokens(callers, self.environment) is None and not callers.open:
-                what = "there are no tokens: whoever reaches a proxy may run programs"
-                yield Problem(what, "tawebeval token new NAME")
+                what = "no tokens (callers.tokens): all clients of the proxy may run programs"
+                yield Problem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 
     def _check_limits(self) -> Sequence[str]:
         rlimits.check_limits(self.configuration.limits)
@@ -208,7 +214,7 @@ def examine(
     except ConfigurationError as error:
         yield Finding("configuration", Severity.BROKEN, *error.problem)
         return
-    yield Finding("configuration", Severity.OK, str(file or "none: the defaults hold"))
+    yield Finding("configuration", Severity.OK, str(file or "no file: defaults apply"))
     try:
         privileges = find_privileges(configuration.service.user, process or Credentials())
     except ConfigurationError as error:

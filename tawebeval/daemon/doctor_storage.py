@@ -26,7 +26,7 @@ from tawebeval.daemon.state import (
     locate_directories,
 )
 from tawebeval.deferreds import count_slots
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, Problem, format_size
 from tawebeval.git.keyring import Keyring
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_full
 from tawebeval.linux.ownership import (
@@ -46,7 +46,7 @@ from tawebeval.webhooks.signing import find_secrets, read_signing_secrets
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _RIGHTS = {"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}
-_WRITABLE = "mount it for writing; STATE_DIRECTORY and CACHE_DIRECTORY may name another place"
+_WRITABLE = "mount it for writing, or name another directory by STATE_DIRECTORY and CACHE_DIRECTORY"
 
 
 class StorageChecks:
@@ -120,13 +120,13 @@ class StorageChecks:
         if self._configuration.callbacks.enabled:
             source = find_secrets(self._configuration.callbacks.secrets, self._environment)
             read_signing_secrets(source)
-            yield f"are signed, with secrets of callers in {source}"
+            yield f"signed with the callers' secrets in {source}"
             yield from self._check_reload(source, self._format_chown(source))
             _check_closed_to_others(source)
 
     def _check_reload(self, source: Path, remedy: str) -> Iterator[Problem]:
         if not self._can_access(source, os.R_OK):
-            what = f"{source}: {self._user} cannot read it, so a reload (SIGHUP) is refused"
+            what = f"{source}: {self._user} cannot read the file, so reloads fail"
             yield Problem(what, remedy)
 
     def _check_credentials(self) -> Iterator[str | Finding]:
@@ -142,10 +142,10 @@ class StorageChecks:
         path = Path(directory, entry.password_file or entry.key_file)
         if not self._can_access(path, os.R_OK):
             # The daemon reads a password while it is root; ssh reads a key, each time.
-            what = f"{path}: {self._user} has to be able to read it before"
+            what = f"{path}: {self._user} cannot read the file, so"
             if entry.key_file:
-                raise ConfigurationError(f"{what} ssh can use it", self._format_chown(path))
-            yield Problem(f"{what} SIGHUP reads a new one", self._format_chown(path))
+                raise ConfigurationError(f"{what} ssh cannot use it", self._format_chown(path))
+            yield Problem(f"{what} a reload does not read a new password", self._format_chown(path))
         _check_closed_to_others(path)
 
     def _check_file(self) -> Iterator[str]:
@@ -159,11 +159,11 @@ class StorageChecks:
             raise ConfigurationError(f"{path}: its file system is mounted read-only", _WRITABLE)
         if not path.exists():
             self._check_missing(path)
-            yield f"{path}: not there yet; the daemon makes it"
+            yield f"{path}: does not exist; the daemon creates it"
             return
         owner = path.stat().st_uid
         if owner == 0 and self._privileges.user and not os.listdir(path):
-            yield f"{path}: empty; root gives it away"
+            yield f"{path}: empty; the daemon gives it to {self._user} at its start"
             return
         if owner == self._uid:
             self._check_rights(path)
@@ -177,7 +177,7 @@ class StorageChecks:
                 write_and_read(path)
         except OSError as error:
             raise ConfigurationError(
-                f"{path}: cannot be written to: {error.strerror}",
+                f"{path}: cannot write: {error.strerror}",
                 DISK_FULL_REMEDY if is_full(error) else _WRITABLE,
             ) from None
         yield str(path)
@@ -192,7 +192,7 @@ class StorageChecks:
         )
         if not root_makes_it and not self._can_access(above, os.W_OK | os.X_OK):
             raise ConfigurationError(
-                f"{path}: not there, and {self._user} cannot make it in {above}",
+                f"{path}: does not exist, and {self._user} cannot create it in {above}",
                 f"as root: {install_command(path, self._user)}",
             )
 
@@ -201,7 +201,7 @@ class StorageChecks:
         letters = "rwx" if path.is_dir() else "r" if path.name == "key" else "w"
         if path.exists() and not self._can_access(path, sum(_RIGHTS[letter] for letter in letters)):
             raise ConfigurationError(
-                f"{path}: {self._user} has no right ({letters}) to use it as the daemon does",
+                f"{path}: {self._user} lacks the permissions {letters}",
                 f"chmod u+{letters} {shlex.quote(str(path))}",
             )
 
@@ -213,7 +213,7 @@ class StorageChecks:
         except PermissionError:
             return  # the check of the directory reports it
         if path.stat().st_mode & _OTHERS:
-            what = f"{path}: others can get at it, and with it make identifiers"
+            what = f"{path}: other users can read the key and forge identifiers"
             raise ConfigurationError(what, f"chmod 600 {path}")
         check_key(path)
         yield str(path)
@@ -228,10 +228,10 @@ class StorageChecks:
             found = find_quota_directories(self._state)
             check_quotas(found, self._configuration)
         if found:
-            size = quota_of(self._configuration).size
-            yield f"{self._state}/quotas: {len(found)} evaluations, each held to {size} bytes"
+            size = format_size(quota_of(self._configuration).size)
+            yield f"{self._state}/quotas: {len(found)} evaluations, at most {size} each"
         else:
-            yield "none: what evaluations have on the disk is counted, four times a second"
+            yield "no project quotas: disk usage of evaluations is measured four times a second"
 
     def _can_access(self, path: Path, mode: int) -> bool:
         with self._privileges.act_as_user():
@@ -249,7 +249,7 @@ def _check_closed_to_others(path: Path) -> None:
 
 def _check_writers(path: Path) -> None:
     if path.stat().st_mode & _OTHERS_MAY_WRITE:
-        what = f"{path}: others may write to it"
+        what = f"{path}: other users may write to it"
         raise ConfigurationError(what, f"chmod go-w {shlex.quote(str(path))}")
 
 
@@ -295,10 +295,10 @@ def compare_space(
         room = shutil.disk_usage(find_existing(spaces[0].path)).free + taken
         needed = sum(space.needed for space in spaces) + configuration.health.free_disk
         paths = " and ".join(str(space.path) for space in spaces)
-        free = "are free or in the cache" if taken else "are free"
-        what = f"{paths}: {_format_size(room)} {free}, and {_format_size(needed)} may be needed"
+        free = "is free or in the cache" if taken else "is free"
+        what = f"{paths}: {format_size(room)} {free}, and up to {format_size(needed)} may be needed"
         settings = dict.fromkeys(name for space in spaces for name in space.settings)
-        remedy = f"a larger file system, or lower {', '.join(settings)}, evaluations.running"
+        remedy = f"use a larger file system, or lower {', '.join(settings)} or evaluations.running"
         yield what if room >= needed else Problem(what, remedy)
 
 
@@ -307,7 +307,3 @@ def _measure_cache(cache: Path) -> int:
         return measure(cache, ()).size
     except OSError:  # missing or not readable: the check of the directory reports it
         return 0
-
-
-def _format_size(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"

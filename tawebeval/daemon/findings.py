@@ -50,7 +50,7 @@ def run_checks(*checks: Check) -> Iterator[Finding]:
         except ConfigurationError as error:
             yield Finding(part, Severity.BROKEN, *error.problem)
         except OSError as error:
-            yield Finding(part, Severity.BROKEN, f"cannot be looked at: {error}")
+            yield Finding(part, Severity.BROKEN, f"cannot be checked: {error}")
 
 
 def list_problems(problems: Iterable[Problem], ok: str) -> Sequence[Problem | str]:

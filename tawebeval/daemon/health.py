@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from tawebeval.core.tally import EvaluationTally
 from tawebeval.deferreds import WorkerThreads, run_in_background
-from tawebeval.errors import Busy, Problem
+from tawebeval.errors import Busy, Problem, format_size
 from tawebeval.evaluations.registry import Registry
 from tawebeval.linux.filetree import is_full
 
@@ -56,7 +56,7 @@ class Disk:
         now = self._clock.seconds()
         if self._started is None and (self._fault is not None or now >= self._next_check):
             self._started, self._next_check = now, now + DISK_PERIOD
-            run_in_background(self._run_check(free), log, "a disk could not be tried")
+            run_in_background(self._run_check(free), log, "defect: a disk could not be checked")
 
     async def _run_check(self, free: int) -> None:
         try:
@@ -68,7 +68,7 @@ class Disk:
     def fault(self) -> str | None:
         """The fault, as the predicate of a sentence about the disk; None if it works."""
         if self._started is not None and self._clock.seconds() - self._started > DISK_TIMEOUT:
-            return f"does not answer: a small file was not written within {DISK_TIMEOUT:g} seconds"
+            return f"hangs: writing a small file took over {DISK_TIMEOUT:g} seconds"
         return self._fault
 
 
@@ -103,7 +103,7 @@ class Readiness:
         ]
         if self._tally.fault is not None:
             _, what = self._tally.fault
-            found.append(f"the last evaluation was lost here: {what}")
+            found.append(f"the last evaluation was lost: {what}")
         return found
 
 
@@ -149,12 +149,14 @@ class SandboxProbe(Service):
         try:
             problem = await self._threads.run(self._probe_sandbox)
         except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
-            log.failure("the sandbox could not be tried")
+            log.failure("defect: the sandbox could not be probed")
             return
         if self._tally.fault is not fault:
             return  # an evaluation has ended meanwhile: its result is newer
         if problem is None:
-            log.info("what an evaluation was lost by is mended: {fault}", fault=fault[1])
+            log.info(
+                "the sandbox works again; evaluations were lost because: {fault}", fault=fault[1]
+            )
             self._tally.set_fault(None, self._clock.seconds())
         elif problem != self._last_problem:
             what, remedy = problem
@@ -177,7 +179,11 @@ def find_fault(path: Path, free: int) -> str | None:
         if not is_full(error):
             return f"cannot be written to: {error.strerror}"
         full = True
-    return "is full, or nearly so" if full else None
+    return (
+        f"has less than {format_size(free)} free (health.free_disk), or no free inode"
+        if full
+        else None
+    )
 
 
 def write_and_read(directory: Path) -> None:
@@ -189,4 +195,4 @@ def write_and_read(directory: Path) -> None:
         file.write(_CONTENT)
         file.seek(0)
         if file.read() != _CONTENT:
-            raise OSError(errno.EIO, "what is read there is not what was written")
+            raise OSError(errno.EIO, "the bytes read back differ from those written")

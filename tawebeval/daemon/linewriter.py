@@ -146,7 +146,7 @@ class LineWriter:
             try:
                 item()
             except Exception:  # noqa: BLE001  (the lines after it have to be written)
-                log.failure("the log: {action} has failed", action=item)
+                log.failure("defect: {action} of the log has failed", action=item)
         self._write_lines(lines)
 
     def _write_lines(self, lines: Sequence[_Line]) -> None:

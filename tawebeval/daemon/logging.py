@@ -60,8 +60,8 @@ class RateLimitedLog:
 def _make_descriptors_log() -> RateLimitedLog:
     return RateLimitedLog(
         log.error,
-        "connections are closed unanswered: there are no more file descriptors "
-        "(LimitNOFILE in the unit, or ulimit -n); this is said once a minute",
+        "connections are closed unanswered: no file descriptor is free; raise LimitNOFILE= in the"
+        " unit or ulimit -n, or lower http.connections (logged once a minute)",
     )
 
 
@@ -114,7 +114,7 @@ def _is_accept_failure(event: LogEvent) -> bool:
 
 
 def _make_gap_event(missing: int) -> LogEvent:
-    words = "up to {missing} events before this one could not be written"
+    words = "up to {missing} earlier log events were lost"
     return {
         "log_format": words,
         "log_level": LogLevel.warn,

@@ -32,9 +32,8 @@ class Poller:
         self._polled: set[int] = set()
         self._warn = RateLimitedLog(
             log.warn,
-            "epoll: this user may watch no more descriptors (fs.epoll.max_user_watches); the"
-            " daemon goes on by poll, evaluators that need epoll fail; raise it by sysctl, as"
-            " tawebeval doctor says",
+            "epoll: the user's limit of watched descriptors is reached, so evaluators that need"
+            " epoll fail; raise fs.epoll.max_user_watches by sysctl, as `tawebeval doctor` says",
         )
 
     def register(self, descriptor: int, events: int) -> None:

@@ -75,9 +75,8 @@ class Reloader(Service):
             for path in each.paths:
                 if not os.access(path, os.R_OK):
                     log.warn(
-                        "{path} cannot be read by the user that the daemon runs as: what it says "
-                        "({name}) is known, but each reload is refused until chown or chmod lets "
-                        "that user read it; ssh cannot use such a key at all",
+                        "{path} ({name}): the daemon's user cannot read the file, so reloads fail,"
+                        " and ssh cannot use it as a key; use chown or chmod",
                         path=path,
                         name=each.name,
                     )
@@ -99,7 +98,7 @@ class Reloader(Service):
         finally:
             self._notifier.notify_ready()
         for problem in outcome.problems:
-            log.error("nothing is reloaded: {problem}", problem=problem)
+            log.error("reload refused, nothing is changed: {problem}", problem=problem)
         for note in outcome.notes:
             log.warn("{note}", note=note)
         return outcome
@@ -114,12 +113,12 @@ class Reloader(Service):
             notes += each.notes(content)
             each.apply(content)
             paths = ", ".join(map(str, each.paths))
-            log.info("{name}: read again from {paths}", name=each.name, paths=paths)
+            log.info("{name}: reloaded from {paths}", name=each.name, paths=paths)
         if not found:
-            log.info("there is no file to read again")
+            log.info("nothing to reload: the daemon was started without files")
         notes += [
-            f"{each.name}: {path} is a copy that systemd has made at the start (LoadCredential=): a"
-            " change of the file itself counts after a restart"
+            f"{each.name}: {path} is a copy that systemd made at the start (LoadCredential=); a"
+            " changed original takes effect after a restart"
             for each, _ in found
             for path in self._find_copies(each)
         ]
@@ -131,8 +130,8 @@ class Reloader(Service):
         """Yield each reloadable with its content; append to `problems`."""
         for each in self.reloadables:
             problems += [
-                f"{each.name}: {path} is a copy that systemd has made at the start"
-                " (LoadCredential=), and the file itself has changed: that counts after a restart"
+                f"{each.name}: {path} is a copy that systemd made at the start (LoadCredential=),"
+                " and its original has changed; restart the daemon"
                 for path in self._find_copies(each)
                 if _is_stale(path, digests)
             ]
@@ -205,7 +204,7 @@ class ConfigurationReload:
 
     def _notes(self, wanted: Configuration) -> Sequence[str]:
         notes = [
-            f"{setting}: has changed, and counts after a restart"
+            f"{setting}: changed; takes effect after a restart"
             for setting in find_differences(self._file.written, wanted)
             if setting not in LIVE_SETTINGS
         ]
@@ -230,11 +229,11 @@ def _read(path: Path) -> Configuration:
         text = path.read_text(encoding="utf-8")
     except PermissionError:
         raise ConfigurationError(
-            f"{path} cannot be read by the user of this process (uid {os.geteuid()}): let it, by"
-            " chown or chmod"
+            f"{path}: the user of this process (uid {os.geteuid()}) cannot read the file; use chown"
+            " or chmod"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+        raise ConfigurationError(f"{path}: cannot read the file: {error}") from None
     try:
         return parse_configuration(text)
     except ConfigurationError as error:

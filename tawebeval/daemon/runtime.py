@@ -107,9 +107,9 @@ def find_unreadable_directories() -> Iterator[Problem]:
         directory = Path(file).parent
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield Problem(
-                f"{directory} cannot be read by the user that the daemon runs as: what of it is"
-                " not loaded yet cannot be",
-                "install Python and tawebeval where every user can read",
+                f"{directory}: the daemon's user cannot read the directory, so modules that are not"
+                " loaded yet cannot be",
+                "install Python and tawebeval where every user can read them",
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from twisted.application.internet import StreamServerEndpointService, TimerService
 from twisted.application.service import MultiService, Service
 from twisted.application.strports import service
+from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IProtocolFactory
@@ -31,6 +32,7 @@ from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughEndpoint
 from tawebeval.webhooks.deliveries import Callbacks
 
+_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
 _TIMER_PERIOD = 1.0  # seconds
 _MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
 _LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read at `http.rate`
@@ -140,6 +142,12 @@ class Daemon(MultiService):
         for problem in find_unreadable_directories():
             log.warn("{problem}", problem=str(problem))
         super().startService()
+        for part in self._list_listeners():
+            if part.endpoint.port is not None:
+                page = build_url(
+                    part.name or "", part.endpoint.port.getHost(), self._site.base_path.path
+                )
+                log.info("ready: {page} (page), API at {page}evaluate", page=page)
 
     def _start_log_thread(self, lines: LineWriter) -> None:
         """Write the log in a thread, and wait for the thread at shutdown only.
@@ -170,8 +178,25 @@ class Daemon(MultiService):
 
     async def _stop_listening(self) -> None:
         """Close the listening ports; open connections stay."""
-        listening = [part for part in self if isinstance(part, StreamServerEndpointService)]
+        listening = self._list_listeners()
         await gatherResults([maybeDeferred(part.disownServiceParent) for part in listening])
+
+    def _list_listeners(self) -> list[StreamServerEndpointService]:
+        return [part for part in self if isinstance(part, StreamServerEndpointService)]
+
+
+def build_url(endpoint: str, address: Any, base_path: str) -> str:
+    """Return the URL of the page at an open endpoint, as a program of this machine reaches it.
+
+    `address` is the port's own address. A UNIX socket stands in the URL as in those of nginx.
+    """
+    if isinstance(address, UNIXAddress):
+        path = (address.name or b"").decode(errors="replace")
+        return f"http://unix:{path}:{base_path}/"
+    scheme = "https" if endpoint.startswith(("ssl:", "tls:")) else "http"
+    host = "localhost" if address.host in _ALL_ADDRESSES else address.host
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{address.port}{base_path}/"
 
 
 def make_listener(
@@ -186,11 +211,13 @@ def make_listener(
         listening = service(endpoint, factory, reactor=reactor)
     except LookupError:  # raised for `systemd:` endpoints only
         raise ConfigurationError(
-            f"listen: {endpoint!r}: there is no such socket from systemd; let a unit open it, as"
-            ' tawebeval.socket does, or listen without: ["tcp:8080:interface=127.0.0.1"]'
+            f"listen: systemd passes no socket for {endpoint!r}; open it in a unit such as"
+            ' tawebeval.socket, or set listen = ["tcp:8080:interface=127.0.0.1"]'
         ) from None
     except (ValueError, TypeError, OSError) as error:
-        raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
+        raise ConfigurationError(
+            f"listen: {endpoint!r} is not an endpoint such as tcp:8080:interface=127.0.0.1: {error}"
+        ) from None
     # TCP_USER_TIMEOUT cannot tell a client that reads nothing from an unreachable one.
     timeout = max(_MIN_USER_TIMEOUT, settings.window + _LARGE_RESPONSE / settings.rate)
     listening.endpoint = WriteThroughEndpoint(listening.endpoint, timeout)
@@ -210,7 +237,7 @@ def make_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> TimerServ
             try:
                 call()
             except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
-                log.failure("{chore} failed", chore=call.__name__)
+                log.failure("defect: {chore} failed", chore=call.__name__)
 
     timer = TimerService(_TIMER_PERIOD, make_calls)
     timer.clock = reactor

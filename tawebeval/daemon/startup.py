@@ -98,7 +98,9 @@ class StartupChecks(Service):
         """Start to restore removed directories, unless that is under way."""
         if not self._is_restoring:
             self._is_restoring = True
-            run_in_background(self._restore_directories(), log, "nothing can be mended")
+            run_in_background(
+                self._restore_directories(), log, "defect: directories could not be restored"
+            )
 
     async def _restore_directories(self) -> None:
         try:
@@ -108,7 +110,7 @@ class StartupChecks(Service):
         finally:
             self._is_restoring = False
         for path in gone:
-            log.warn("{path} was gone, and is made anew", path=path)
+            log.warn("{path} was removed; the daemon created it again", path=path)
 
     def _restore(self) -> Sequence[Path]:
         gone = self.directories.restore()
@@ -155,16 +157,15 @@ def find_exposure(configuration: Configuration) -> Iterator[Problem]:
     """
     if configuration.callers.open:
         yield Problem(
-            "there are no tokens, and callers.open is true: anybody who can connect may run"
-            " programs here",
-            "tawebeval token new NAME, and leave out callers.open",
+            "no tokens, and callers.open is true: everybody who can connect may run programs here",
+            "run `tawebeval token new NAME`, set callers.tokens, and remove callers.open",
         )
         return
     for endpoint in check_endpoints(configuration.listen):
         yield Problem(
-            f"there are no tokens: whoever can reach the socket of {endpoint} may run programs"
-            " here",
-            "tawebeval token new NAME",
+            f"no tokens (callers.tokens): everybody who reaches the socket of {endpoint} may run"
+            " programs here",
+            "run `tawebeval token new NAME`, and set callers.tokens",
         )
 
 
@@ -191,7 +192,7 @@ def check_readable(
                 if place.is_relative_to(other) or other.is_relative_to(place):
                     raise ConfigurationError(
                         f"sandbox.readable[{index}]: {path} would show evaluators {what} ({other})",
-                        "name no more than they need",
+                        "list only what evaluators need",
                     )
 
 
@@ -206,15 +207,15 @@ def _private_paths(
         ("the cache directory", cache),
         ("the configuration", file),
         ("the tokens", configuration.callers.tokens),
-        ("the tokens of the metrics", configuration.metrics.tokens),
+        ("the metrics' tokens", configuration.metrics.tokens),
         ("the secrets of callbacks", configuration.callbacks.secrets),
-        ("the credentials that systemd hands over", handed_over),
+        ("systemd's credentials", handed_over),
         *(
             ("a credential", name and Path(handed_over, name))
             for entry in configuration.repositories.credentials
             for name in (entry.password_file, entry.key_file)
         ),
-        *(("what the kernel tells of processes and devices", path) for path in KERNEL_DIRECTORIES),
+        *(("the kernel's files of processes and devices", path) for path in KERNEL_DIRECTORIES),
     )
     for what, path in paths:
         if path:

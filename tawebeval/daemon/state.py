@@ -109,10 +109,10 @@ def open_directories(
             )
     except OSError as error:
         whose = f" (as the user {privileges.user.name})" if privileges.user else ""
-        remedy = f"{DISK_FULL_REMEDY}, or elsewhere: " if is_full(error) else ""
+        remedy = f"{DISK_FULL_REMEDY}, or " if is_full(error) else ""
         raise ConfigurationError(
-            f"{error.filename}: {error.strerror}{whose}; {remedy}STATE_DIRECTORY and"
-            " CACHE_DIRECTORY say where to write"
+            f"{error.filename}: {error.strerror}{whose}; {remedy}name other directories by"
+            " STATE_DIRECTORY and CACHE_DIRECTORY"
         ) from None
 
 
@@ -162,8 +162,8 @@ def _lock_directory(directory: Path) -> IO[str]:
     except BlockingIOError:
         file.close()
         raise ConfigurationError(
-            f"{directory} is in use by another tawebeval; give this one its own "
-            "STATE_DIRECTORY and CACHE_DIRECTORY"
+            f"{directory} is in use by another tawebeval; stop it, or set another STATE_DIRECTORY"
+            " and CACHE_DIRECTORY"
         ) from None
     return file
 
@@ -186,6 +186,6 @@ def check_key(path: Path) -> None:
     size = path.stat().st_size
     if size != KEY_BYTES:
         raise ConfigurationError(
-            f"{path} should have {KEY_BYTES} bytes, and has {size}",
-            "remove it; identifiers issued so far are no longer recognised then",
+            f"{path} has {size} bytes, and a key has {KEY_BYTES}",
+            "remove the file; identifiers issued before are then unknown",
         )

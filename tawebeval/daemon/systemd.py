@@ -49,7 +49,9 @@ class Notifier:
                 datagrams.sendto("\n".join(notices).encode(), name)
         except OSError as error:
             log.warn(
-                "systemd was not told {notices}: {error}", notices=", ".join(notices), error=error
+                "cannot notify systemd of {notices}: {error}",
+                notices=", ".join(notices),
+                error=error,
             )
 
     def notify_ready(self) -> None:

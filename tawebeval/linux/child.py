@@ -247,7 +247,7 @@ def wait_for_exit(started: StartedProcess, timeout: float) -> tuple[int, bytes]:
             if not ready:
                 os.kill(started.pid, signal.SIGKILL)
                 os.waitpid(started.pid, 0)
-                why = f"it has not ended within {timeout:g} seconds"
+                why = f"it did not end within {timeout:g} seconds"
                 raise TimeoutError(errno.ETIMEDOUT, why)
             ended = started.pidfd in ready
             # All output was in the pipes before the end.

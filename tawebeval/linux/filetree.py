@@ -22,7 +22,7 @@ from pathlib import Path
 
 import attrs
 
-DISK_FULL_REMEDY = "make room there"
+DISK_FULL_REMEDY = "free some disk space"
 """The remedy for a full disk."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -143,7 +143,7 @@ def _copy_one(path: str, kind: int, status: os.stat_result, below: int, into: in
         finally:
             os.close(reading)
     else:
-        raise OSError(errno.EINVAL, "neither a file, a directory nor a link", path)
+        raise OSError(errno.EINVAL, "neither a file, a directory nor a symbolic link", path)
 
 
 def _copy_bytes(reading: int, writing: int) -> None:

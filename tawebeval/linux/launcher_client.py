@@ -27,7 +27,7 @@ from tawebeval.linux.child import StartedProcess, open_child, open_pipe
 from tawebeval.linux.filetree import remove
 from tawebeval.linux.privileges import User
 
-_ENDED = "the process that starts evaluators has ended"
+_ENDED = "the launcher of evaluators has ended"
 
 _MESSAGE = 8 * 1024  # bytes: more than a message with one path
 
@@ -90,9 +90,9 @@ FIRST_DESCRIPTOR = 3
 
 _PATIENCE = 10.0  # seconds for the process to start, and to answer
 _COMPLAINT = 8 * 1024  # bytes of what it says before it fails
-_HANGS = "the process that starts evaluators does not answer"
-_NONE = "the process that starts evaluators cannot be started"
-_NO_MORE = "no process can be started"
+_HANGS = "the launcher of evaluators does not answer"
+_NONE = "the launcher of evaluators cannot be started"
+_NO_MORE = "the launcher of evaluators cannot start a process"
 
 log = Logger()
 
@@ -180,7 +180,7 @@ def start_launcher(*, mounting: bool, user: User | None = None) -> LauncherProce
             try:
                 return _start(argv, user)
             except ConnectionError:
-                log.warn("{what} as it began: another one is started", what=_ENDED)
+                log.warn("{what} at its start; starting another one", what=_ENDED)
                 return _start(argv, user)
         except OSError as error:
             errors.append(error)
@@ -263,7 +263,7 @@ class LauncherClient:
             return self._start(launch, layers)
         except (ConnectionError, TimeoutError) as error:
             # The program cannot begin any more: its report would be refused.
-            log.warn("{what}: another one is started", what=error.strerror)
+            log.warn("{what}; starting another one", what=error.strerror)
             if layers is not None:  # the kernel refuses a work directory that was used before
                 remove(layers.work)
                 layers.work.mkdir()

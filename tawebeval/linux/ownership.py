@@ -52,7 +52,7 @@ def give_directory(directory: Path, user: User) -> None:
             made = enter(name, place)
         except OSError as error:  # which would name a part of the path only
             raise ConfigurationError(
-                f"{directory}: root does not make it for {user.name}: {error.strerror}; "
+                f"{directory}: cannot create it for {user.name}: {error.strerror}; "
                 f"{_by_hand(directory, user)}"
             ) from None
         owner = os.fstat(made).st_uid
@@ -66,8 +66,8 @@ def give_directory(directory: Path, user: User) -> None:
 def _check_way(directory: Path, part: str, status: os.stat_result, user: User) -> None:
     if not is_roots_alone(status):
         raise ConfigurationError(
-            f"{directory}: root does not make it for {user.name}, for others may write to "
-            f"{part!r} on the way there; {_by_hand(directory, user)}"
+            f"{directory}: cannot create it for {user.name}, as other users may write to its parent"
+            f" {part!r}; {_by_hand(directory, user)}"
         )
 
 
@@ -95,12 +95,12 @@ def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> st
     remedy = shlex.join(["chown", "-R", "--no-dereference", f"{user}:", str(whole or path)])
     return (
         f"{path} belongs to {user_name(owner)}, and the daemon runs as {user}; "
-        f"if that may have it: {remedy}"
+        f"to give it to {user}: {remedy}"
     )
 
 
 def _by_hand(directory: Path, user: User) -> str:
-    return f"name another directory, or make it: {install_command(directory, user.name)}"
+    return f"name another directory, or create it: {install_command(directory, user.name)}"
 
 
 def install_command(directory: Path, user: str) -> str:
@@ -137,9 +137,9 @@ def read_secrets(path: Path, parse: Callable[[str], Content]) -> Content:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: is not UTF-8") from None
+        raise ConfigurationError(f"{path}: not UTF-8") from None
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"{path}: cannot read the file: {error.strerror}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
 
@@ -161,7 +161,7 @@ def find_secrets_file(
     try:
         return given if given.exists() else None
     except OSError as error:  # treating it as missing could admit everybody
-        raise ConfigurationError(f"{given}: cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"{given}: cannot read the file: {error.strerror}") from None
 
 
 def digest_file(path: Path) -> str:
@@ -179,7 +179,7 @@ def check_readable_by_others(path: Path, mode: int) -> Problem | None:
     """Return the problem of a secret file whose `mode` gives every user of the machine access."""
     if not mode & _OTHERS_MODE:
         return None
-    what = f"{path}: every user of this machine can get at it"
+    what = f"{path}: every user of this machine can read the file"
     return Problem(what, f"chmod o= {shlex.quote(str(path))}")
 
 

@@ -196,7 +196,9 @@ class Privileges:
         credentials, user = self.credentials, self.user
         try:
             if credentials.threads() != 1:
-                raise SystemExit("tawebeval: service.user: another thread would stay root")
+                raise SystemExit(
+                    "tawebeval: service.user: another thread would keep running as root"
+                )
             port = credentials.capabilities() & 1 << CAP_NET_BIND_SERVICE
             with contextlib.suppress(PermissionError):  # the bounding set is not needed below
                 credentials.empty_bounding_set()
@@ -211,7 +213,7 @@ class Privileges:
                 f"tawebeval: service.user: cannot become {user.name}: {error.strerror}"
             ) from None
         credentials.set_environment(_variables(user))
-        log.info("root became {user}", user=user.name)
+        log.info("changed from root to the user {user}", user=user.name)
 
     def drop_privileges(self) -> None:
         """Drop all capabilities and the effect of setuid bits, root or not. Raises: SystemExit.
@@ -224,7 +226,7 @@ class Privileges:
             credentials.set_no_new_privileges()
             credentials.hide()
         except OSError as error:
-            raise SystemExit(f"tawebeval: cannot give up rights: {error.strerror}") from None
+            raise SystemExit(f"tawebeval: cannot drop capabilities: {error.strerror}") from None
         self.check()
 
     def check(self) -> None:
@@ -233,7 +235,9 @@ class Privileges:
         if 0 in credentials.user_ids():
             raise SystemExit("tawebeval: " + _ROOT)
         if credentials.capabilities() or not credentials.is_hidden():
-            raise SystemExit("tawebeval: the daemon still has rights that it should have given up")
+            raise SystemExit(
+                "tawebeval: the daemon still has capabilities that it should have dropped"
+            )
         if user is None:
             return
         for is_now, shall_be in (
@@ -243,7 +247,9 @@ class Privileges:
             (credentials.groups() | {user.gid}, user.groups | {user.gid}),
         ):
             if is_now != shall_be:
-                raise SystemExit(f"tawebeval: service.user: root has not become {user.name}")
+                raise SystemExit(
+                    f"tawebeval: service.user: could not change from root to {user.name}"
+                )
         for regain in (credentials.set_user_ids, credentials.set_group_ids):
             with contextlib.suppress(OSError):
                 regain(0, 0, 0)
@@ -251,9 +257,8 @@ class Privileges:
 
 
 _ROOT = (
-    "service.user: is empty, and neither git nor evaluators are run as root; name a user that "
-    "has nothing else, such as `adduser --system --group tawebeval` makes, or start the daemon "
-    "as that user"
+    "service.user: not set, and the daemon does not run git and evaluators as root; create a user"
+    " by `adduser --system --group tawebeval` and name it there, or start the daemon as that user"
 )
 
 
@@ -265,8 +270,8 @@ def find_privileges(name: str, credentials: Credentials) -> Privileges:
         return Privileges(credentials, find_user(name))
     if name and find_user(name).uid != credentials.user_ids()[1]:
         raise ConfigurationError(
-            f"service.user: only root can become {name!r}; start the daemon as root or as that "
-            "user, or leave the setting out"
+            f"service.user: only root can change to {name!r}; start the daemon as root or as that"
+            " user, or remove the setting"
         )
     return Privileges(credentials)
 
@@ -277,16 +282,16 @@ def find_user(name: str) -> User:
         entry = pwd.getpwnam(name)
     except KeyError:
         raise ConfigurationError(
-            f"service.user: this machine has no user {name!r}; make one by "
+            f"service.user: no user {name!r} on this machine; create one by "
             f"`adduser --system --group {name}`"
         ) from None
     groups = frozenset(os.getgrouplist(name, entry.pw_gid))
     if entry.pw_uid == 0:
-        raise ConfigurationError(f"service.user: {name!r} is root itself; name another user")
+        raise ConfigurationError(f"service.user: {name!r} is root; name another user")
     if 0 in {entry.pw_gid, *groups}:
         raise ConfigurationError(
-            f"service.user: {name!r} is in the group {_group_name(0)}, whose files are root's; "
-            "name a user that is not"
+            f"service.user: {name!r} is in the group {_group_name(0)} of root; name a user outside"
+            " that group"
         )
     return User(name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir)
 

@@ -193,7 +193,7 @@ def end_stale_processes(*roots: Path) -> None:
         log.error("processes {pids} survive being killed", pids=found)
     if ended:
         log.warn(
-            "{count} processes were ended that an earlier daemon has left: {pids}",
+            "killed {count} processes left by an earlier daemon: {pids}",
             count=len(ended),
             pids=sorted(ended),
         )

@@ -29,7 +29,7 @@ _FETCH_PROCESSES = 16  # git's own programs, with their threads, and the sandbox
 _DAEMON_PROCESSES = 64  # the daemon's own threads, the launcher, and its children for a moment
 _WATCH = 180  # bytes of memory that the kernel takes for one epoll watch, at least
 WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
-MORE_PROCESSES = "TasksMax= in the unit, or what limits the container's processes"
+MORE_PROCESSES = "raise TasksMax= in the unit, or the container's limit of processes"
 """The remedy for too few processes."""
 
 log = Logger()
@@ -46,7 +46,7 @@ class Allowance:
     def __str__(self) -> str:
         """Return both numbers in a sentence."""
         many = "any number" if self.allowed is None else self.allowed
-        return f"{many} are allowed here, and {self.needed} may be needed"
+        return f"{many} allowed, and up to {self.needed} may be needed"
 
     @property
     def problems(self) -> Sequence[Problem]:
@@ -71,9 +71,8 @@ def check_limits(limits: LimitSettings) -> None:
         hard = _hard(number)
         if hard is not None and hard < value:
             raise ConfigurationError(
-                f"limits.{name}: the daemon itself may have no more than {hard} here, and {value}"
-                " are needed",
-                f"{directive}={value} in the unit (or ulimit -H), or a lower limits.{name}",
+                f"limits.{name}: {value} is over the daemon's own hard limit, {hard}",
+                f"set {directive}={value} in the unit (or ulimit -H), or lower limits.{name}",
             )
 
 
@@ -85,7 +84,7 @@ def find_lowered_limits() -> Iterator[Problem]:
             yield Problem(
                 f"programs that set RLIMIT_{name} to unlimited fail: the daemon's hard limit is"
                 f" {hard}",
-                f"Limit{name}=infinity in the unit (or ulimit -H)",
+                f"set Limit{name}=infinity in the unit (or ulimit -H)",
             )
 
 
@@ -98,12 +97,11 @@ def descriptors(configuration: Configuration) -> Allowance:
     fewest = _descriptors_besides(configuration) + FEWEST_CONNECTIONS
     if there < fewest:
         raise ConfigurationError(
-            f"descriptors: {there} are allowed here, and {fewest} are the fewest for so many"
-            " evaluations",
-            f"LimitNOFILE={wanted} in the unit (or ulimit -n), or fewer evaluations.running or"
+            f"file descriptors: {there} allowed, and at least {fewest} are needed",
+            f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower evaluations.running or"
             " callbacks.at_once",
         )
-    remedy = f"LimitNOFILE={wanted} in the unit (or ulimit -n), or fewer http.connections"
+    remedy = f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower http.connections"
     return Allowance(there, wanted, remedy)
 
 
@@ -134,8 +132,8 @@ def fit_connections(configuration: Configuration) -> Configuration:
         return configuration
     most = descriptors_allowed() - _descriptors_besides(configuration)
     log.warn(
-        "descriptors: {found}: there may be {most} connections, in place of http.connections ="
-        " {connections}; {remedy}",
+        "file descriptors: {found}; connections are limited to {most} in place of {connections}"
+        " (http.connections); {remedy}",
         found=str(found),
         most=most,
         connections=configuration.http.connections,
@@ -148,7 +146,7 @@ def fit_connections(configuration: Configuration) -> Configuration:
 def processes(configuration: Configuration) -> Allowance:
     """Return the allowance of processes and threads. Blocks, hardly. Raises OSError."""
     wanted = processes_needed(configuration)
-    remedy = f"{wanted} by {MORE_PROCESSES}; or fewer evaluations.running or limits.processes"
+    remedy = f"{MORE_PROCESSES}, to {wanted}; or lower evaluations.running or limits.processes"
     return Allowance(processes_allowed(), wanted, remedy)
 
 
@@ -175,7 +173,7 @@ def watches(configuration: Configuration) -> Allowance:
     running = count_slots(configuration.evaluations.running)
     wanted = running * configuration.limits.memory // _WATCH + configuration.http.connections
     there = int(WATCHES.read_text("ascii"))
-    return Allowance(there, wanted, f"sysctl fs.epoll.max_user_watches={wanted}")
+    return Allowance(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
 
 
 def _descriptors_besides(configuration: Configuration) -> int:

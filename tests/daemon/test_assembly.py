@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 from twisted.application.internet import TimerService
 from twisted.internet import reactor
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory
@@ -45,7 +46,13 @@ from tawebeval.daemon import services, startup, state
 from tawebeval.daemon.assembly import make_service
 from tawebeval.daemon.logging import LogWriter, format_text
 from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
-from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_timer
+from tawebeval.daemon.services import (
+    Daemon,
+    EvaluationService,
+    build_url,
+    make_listener,
+    make_timer,
+)
 from tawebeval.daemon.state import Directories, open_directories
 from tawebeval.daemon.systemd import compute_stop_timeout
 from tawebeval.deferreds import FairQueue, WorkerThreads
@@ -170,6 +177,32 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual([server[0] for server in self.reactor.unixServers], ["/x"])
         sites = [server[1] for server in (*self.reactor.tcpServers, *self.reactor.unixServers)]
         self.assertEqual(len(set(map(id, sites))), 1)
+
+    def test_ready(self) -> None:
+        """The log has the URLs of each endpoint, with the base path."""
+        with capturedLogs() as events:
+            self.start(
+                listen=("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x"),
+                callers=CallerSettings(open=True),
+                http=HttpSettings(base_path="/judge"),
+            )
+        lines = [formatEvent(event) for event in events]
+        self.assertEqual(
+            [line for line in lines if line.startswith("ready: ")],
+            [
+                f"ready: {url}/judge/ (page), API at {url}/judge/evaluate"
+                for url in ("http://localhost:1", "http://localhost:2", "http://unix:/x:")
+            ],
+        )
+
+    def test_urls(self) -> None:
+        """TLS endpoints have https URLs, and IPv6 addresses stand in brackets."""
+        for endpoint, address, url in (
+            ("ssl:443", IPv4Address("TCP", "192.0.2.1", 443), "https://192.0.2.1:443/"),
+            ("tcp6:80", IPv6Address("TCP", "::1", 80), "http://[::1]:80/"),
+            ("tcp6:80", IPv6Address("TCP", "::", 80), "http://localhost:80/"),
+        ):
+            self.assertEqual(build_url(endpoint, address, ""), url)
 
     def test_endpoint_listed_twice(self) -> None:
         """An endpoint that is listed twice is opened once."""
@@ -391,7 +424,7 @@ class ServiceTests(SynchronousTestCase):
         with self.assertRaises(SystemExit) as caught:
             daemon.startService()
         self.assertIn(
-            "tawebeval: threads: can't start new thread; TasksMax=", str(caught.exception)
+            "tawebeval: threads: can't start new thread; raise TasksMax=", str(caught.exception)
         )
 
     def test_stopped(self) -> None:
@@ -690,7 +723,7 @@ class ServiceTests(SynchronousTestCase):
         for text, words in (
             (f"{access}[polls]\nwait = -1", f"{path}: polls.wait: "),
             (f"{access}[pol", f"{path}: the configuration is not TOML: "),
-            (None, f"{path} cannot be read: "),
+            (None, f"{path}: cannot read the file: "),
         ):
             if text is None:
                 path.unlink()
@@ -712,7 +745,7 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(Path, "read_text", refuse)
         (problem,) = self.reload(daemon).problems
-        self.assertTrue(problem.startswith(f"{path} cannot be read by the user"), problem)
+        self.assertTrue(problem.startswith(f"{path}: the user of this process"), problem)
         self.assertIn("chown", problem)
 
     def test_half_a_reload(self) -> None:
@@ -827,8 +860,8 @@ class ServiceTests(SynchronousTestCase):
             warnings,
             (
                 ("/root/python",),
-                (f"{secrets} cannot be read", "callbacks.secrets"),
-                (f"{tokens} cannot be read", "callers.tokens"),
+                (f"{secrets} (callbacks.secrets): the daemon's user cannot read"),
+                (f"{tokens} (callers.tokens): the daemon's user cannot read"),
             ),
             strict=True,
         ):
@@ -948,7 +981,7 @@ class ListenTests(TestCase):
             reactor,
             HttpSettings(),
         )
-        self.assertIn("listen: 'carrier-pigeon:1' is no endpoint", str(error))
+        self.assertIn("listen: 'carrier-pigeon:1' is not an endpoint", str(error))
 
     def test_no_socket(self) -> None:
         """Where systemd has opened none it is said what else would do."""
@@ -957,7 +990,9 @@ class ListenTests(TestCase):
                 ConfigurationError, make_listener, endpoint, Factory(), reactor, HttpSettings()
             )
             said = str(error)
-            self.assertTrue(said.startswith(f"listen: {endpoint!r}: there is no such"), said)
+            self.assertTrue(
+                said.startswith(f"listen: systemd passes no socket for {endpoint!r}"), said
+            )
             self.assertIn("tcp:8080", said)
 
 

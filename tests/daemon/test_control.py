@@ -73,8 +73,10 @@ class ControlProtocolTests(SynchronousTestCase):
 
     def test_nonsense(self) -> None:
         """Any other request is refused, and does nothing."""
-        self.assertEqual(self.answer(b"stop\n"), (b"there is no such order\nrefused\n", 0))
-        self.assertEqual(self.answer(b"\n"), (b"there is no such order\nrefused\n", 0))
+        self.assertEqual(
+            self.answer(b"stop\n"), (b"unknown request 'stop'; allowed: reload\nrefused\n", 0)
+        )
+        self.assertEqual(self.answer(b"\n"), (b"unknown request ''; allowed: reload\nrefused\n", 0))
         self.assertEqual(self.answer(b"x" * 5000), (b"", 0))
 
     def test_place(self) -> None:
@@ -126,8 +128,8 @@ class ReloadTests(SocketTestCase):
 
     async def test_noted(self) -> None:
         """What does not count yet is said, and is no failure."""
-        self.listen(notes=("listen: has changed, and counts after a restart",))
-        await self.check(0, "tawebeval: listen: has changed, and counts after a restart\n")
+        self.listen(notes=("listen: changed; takes effect after a restart",))
+        await self.check(0, "tawebeval: listen: changed; takes effect after a restart\n")
 
     async def test_quiet(self) -> None:
         """The log has what an order has come to, and no line of Twisted's about the factory."""
@@ -154,7 +156,9 @@ class ReloadTests(SocketTestCase):
     async def test_nobody(self) -> None:
         """Where there is no daemon that is said."""
         await self.check(
-            3, f"tawebeval: {self.path}: no daemon is there: No such file or directory\n"
+            3,
+            f"tawebeval: cannot connect to the daemon at {self.path}: No such file or directory; is"
+            " it running?\n",
         )
 
     async def test_no_place(self) -> None:
@@ -164,7 +168,7 @@ class ReloadTests(SocketTestCase):
             self.listen()
         (event,) = (event for event in logged if event["log_level"] is LogLevel.warn)
         said = str(formatEvent(event))
-        self.assertTrue(said.startswith(f"no orders are taken at {self.path}, so reload by SIGHUP"))
+        self.assertTrue(said.startswith(f"`tawebeval reload` does not work, as {self.path} cannot"))
 
     async def test_stopped(self) -> None:
         """After the stop nobody is there, and nothing is left."""
@@ -242,10 +246,10 @@ class LostTests(SocketTestCase):
                 connection.recv(100)
                 connection.sendall(said)
 
-            self.assertIn("has ended before it answered", self.complaint(end, PATIENCE))
+            self.assertIn("the daemon ended before it answered", self.complaint(end, PATIENCE))
             self.path.unlink()
 
     def test_hangs(self) -> None:
         """One that hangs is not waited for without an end."""
         said = self.complaint(lambda connection: connection.recv(100) and connection.recv(1), 0.05)
-        self.assertIn("has not answered within 0.05 seconds", said)
+        self.assertIn("did not answer within 0.05 seconds", said)

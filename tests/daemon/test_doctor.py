@@ -31,12 +31,12 @@ PROXIES = "[http]\ntrusted_proxies = "
 SETTINGS = (
     ("[sandbox]\nnetwork = true", "sandbox", WEAKER, ("network",)),
     ("[sandbox]\nloopback = true", "sandbox", WEAKER, ("127.0.0.1",)),
-    ("listen = ['tcp:80']", "callers", BROKEN, ("-> name a file of tokens",)),
+    ("listen = ['tcp:80']", "callers", BROKEN, ("-> set callers.tokens to a file",)),
     (SYSTEMD, "callers", WEAKER, ("systemd:domain", "token new")),
-    ("[callers]\nopen = true", "callers", WEAKER, ("callers.open", "anybody", "token new")),
+    ("[callers]\nopen = true", "callers", WEAKER, ("callers.open", "everybody", "token new")),
     ("listen = ['tcp:80']\n[callers]\nopen = true", "callers", WEAKER, ()),
     (PROXIES + "['127.0.0.1']", "proxies", WEAKER, ("no tokens", "token new")),
-    (NONE, "sandbox", WEAKER, ('sandbox.kind is "none"', "-> apt-get install", "leave out")),
+    (NONE, "sandbox", WEAKER, ('sandbox.kind is "none"', "-> run `apt-get install", "remove")),
 )
 
 
@@ -58,22 +58,30 @@ FULL = gives(OSError(28, "No space left on device"))
 HARD = gives((0, 4999))
 FILES = "[limits]\nopen_files = 5000"
 CONNECTIONS = "[http]\nconnections = 4000"
-FEW = "400 are allowed here, and 528 may be needed -> 528 by TasksMax="
+FEW = "400 allowed, and up to 528 may be needed -> raise TasksMax="
 
 # What is said of a part where something of the machine is replaced, and with which settings.
 FAULTS = (
     ("python", WEAKER, SAID, doctor, "find_unreadable_directories", gives([PROBLEM]), ""),
     ("sandbox", BROKEN, SAID, doctor, "open_sandbox", ERROR, ""),
     ("sandbox", BROKEN, f"not work here: {SAID}", probe, "probe_with_overlays", gives(PROBLEM), ""),
-    ("sandbox", BROKEN, "at: [Errno 28] No space", doctor, "open_cgroups", FULL, ""),
+    ("sandbox", BROKEN, "checked: [Errno 28] No space", doctor, "open_cgroups", FULL, ""),
     ("limits", WEAKER, "OOMPolicy=stop ends", Cgroups, "oom_policy", gives("stop"), ""),
     ("limits", WEAKER, "OOMPolicy=kill ends", Cgroups, "oom_policy", gives("kill"), ""),
     ("limits", WEAKER, SAID, rlimits, "find_lowered_limits", gives([PROBLEM]), ""),
-    ("limits", BROKEN, "-> LimitNOFILE=5000", resource, "getrlimit", HARD, FILES),
-    ("watches", BROKEN, "at: [Errno 2] No such", rlimits, "WATCHES", Path("/nonexistent"), ""),
+    ("limits", BROKEN, "-> set LimitNOFILE=5000", resource, "getrlimit", HARD, FILES),
+    ("watches", BROKEN, "checked: [Errno 2] No such", rlimits, "WATCHES", Path("/nonexistent"), ""),
     ("git", BROKEN, SAID, doctor, "check_git", ERROR, ""),
-    ("descriptors", WEAKER, "4096 are", rlimits, "descriptors_allowed", gives(4096), CONNECTIONS),
-    ("descriptors", BROKEN, "-> LimitNOFILE=", rlimits, "descriptors_allowed", gives(100), ""),
+    (
+        "descriptors",
+        WEAKER,
+        "4096 allowed",
+        rlimits,
+        "descriptors_allowed",
+        gives(4096),
+        CONNECTIONS,
+    ),
+    ("descriptors", BROKEN, "-> set LimitNOFILE=", rlimits, "descriptors_allowed", gives(100), ""),
     ("processes", WEAKER, FEW, rlimits, "processes_allowed", gives(400), RUNNING),
 )
 
@@ -110,7 +118,7 @@ class SystemChecksTests(DoctorTestCase):
         self.patch(rlimits, "descriptors_allowed", gives(2**31 - 1))
         self.patch(rlimits, "processes_allowed", gives(None))
         found = self.check_ok(RUNNING)
-        self.assertIn("any number are allowed here, and 528 may", str(found[-1]))
+        self.assertIn("any number allowed, and up to 528 may", str(found[-1]))
 
     def test_configuration(self) -> None:
         """Where it cannot be read, or has a mistake, nothing else is said; it need not be there."""
@@ -123,7 +131,7 @@ class SystemChecksTests(DoctorTestCase):
             self.assertIn(str(path), found.what)
         process, reactor = FakeProcess(os.geteuid() or 1000), MemoryReactorClock()
         first, *others = doctor.examine(None, self.environment, process, reactor)
-        self.assertEqual(first, Finding("configuration", OK, "none: the defaults hold"))
+        self.assertEqual(first, Finding("configuration", OK, "no file: defaults apply"))
         self.assertEqual({each.health for each in others}, {OK}, others)
 
     def test_user(self) -> None:
@@ -138,7 +146,7 @@ class SystemChecksTests(DoctorTestCase):
             self.assertEqual("systemd-run" in found.remedy, of_unit)
 
     def test_nothing_can_be_started(self) -> None:
-        """Without a sandbox the process that starts evaluators has to work all the same."""
+        """Without a sandbox the launcher of evaluators has to work all the same."""
         self.trees.error = FileNotFoundError(2, "No such file")
         said = "no evaluator can be started: No such file -> install a python3"
         self.check("sandbox", BROKEN, said, settings=NONE)
@@ -149,7 +157,7 @@ class SystemChecksTests(DoctorTestCase):
         self.assertEqual(self.places, [ProbeDirectories(self.cache, self.state)])
         self.assertEqual(self.trees.closed, 1)
         self.trees.problem = "no such device"
-        self.check("trees", WEAKER, "copied", "(no such device)", "Linux 5.11", "python3")
+        self.check("trees", WEAKER, "copies", "(no such device)", "Linux 5.11", "python3")
         for path in (self.state, self.cache):
             path.rmdir()
         self.examine()
@@ -159,7 +167,7 @@ class SystemChecksTests(DoctorTestCase):
         """What would be shown, and is the daemon's own, is said as at the start."""
         for path in (self.state, self.file):
             settings = f'[sandbox]\nreadable = ["{path}"]'
-            words = "sandbox.readable[0]", str(path), "-> name no more than they need"
+            words = "sandbox.readable[0]", str(path), "-> list only what evaluators need"
             self.check("sandbox", BROKEN, *words, settings=settings)
 
     def test_systemd_run(self) -> None:
@@ -195,9 +203,9 @@ class SystemChecksTests(DoctorTestCase):
         for there, health in ((300_800, OK), (300_799, WEAKER)):
             rlimits.WATCHES.write_text(f"{there}\n")
             (found,) = (each for each in self.examine(settings) if each.part == "watches")
-            said = f"{there} are allowed here, and 300800 may be needed"
+            said = f"{there} allowed, and up to 300800 may be needed"
             self.assertEqual((found.health, found.what), (health, said))
-        self.assertEqual(found.remedy, "sysctl fs.epoll.max_user_watches=300800")
+        self.assertEqual(found.remedy, "run `sysctl fs.epoll.max_user_watches=300800`")
         self.missing = {"memory": "it is read-only"}
         self.assertNotIn("watches", [each.part for each in self.examine(settings)])
 
@@ -212,7 +220,7 @@ class SystemChecksTests(DoctorTestCase):
         """Whose word is taken for the addresses of others, where callers have tokens."""
         tokens = self.write("tokens", f"alice sha256:{'0' * 64}\n")
         callers = f"[callers]\ntokens = '{tokens}'\n"
-        for network, said in (("0.0.0.0/0", "0.0.0.0/0: whoever"), ("unix", "listens on no UNIX")):
+        for network, said in (("0.0.0.0/0", "0.0.0.0/0: every host"), ("unix", "without a UNIX")):
             self.check("proxies", WEAKER, said, settings=f"{callers}{PROXIES}['{network}']")
         for endpoint, network in (
             ("unix:/run/x", "unix"),
@@ -221,10 +229,10 @@ class SystemChecksTests(DoctorTestCase):
         ):
             found = self.check_ok(f"listen = ['{endpoint}']\n{callers}{PROXIES}['{network}']")
             (said,) = (each.what for each in found if each.part == "proxies")
-            self.assertEqual(said, f"{network} tell by X-Forwarded-For for whom they ask")
+            self.assertEqual(said, f"{network}: clients' addresses are taken from X-Forwarded-For")
         self.assertNotIn("proxies", [each.part for each in self.check_ok(callers)])
         both = f"{callers}open = true"
-        self.check("callers", BROKEN, "one of them is a mistake", settings=both)
+        self.check("callers", BROKEN, "remove callers.open or", settings=both)
 
 
 class CommandTests(DoctorTestCase):

@@ -21,7 +21,7 @@ from tawebeval.config import (
 from tawebeval.daemon import doctor_storage as module
 from tawebeval.daemon.doctor_storage import compare_space
 from tawebeval.daemon.findings import Finding
-from tawebeval.errors import Problem
+from tawebeval.errors import Problem, format_size
 from tawebeval.sandbox.disk import DiskUsage
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
 from tests.cases.secrets import OLD, format_secret
@@ -44,11 +44,11 @@ TOKEN = f"alice sha256:{'0' * 64}\n"
 CREDENTIAL = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
 # The part, the settings that name its file, what is in it, a mistake, a mode that is too open.
 SECRETS = (
-    ("tokens", "[callers]\ntokens = '{}'", TOKEN, "s3cret", 0o666, "others may write"),
+    ("tokens", "[callers]\ntokens = '{}'", TOKEN, "s3cret", 0o666, "other users may write"),
     (
         "metrics",
         "[metrics]\nreaders = 'tokens'\ntokens = '{}'",
-        *(TOKEN, "s3cret", 0o620, "others may write"),
+        *(TOKEN, "s3cret", 0o620, "other users may write"),
     ),
     (
         "credentials",
@@ -98,7 +98,7 @@ class SecretTests(StorageTestCase):
             self.assertNotIn(content.split()[-1], str(said))
             self.cure(said)
             forbidden = self.forbid(path)
-            self.check(part, WEAKER, "SIGHUP", "-> ch", settings=settings)
+            self.check(part, WEAKER, "reload", "-> ch", settings=settings)
             forbidden.restore()
 
     def test_no_file(self) -> None:
@@ -114,7 +114,7 @@ class SecretTests(StorageTestCase):
         key, hosts = self.write("ssh", "key"), self.write("hosts", "h ssh-ed25519 AAAA", 0o644)
         self.forbid(key)
         settings = f"{CREDENTIAL}key_file = '{key}'\nknown_hosts_file = '{hosts}'\n"
-        self.check("credentials", BROKEN, "ssh can use it", settings=settings)
+        self.check("credentials", BROKEN, "ssh cannot use it", settings=settings)
 
 
 class DirectoryTests(StorageTestCase):
@@ -123,10 +123,10 @@ class DirectoryTests(StorageTestCase):
     def test_others(self) -> None:
         """Nobody else may write to the configuration or the directories, or read the key."""
         for path, mode, words in (
-            (self.file, 0o666, "others may write"),
-            (self.state, 0o720, "others may write"),
-            (self.cache, 0o777, "others may write"),
-            (self.write("state/key", "x" * 32), 0o644, "make identifiers"),
+            (self.file, 0o666, "other users may write"),
+            (self.state, 0o720, "other users may write"),
+            (self.cache, 0o777, "other users may write"),
+            (self.write("state/key", "x" * 32), 0o644, "forge identifiers"),
         ):
             path.touch()
             path.chmod(mode)
@@ -135,7 +135,7 @@ class DirectoryTests(StorageTestCase):
     def test_key(self) -> None:
         """The key is whole."""
         self.write("state/key", "x")
-        self.check("permissions", BROKEN, "should have 32 bytes, and has 1 -> remove it")
+        self.check("permissions", BROKEN, "has 1 bytes, and a key has 32 -> remove the file")
 
     def test_owner(self) -> None:
         """What is not the daemon's user's is refused, and the remedy names nothing around it."""
@@ -176,8 +176,8 @@ class DirectoryTests(StorageTestCase):
 
         self.patch(module, "write_and_read", write)
         for failing in (self.state, self.cache):
-            for number, remedy in ((errno.EROFS, "mount it"), (errno.ENOSPC, "make room")):
-                said = f"{failing}: cannot be written to: {os.strerror(number)} -> {remedy}"
+            for number, remedy in ((errno.EROFS, "mount it"), (errno.ENOSPC, "free some")):
+                said = f"{failing}: cannot write: {os.strerror(number)} -> {remedy}"
                 self.check("permissions", BROKEN, said)
 
     def test_closed(self) -> None:
@@ -200,7 +200,7 @@ class DirectoryTests(StorageTestCase):
         self.check_ok()
         self.environment["STATE_DIRECTORY"] = str(self.state)
         self.forbid(self.folder)
-        self.cure(self.check("permissions", BROKEN, "cannot make it"))
+        self.cure(self.check("permissions", BROKEN, "cannot create it"))
 
     def test_odd_places(self) -> None:
         """A file in the way of a directory is no reason for a traceback."""
@@ -214,7 +214,7 @@ class DirectoryTests(StorageTestCase):
         self.check("quotas", BROKEN, f"{self.state}/quotas/0: ", "enforces no quota", "prjquota")
         self.patch(module, "check_quotas", lambda directories, configuration: None)
         (said,) = (each.what for each in self.check_ok() if each.part == "quotas")
-        self.assertRegex(said, rf"^{self.state}/quotas: \d+ evaluations, each held to \d+ bytes$")
+        self.assertRegex(said, rf"^{self.state}/quotas: \d+ evaluations, at most [\d.]+ GiB each$")
 
     def test_space(self) -> None:
         """Two directories of one file system, which is smaller than what may be written to it."""
@@ -253,7 +253,7 @@ class SpaceTests(SynchronousTestCase):
         self.free[path] -= 1
         (problem,) = (said for said in self.compare() if isinstance(said, Problem))
         self.assertTrue(problem.what.startswith(f"{start}: "), problem)
-        self.assertIn(f"{needed / GIB:.1f} GiB may be needed", problem.what)
+        self.assertIn(f"up to {format_size(needed)} may be needed", problem.what)
         return problem
 
     def test_each(self) -> None:
@@ -265,7 +265,7 @@ class SpaceTests(SynchronousTestCase):
             remedy = self.check_bound(path, needed + SPARE, str(path)).remedy
             self.free[path] = 2**60
             self.assertIn(f"a larger file system, or lower {settings}", remedy)
-            self.assertTrue(remedy.endswith("tree_bytes, evaluations.running"), remedy)
+            self.assertTrue(remedy.endswith("tree_bytes or evaluations.running"), remedy)
 
     def test_one_file_system(self) -> None:
         """Where both are on one there has to be room for the sum, with one reserve."""

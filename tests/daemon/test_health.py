@@ -32,6 +32,7 @@ from tests.fakes.clients import MULTIPART, Service, form, parts
 from tests.fakes.world import InlineThreads, SlowThreads
 
 FREE = 1000  # bytes that have to be
+FULL = "has less than 1000 bytes free (health.free_disk), or no free inode"
 
 
 def file_system(**changes: int) -> SimpleNamespace:
@@ -69,14 +70,14 @@ class FaultTests(SynchronousTestCase):
             ({"f_favail": 0}, True),
             ({"f_favail": 0, "f_files": 0}, False),
         ):
-            self.assertEqual(self.find(**changes), "is full, or nearly so" if full else None)
+            self.assertEqual(self.find(**changes), FULL if full else None)
 
     def test_writing(self) -> None:
         """What is told of a disk does not count where nothing can be written."""
         for number, words in (
             (errno.EROFS, "cannot be written to: Read-only file system"),
             (errno.EIO, "cannot be written to: Input/output error"),
-            (errno.ENOSPC, "is full, or nearly so"),
+            (errno.ENOSPC, FULL),
         ):
             self.patch(module, "write_and_read", fails(number))
             self.assertEqual(self.find(), words)
@@ -150,7 +151,7 @@ class DiskTests(SynchronousTestCase):
         self.assertIsNone(self.disk.fault)
         self.check(20)
         self.assertEqual(len(self.threads.waiting), 1)
-        fault = "does not answer: a small file was not written within 5 seconds"
+        fault = "hangs: writing a small file took over 5 seconds"
         self.assertEqual(self.disk.fault, fault)
         self.threads.step()
         self.assertIsNone(self.disk.fault)
@@ -216,14 +217,14 @@ class ReadinessTests(SynchronousTestCase):
         connection = self.service.connect()
         connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         self.assertEqual(connection.answer().status, 200)
-        self.check("as many evaluations are waiting as may")
+        self.check("the queue is full (evaluations.queued)")
         self.service.world.end()
         self.check()
 
     def test_stopping(self) -> None:
         """A daemon that stops takes nothing."""
         Deferred.fromCoroutine(self.service.registry.close())
-        self.check("about to stop")
+        self.check("is stopping")
 
     def test_fault(self) -> None:
         """What was lost here counts until something shows that it is mended."""

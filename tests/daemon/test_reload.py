@@ -116,7 +116,7 @@ class ReloaderTests(SynchronousTestCase):
         outcome, said = self.reload(one, None, two)
         self.assertEqual(outcome, ReloadResult())
         self.assertEqual((one.counts, two.counts), ("new", "new"))
-        self.assertEqual(said, ["one: read again from /etc/file", "two: read again from /etc/two"])
+        self.assertEqual(said, ["one: reloaded from /etc/file", "two: reloaded from /etc/two"])
 
     def test_refused(self) -> None:
         """With one mistake nothing changes, and each mistake is told."""
@@ -126,7 +126,11 @@ class ReloaderTests(SynchronousTestCase):
         self.assertEqual(outcome, ReloadResult(problems=("bad: line 1", "worse: line 1")))
         self.assertEqual([one.counts for one in (good, *others)], ["old", "old", "old"])
         self.assertEqual(
-            said, ["nothing is reloaded: bad: line 1", "nothing is reloaded: worse: line 1"]
+            said,
+            [
+                "reload refused, nothing is changed: bad: line 1",
+                "reload refused, nothing is changed: worse: line 1",
+            ],
         )
         self.assertEqual(self.levels, [LogLevel.error] * 2)
 
@@ -188,12 +192,15 @@ class ReloaderTests(SynchronousTestCase):
         said = [str(formatEvent(event)) for event in logged]
         self.assertEqual(len(said), 2)
         for words, source in zip(said, sources, strict=True):
-            self.assertIn(f"{source.path} cannot be read by the user", words)
+            self.assertIn("the daemon's user cannot read the file", words)
             self.assertIn(f"({source.name})", words)
 
     def test_nothing(self) -> None:
         """Where there is no file that is logged."""
-        self.assertEqual(self.reload(None), (ReloadResult(), ["there is no file to read again"]))
+        self.assertEqual(
+            self.reload(None),
+            (ReloadResult(), ["nothing to reload: the daemon was started without files"]),
+        )
 
 
 class ConfigurationReloadTests(SynchronousTestCase):
@@ -225,7 +232,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.begin("")
         self.file.write_text("[polls]\nwait = 3\n[callbacks]\nenabled = true\nat_once = 11")
         notes = [
-            f"callbacks.{name}: has changed, and counts after a restart"
+            f"callbacks.{name}: changed; takes effect after a restart"
             for name in ("enabled", "at_once")
         ]
         for _ in range(2):
@@ -263,10 +270,10 @@ class ConfigurationReloadTests(SynchronousTestCase):
             self.assertEqual(self.reloader.reload(), ReloadResult())
             self.file.write_text("[evaluations]\nrunning = 7\n[limits]\nprocesses = 150")
             restart, *notes = self.reloader.reload().notes
-            self.assertTrue(restart.startswith("evaluations.running: has changed"), restart)
+            self.assertTrue(restart.startswith("evaluations.running: changed"), restart)
             self.assertEqual(self.taken[-1].limits.processes, 150)
             said = [note.partition(";")[0] for note in notes]
-            wanted = ["processes: 200 are allowed here, and 428 may be needed"]
+            wanted = ["processes: 200 allowed, and up to 428 may be needed"]
             self.assertEqual(said, wanted if few else [])
             self.assertEqual(self.reloader.reload().notes, (restart,))
 

@@ -246,7 +246,9 @@ class PreloadTests(SynchronousTestCase):
         package = Path(tawebeval.__file__).parent
         self.patch(runtime.os, "access", lambda path, mode, effective_ids: path != package)
         (problem,) = find_unreadable_directories()
-        self.assertTrue(problem.what.startswith(f"{package} cannot be read"), problem)
+        self.assertTrue(
+            problem.what.startswith(f"{package}: the daemon's user cannot read"), problem
+        )
         self.patch(runtime.os, "access", lambda path, mode, effective_ids: False)
         self.assertIn(str(Path(os.__file__).parent), str(list(find_unreadable_directories())))
 

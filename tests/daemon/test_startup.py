@@ -29,7 +29,7 @@ from tests.fakes.world import InlineThreads, SlowThreads
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
 QUOTAS = Path("/state/quotas/0"), Path("/state/quotas/1")
 STARTED = ["end", "clear", "check", "try", "git", "sandbox", "start", "start"]
-KERNEL = "what the kernel tells of processes and devices"
+KERNEL = "the kernel's files of processes and devices"
 
 
 @attrs.define
@@ -147,7 +147,7 @@ class StartupTests(SynchronousTestCase):
         threads = OSError(11, "threads: can't start new thread")
         for name, error, said in (
             ("clear", left, "/state/evaluations/x: Not permitted"),
-            ("clear", full, "/state/x: No space left on device; make room there"),
+            ("clear", full, "/state/x: No space left on device; free some disk space"),
             ("check", ConfigurationError("no quota"), "no quota"),
             ("try", ConfigurationError("no quota"), "no quota"),
             ("git", ConfigurationError("git is older; than that"), "git is older; than that"),
@@ -174,7 +174,7 @@ class StartupTests(SynchronousTestCase):
             self.parts.gone = gone
             with capturedLogs() as events:
                 startup.restore_directories()
-            said = [f"{path} was gone, and is made anew" for path in gone]
+            said = [f"{path} was removed; the daemon created it again" for path in gone]
             self.assertEqual([formatEvent(event) for event in events], said)
             self.assertEqual((accounts / "passwd").exists(), filled)
 
@@ -260,9 +260,9 @@ class ReadableTests(SynchronousTestCase):
             ("the configuration", "etc etc/tawebeval.toml"),
             ("the tokens", "tokens tokens/file"),
             ("the secrets of callbacks", "hooks/secrets"),
-            ("the tokens of the metrics", "readers"),
+            ("the metrics' tokens", "readers"),
             ("a credential", "git/password ssh"),
-            ("the credentials that systemd hands over", "handed handed/other"),
+            ("systemd's credentials", "handed handed/other"),
             (KERNEL, "/proc /proc/self/fd /sys /sys/fs/cgroup /dev /dev/shm"),
         ):
             for path in paths.split():

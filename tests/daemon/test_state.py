@@ -102,8 +102,8 @@ class DirectoriesTests(SynchronousTestCase):
         path = self.root / "state" / "key.new"
         self.assertEqual(
             str(caught.exception),
-            f"{path}: No space left on device; make room there, or elsewhere: STATE_DIRECTORY and"
-            " CACHE_DIRECTORY say where to write",
+            f"{path}: No space left on device; free some disk space, or name other directories by"
+            " STATE_DIRECTORY and CACHE_DIRECTORY",
         )
 
     def test_quota_directories(self) -> None:

@@ -99,7 +99,7 @@ class NotifierTests(SynchronousTestCase):
             Notifier(self.path).send("READY=1", "STATUS={well}")
         (event,) = logged
         said = formatEvent(event)
-        self.assertTrue(said.startswith("systemd was not told READY=1, STATUS={well}: "), said)
+        self.assertTrue(said.startswith("cannot notify systemd of READY=1, STATUS={well}: "), said)
 
     def test_full(self) -> None:
         """Nobody waits for one that takes nothing: the reactor has other things to do."""
@@ -108,7 +108,7 @@ class NotifierTests(SynchronousTestCase):
         with capturedLogs() as logged:
             for _ in range(most + 2):
                 Notifier(self.path).notify_ready()
-        self.assertIn("systemd was not told READY=1", formatEvent(logged[-1]))
+        self.assertIn("cannot notify systemd of READY=1", formatEvent(logged[-1]))
 
 
 class EnvironmentTests(SynchronousTestCase):
@@ -230,7 +230,7 @@ class WatchdogTests(SynchronousTestCase):
         self.run_reactor()
         self.longest = 44.0
         self.counts = (3, 0)
-        self.obstacles = ["the service is about to stop"]
+        self.obstacles = ["the daemon is stopping"]
         self.take(told)
         for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
             call(*args, **kwargs)

@@ -165,7 +165,7 @@ class UnifiedTests(CgroupsTestCase):
         """Where the controller has been left out evaluators and git are nicer than the daemon."""
         self.machine.mount_unified("memory pids")
         cgroups = self.machine.open()
-        self.check(cgroups, ALL - {"weight"}, "weight: processor time is shared", "'cpu'")
+        self.check(cgroups, ALL - {"weight"}, "weight: an evaluation with many processes", "'cpu'")
         self.assertEqual((cgroups.git_entry, cgroups.niceness), ((), 10))
 
     def test_git_cannot_have_a_group(self) -> None:
@@ -193,7 +193,7 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.mount_unified()
         self.machine.refusals["/tawebeval-x"] = errno.EROFS
         self.check(
-            self.machine.open(), set(), "Read-only file system", "/sys/fs/cgroup be writable"
+            self.machine.open(), set(), "Read-only file system", "make /sys/fs/cgroup writable"
         )
 
     def test_not_delegated_by_systemd(self) -> None:
@@ -223,7 +223,7 @@ class UnifiedTests(CgroupsTestCase):
         with open(own / "cgroup.procs", "a") as file:
             file.write(f"{STRANGER}\n")
         cgroups = self.machine.open()
-        self.check(cgroups, {"cpu"}, "others are in the group that the daemon was started in")
+        self.check(cgroups, {"cpu"}, "other processes are in the cgroup")
         self.assertEqual((own / "cgroup.procs").read_text(), f"{STRANGER}\n", "it is left alone")
 
     def test_missing_controllers(self) -> None:
@@ -461,7 +461,7 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_legacy("memory")
         self.machine.mount_legacy("pids")
         self.machine.refusals["/memory/own/tawebeval-x"] = errno.EACCES
-        words = "memory: limited for each", "Permission denied", "there is no cgroup controller"
+        words = "memory: limited for each", "Permission denied", "no cgroup controller"
         self.check(self.machine.open(), {"processes"}, *words)
 
     def test_cannot_be_given(self) -> None:

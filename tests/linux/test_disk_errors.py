@@ -44,5 +44,5 @@ class DiskFaultsTests(SynchronousTestCase):
             said = os.strerror(number)
             error = self.raised(number, said)
             self.assertEqual((is_full(error), mentions_full_disk(f"sh: {said}!")), (full, full))
-            remedy = "; make room there" if full else ""
+            remedy = "; free some disk space" if full else ""
             self.assertEqual(describe_disk_error(error), f"{PATH}: {said}{remedy}")

@@ -382,7 +382,7 @@ class LossTests(LaunchingTestCase):
         with capturedLogs() as events, self.assertRaises(OSError) as caught:
             self.shell("true")
         told = str(caught.exception.strerror)
-        self.assertEqual(told, "the process that starts evaluators cannot be started")
+        self.assertEqual(told, "the launcher of evaluators cannot be started")
         self.assertIn(f"{told}: No such file or directory", str(formatEvent(events[-1])))
 
     def test_told(self) -> None:
@@ -392,7 +392,7 @@ class LossTests(LaunchingTestCase):
         with capturedLogs() as events:
             self.shell("true")
         (said,) = map(formatEvent, events)
-        self.assertIn("another one is started", str(said))
+        self.assertIn("starting another one", str(said))
 
     def test_hangs(self) -> None:
         """One that does not answer is killed, its spare, too; the next one starts the program."""
@@ -406,7 +406,7 @@ class LossTests(LaunchingTestCase):
             self.patch(module, "_PATIENCE", PATIENCE)
             self.assertEqual(told, [(0, b"%d\n" % number) for number in range(4)], victims)
             said = " ".join(str(formatEvent(event)) for event in events)
-            self.assertIn("does not answer: another one is started", said)
+            self.assertIn("does not answer; starting another one", said)
             self.gone(hung)
 
     def gone(self, pids: Sequence[int]) -> None:
@@ -424,9 +424,7 @@ class LossTests(LaunchingTestCase):
         self.patch(module, "_PATIENCE", 0.5)
         with self.assertRaises(TimeoutError) as caught:
             self.shell("true")
-        self.assertEqual(
-            caught.exception.strerror, "the process that starts evaluators does not answer"
-        )
+        self.assertEqual(caught.exception.strerror, "the launcher of evaluators does not answer")
 
     def replace(self, text: str, other: str) -> None:
         """Let launchers from now on have other words in place of theirs."""
@@ -442,7 +440,13 @@ class LossTests(LaunchingTestCase):
                 self.shell("true")
             self.assertEqual(
                 (caught.exception.errno, caught.exception.strerror),
-                (errno.EAGAIN, "no process can be started: Resource temporarily unavailable"),
+                (
+                    errno.EAGAIN,
+                    (
+                        "the launcher of evaluators cannot start a process: Resource temporarily"
+                        " unavailable"
+                    ),
+                ),
             )
 
     def test_last_word(self) -> None:
@@ -454,7 +458,10 @@ class LossTests(LaunchingTestCase):
             theirs.send(b"%d" % errno.ENOMEM)
             theirs.close()
             error = module.LauncherProcess(process, ours).read_error()
-        self.assertEqual(error.strerror, "no process can be started: Cannot allocate memory")
+        self.assertEqual(
+            error.strerror,
+            "the launcher of evaluators cannot start a process: Cannot allocate memory",
+        )
 
     def test_no_more_processes_for_a_while(self) -> None:
         """What the last one could not do the next one does, and the log tells why there was one."""
@@ -473,7 +480,7 @@ class LossTests(LaunchingTestCase):
         with capturedLogs() as events:
             self.assertEqual(self.shell("echo again"), (0, b"again\n"))
         (said,) = map(formatEvent, events)
-        self.assertIn("no process can be started: Bad file descriptor: another one", str(said))
+        self.assertIn("cannot start a process: Bad file descriptor; starting another", str(said))
 
     def test_spares_that_end(self) -> None:
         """Where a spare ends without an order no more are made: each might end like it."""
@@ -536,7 +543,7 @@ class StartTests(SynchronousTestCase):
 
     def test_silent(self) -> None:
         """One that says nothing has ended, at least."""
-        self.assertEqual(self.start("exit 0"), "the process that starts evaluators has ended")
+        self.assertEqual(self.start("exit 0"), "the launcher of evaluators has ended")
 
     def test_killed(self) -> None:
         """One that is killed as it starts is started once more; the log tells."""
@@ -547,12 +554,12 @@ class StartTests(SynchronousTestCase):
         with capturedLogs() as events:
             start_launcher(mounting=False).close()
         (said,) = map(formatEvent, events)
-        self.assertIn("has ended as it began: another one is started", str(said))
+        self.assertIn("has ended at its start; starting another one", str(said))
 
     def test_killed_each_time(self) -> None:
         """Then that is why, and not what another Python has always said."""
         said = self.start("echo no such program >&2; exit 1", "kill -9 $$")
-        self.assertEqual(said, "the process that starts evaluators has ended")
+        self.assertEqual(said, "the launcher of evaluators has ended")
 
     def test_not_there(self) -> None:
         """So it is said where there is no such program."""

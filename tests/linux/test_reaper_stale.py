@@ -59,7 +59,7 @@ class LeftoversTests(SynchronousTestCase):
         if ended:
             self.assertEqual(child.wait(PATIENCE), -9)
             self.assertEqual(len(said), 1, said)
-            self.assertIn("processes were ended that an earlier daemon has left", said[0])
+            self.assertIn("processes left by an earlier daemon", said[0])
             self.assertIn(str(child.pid), said[0])
         else:
             self.assertIsNone(child.poll())

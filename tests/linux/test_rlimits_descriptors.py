@@ -84,7 +84,7 @@ class DescriptorsTests(SynchronousTestCase):
         self.assertEqual(event["log_level"].name, "warn")
         said = formatEvent(event)
         there = descriptors_allowed()
-        for word in (f"{there} are allowed", "may be 499", "http.connections = 500"):
+        for word in (f"{there} allowed", "limited to 499", "500 (http.connections)"):
             self.assertIn(word, said)
         self.assertIn(f"LimitNOFILE={descriptors_needed(USUAL)} in the unit", said)
 
@@ -97,6 +97,6 @@ class DescriptorsTests(SynchronousTestCase):
         with self.assertRaises(ConfigurationError) as caught:
             fit_connections(USUAL)
         said = str(caught.exception)
-        self.assertIn(f"{fewest - 1} are allowed here, and {fewest} are the fewest", said)
+        self.assertIn(f"{fewest - 1} allowed, and at least {fewest} are needed", said)
         self.assertIn(f"LimitNOFILE={descriptors_needed(USUAL)} in the unit", said)
-        self.assertTrue(said.endswith("fewer evaluations.running or callbacks.at_once"), said)
+        self.assertTrue(said.endswith("lower evaluations.running or callbacks.at_once"), said)

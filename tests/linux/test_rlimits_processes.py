@@ -53,8 +53,8 @@ class LimitTests(CeilingsTestCase):
                 check_limits(limits)
             said = str(caught.exception)
             self.assertTrue(said.startswith(f"limits.{setting}: "), said)
-            self.assertIn(f"no more than {value - 1} here", said)
-            self.assertIn(f"; {directive}={value} in the unit", said)
+            self.assertIn(f"hard limit, {value - 1}", said)
+            self.assertIn(f"; set {directive}={value} in the unit", said)
 
     def test_lowered(self) -> None:
         """Those are named that evaluators could not have unlimited."""
@@ -62,7 +62,7 @@ class LimitTests(CeilingsTestCase):
         self.hard = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: 3600}
         for found, name in zip(find_lowered_limits(), ("CORE", "CPU"), strict=True):
             self.assertIn(f"RLIMIT_{name} to unlimited fail", found.what)
-            self.assertTrue(found.remedy.startswith(f"Limit{name}=infinity"), found)
+            self.assertTrue(found.remedy.startswith(f"set Limit{name}=infinity"), found)
 
 
 class ProcessesTests(CeilingsTestCase):
@@ -107,5 +107,5 @@ class ProcessesTests(CeilingsTestCase):
             self.patch(rlimits, "processes_allowed", lambda there=there: there)
             self.assertEqual(len(processes(USUAL).problems), there == wanted - 1, there)
         (problem,) = processes(USUAL).problems
-        said = f"{wanted - 1} are allowed here, and {wanted} may be needed; {wanted} by TasksMax="
+        said = f"{wanted - 1} allowed, and up to {wanted} may be needed; raise TasksMax="
         self.assertTrue(str(problem).startswith(said), problem)

@@ -244,19 +244,19 @@ _CONTROLLERS: Mapping[Resource, tuple[Controller, Controller]] = {
 }
 
 _ENFORCED: Mapping[Resource, str] = {
-    "memory": "limited, for all processes of an evaluation together",
-    "processes": "limited, for all of an evaluation together",
-    "cpu": "measured and limited, for all processes of an evaluation together",
-    "weight": "each evaluation has the same share of the processors, the daemon a larger one",
+    "memory": "limited for all processes of an evaluation together",
+    "processes": "limited for each evaluation",
+    "cpu": "measured and limited for all processes of an evaluation together",
+    "weight": "each evaluation has the same share of processor time, the daemon a larger one",
 }
 _MISSING: Mapping[Resource, str] = {
-    "memory": "limited for each process alone (RLIMIT_DATA), without what they share, and not"
+    "memory": "limited for each process alone (RLIMIT_DATA), without shared memory; an excess"
+    " is not reported",
+    "processes": "limited by RLIMIT_NPROC in a sandbox, not at all without; an excess is not"
     " reported",
-    "processes": "limited for the sandbox (RLIMIT_NPROC), without one not at all, and not reported"
-    " when the limit is met",
-    "cpu": "limited for each process alone (RLIMIT_CPU), and not reported",
-    "weight": "processor time is shared by processes: an evaluation with many of them slows down"
-    " the others, and less so the daemon (nice 10)",
+    "cpu": "limited for each process alone (RLIMIT_CPU); an excess is not reported",
+    "weight": "an evaluation with many processes slows down the others, and the daemon (nice 10)"
+    " less",
 }
 
 _GIT = "git"  # beside the evaluations
@@ -266,11 +266,11 @@ _PATIENCE = 30.0  # seconds for systemd-run
 # Options by which systemd-run delegates the cgroups of its unit to the daemon.
 _DELEGATED = "-p Delegate=yes -p OOMPolicy=continue"
 _UNIT = (
-    "start the daemon by a unit that has Delegate=memory pids cpu and no ProtectControlGroups=yes, "
-    "such as tawebeval.service"
+    "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
+    " such as tawebeval.service"
 )
-_WRITABLE = "let /sys/fs/cgroup be writable: in a container, by a cgroup namespace of its own"
-_AS_ROOT = "start the daemon as root, and name a user in service.user"
+_WRITABLE = "make /sys/fs/cgroup writable; in a container, by a cgroup namespace of its own"
+_AS_ROOT = "start the daemon as root, and set service.user"
 
 ParentMaker = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup]
 
@@ -454,7 +454,7 @@ class _Detection:
                 except OSError as error:
                     reasons.append(_reason(error))
             if what not in parts:
-                missing[what] = "; ".join(reasons) or "there is no cgroup controller for it"
+                missing[what] = "; ".join(reasons) or "no cgroup controller"
         remedy = _find_remedy(self._files, legacy="memory" in mounts.controllers)
         return Cgroups(self._close_unused(directories(parts)), parts, missing, remedy)
 

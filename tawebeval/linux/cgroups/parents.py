@@ -162,7 +162,7 @@ def make_unified_parent(own: CgroupDirectory, name: str, owner: CgroupOwner) -> 
         except OSError as error:
             refused[controller] = error
             if error.errno == errno.EBUSY:
-                error.strerror = "others are in the group that the daemon was started in"
+                error.strerror = "other processes are in the cgroup in which the daemon was started"
     with suppress(OSError):  # of a daemon that has executed itself anew it is root's
         daemon.write_if_exists("cpu.weight", str(_WEIGHT))
     return UnifiedParentCgroup(parent, shared, own, frozenset(controllers), refused, enabled)
@@ -189,4 +189,4 @@ def _end_stale_processes(parent: CgroupDirectory, groups: Iterable[CgroupDirecto
 
 def _sweep(groups: Iterable[CgroupDirectory]) -> None:
     for group, error in sweep(groups):
-        log.error("{path} stays: {error}", path=group.path, error=error)
+        log.error("the cgroup {path} cannot be removed: {error}", path=group.path, error=error)

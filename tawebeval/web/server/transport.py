@@ -136,17 +136,18 @@ _PROBES = 4  # in the second half of the time that a client may be silent
 
 
 @implementer(IStreamServerEndpoint)
-@attrs.frozen
+@attrs.define
 class WriteThroughEndpoint:
     """An endpoint with write-through transports, below TLS too.
 
     Other transports than Twisted's stay as they are. A TCP connection is lost when the client's
     kernel has acknowledged nothing for `silence` seconds, even if nothing is sent. (The default is
-    about 15 minutes.)
+    about 15 minutes.) `port` is the open port, None before `listen`.
     """
 
     _endpoint: IStreamServerEndpoint
     _silence: float
+    port: IListeningPort | None = attrs.field(default=None, init=False)
 
     def listen(self, factory: IProtocolFactory) -> Deferred[IListeningPort]:
         """Listen on the endpoint."""
@@ -158,6 +159,7 @@ class WriteThroughEndpoint:
             port.transport = _WRITE_THROUGH[usual]
         if usual is tcp.Server:
             limit_silence(port.socket, self._silence)
+        self.port = port
         return port
 
 
