@@ -42,7 +42,8 @@ class RateLimit:
         if left < 1 - _ROUNDING:
             wait = (1 - left) * 60 / self.per_minute
             raise OverShare(
-                f"these are more than the {self.per_minute} requests that you may make in a minute",
+                f"too many requests; the limit is {self.per_minute} per minute"
+                " (callers.requests_per_minute)",
                 max(1, ceil(wait)),
             )
         self._left[caller] = left - 1, now
@@ -108,7 +109,8 @@ def find_tokens(callers: CallerSettings, environment: Mapping[str, str]) -> Path
     found = find_secrets_file(callers.tokens, _CREDENTIAL, environment)
     if found is not None and callers.open:
         raise ConfigurationError(
-            f"callers.open: is true, but there are tokens in {found}; one of them is a mistake"
+            f"callers.open: true, although {found} has tokens; remove callers.open or"
+            " callers.tokens"
         )
     return found
 
@@ -123,8 +125,8 @@ def find_metrics_tokens(metrics: MetricsSettings, environment: Mapping[str, str]
     found = find_secrets_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
     if found is None:
         raise ConfigurationError(
-            'metrics.readers: is "tokens", and no file of them is named (metrics.tokens), nor does'
-            f" systemd hand one over (LoadCredential={_METRICS_CREDENTIAL}:...)"
+            'metrics.readers: "tokens" needs a file of tokens; set metrics.tokens, or'
+            f" LoadCredential={_METRICS_CREDENTIAL}:FILE in the unit"
         )
     return found
 

@@ -93,7 +93,9 @@ class WebContext:
         if not self.authentication.is_open:
             return
         if callers.open:
-            raise Unauthorized("only callers with tokens have a list of their evaluations")
+            raise Unauthorized(
+                "the list of evaluations needs a token; the operator can set callers.tokens"
+            )
         host = get_header(headers, "Host")
         origin = get_header(headers, "Origin") or f"http://{host}".lower()
         check_read(origin, host, callers.origins)

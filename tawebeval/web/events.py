@@ -85,7 +85,9 @@ def _page_limit(request: ApiRequest) -> int | None:
     """Return `?limit=N`, the maximum of bytes of events on a page. Raises: MalformedRequest."""
     limit = get_number(request, "limit")
     if limit == 0:
-        raise MalformedRequest("limit: is 0; the least is 1 byte, with which a page has one event")
+        raise MalformedRequest(
+            "limit: 0 is too small; the minimum is 1 byte, which gives pages of one event"
+        )
     return limit
 
 
@@ -96,8 +98,8 @@ async def _send_stream(
     if not framing.end and request.clientproto == b"HTTP/1.0":
         # There the end of the connection ends the response, complete or not.
         raise HTTPVersionNotSupported(
-            f"{media_type}: over HTTP/1.0 the end of this stream would look like a broken"
-            f" connection; use HTTP/1.1, or ask for {_COMPLETE}"
+            f"{media_type} needs HTTP/1.1: over HTTP/1.0 the end of this stream would look like a"
+            f" broken connection; use HTTP/1.1, or accept {_COMPLETE}"
         )
     if media_type == "text/event-stream":
         # A browser that reconnects repeats the URL with its first cursor.
@@ -125,7 +127,7 @@ async def _send_stream(
 def _get_last_event_id(request: ApiRequest) -> str | None:
     values = request.requestHeaders.getRawHeaders(b"Last-Event-ID", [])
     if len(values) > 1:
-        raise MalformedRequest("Last-Event-ID: stands in the request more than once")
+        raise MalformedRequest("Last-Event-ID: the header is repeated; send it once")
     return values[0].decode("utf-8", "replace") if values else None
 
 
@@ -145,7 +147,7 @@ def negotiate(headers: Headers, offered: Sequence[str]) -> str:
     found = MIMEAccept(plain).best_match(offered)
     if found is None:
         raise NotAcceptable(
-            f"nothing that the request accepts is offered here; there is {', '.join(offered)}",
+            f"no media type of the header Accept is available; available: {', '.join(offered)}",
             offered=", ".join(offered),
         )
     return found

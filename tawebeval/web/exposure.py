@@ -56,11 +56,10 @@ def check_endpoints(endpoints: Iterable[str]) -> list[str]:
         found = classify_endpoint(endpoint)
         if found is Exposure.OTHERS:
             raise ConfigurationError(
-                f"listen: {endpoint!r} may be reached from other machines, and there are no "
-                "tokens: whoever reaches it could run programs here; name a file of tokens "
-                '([callers] tokens = "/etc/tawebeval/tokens", with what `tawebeval token new NAME` '
-                "prints), or listen on this machine only (tcp:8080:interface=127.0.0.1), or write "
-                "[callers] open = true if everybody shall"
+                f"listen: other machines can reach {endpoint!r}, and without tokens any of them"
+                " could run programs here; set callers.tokens to a file of the lines that"
+                " `tawebeval token new NAME` prints, or listen on tcp:8080:interface=127.0.0.1, or"
+                " set callers.open = true to admit everybody"
             )
         if found is Exposure.UNKNOWN:
             unknown.append(endpoint)
@@ -73,8 +72,8 @@ def check_change(
     """Raise ForeignPage for an unsafe method from a page that is not trusted."""
     if method not in _SAFE_METHODS and not is_trusted_page(origin, host, origins):
         raise ForeignPage(
-            "pages of another origin may change nothing where callers have no tokens; "
-            "the operator can name the origin in [callers] origins"
+            f"pages of {origin!r:.80} cannot submit or cancel, as this server has no tokens; the"
+            " operator can list the origin in callers.origins"
         )
 
 
@@ -82,8 +81,8 @@ def check_read(origin: str | None, host: str | None, origins: Collection[str]) -
     """Raise ForeignPage for a page that is not trusted and may not read this response."""
     if not is_trusted_page(origin, host, origins):
         raise ForeignPage(
-            "pages of another origin may not read this; "
-            "the operator can name the origin in [callers] origins"
+            f"pages of {origin!r:.80} cannot read this; the operator can list the origin in"
+            " callers.origins"
         )
 
 

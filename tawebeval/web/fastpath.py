@@ -205,7 +205,7 @@ class PlainPoll:
         if failure.check(CancelledError):
             return
         if not failure.check(RequestError):
-            log.failure("a request failed", failure)
+            log.failure("defect: a request failed", failure)
         problem = problems.make_problem(failure.value)
         self._write(problem.status, problem.headers, problem.body, problems.CONTENT_TYPE)
         self._record(problem.status, len(problem.body))

@@ -29,7 +29,7 @@ def add_routes(app: Klein, context: WebContext) -> None:
         """Return a page of events; wait `polls.older` seconds if the client names none."""
         identifier = get_argument(request, "evaluation")
         if not identifier:
-            raise InvalidField("evaluation", "is missing")
+            raise InvalidField("evaluation", "is required")
         wait = context.configuration.polls.older
         _, page = await read_page(context, cast_request(request), identifier, wait)
         return send(request, page.encode())

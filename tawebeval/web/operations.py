@@ -53,14 +53,14 @@ def _check_reader(context: WebContext, request: ApiRequest) -> None:
     """Raise Unauthorized, AccessDenied or NotFound if the client may not read metrics."""
     readers, headers = context.configuration.metrics.readers, request.requestHeaders
     if readers == "nobody":
-        raise NotFound("there are no metrics here ([metrics] readers)")
+        raise NotFound("metrics are disabled (metrics.readers)")
     if readers == "tokens":
         assert context.operations.readers is not None, "the daemon does not start without"
         context.operations.readers.admit(headers.getRawHeaders(b"Authorization", []))
     elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):
         raise AccessDenied(
-            "these figures are for programs of this machine, and for no proxy; the operator can"
-            ' let others have them ([metrics] readers = "tokens")'
+            "metrics are for programs of this machine that use no proxy; the operator can admit"
+            ' others with tokens (metrics.readers = "tokens")'
         )
     else:
         _check_no_page(request)
@@ -84,6 +84,6 @@ def _check_no_page(request: ApiRequest) -> None:
     origin = headers.getRawHeaders(b"Origin", [f"http://{host}".lower().encode("latin-1")])[0]
     if not is_trusted_page(origin.decode("latin-1"), host, ()):
         raise AccessDenied(
-            "these figures are for programs that ask for a loopback address or localhost, and for"
-            " no page of another origin"
+            "metrics are for requests to localhost or a loopback address, and not for pages of"
+            " another origin"
         )

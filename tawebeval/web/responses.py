@@ -46,18 +46,18 @@ def get_header(headers: Headers, name: str) -> str | None:
     """Return a header; None if it is absent. Raises: MalformedRequest, if it is repeated."""
     values = headers.getRawHeaders(name.encode(), [])
     if len(values) > 1:
-        raise MalformedRequest(f"{name}: stands in the request more than once")
+        raise MalformedRequest(f"{name}: the header is repeated; send it once")
     try:
         return values[0].decode() if values else None
     except UnicodeDecodeError:
-        raise MalformedRequest(f"{name}: is not UTF-8") from None
+        raise MalformedRequest(f"{name}: not UTF-8") from None
 
 
 def get_argument(request: IRequest, name: str) -> str | None:
     """Return a query parameter; None if it is absent. Raises: MalformedRequest."""
     values = cast_request(request).args.get(name.encode(), [])
     if len(values) > 1:
-        raise MalformedRequest(f"{name}: stands in the query more than once")
+        raise MalformedRequest(f"{name}: the query parameter is repeated; send it once")
     return values[0].decode("utf-8", "replace") if values else None
 
 
@@ -66,7 +66,7 @@ def get_number(request: IRequest, name: str) -> int | None:
     text = get_argument(request, name)
     if text is not None and not _NUMBER.fullmatch(text):
         raise MalformedRequest(
-            f"{name}: {text[:80]!r} is no whole number of up to {MAX_DIGITS} digits"
+            f"{name}: {text[:80]!r} is not a whole number of up to {MAX_DIGITS} digits"
         )
     return None if text is None else int(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IRequest
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import RequestError
@@ -26,7 +27,7 @@ from tawebeval.web.fastpath import PollFastPath
 from tawebeval.web.responses import cast_request, get_argument, send, send_json
 from tawebeval.web.server import problems
 from tawebeval.web.server.base_path import collapse_slashes
-from tawebeval.web.server.request import ApiSite
+from tawebeval.web.server.request import ApiRequest, ApiSite
 from tawebeval.web.upload import FormReceiver, receive_form
 
 _OPEN_PATHS = frozenset(operations.OPEN_PATHS + static_files.OPEN_PATHS)
@@ -85,15 +86,18 @@ def make_app(context: WebContext) -> Klein:
         request.setResponseCode(NO_CONTENT)
         return b""
 
+    paths = tuple(rule.rule for rule in app.url_map.iter_rules())
+
     @app.handle_errors(RequestError, HTTPException)
     def refused(request: IRequest, failure: Failure) -> bytes:
         """Answer a request error."""
+        _explain(failure.value, paths, base_path, cast_request(request))
         return _send_problem(request, failure)
 
     @app.handle_errors(Exception)
     def failed(request: IRequest, failure: Failure) -> bytes:
         """Log a defect and answer 500."""
-        log.failure("a request failed", failure)
+        log.failure("defect: a request failed", failure)
         return _send_problem(request, failure)
 
     return app
@@ -102,6 +106,24 @@ def make_app(context: WebContext) -> Klein:
 def _send_problem(request: IRequest, failure: Failure) -> bytes:
     body = problems.set_problem(cast_request(request), failure.value)
     return send(request, body, problems.CONTENT_TYPE)
+
+
+def _explain(
+    error: BaseException | None, paths: Collection[str], base_path: str, request: ApiRequest
+) -> None:
+    """Replace the description of a wrong path or method by one that names the right ones."""
+    path = decode_path(request.path)
+    if isinstance(error, NotFound) and error.description == NotFound.description:
+        first, *names = path[1:].split("/")
+        pattern = "/".join(["", first, *(names and ["<identifier>"]), *names[1:]])
+        near = get_close_matches(pattern if first == "evaluation" else path, paths, 1)
+        known = near[0].replace("<identifier>", "ID") if near else ""
+        hint = f"did you mean {base_path}{known}?" if near else "GET /openapi.json lists all paths"
+        error.description = f"no resource at {path!r:.200}; {hint}"
+    elif isinstance(error, MethodNotAllowed):
+        allowed = ", ".join(sorted(error.valid_methods or ()))
+        method = request.method.decode("latin-1")
+        error.description = f"method {method!r:.40} is not allowed here; allowed: {allowed}"
 
 
 class KleinApplication:

@@ -128,7 +128,7 @@ async def send_stream(
     except CancelledError:  # the client has gone
         raise
     except Exception:  # noqa: BLE001  (a begun response can only be aborted)
-        log.failure("a stream failed")
+        log.failure("defect: a stream failed")
         channel.forceAbortClient()
         await Deferred()
     request.unregisterProducer()

@@ -34,6 +34,7 @@ from tawebeval.errors import (
     RequestError,
     TooLarge,
     UnsupportedMediaType,
+    format_size,
 )
 from tawebeval.evaluations.records import Upload
 from tawebeval.evaluations.uploads import UploadSource, UploadWriter
@@ -43,7 +44,7 @@ from tawebeval.web.server.problems import report_storage_error
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _MAX_KEY = 255  # characters of an Idempotency-Key
-_NOT_UTF8 = "the headers of a part have to be UTF-8, with the names in them"
+_NOT_UTF8 = "the headers of a part must be UTF-8, with the names in them"
 
 
 class FormReceiver:
@@ -82,13 +83,14 @@ class FormReceiver:
         media_type, options = parse_options_header(content_type)
         if media_type != "multipart/form-data":
             raise UnsupportedMediaType(
-                "the body must be multipart/form-data, as a browser's FormData makes it; "
-                f"this is {media_type or 'of no declared type'}"
+                f"the body is {media_type or 'of no declared media type'}; send"
+                " multipart/form-data, as `curl -F` or a browser's FormData does"
             )
-        self._check_length(length or 0)
+        if length is not None:
+            self._check_length(length, f"request body is {format_size(length)}; the limit is")
         boundary = options.get("boundary", "")
         if len(boundary) > _BOUNDARY:
-            raise MalformedRequest(f"the boundary of the form has over {_BOUNDARY} characters")
+            raise MalformedRequest(f"the form's boundary is over {_BOUNDARY} characters (RFC 2046)")
         try:
             self._parser = PushMultipartParser(
                 boundary,
@@ -101,16 +103,14 @@ class FormReceiver:
         self._begun = b""  # the first bytes, up to as many as these
         spool.check_room(length or 0)
 
-    def _check_length(self, length: int) -> None:
-        if length > self._limits.request_body:
-            raise TooLarge(
-                f"the body is over the limit of {self._limits.request_body} bytes",
-                limit=self._limits.request_body,
-            )
+    def _check_length(self, length: int, words: str) -> None:
+        most = self._limits.request_body
+        if length > most:
+            raise TooLarge(f"{words} {format_size(most)} (limits.request_body)", limit=most)
 
     def feed(self, chunk: bytes) -> None:
         """Parse a part of the body."""
-        self._check_length(self.received + len(chunk))
+        self._check_length(self.received + len(chunk), "request body is over")
         self._spool.add(len(chunk))
         self.received += len(chunk)
         if len(self._begun) < len(self._expected_start):
@@ -125,7 +125,8 @@ class FormReceiver:
                     self._take(event)
         except ParserLimitReached as error:
             raise TooLarge(
-                f"the form has over {self._limits.fields} fields, or too long headers: {error}"
+                f"the form has over {self._limits.fields} fields (limits.fields), or too long"
+                f" headers: {error}"
             ) from None
         except MultipartError as error:
             raise _make_form_error(error) from None
@@ -140,7 +141,7 @@ class FormReceiver:
         for begin in (self._expected_start, self._expected_start[2:]):
             if begin.startswith(self._begun[: len(begin)]):
                 return
-        raise MalformedRequest("the form does not begin with its boundary")
+        raise MalformedRequest("the form does not begin with the boundary of its Content-Type")
 
     async def finish(self) -> Upload:
         """Parse the end of the body; return the form once its files are on disk."""
@@ -175,7 +176,7 @@ class FormReceiver:
         if file is None and name not in TEXT_FIELDS:
             return
         if name in self._digests:
-            raise InvalidField(name, "stands in the form more than once")
+            raise InvalidField(name, "the field is repeated; send it once")
         self._digests[name] = b""
         if file is None:
             self._text = bytearray()
@@ -198,7 +199,7 @@ class FormReceiver:
         if size > most:
             setting = " (limits.field)" if most == self._limits.field else ""
             raise TooLarge(
-                f"{self._name}: {size} bytes have come so far; the limit is {most}{setting}",
+                f"{self._name}: the field is over {format_size(most)}{setting}",
                 field=self._name,
                 size=size,
                 limit=most,
@@ -230,7 +231,7 @@ def receive_form(
     spool = context.registry.spool
     key = get_header(headers, "Idempotency-Key")
     if key is not None and not 0 < len(key) <= _MAX_KEY:
-        raise MalformedRequest(f"Idempotency-Key: must have 1 to {_MAX_KEY} characters")
+        raise MalformedRequest(f"Idempotency-Key: {len(key)} characters; allowed: 1 to {_MAX_KEY}")
     form = FormReceiver(
         get_header(headers, "Content-Type") or "",
         length,
@@ -249,9 +250,9 @@ def _make_form_error(error: MultipartError) -> RequestError:
     """Return the refusal of a malformed form, with the name of the field if it is known."""
     wrong = error.__context__
     if not isinstance(wrong, UnicodeDecodeError):
-        return MalformedRequest(f"the form cannot be read: {error}")
+        return MalformedRequest(f"malformed form: {error}")
     header = wrong.object.decode("utf-8", "replace")
     name = parse_options_header(header.partition(":")[2])[1].get("name", "")
     if not name or "\ufffd" in name:
-        return MalformedRequest(f"the form cannot be read: {_NOT_UTF8}")
+        return MalformedRequest(f"malformed form: {_NOT_UTF8}")
     return InvalidField(FIELD_ALIASES.get(name, name)[:80], _NOT_UTF8)

@@ -126,15 +126,15 @@ def prepare_handshake(request: Request) -> None:
         request.setHeader(b"Upgrade", WEBSOCKET_UPGRADE)
         request.setHeader(b"Connection", b"Upgrade")
         raise UnsupportedVersion(
-            f"Sec-WebSocket-Version: {version[:80].decode('latin-1')!r} is not known here; "
-            f"there is {WEBSOCKET_VERSION.decode()}"
+            f"Sec-WebSocket-Version: {version[:80].decode('latin-1')!r} is not supported; "
+            f"supported: {WEBSOCKET_VERSION.decode()}"
         )
     key = _join_header(headers, b"Sec-WebSocket-Key")
     if not _KEY.fullmatch(key):  # wsproto does not check it
         raise _refuse_handshake(
             request,
-            f"the Sec-WebSocket-Key {key[:80].decode('latin-1')!r} is not 16 bytes in base64,"
-            " which are 24 characters that end in '=='",
+            f"the Sec-WebSocket-Key {key[:80].decode('latin-1')!r} is not the base64 of 16"
+            " bytes (24 characters that end in '==')",
         )
     # Twisted and wsproto read only the last line of each, and only one protocol.
     headers.setRawHeaders(b"Upgrade", [WEBSOCKET_UPGRADE])
@@ -144,7 +144,7 @@ def prepare_handshake(request: Request) -> None:
         H11Handshake(ConnectionType.SERVER).initiate_upgrade_connection(pairs, request.path)
     except UnicodeError:  # whose message speaks of codecs
         raise _refuse_handshake(
-            request, "its host is no name, or a header of it is not ASCII"
+            request, "the host is not a name, or a header is not ASCII"
         ) from None
     except (ProtocolError, NotHTTP) as error:
         raise _refuse_handshake(request, str(error)) from None
@@ -153,7 +153,7 @@ def prepare_handshake(request: Request) -> None:
 def _refuse_handshake(request: Request, wrong: str) -> MalformedRequest:
     """Return the refusal of a handshake; set the header with the supported version."""
     _set_version(request)
-    return MalformedRequest(f"this is no handshake of a WebSocket: {wrong}")
+    return MalformedRequest(f"malformed WebSocket handshake: {wrong}")
 
 
 def _join_header(headers: Headers, name: bytes) -> bytes:
@@ -191,7 +191,7 @@ async def send_messages(
         except CancelledError:  # the client has gone
             raise
         except Exception:  # noqa: BLE001  (a client learns of every end)
-            log.failure("a stream failed")
+            log.failure("defect: a stream failed")
             code = _FAILED
         finally:
             events.acknowledge = _ignore_acknowledgement

@@ -174,4 +174,4 @@ class AccessTests(SynchronousTestCase):
         self.path.touch()
         with self.assertRaises(ConfigurationError) as caught:
             find_tokens(CallerSettings(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})
-        self.assertIn("/tokens: cannot be read: File name too long", str(caught.exception))
+        self.assertIn("/tokens: cannot read the file: File name too long", str(caught.exception))

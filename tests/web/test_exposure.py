@@ -61,7 +61,12 @@ class EndpointTests(SynchronousTestCase):
                 self.assertRaises(ConfigurationError, check_endpoints, ["unix:/x", endpoint])
             )
             self.assertIn(repr(endpoint), error)
-            for words in ("open = true", "tokens = ", "interface=127.0.0.1", "token new"):
+            for words in (
+                "callers.open = true",
+                "callers.tokens",
+                "interface=127.0.0.1",
+                "token new",
+            ):
                 self.assertIn(words, error)
 
 
@@ -108,9 +113,9 @@ class PageTests(SynchronousTestCase):
         ):
             for method in (b"POST", b"DELETE", b"PUT"):
                 error = self.assertRaises(ForeignPage, self.change, origin, host, method)
-                self.assertIn("change nothing where callers have no tokens", str(error))
+                self.assertIn("cannot submit or cancel", str(error))
             error = self.assertRaises(ForeignPage, self.read, origin, host)
-            self.assertIn("may not read this", str(error))
+            self.assertIn("cannot read this", str(error))
             self.assertNotIn("tokens", str(error), "that holds with them, too")
 
     def test_safe_methods(self) -> None:

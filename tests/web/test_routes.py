@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.config import Configuration
+from tawebeval.config import Configuration, HttpSettings
 from tawebeval.config import ServiceSettings as Process
 from tawebeval.sandbox.workspace import directory_of
 from tests.cases import described
@@ -34,6 +34,35 @@ class NameTests(WebTestCase):
         for other in (own, f"judge2-{own}", f"judge1--{own}"):
             self.request("GET", f"/evaluation/{other}", 404)
             self.request("DELETE", f"/evaluation/{other}", 404)
+
+
+class WrongPathTests(WebTestCase):
+    """Paths, methods and identifiers that do not exist."""
+
+    configuration = Configuration(http=HttpSettings(base_path="/judge"))
+
+    def test_path(self) -> None:
+        """404 names the nearest path."""
+        for path, hint in (
+            ("/evalaute", "; did you mean /judge/evaluate?"),
+            ("/judge/evaluations/", "; did you mean /judge/evaluations?"),
+            ("/evaluation/x/event", "; did you mean /judge/evaluation/ID/events?"),
+            ("/zzz", "; GET /openapi.json lists all paths"),
+        ):
+            detail = self.request("GET", path, 404).json()["detail"]
+            self.assertTrue(detail.startswith(f"no resource at {path.removeprefix('/judge')!r}"))
+            self.assertTrue(detail.endswith(hint), detail)
+
+    def test_method(self) -> None:
+        """405 names the methods."""
+        detail = self.request("PUT", "/evaluations", 405).json()["detail"]
+        self.assertEqual(detail, "method 'PUT' is not allowed here; allowed: GET, HEAD")
+
+    def test_identifier(self) -> None:
+        """404 tells a malformed identifier from an unknown one."""
+        for identifier, words in (("xyz", "40 characters"), ("a" * 40, "did not issue")):
+            answer = self.request("GET", f"/evaluation/{identifier}", 404)
+            self.assertIn(words, answer.json()["detail"])
 
 
 class EvaluateTests(WebTestCase):

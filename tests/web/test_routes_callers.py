@@ -52,7 +52,7 @@ class TokenTests(CallerTestCase):
         place = self.begin("alice").headers["location"]
         self.child.print(b"a\n")
         unknown = self.call("GET", place, 404, "bob").json()
-        self.assertEqual(unknown, self.call("GET", "/evaluation/x", 404, "bob").json())
+        self.assertEqual(unknown, self.call("GET", f"/evaluation/{'a' * 40}", 404, "bob").json())
         for path in (f"{place}/events", f"{place}/events?wait=5", f"{place}/events?after=end"):
             self.call("GET", path, 404, "bob")
         self.call("DELETE", place, 404, "bob")
@@ -78,7 +78,7 @@ class TokenTests(CallerTestCase):
         self.file.write_text(self.file.read_text().split("\n")[1])
         read_again(self.service.access)
         self.call("GET", "/evaluation/x", 401, "alice")
-        self.call("GET", "/evaluation/x", 404, "bob")
+        self.call("GET", f"/evaluation/{'a' * 40}", 404, "bob")
 
     def test_queued_share(self) -> None:
         """429 for who has its share in the queue, before the body; the other goes on."""
@@ -117,7 +117,7 @@ class TokenTests(CallerTestCase):
         self.assertEqual(answer.headers["retry-after"], "2")
         self.begin("alice", 429)
         self.call("GET", "/health", 200, "alice")
-        self.call("GET", "/evaluation/x", 404, "bob")
+        self.call("GET", f"/evaluation/{'a' * 40}", 404, "bob")
         self.service.reactor.advance(2)
         self.call("GET", "/evaluation/x", 404, "alice")
 

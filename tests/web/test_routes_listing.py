@@ -74,7 +74,7 @@ class ListingTests(WebTestCase):
     def refuse(self, cursor: str) -> None:
         """Hold that it is said of a cursor that it is none, and what to do."""
         problem = self.listed(f"?after={cursor}", 400)
-        self.assertIn(f"after: '{cursor}' is no cursor of this list", problem["message"])
+        self.assertIn(f"after: '{cursor}' is not a cursor of this list", problem["message"])
         self.assertIn("begin again without `after`", problem["message"])
         self.assertNotIn("page", problem["message"])
 
@@ -88,7 +88,7 @@ class ListingTests(WebTestCase):
             self.refuse(cursor)
         for number in ("0", "01", "3", "9" * 5000):  # of which none was given out
             answer = self.request("GET", f"/evaluations?after={mark}-{number}", 400)
-            self.assertIn("is no cursor of this list", answer.json()["message"])
+            self.assertIn("is not a cursor of this list", answer.json()["message"])
         self.assertEqual(self.listed(f"?after={mark}-2")["data"], [])
 
     def test_earlier_daemon(self) -> None:

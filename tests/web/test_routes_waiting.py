@@ -138,7 +138,7 @@ class WaitTests(WebTestCase):
         path = f"/evaluation/{self.evaluate()}/events"
         for name in ("wait", "skip"):
             problem = self.request("GET", f"{path}?{name}={'9' * 16}", 400).json()
-            self.assertIn("is no whole number of up to 15 digits", problem["detail"])
+            self.assertIn("is not a whole number of up to 15 digits", problem["detail"])
         answer = self.request("GET", path, headers={"Prefer": f"wait={'9' * 16}"})
         self.assertNotIn("preference-applied", answer.headers)
 

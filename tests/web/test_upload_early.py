@@ -271,6 +271,6 @@ class GivenUpTests(RawTestCase):
             self.post(400, form(parts(seed=b"x", source=b"x" * BATCH)))
         self.assertGreater(spool.stored, 0)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
-        self.assertIn("the removal of an upload is not done yet", said)
+        self.assertIn("removal of an upload has failed", said)
         arrears.retry_next()
         self.assertEqual((spool.stored, broken), (0, []))

@@ -98,7 +98,7 @@ class FieldTests(UploadTestCase):
         self.receive(form([longest, *parts()]))
         longer = Part(f"submission[{'a' * (MAX_FIELD_NAME + 1)}]", b"x", "x")
         error = self.refuse(InvalidField, form([longer, *parts()]), longer.name[:80])
-        self.assertIn(f"of up to {MAX_FIELD_NAME} characters", error.detail)
+        self.assertIn(f"at most {MAX_FIELD_NAME} characters", error.detail)
 
 
 class LimitTests(UploadTestCase):
@@ -159,7 +159,7 @@ class LimitTests(UploadTestCase):
             self.assertEqual(
                 caught.exception.members, {"field": name, "size": limit + 1, "limit": limit}
             )
-            self.assertIn(f"{name}: {limit + 1} bytes have come so far", caught.exception.detail)
+            self.assertIn(f"{name}: the field is over ", caught.exception.detail)
             own = name != "evaluator_cmd"
             self.assertEqual("limits.field" in caught.exception.detail, not own)
         for name in ("depth", "commit_oid", "seed"):
@@ -169,7 +169,7 @@ class LimitTests(UploadTestCase):
             self.assertEqual(caught.exception.members["limit"], 64)
         error = self.refuse(TooLarge, form(parts(url=b"https://" + b"x" * 1017)), "repository[url]")
         self.assertEqual(error.members["limit"], 1024)
-        self.assertIn("the limit is 1024 (limits.field)", error.detail)
+        self.assertIn("the field is over 1 KiB (limits.field)", error.detail)
 
     def test_text_that_is_ignored(self) -> None:
         """What is ignored is not kept, and has no limit of its own."""
@@ -249,7 +249,7 @@ class MalformedTests(UploadTestCase):
 
     def test_headers_not_utf8(self) -> None:
         """Headers of a part that are not UTF-8 are told so, with the field if that can be read."""
-        said = "the headers of a part have to be UTF-8, with the names in them"
+        said = "the headers of a part must be UTF-8, with the names in them"
         for header, field in (
             (b'form-data; name="submission[a]"; filename="caf\xe9.py"', "submission[a]"),
             (b'form-data; filename="caf\xe9.py"; name=oid', "commit_oid"),
@@ -264,7 +264,7 @@ class MalformedTests(UploadTestCase):
             b"X-Caf\xe9: x\r\n" + parts()[1].encode(),
         ):
             error = self.refuse(MalformedRequest, form([part]))
-            self.assertEqual(error.detail, f"the form cannot be read: {said}")
+            self.assertEqual(error.detail, f"malformed form: {said}")
 
     def test_longer_than_announced(self) -> None:
         """More than was announced is not taken."""

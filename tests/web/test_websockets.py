@@ -81,7 +81,7 @@ class HandshakeTests(SocketTestCase):
             self.check_problem(answer)
             self.assertEqual(
                 answer.json()["message"],
-                f"Sec-WebSocket-Version: '{version}' is not known here; there is 13",
+                f"Sec-WebSocket-Version: '{version}' is not supported; supported: 13",
             )
             self.assertEqual(answer.headers["sec-websocket-version"], "13")
             self.assertEqual(answer.headers["upgrade"], "websocket")
@@ -115,7 +115,7 @@ class HandshakeTests(SocketTestCase):
             self.assertEqual(follower.answer.status, 400, key)
             self.check_problem(follower.answer)
             detail = follower.answer.json()["detail"]
-            self.assertIn(f"Sec-WebSocket-Key '{key}' is not 16 bytes", detail)
+            self.assertIn(f"Sec-WebSocket-Key '{key}' is not the base64", detail)
             self.assertEqual(follower.answer.headers["sec-websocket-version"], "13")
         for key in ("/+" * 11 + "==", base64.b64encode(b"\xff" * 16).decode()):
             follower = self.follow(SocketFollower, identifier, Sec_WebSocket_Key=key)

@@ -15,7 +15,7 @@ from twisted.web.http_headers import Headers
 from wsproto.utilities import LocalProtocolError
 
 from tawebeval.config import HttpSettings
-from tawebeval.errors import Stopping, TooSlow
+from tawebeval.errors import Stopping, TooSlow, format_size
 from tawebeval.web.server import problems
 from tawebeval.web.server.headers import (
     encode_headers,
@@ -37,6 +37,7 @@ _GOING_AWAY = 1001  # close code of a draining daemon
 # Maximum of bytes read from a connection in a turn of the reactor: few where a byte can cost much
 # (frames, chunks), many for a body of known length. (TLS passes on whole records.)
 _READ_FRAMES, _READ_DEFAULT, _READ_BODY = 1024, 4096, 64 * 1024
+_TLS_RECORD = b"\x16"  # the first byte of a ClientHello (RFC 8446), and of no HTTP request
 _DIGITS = 18  # of a Content-Length at most
 
 
@@ -112,9 +113,14 @@ class ApiChannel(TimeoutChannel):
             # Not before the first bytes: few clients expect a response without a request.
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "there are as many connections as there may be; try again later",
+                f"all {self.settings.connections} connections (http.connections), or those of this"
+                " client (http.connections_per_address), are in use; try again later",
                 {b"Retry-After": b"%d" % RETRY_AFTER},
             )
+        if self.phase is Phase.NEW and data.startswith(_TLS_RECORD):
+            # Plain text, which TLS clients report at once as a wrong version of TLS.
+            self.site.report_tls(self.peer.address)
+            self._bad_request("this port speaks plain HTTP; use http:// in place of https://")
         if self.phase is Phase.CLOSED:
             return
         if self._socket is not None:
@@ -140,9 +146,10 @@ class ApiChannel(TimeoutChannel):
             self.on_head_start()
         self._head_size += len(line) + 2
         if self._head_size > self.settings.header_bytes:
-            self._too_large(f"the head of the request has over {self.settings.header_bytes} bytes")
+            limit = format_size(self.settings.header_bytes)
+            self._too_large(f"the request's headers are over {limit} (http.header_bytes)")
         elif line[:1] in (b" ", b"\t"):
-            self._bad_request("a line of the head begins with a space")  # RFC 9112, 5.2
+            self._bad_request("a header begins with a space (RFC 9112, section 5.2)")
         else:
             super().lineReceived(line)
 
@@ -153,14 +160,14 @@ class ApiChannel(TimeoutChannel):
         if self.phase is Phase.CLOSED:
             return False
         if self._receivedHeaderCount >= self.settings.headers:
-            self._too_large(f"the request has over {self.settings.headers} headers")
+            self._too_large(f"the request has over {self.settings.headers} headers (http.headers)")
         elif name == b"content-length" and len(value) > _DIGITS:
-            self._bad_request("Content-Length: is no length")
+            self._bad_request("Content-Length: not a length")
         elif name == b"transfer-encoding" and (
             # Twisted passes over "identity", which RFC 9112 does not have any more.
             value.lower() != b"chunked" or self._version != b"HTTP/1.1"
         ):
-            self._bad_request("Transfer-Encoding: only chunked is known, in HTTP/1.1")
+            self._bad_request("Transfer-Encoding: only chunked is supported, in HTTP/1.1")
         else:
             return bool(super().headerReceived(line))
         return False
@@ -281,26 +288,28 @@ class ApiChannel(TimeoutChannel):
         """Refuse a request whose head is incomplete at its deadline."""
         seconds = self.settings.head_deadline
         self._refuse(
-            HTTPStatus.REQUEST_TIMEOUT, f"the head of the request has not come within {seconds:g} s"
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"the request's headers took over {seconds:g} s (http.head_deadline)",
         )
 
     def on_body_timeout(self) -> None:
         """Refuse a request whose body arrives too slowly."""
         self.requests[-1].refuse(
             TooSlow(
-                f"the body comes too slowly: {self.settings.rate} bytes per second are expected,"
-                f" reckoned over {self.settings.window:g} s"
+                "the request body arrives too slowly; the minimum is"
+                f" {format_size(self.settings.rate)} per second (http.rate), measured over"
+                f" {self.settings.window:g} s (http.window)"
             )
         )
 
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a request with too long a line, which Twisted would drop silently."""
         if hasattr(self, "_command"):  # which Twisted has while headers come
-            self._too_large(f"a header has over {self.settings.line} bytes")
+            self._too_large(f"a header is over {format_size(self.settings.line)} (http.line)")
         elif self.phase is not Phase.CLOSED:
             self._refuse(
                 HTTPStatus.REQUEST_URI_TOO_LONG,
-                f"the first line of the request has over {self.settings.line} bytes",
+                f"the request line is over {format_size(self.settings.line)} (http.line)",
             )
 
     def _too_large(self, detail: str) -> None:
@@ -310,7 +319,7 @@ class ApiChannel(TimeoutChannel):
         self._refuse(HTTPStatus.BAD_REQUEST, detail)
 
     def _respondToBadRequestAndDisconnect(self) -> None:
-        self._bad_request("this is no request of HTTP/1.1 that can be understood")
+        self._bad_request("malformed HTTP/1.1 request")
 
     def _refuse(
         self, status: HTTPStatus, detail: str, more: dict[bytes, bytes] | None = None

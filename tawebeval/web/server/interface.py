@@ -71,3 +71,6 @@ class Host(Protocol):
     connection_limits: ConnectionLimits
     base_path: BasePath
     open_connections: OpenConnections
+
+    def report_tls(self, address: str) -> None:
+        """Log that a client at `address` speaks TLS to a port without TLS."""

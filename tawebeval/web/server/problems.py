@@ -95,7 +95,7 @@ def make_problem(error: BaseException | None) -> ProblemDocument:
                 headers[b"Allow"] = value.encode()
     else:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
-        detail = "the server has met a defect of its own; its log tells more"
+        detail = "internal error: a defect of the server; its log has the details"
     return ProblemDocument(status, headers, make_document(status, detail, **members))
 
 

@@ -24,7 +24,7 @@ from werkzeug.exceptions import HTTPException
 
 from tawebeval.config import HttpSettings
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
+from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge, format_size
 from tawebeval.web.server import problems
 from tawebeval.web.server.base_path import BasePath, collapse_slashes
 from tawebeval.web.server.channel import ApiChannel
@@ -40,6 +40,8 @@ from tawebeval.web.server.limits import (
 from tawebeval.web.server.timeouts import LINGER
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
+
+_TLS_REPORTS = 60.0  # seconds between two log lines about TLS on a port without TLS
 
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
@@ -103,25 +105,27 @@ class ApiRequest(Request):
         self.remote_address = site.address_resolver.resolve(self.channel.peer, self.requestHeaders)
         if not site.connection_limits.add_request(self.remote_address.group):
             raise Busy(
-                "this client has as many requests as there may be; try again later", RETRY_AFTER
+                "too many requests of this client at the same time (http.connections_per_address);"
+                " try again later",
+                RETRY_AFTER,
             )
         self._group = self.remote_address.group
 
     def _check_target(self) -> None:
         """Refuse targets that Twisted or Klein answer in HTML. Raises: MalformedRequest."""
         if not self.path.startswith(b"/") and (self.method, self.path) != (b"OPTIONS", b"*"):
-            raise MalformedRequest("the target of the request is no path")
+            raise MalformedRequest("the request target is not a path such as /evaluate")
         try:
             unquote(self.path).decode()
         except UnicodeDecodeError:
             raise MalformedRequest("the path is not UTF-8") from None
         hosts = self.requestHeaders.getRawHeaders(b"Host", [])
         if not hosts and self.clientproto != b"HTTP/1.0":  # RFC 9112, section 3.2
-            raise MalformedRequest("Host: is missing")
+            raise MalformedRequest("Host: the header is required")
         if len(hosts) > 1:
-            raise MalformedRequest("Host: stands in the request more than once")
+            raise MalformedRequest("Host: the header is repeated; send it once")
         if not all(map(_HOST.fullmatch, hosts)):
-            raise MalformedRequest("Host: names no host")
+            raise MalformedRequest("Host: not a host name")
 
     def handleContentChunk(self, data: bytes) -> None:
         """Parse a part of the body."""
@@ -154,7 +158,7 @@ class ApiRequest(Request):
         if isinstance(error, OSError):
             error = problems.report_storage_error(error)
         if not isinstance(error, RequestError):
-            log.failure("a request failed", Failure(error))
+            log.failure("defect: a request failed", Failure(error))
         self._is_refused = True
         self._drop_form()
         if not body_follows:
@@ -198,7 +202,7 @@ class ApiRequest(Request):
     def processingFailed(self, reason: Failure) -> Failure:
         """Answer an exception that no route handles: a malformed host, or a defect."""
         if not isinstance(reason.value, HTTPException):
-            log.failure("a request failed", reason)
+            log.failure("defect: a request failed", reason)
         if not self.startedWriting:
             self._write_problem(reason.value)
         self.finish()
@@ -242,7 +246,9 @@ def _strip_scheme_and_host(target: bytes) -> bytes:
 
 
 def _make_body_error() -> TooLarge:
-    return TooLarge(f"no body of over {_BODY} bytes is expected here", limit=_BODY)
+    return TooLarge(
+        f"request body is over {format_size(_BODY)}; this request needs none", limit=_BODY
+    )
 
 
 class ApiSite(Site):
@@ -277,12 +283,24 @@ class ApiSite(Site):
         self.base_path = BasePath(settings.base_path)
         self.open_connections = OpenConnections(reactor)
         self._fast_path = fast_path
+        self._next_tls_report = 0.0  # in seconds of the clock
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """Return the channel of a new connection."""
         channel: Any = super().buildProtocol(addr)
         channel.fast_path = self._fast_path(channel)
         return channel
+
+    def report_tls(self, address: str) -> None:
+        """Log that a client at `address` speaks TLS to a port without TLS, once a minute."""
+        now = self.clock.seconds()
+        if now >= self._next_tls_report:
+            self._next_tls_report = now + _TLS_REPORTS
+            log.warn(
+                "{client} speaks TLS to a port of plain HTTP; use http:// in place of https://, or"
+                " set up TLS in a proxy or by an ssl: endpoint in listen (logged once a minute)",
+                client=address or "-",
+            )
 
     def log(self, request: object) -> None:
         """Do nothing: `Application.record_answer` logs requests, those of the fast path too."""

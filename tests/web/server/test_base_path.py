@@ -108,7 +108,7 @@ class RoutesBelowTests(RawTestCase):
         """The page is below the path, with all that it is made of; the path alone leads there."""
         answer = self.ask_raw(f"GET {BELOW}")
         self.assertEqual(answer.status, 308)
-        self.assertEqual(answer.json()["detail"], f"this is at {BELOW}/")
+        self.assertEqual(answer.json()["detail"], f"moved to {BELOW}/")
         self.assertEqual(answer.headers["Location"], f"{BELOW}/")
         page = self.ask_raw(f"GET {BELOW}/")
         self.assertEqual(page.headers["Content-Type"], "text/html; charset=utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from twisted.logger import capturedLogs, formatEvent
+
 from tawebeval.sandbox.workspace import directory_of
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, form, head, parts
@@ -25,6 +27,22 @@ class MalformedTests(RawTestCase):
             b"POST /evaluate HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n",
         ):
             self.refuse(400, request, closed=True)
+
+    def test_tls(self) -> None:
+        """A client that speaks TLS gets plain text at once, which TLS reports as a wrong version.
+
+        The log has a line about it, once a minute.
+        """
+        with capturedLogs() as events:
+            for hello in (b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\n" * 500):
+                connection = self.connect()
+                connection.send(hello)
+                answer = connection.answer()
+                self.check_raw(answer, 400)
+                self.assertTrue(connection.closed)
+                self.assertIn("use http:// in place of https://", answer.json()["detail"])
+        (event,) = events
+        self.assertIn(" speaks TLS to a port of plain HTTP; use http://", formatEvent(event))
 
     def test_broken_chunks(self) -> None:
         """400 for a chunked body that is none."""
@@ -61,8 +79,8 @@ class MalformedTests(RawTestCase):
         for start in (b"GET /health", b"GET /nowhere", b"OPTIONS /health", b"POST /evaluate"):
             connection = self.connect()
             for fields, wrong in (
-                (b"", "is missing"),
-                (b"Host: x\r\nHost: x\r\n", "stands in the request more than once"),
+                (b"", "the header is required"),
+                (b"Host: x\r\nHost: x\r\n", "the header is repeated; send it once"),
             ):
                 connection.send(start + b" HTTP/1.1\r\n" + fields + b"\r\n")
                 answer = connection.answer()

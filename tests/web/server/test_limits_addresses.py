@@ -131,7 +131,7 @@ class LogTests(ProxiedTestCase):
         connection = self.from_(PROXY)
         self.assertEqual(self.logged(connection, X_Forwarded_For="me"), ["10.0.0.1"])
         problem = self.check_raw(connection.answer(), 400).json()
-        self.assertTrue(problem["detail"].startswith("X-Forwarded-For: 'me' is no address"))
+        self.assertTrue(problem["detail"].startswith("X-Forwarded-For: 'me' is not an IP address"))
 
 
 class ForwardedTests(ProxiedTestCase):

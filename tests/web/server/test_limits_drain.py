@@ -14,7 +14,7 @@ from tests.fakes.clients import MULTIPART, Connection, form, head, parts
 from tests.fakes.streams import LineFollower, SocketFollower
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-STOPPING = "the service is about to stop"
+STOPPING = "the daemon is stopping"
 
 
 class LeavingTestCase(StreamTestCase, RawTestCase):
