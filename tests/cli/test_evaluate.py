@@ -144,7 +144,10 @@ class EvaluateTests(CommandTestCase):
                 ["evaluate", *REPOSITORY, "--server", "localhost", "x=1"],
                 "is not the URL of a server",
             ),
-            (["evaluate", *REPOSITORY, "--token-file", "/nonexistent", "x=1"], "cannot be read"),
+            (
+                ["evaluate", *REPOSITORY, "--token-file", "/nonexistent", "x=1"],
+                "cannot read the file",
+            ),
             (["evaluate", *REPOSITORY, os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
             (["evaluate", *REPOSITORY[:5], os.fsdecode(b"e\xff"), "x=1"], "--evaluator"),
             (["evaluate", *REPOSITORY, "-d", os.fsdecode(b"\xff"), "x=1"], "not UTF-8"),

@@ -41,7 +41,7 @@ class EvaluationsTests(CommandTestCase):
         self.assertIn("failed: ", result.stderr)
         result = self.run_command("follow", identifier)
         self.assertEqual(result.exit_code, 1)
-        self.assertIn("failed: nothing is kept", result.stderr)
+        self.assertIn("failed: the evaluation is over", result.stderr)
         self.assertEqual(self.run_command("status", identifier).exit_code, 2)
 
     def test_terminal(self) -> None:

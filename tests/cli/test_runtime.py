@@ -104,7 +104,7 @@ class ExitStatusTests(CommandTestCase):
         """A server that refuses is 2, with its words; one that cannot be reached is 3."""
         result = self.run_command("evaluate", *REPOSITORY, "--directory", "/x", "a=1")
         self.assertEqual(result.exit_code, 2)
-        self.assertIn("directory: must be relative", result.stderr)
+        self.assertIn("directory: '/x' is absolute", result.stderr)
         self.line.agent.fate = lambda: Fate.REFUSED
         result = self.run_command("list")
         self.assertEqual(result.exit_code, 3)

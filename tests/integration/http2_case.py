@@ -36,7 +36,7 @@ class Http2Tests:
             "each stream has begun",
         )
         answer = await self.http2.get("/health")
-        self.assertIn("this client has as many requests", answer.problem(503)["detail"])
+        self.assertIn("too many requests of this client", answer.problem(503)["detail"])
         self.assertEqual(answer.header("Retry-After"), "5")
         url, certificate = self.proxy.tls_url, self.proxy.certificate
         async with Http2Client(url, certificate, source="127.0.0.2") as another:

@@ -227,7 +227,7 @@ class ProjectQuotaTests(DaemonTestCase):
         file.write_text(before.replace(str(DISK), str(2 * DISK)))
         self.daemon.start()
         await until(lambda: not self.daemon.running, "it has ended")
-        self.assertIn("quotas/0: its quota is", self.daemon.log.splitlines()[-1])
+        self.assertIn("quotas/0: the quota is", self.daemon.log.splitlines()[-1])
         file.write_text(before)
         del self.daemon.program
         self.daemon.start()

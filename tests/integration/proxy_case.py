@@ -334,7 +334,7 @@ class SurfaceTests(AddressTests):
     async def test_doubled_slashes(self: Any) -> None:
         """Paths that clients of 2018 join carelessly lead where they did."""
         answer = await self.plain.get("//evaluation//x")
-        self.assertIn("no evaluation of this identifier", answer.problem(404)["detail"])
+        self.assertIn("no such evaluation", answer.problem(404)["detail"])
 
     async def test_upload(self: Any) -> None:
         """A large form reaches the daemon while it is sent, and arrives whole."""

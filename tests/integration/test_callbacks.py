@@ -176,7 +176,7 @@ class DeliveryTests(CallbacksTestCase):
         ):
             callback = await self.tell_babbler(first, words)
             self.assertEqual(callback["state"], "given_up", first)
-            self.assertIn("no answer, or no whole one", callback["last_error"])
+            self.assertIn("incomplete or not HTTP", callback["last_error"])
         self.assertLess(self.daemon.memory, 300 * 2**20)
         await self.finish()
 
@@ -253,7 +253,7 @@ class RefusalTests(CallbacksTestCase):
         self.addCleanup(self.client.close)
         problem = (await self.post("https://example.org/")).problem(400)
         self.assertEqual(problem["field"], "callback_url")
-        self.assertIn("there are no callbacks here", problem["detail"])
+        self.assertIn("callbacks are disabled", problem["detail"])
         await self.finish()
 
 
@@ -272,14 +272,16 @@ class ReloadTests(CallbacksTestCase):
         """Other secrets count at once, also for what waits; broken ones and settings do not."""
         await self.start(f"{OPEN}\nattempts = 100\nlongest_delay = 1\nfirst_delay = 0.05")
         secret = "whsec_" + b64encode(b"another one, for callbacks that are new").decode()
-        await self.reload(self.secrets, SECRET, "s3cret", "nothing is reloaded: callbacks.secrets")
+        await self.reload(
+            self.secrets, SECRET, "s3cret", "reload refused, nothing is changed: callbacks.secrets"
+        )
         await self.reload(self.secrets, "s3cret", secret, "callbacks.secrets: read again")
         settings = self.daemon.folder / "tawebeval.toml"
         for name, before, after in (
             ("enabled", "enabled = true", "enabled = false"),
             ("private_networks", OPEN, "private_networks = []"),
         ):
-            restart = f"callbacks.{name}: has changed, and counts after a restart"
+            restart = f"callbacks.{name}: changed; takes effect after a restart"
             await self.reload(settings, before, after, restart)
         receiver = self.receive(204)
         self.assertEqual((await self.tell(receiver.url))["state"], "delivered")
@@ -293,11 +295,11 @@ class ReloadTests(CallbacksTestCase):
         await self.reload(self.secrets, "* ", "alice ", "callbacks.secrets: read again")
         outcome = await self.outcome(waiting)
         self.assertEqual(outcome["state"], "refused")
-        self.assertIn("removed the secret", outcome["last_error"])
+        self.assertIn("secret was removed", outcome["last_error"])
         answer = await self.client.post(
             self.repository.url, self.commit, "true", callback_url=down.url
         )
-        self.assertIn("no secret of yours", str(answer.problem(400)["detail"]))
+        self.assertIn("ask the operator for a secret", str(answer.problem(400)["detail"]))
         await self.client.follow(waiting)
         self.assertNotIn(secret, self.daemon.log)
         await self.finish()
@@ -340,4 +342,4 @@ class ShutdownTests(CallbacksTestCase):
         identifier = await self.tried(self.receive(500, 0))
         await self.finish()
         self.check_logged(identifier, "given_up")
-        self.assertIn("the service was stopped", self.daemon.log)
+        self.assertIn("the daemon was stopped", self.daemon.log)

@@ -75,7 +75,7 @@ class CommandTests(DaemonTestCase):
         self.assertEqual(done.returncode, 2)
         done = await piped(self.daemon.url, "status", "a" * 40)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("no evaluation of this identifier", done.stderr)
+        self.assertIn("no such evaluation", done.stderr)
 
     async def test_detached(self) -> None:
         """Begin, look, list, cancel and follow, each by a command of its own."""
@@ -262,7 +262,7 @@ class LostTests(DaemonTestCase):
         await self.daemon.ready()
         for terminal in terminals:
             self.assertEqual(await terminal.end(), 1, terminal.shown)
-            self.assertIn("\x1b[31mfailed: nothing is kept of this evaluation", terminal.shown)
+            self.assertIn("\x1b[31mfailed: the evaluation is over", terminal.shown)
         for identifier, status in ((silent, 1), (speaking, 1), ("a" * 40, 2)):
             done = await piped(self.daemon.url, "follow", identifier)
             self.assertEqual((done.returncode, done.stdout), (status, ""), done.stderr)
@@ -304,5 +304,5 @@ class ServeTests(DaemonTestCase):
         path.write_text("nonsense = 1\n")
         done = await piped(self.daemon.url, "serve", "--config", str(path))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("nonsense: there is no such setting", done.stderr + done.stdout)
+        self.assertIn("nonsense: unknown setting", done.stderr + done.stdout)
         self.assertNotIn("Traceback", done.stderr + done.stdout)

@@ -80,8 +80,8 @@ class DescriptorsTests(DaemonTestCase):
         self.allow(self.most)
         self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
         # A line for each, and a traceback for none: a defect would have one.
-        await self.daemon.logged("could not be evaluated", 4)
-        self.assertEqual(self.daemon.log.count("could not be evaluated"), 4)
+        await self.daemon.logged("could not be run", 4)
+        self.assertEqual(self.daemon.log.count("could not be run"), 4)
 
     async def test_connections(self) -> None:
         """Those beyond are closed, those that are there are answered, and the log says it once."""
@@ -92,8 +92,8 @@ class DescriptorsTests(DaemonTestCase):
                 others.enter_context(socket.create_connection(("127.0.0.1", self.daemon.port)))
             for _ in range(3):
                 self.assertEqual(there.ask(HEALTH).code, 200)
-            await self.daemon.logged("there are no more file descriptors")
-            self.assertEqual(self.daemon.log.count("there are no more file descriptors"), 1)
+            await self.daemon.logged("no file descriptor is free")
+            self.assertEqual(self.daemon.log.count("no file descriptor is free"), 1)
             self.assertNotIn("EMFILE", self.daemon.log)
         self.allow(self.most)
         self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
@@ -115,7 +115,7 @@ class FewDescriptorsTests(TestCase):
         self.assertRegex(limits, r"Max open files +300 +300 ")
         # 9 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, and 128 for the daemon
         # itself, leave 102.
-        await daemon.logged("300 are allowed here")
+        await daemon.logged("300 allowed")
         await daemon.logged("there may be 102 connections")
         async with Client(daemon.url) as client:
             metrics = (await client.get("/metrics")).body.decode()
@@ -125,10 +125,10 @@ class FewDescriptorsTests(TestCase):
     async def test_too_few(self) -> None:
         """It does not start where evaluators, or what each may have, need more, and says which."""
         for most, limit, words in (
-            (200, 256, "limits.open_files: the daemon itself may have no more than 200 here"),
+            (200, 256, "limits.open_files: 256 is over the daemon's own hard limit, 200"),
             # 9 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, 128 for the
             # daemon itself, 16 connections.
-            (213, 100, "descriptors: 213 are allowed here, and 214 are the fewest"),
+            (213, 100, "file descriptors: 213 allowed, and at least 214 are needed"),
         ):
             daemon = Daemon(f"{CONFIGURATION}\n[limits]\nopen_files = {limit}\n")
             self.addCleanup(daemon.remove)

@@ -198,7 +198,7 @@ class DoctorTests(SynchronousTestCase):
             ("\0\1", "", ""),
             ("#!/bin/sh\nexit 0\n", "", "exited with 0"),
             ("#!/bin/sh\nkill -9 $$\n", "", "exited with -9"),
-            ("#!/bin/sh\nexec sleep 600\n", IMPATIENT, "has not ended within 0.2 seconds"),
+            ("#!/bin/sh\nexec sleep 600\n", IMPATIENT, "did not end within 0.2 seconds"),
         ):
             self.program("bwrap", script)
             self.assertIn(words, self.broken(before)["what"])

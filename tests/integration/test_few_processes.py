@@ -34,7 +34,7 @@ class FewProcessesTests(DaemonTestCase):
         """An evaluation is lost where its sandbox cannot begin it, and is well where it can."""
         for count, words in (
             (1, "the sandbox could not be started"),
-            (2, "no process could be made for the evaluator in its sandbox"),
+            (2, "the sandbox could not start a process for the evaluator"),
         ):
             await self.allow(count)
             error = failure(await self.run_command("exec cat README"), "lost")

@@ -103,7 +103,7 @@ class DiskTests(SmallDisksTestCase):
             problem = answer.problem(503)
             self.assertEqual(problem["detail"], f"the form cannot be stored: {FULL}")
             self.assertIsNotNone(answer.header("Retry-After"))
-        await self.not_ready("the file system of the state is full, or nearly so")
+        await self.not_ready("the file system of the state has less than")
         self.disks.empty(self.disks.state)
         await self.check_mended()
 
@@ -153,7 +153,7 @@ class DiskTests(SmallDisksTestCase):
         self.disks.fill(self.disks.cache)
         error = await self.lost()
         self.assertIn(FULL, error["message"])
-        await self.not_ready("the file system of the cache is full, or nearly so")
+        await self.not_ready("the file system of the cache has less than")
         self.disks.empty(self.disks.cache)
         await self.check_mended()
 
@@ -194,7 +194,7 @@ class DiskTests(SmallDisksTestCase):
         while not folder.exists():
             await self.client.get("/health")
         await self.check_mended()
-        await self.daemon.logged(f"{place / name} was gone, and is made anew")
+        await self.daemon.logged(f"{place / name} was removed; the daemon created it again")
 
     async def test_gone(self) -> None:
         """Directories that somebody removes while the daemon runs are made anew."""
@@ -225,7 +225,9 @@ class NearlyFullTests(SmallDisksTestCase):
         """The run that has most there is stopped, which the log tells."""
         await self.stopped(f"head -c {18 * MIB} /dev/zero >file; sleep 600")
         await self.daemon.logged("limits.free_disk")
-        self.assertRegex(self.daemon.log, rf"limits.free_disk \({8 * MIB} bytes\): .* is stopped")
+        self.assertRegex(
+            self.daemon.log, r"under 8 MiB \(limits.free_disk\) of the disk is free: .* is stopped"
+        )
 
     async def test_who_hides_it(self) -> None:
         """So is one of whose files nothing is seen, where no other has written much."""
@@ -250,7 +252,7 @@ class LogTests(SmallDisksTestCase):
         name = (await self.client.ended(last))["log_name"]
         self.assertEqual(text(await self.client.follow(last)), "an evaluator\n")
         await until(lambda: f"{name}: finished" in self.disks.log, "its end is logged")
-        self.assertRegex(self.disks.log, r"up to \d+ events before this one could not be written")
+        self.assertRegex(self.disks.log, r"up to \d+ earlier log events were lost")
 
 
 class StartTests(TestCase):
@@ -280,4 +282,4 @@ class StartTests(TestCase):
         """So is one that is full, before anything is accepted."""
         self.assertRegex(await self.refused("nr_inodes=3"), f"tawebeval: .*/state/.*: {FULL}")
         line = await self.refused(size=os.sysconf("SC_PAGE_SIZE"))  # the key fits, and no more
-        self.assertRegex(line, f"tawebeval: .*/state/accounts/.*: {FULL}; make room there")
+        self.assertRegex(line, f"tawebeval: .*/state/accounts/.*: {FULL}; free some disk space")

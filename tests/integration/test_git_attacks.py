@@ -478,7 +478,7 @@ class RepositoryTests(AttackTestCase):
             self.daemon.state,
         ):
             error = await self.refuse(f"file://{path}", self.commit)
-            self.assertIn("no place from which", error["message"], path)
+            self.assertIn("is in a directory of the daemon", error["message"], path)
 
     async def test_hooks_and_filters_do_not_run(self) -> None:
         """Neither what lies in the served repository nor what its tree asks for is executed."""

@@ -254,7 +254,7 @@ class AbandonedTests(DaemonTestCase):
         abandoned = await self.begin("exec sleep 600")
         kept, gate = await self.begin_and_hold("echo; echo done")
         reading = Deferred.fromCoroutine(self.client.follow(kept))
-        told = f"{log_name(abandoned)}: nobody asks for it any more"
+        told = f"{log_name(abandoned)}: stopped: no client has asked for the events in "
         await until(lambda: told in self.daemon.log, "the other one is given up")
         await until(lambda: list(runs.iterdir()) == [gate.parent.parent], "it is killed")
         (await self.client.ask(abandoned)).problem(410)

@@ -57,11 +57,11 @@ class AnswerTests(LookupTestCase):
         for answer in ("NXDOMAIN", "NOERROR"):
             self.names.answer = answer
             error = failure(await self.events(), "repository")
-            self.assertIn("git.example.org does not exist, or has no address", error["message"])
+            self.assertIn("git.example.org does not exist or has no address", error["message"])
         for answer in ("SERVFAIL", "REFUSED", ""):
             self.names.answer = answer
             error = failure(await self.events(), "lost")
-            self.assertIn("git.example.org could not be looked up", error["message"])
+            self.assertIn("look-up of the host git.example.org", error["message"])
             self.assertEqual((await self.client.get("/health/ready")).code, 200)
         self.names.answer = "127.0.0.1"
         self.assertEqual(text(await self.events()), "an evaluator\n")

@@ -82,7 +82,7 @@ class OverlaysTests(SynchronousTestCase):
         self.assertTrue(killed.exists())
         self.assertEqual(told, ["from below", "from below", "more"])
         (said,) = (str(formatEvent(event)) for event in events)
-        self.assertIn("another one is started", said)
+        self.assertIn("starting another one", said)
 
     def check_devices(self, count: int) -> None:
         """Hold that a directory, a new file, an old one and a changed one have known devices."""

@@ -151,7 +151,7 @@ class PrivateTests(RepositoryTestCase):
         self.assertIn("403", (await self.refuse(alice))["stderr"])
         self.write_password("")
         os.kill(self.daemon.pid, signal.SIGHUP)
-        await until(lambda: "nothing is reloaded" in self.daemon.log, "the mistake is logged")
+        await until(lambda: "nothing is changed" in self.daemon.log, "the mistake is logged")
         await self.refuse(alice)
         self.write_password(SECRET)
         os.kill(self.daemon.pid, signal.SIGHUP)

@@ -173,7 +173,9 @@ class DropTests(RootTestCase):
         process = self.start()
         await self.ready(process)
         self.assert_dropped(process.pid)
-        self.assertIn(f"root became {self.user.pw_name}", await self.stop(process))
+        self.assertIn(
+            f"changed from root to the user {self.user.pw_name}", await self.stop(process)
+        )
 
     async def test_low_port(self) -> None:
         """Ports below 1024 can be listened on."""
@@ -250,7 +252,7 @@ class DropTests(RootTestCase):
         await self.ready(process)
         await until(lambda: f"{file} cannot be read" in self.log.read_text(), "it is logged")
         process.send_signal(signal.SIGHUP)
-        await until(lambda: "nothing is reloaded" in self.log.read_text(), "it is logged")
+        await until(lambda: "nothing is changed" in self.log.read_text(), "it is logged")
         async with Client(f"http://127.0.0.1:{self.port}", token) as alice:
             (await alice.get("/evaluation/x")).problem(404)
         self.assertIn(f"{file}: cannot be read: Permission denied", await self.stop(process))

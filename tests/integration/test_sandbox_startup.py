@@ -24,7 +24,7 @@ COMPLAINTS = {
     ),
     "bwrap: Can't open source /usr: Function not implemented": "openat2",
     "bwrap: Creating new namespace failed: Permission denied": "/etc/apparmor.d/tawebeval",
-    "bwrap: something that nobody has thought of": "mend that",
+    "bwrap: something that nobody has thought of": "make bubblewrap work",
 }
 
 
@@ -77,7 +77,7 @@ class SandboxStartupTests(SynchronousTestCase):
         """Without bubblewrap: how to install it, and how to do without."""
         for kind in ("", '[sandbox]\nkind = "bubblewrap"\n', '[sandbox]\nkind = "auto"\n'):
             said = self.refused(kind)
-            self.assertIn("there is no bubblewrap here; apt-get install bubblewrap", said)
+            self.assertIn("bubblewrap is not installed; run `apt-get install bubblewrap`", said)
             self.assertIn('sandbox.kind = "none"', said)
 
     def test_broken(self) -> None:
@@ -87,14 +87,14 @@ class SandboxStartupTests(SynchronousTestCase):
             said = self.refused()
             self.assertIn(f"bubblewrap does not work here: {complaint}", said)
             self.assertIn(remedy, said)
-            self.assertIn('write sandbox.kind = "none"', said)
+            self.assertIn('set sandbox.kind = "none"', said)
 
     def test_silent(self) -> None:
         """One that says nothing, but runs nothing either, is no sandbox; nor is one that dies."""
         self.bwrap("exit 0")
-        self.assertIn("bubblewrap does not work here: it exited with 0", self.refused())
+        self.assertIn("bubblewrap does not work here: bwrap exited with status 0", self.refused())
         self.bwrap("kill -9 $$")
-        self.assertIn("bubblewrap does not work here: it exited with -9", self.refused())
+        self.assertIn("bubblewrap does not work here: bwrap exited with status -9", self.refused())
 
     def test_readable(self) -> None:
         """What is to be shown has to be there: the entry is named."""

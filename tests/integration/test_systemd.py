@@ -77,7 +77,7 @@ class StartTests(ServiceTestCase):
         wait_until(
             lambda: int(self.show("NRestarts")) > 6, "it was tried again and again", LONG_PATIENCE
         )
-        self.assertIn("nonsense: there is no such setting", self.journal())
+        self.assertIn("nonsense: unknown setting", self.journal())
         self.assertEqual(self.show("ActiveState", SOCKET), "active")
         self.configure(CONFIGURATION)
         self.assertEqual(waiting.answer()[0], 200)
@@ -160,7 +160,7 @@ class LifeTests(ServiceTestCase):
         self.assertNotIn("GET /evaluations 200", self.journal())
         self.configure(f"{CONFIGURATION}\n[log]\naccess = true\nformat = 'json'\n")
         self.control("reload", SERVICE)
-        self.logged("tawebeval: log.format: has changed, and counts after a")
+        self.logged("tawebeval: log.format: changed; takes effect after a")
         self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 200)
         wait_until(lambda: "GET /evaluations 200" in self.journal(), "the answer is logged")
         self.configure(f"{CONFIGURATION}\n[log]\nlevel = 'loud'\n")
@@ -193,11 +193,11 @@ class LifeTests(ServiceTestCase):
         """Tokens that have changed are not copied anew, so the reload is refused and says why."""
         self.start()
         self.control("reload", SERVICE)
-        self.logged("/tokens is a copy that systemd has made at the start")
+        self.logged("/tokens is a copy that systemd made at the start")
         self.write(TOKENS, new_token("bob", straw(1))[1])
         done = self.machine.attempt("systemctl", "reload", SERVICE)
         self.assertEqual(done.returncode, 1)
-        self.logged("the file itself has changed: that counts after a restart")
+        self.logged("its original has changed; restart the daemon")
         self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 200)
         self.control("restart", SERVICE)
         self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 401)
@@ -353,7 +353,7 @@ class FullDiskTests(ServiceTestCase):
         self.fill()
         self.wait_for(503)
         status, problem = self.ready()
-        reason = "the file system of the state is full, or nearly so"
+        reason = "the file system of the state has less than"
         self.assertEqual((status, problem["reasons"]), (503, [reason]))
         self.until("StatusText", f"1 running, 1 queued; not ready: {reason}")
 

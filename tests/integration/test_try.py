@@ -137,7 +137,7 @@ class TryTests(TestCase):
         settings.write_text("[limits]\nwall_clock = 0.5\n[evaluations]\ngrace = 0.1\n")
         done = await self.attempt("sleep 60", "--config", str(settings))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("0.5 seconds", done.stderr)
+        self.assertIn("it ran for over 0.5 seconds (limits.wall_clock)", done.stderr)
         hint = "hint: limits.wall_clock is 0.5 seconds; to raise it, set limits.wall_clock = 1.0"
         self.assertIn(hint, done.stderr)
 
@@ -230,7 +230,7 @@ class TryTests(TestCase):
         settings = self.folder / "tawebeval.toml"
         settings.write_text("nonsense = 1\n")
         for arguments, variables, words in (
-            (["--config", str(settings)], {}, "nonsense: there is no such setting"),
+            (["--config", str(settings)], {}, "nonsense: unknown setting"),
             (["--user", "nobody-of-that-name"], {}, "nobody-of-that-name"),
             (BY, {"PATH": "/nonexistent"}, "apt-get install bubblewrap"),
         ):

@@ -48,7 +48,7 @@ class UnreadLogTests(DaemonTestCase):
         self.assertGreater(lost, 0)
         found = b""
         with open(self.daemon.folder / "pipe", "rb", buffering=0) as pipe:
-            while b" events before this one could not be written" not in found:
+            while b" earlier log events were lost" not in found:
                 found += pipe.read(2**16)
                 self.ask(_AT_ONCE)
         told = re.search(rb"up to (\d+) events before", found)

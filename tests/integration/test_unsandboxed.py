@@ -25,7 +25,7 @@ class UnsandboxedTests(StrayTests, DaemonTestCase):
         """Every start says what the lack of a sandbox means."""
         await self.daemon.logged("sandbox.kind")
         (line,) = [line for line in self.daemon.log.splitlines() if "sandbox.kind" in line]
-        self.assertIn('sandbox.kind is "none": whoever can send a request can do', line)
+        self.assertIn('sandbox.kind is "none": callers can do all', line)
         self.assertIn("all that the daemon's user can", line)
 
     async def test_it_is_none(self) -> None:

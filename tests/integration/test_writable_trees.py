@@ -237,7 +237,7 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
             os.kill(launcher, 9)
         await until(lambda: not any(map(alive, killed)), "they are dead")
         self.assertEqual(text(await self.run_command(command)), "1\nan evaluator\n")
-        await self.daemon.logged("has ended: another one is started")
+        await self.daemon.logged("has ended; starting another one")
         self.assertNotEqual(await launchers(self.daemon), killed)
 
 
@@ -296,4 +296,4 @@ class RestartTests(DaemonTestCase):
         self.daemon.start()
         await self.daemon.ready()
         self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
-        await self.daemon.logged("is damaged, and removed")
+        await self.daemon.logged("is damaged; removing it")

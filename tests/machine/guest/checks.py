@@ -175,7 +175,7 @@ def quota() -> None:
     run("systemctl", "restart", UNIT)
     try:
         claims = all_is_ok()
-        assert any("/quotas: 2 evaluations, each held to" in claim for claim in claims), claims
+        assert any("/quotas: 2 evaluations, at most" in claim for claim in claims), claims
         for attack in HIDDEN_FILES:
             limit(attack)
     finally:
@@ -287,7 +287,7 @@ def failure() -> None:
     assert done.returncode == 0, done
     lines = [line for line in done.stderr.splitlines() if line.startswith("tawebeval: ")]
     assert len(lines) == 3, done
-    assert "nonsense: there is no such setting" in lines[1], lines
+    assert "nonsense: unknown setting" in lines[1], lines
     service.configure(configuration)
 
 
