@@ -100,7 +100,7 @@ class EvaluateTests(CommandTestCase):
             arguments = ("--repository", url, *REPOSITORY[2:], "x=1")
             result = self.run_command("evaluate", *arguments)
             self.assertEqual(result.exit_code, 2)
-            self.assertIn("; try `--repository https://github.com/me/p.git`\n", result.stderr)
+            self.assertIn("; try https://github.com/me/p.git\n", result.stderr)
         arguments = ("--repository", "ftp://a/b", *REPOSITORY[2:], "x=1")
         self.assertNotIn("try `", self.run_command("evaluate", *arguments).stderr)
 

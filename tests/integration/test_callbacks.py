@@ -112,7 +112,7 @@ class DeliveryTests(CallbacksTestCase):
                 "url": receiver.url.partition("?")[0],
                 "state": "delivered",
                 "attempts": 2,
-                "last_error": "the status 500",
+                "last_error": "the receiver answered with status 500",
             },
         )
         first, second = receiver.posts
@@ -148,7 +148,7 @@ class DeliveryTests(CallbacksTestCase):
             receiver.location = elsewhere.url
             callback = await self.tell(receiver.url)
             self.assertEqual((callback["state"], callback["attempts"]), (state, attempts))
-            self.assertEqual(callback["last_error"], f"the status {status}")
+            self.assertEqual(callback["last_error"], f"the receiver answered with status {status}")
             self.assertEqual(len(receiver.posts), attempts)
         self.assertEqual(elsewhere.posts, [])
         await self.finish()
@@ -168,7 +168,7 @@ class DeliveryTests(CallbacksTestCase):
         await self.start()
         absent = await self.tell(f"http://127.0.0.1:{free_port()}/hook")
         self.assertEqual(absent["state"], "given_up")
-        self.assertIn("no connection", absent["last_error"])
+        self.assertIn("connection refused", absent["last_error"])
         head = b"HTTP/1.1 200 OK\r\n"
         for first, words in (
             (head, b"X: " + b"y" * 999 + b"\r\n"),
@@ -275,7 +275,7 @@ class ReloadTests(CallbacksTestCase):
         await self.reload(
             self.secrets, SECRET, "s3cret", "reload refused, nothing is changed: callbacks.secrets"
         )
-        await self.reload(self.secrets, "s3cret", secret, "callbacks.secrets: read again")
+        await self.reload(self.secrets, "s3cret", secret, "callbacks.secrets: reloaded")
         settings = self.daemon.folder / "tawebeval.toml"
         for name, before, after in (
             ("enabled", "enabled = true", "enabled = false"),
@@ -292,7 +292,7 @@ class ReloadTests(CallbacksTestCase):
         down = self.receive(503)
         waiting = await self.evaluate(down.url, "exit 3")
         await until(lambda: down.posts, "an attempt")
-        await self.reload(self.secrets, "* ", "alice ", "callbacks.secrets: read again")
+        await self.reload(self.secrets, "* ", "alice ", "callbacks.secrets: reloaded")
         outcome = await self.outcome(waiting)
         self.assertEqual(outcome["state"], "refused")
         self.assertIn("secret was removed", outcome["last_error"])

@@ -212,6 +212,6 @@ class ExposureTests(TestCase):
         daemon.start()
         await daemon.ready()
         os.kill(daemon.pid, signal.SIGHUP)
-        await until(lambda: "the configuration: read again" in daemon.log, "it is logged")
+        await until(lambda: "the configuration: reloaded" in daemon.log, "it is logged")
         await daemon.ready()
         await daemon.stop()

@@ -116,7 +116,7 @@ class FewDescriptorsTests(TestCase):
         # 9 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, and 128 for the daemon
         # itself, leave 102.
         await daemon.logged("300 allowed")
-        await daemon.logged("there may be 102 connections")
+        await daemon.logged("connections are limited to 102")
         async with Client(daemon.url) as client:
             metrics = (await client.get("/metrics")).body.decode()
         self.assertIn("tawebeval_connections_limit 102.0", metrics)

@@ -196,8 +196,8 @@ class DoctorTests(SynchronousTestCase):
             ("", "", ""),
             ("#!/nowhere\n", "", ""),
             ("\0\1", "", ""),
-            ("#!/bin/sh\nexit 0\n", "", "exited with 0"),
-            ("#!/bin/sh\nkill -9 $$\n", "", "exited with -9"),
+            ("#!/bin/sh\nexit 0\n", "", "exited with status 0"),
+            ("#!/bin/sh\nkill -9 $$\n", "", "exited with status -9"),
             ("#!/bin/sh\nexec sleep 600\n", IMPATIENT, "did not end within 0.2 seconds"),
         ):
             self.program("bwrap", script)

@@ -173,7 +173,7 @@ class ShortDrainTests(DrainTestCase):
 
     def check_told(self, answer: RawAnswer) -> None:
         """Hold that a request was refused because of the end."""
-        self.assertIn("about to stop", str(answer.problem(503)["detail"]))
+        self.assertIn("the daemon is stopping", str(answer.problem(503)["detail"]))
         self.assertGreater(int(answer.headers["retry-after"]), 0)
         self.assertEqual(answer.headers["connection"], "close")
 

@@ -155,7 +155,7 @@ class PrivateTests(RepositoryTestCase):
         await self.refuse(alice)
         self.write_password(SECRET)
         os.kill(self.daemon.pid, signal.SIGHUP)
-        await until(lambda: "repositories.credentials: read again" in self.daemon.log, "it is read")
+        await until(lambda: "repositories.credentials: reloaded" in self.daemon.log, "it is read")
         self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
         await self.finish()
 

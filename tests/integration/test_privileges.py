@@ -255,7 +255,7 @@ class DropTests(RootTestCase):
         await until(lambda: "nothing is changed" in self.log.read_text(), "it is logged")
         async with Client(f"http://127.0.0.1:{self.port}", token) as alice:
             (await alice.get("/evaluation/x")).problem(404)
-        self.assertIn(f"{file}: cannot be read: Permission denied", await self.stop(process))
+        self.assertIn(f"{file}: cannot read the file: Permission denied", await self.stop(process))
 
 
 class PythonTests(RootTestCase):
@@ -295,7 +295,7 @@ class PythonTests(RootTestCase):
         ).stdout
         self.assertIn(b"ok", said)
         process.send_signal(signal.SIGHUP)
-        await until(lambda: "read again" in self.log.read_text(), "SIGHUP is logged")
+        await until(lambda: "reloaded from" in self.log.read_text(), "SIGHUP is logged")
         self.assertNotIn("LATE IMPORT", await self.stop(process))
 
     async def test_unreadable(self) -> None:

@@ -162,7 +162,7 @@ class StartupTests(TestCase):
         await until(lambda: (daemon.state / "lock").exists() or not daemon.running, "it starts")
         os.kill(daemon.pid, signal.SIGHUP)
         await daemon.ready()
-        await daemon.logged("the configuration: read again")
+        await daemon.logged("the configuration: reloaded")
         await daemon.stop()
 
     async def serve(self, *arguments: str, port: int) -> None:
