@@ -8,13 +8,20 @@ from tawebeval.core.segi import MARKER_VARIABLES, Markers
 
 _DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 _OF_EACH_RUN = ("HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED")
-_RESERVED = frozenset((*_OF_EACH_RUN, *MARKER_VARIABLES))
+_TOOLS = "EVALUATION_TOOLS"
+_RESERVED = frozenset((*_OF_EACH_RUN, *MARKER_VARIABLES, _TOOLS))
 _SUBMISSION_FILE = "SUBMISSION_FILE_"
 
 
 def is_reserved(name: str) -> bool:
     """Return whether the daemon sets a variable itself, so that operators cannot configure it."""
     return name in _RESERVED or name.startswith(_SUBMISSION_FILE)
+
+
+def add_tools(environment: Mapping[str, str], directory: str) -> dict[str, str]:
+    """Return the environment with the directory of tools for evaluators, whose `bin` is on PATH."""
+    path = f"{environment['PATH']}:{directory}/bin"
+    return {**environment, "PATH": path, _TOOLS: directory}
 
 
 def build_environment(

@@ -277,6 +277,8 @@ class Evaluation:
         self._enter(State.RUNNING)
         assert self._sandboxed is not None, "made before the start"
         self._context.monitor.add_run(self._sandboxed, run.stop)
+        context = self._context
+        self._sandboxed.serve_submissions(context.clock, context.threads, context.spawn)
         run.ended.add_callback(self._on_run_ended)
         if self._stop_reason is not None:
             run.stop(self._stop_reason)

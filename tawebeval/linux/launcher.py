@@ -62,7 +62,8 @@ _libc.syscall.restype = ctypes.c_long
 def encode(*parts: Iterable[bytes]) -> bytes:
     """Return the words of an order, none of which has a NUL in it.
 
-    The parts are: the lower, the upper and the work directory of the overlay, or nothing; files to
+    The parts are: the lower, the upper and the work directory of the overlay, or a mount namespace
+    to enter (a file of proc(5)), or nothing; files to
     write "0" to; limits, each as three numbers with colons between; the program with its arguments;
     its environment; its directory, and by how much its nice value is higher.
     """
@@ -147,6 +148,16 @@ def mount(layers: Sequence[bytes]) -> tuple[int, set[int]]:
     return top, devices
 
 
+def enter_mounts(namespace: bytes) -> None:
+    """Enter the mount namespace of another program that was started here. Raises OSError."""
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.setns(descriptor, _CLONE_NEWNS):
+            raise _error()
+    finally:
+        os.close(descriptor)
+
+
 # Where the layers are of two file systems their files have a device each, other than that of
 # directories (the kernel's filesystems/overlayfs, "Inode properties").
 
@@ -184,7 +195,9 @@ def become(words: int, report: socket.socket, outputs: Sequence[int]) -> None:
         layers, groups, limits, argv, variables, (directory, niceness) = decode(order)
         environment = dict(each.split(b"=", 1) for each in variables)
         tops, numbers = [], [os.getpid()]
-        if layers:
+        if len(layers) == 1:
+            enter_mounts(layers[0])
+        elif layers:
             top, devices = mount(layers)
             tops.append(top)
             numbers += devices

@@ -105,6 +105,8 @@ class LaunchSpec:
     - `groups`: the files of cgroups to which the process writes "0" to enter.
     - `limits`: soft and hard limits, by the RLIMIT numbers of `resource`.
     - `niceness`: the increment over the daemon's nice value.
+    - `mounts_of`: a started program, by its number, that mounted an overlay and still runs: the
+      process sees its mounts.
     """
 
     argv: Sequence[str]
@@ -114,6 +116,7 @@ class LaunchSpec:
     groups: Sequence[str] = ()
     limits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
     niceness: int = 0
+    mounts_of: int | None = None
 
 
 @attrs.frozen
@@ -129,8 +132,13 @@ class OverlayLayers:
 
 
 def _words(launch: LaunchSpec, layers: OverlayLayers | None) -> bytes:
+    mounts: Sequence[str | Path] = ()
+    if layers is not None:
+        mounts = (layers.lower, layers.upper, layers.work)
+    elif launch.mounts_of is not None:
+        mounts = (f"/proc/{launch.mounts_of}/ns/mnt",)
     return launcher.encode(
-        map(os.fsencode, (layers.lower, layers.upper, layers.work) if layers else ()),
+        map(os.fsencode, mounts),
         map(os.fsencode, launch.groups),
         (f"{number}:{soft}:{hard}".encode() for number, (soft, hard) in launch.limits.items()),
         map(os.fsencode, launch.argv),

@@ -21,7 +21,8 @@ from tawebeval.deferreds import count_slots
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupFiles, find_mounts
 
-_EVALUATION_DESCRIPTORS = 9  # pipes, pidfd, files of its sandbox, tree; and git's beside them
+# Pipes, pidfd, files of its sandbox, tree; socket, pipes and pidfd of its broker; and git's.
+_EVALUATION_DESCRIPTORS = 13
 _FETCH_DESCRIPTORS = 6  # pipes, pidfd, a filter of the sandbox, a password
 _SPARE_DESCRIPTORS = 128  # the daemon's own, and connections that are just being refused
 FEWEST_CONNECTIONS = 16  # with fewer there is no use in a start

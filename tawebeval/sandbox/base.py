@@ -18,20 +18,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
+from tawebeval.core.variables import add_tools
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage
-from tawebeval.linux.child import ProcessTransport, StartedProcess
+from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.linux.reaper import Orphans, descendants, send_signal
 from tawebeval.sandbox.disk import BLOCK, LARGE_USAGE, DiskMeter
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import READ_ONLY_NAMES, Workspace, WorkspaceView
+
+TOOLS = Path(__file__).with_name("tools")
+"""The tools for evaluators, as they are installed."""
 
 _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of a user
 # Seconds for which a limit that the kernel enforces may go unnoticed: the run gains nothing by it.
@@ -164,6 +169,14 @@ class SandboxedRun(ABC):
     def set_first_process(self, child: ProcessTransport) -> None:
         """Set the run's first process, once it was adopted."""
         self._first = child
+
+    def serve_submissions(  # noqa: B027  (a kind may do nothing)
+        self, reactor: Any, threads: WorkerThreads, spawner: Spawner
+    ) -> None:
+        """Run programs of the submission when the evaluator asks, from now to `kill_remaining`.
+
+        Without a sandbox the evaluator runs them itself.
+        """
 
     def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks.
@@ -324,7 +337,7 @@ class UnsandboxedRun(SandboxedRun):
         bounds = self._list_rlimits(apart=False)
         return LaunchSpec(
             ["/bin/sh", "-c", command],
-            environment,
+            add_tools(environment, str(TOOLS)),
             str(directory),
             limits={getattr(resource, f"RLIMIT_{name.upper()}"): bounds[name] for name in bounds},
         )

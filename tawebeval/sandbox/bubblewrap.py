@@ -8,6 +8,8 @@ and cgroups; no capability, and no way to get one; a filter of system calls; and
 /evaluation/submission  the uploaded files, read-only
 /evaluation/tmp         TEMPORARY_DIRECTORY
 /evaluation/home        HOME
+/evaluation/tools       tools for evaluators, read-only
+/evaluation/runner      the socket by which submissions are run (`broker`)
 /tmp, /dev/shm          directories of the workspace, so that one disk limit holds for all
 /init                   the first process
 
@@ -21,23 +23,28 @@ import contextlib
 import os
 import re
 import resource
+import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
+from tawebeval.core.variables import add_tools
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import Cgroups
-from tawebeval.linux.child import ProcessTransport
+from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
 from tawebeval.linux.filetree import add_path
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import Orphans, descendants, send_signal
-from tawebeval.sandbox.base import Exit, SandboxedRun
+from tawebeval.sandbox.base import TOOLS, Exit, SandboxedRun
 from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.submissions import SubmissionSocket, make_broker_spec
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 
@@ -82,6 +89,7 @@ _WAIT = (
 )
 
 _ROOM = Path("/evaluation")  # where an evaluator finds its workspace
+_TOOLS, _RUNNER = _ROOM / "tools", _ROOM / "runner"
 _ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 # Of /etc: how programs find their libraries and one another ...
@@ -140,7 +148,7 @@ def _etc(patterns: Sequence[str]) -> Iterator[str]:
 
 
 def write_sandbox_files(directory: Path) -> None:
-    """Write the sandbox's own passwd and group, and the program of its first process.
+    """Write the sandbox's own passwd and group, its first process's program, and the tools.
 
     That program is a shell that the evaluator may execute and not read. Blocks. Raises: OSError,
     with the path.
@@ -151,6 +159,8 @@ def write_sandbox_files(directory: Path) -> None:
         new.write_bytes(shell)
         new.chmod(0o111)
         new.replace(directory / "init")
+    with add_path(directory / "tools"):
+        shutil.copytree(TOOLS, directory / "tools", dirs_exist_ok=True)
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
         with add_path(directory / name):
             (directory / name).write_bytes(content)
@@ -203,8 +213,13 @@ class Bubblewrap:
         """Return the run of an evaluation, not started yet."""
         return BubblewrapRun(workspace, checkout, self)
 
-    def argv(self, view: WorkspaceView, directory: Path, command: Sequence[str]) -> Sequence[str]:
-        """Return the arguments that run `command` in `directory`, a path in the sandbox."""
+    def argv(
+        self, view: WorkspaceView, directory: Path, runner: Path, command: Sequence[str]
+    ) -> Sequence[str]:
+        """Return the arguments that run `command` in `directory`, a path in the sandbox.
+
+        `runner` is the socket by which submissions are run.
+        """
         argv = [
             self.program,
             *isolation_options("evaluation"),
@@ -226,6 +241,8 @@ class Bubblewrap:
             argv += ["--ro-bind", str(outside), str(inside)]
         for inside, outside in own:
             argv += ["--bind", str(outside), str(inside)]
+        argv += ["--ro-bind", str(self.accounts / "tools"), str(_TOOLS)]
+        argv += ["--ro-bind", str(runner), str(_RUNNER)]
         argv += ["--ro-bind", str(self.accounts / "init"), _INIT]
         for place in ("/proc", "/dev", "/"):
             argv += ["--remount-ro", place]
@@ -246,6 +263,7 @@ class BubblewrapRun(SandboxedRun):
         self.has_network = sandbox.network
         self._opened = contextlib.ExitStack()
         self._descriptors: Descriptors | None = None
+        self._submissions: SubmissionSocket | None = None
 
     def make_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
@@ -260,13 +278,14 @@ class BubblewrapRun(SandboxedRun):
         hides its own.
         """
         opened = self._open()
+        self._submissions = SubmissionSocket(self.workspace.root)
         words = ["--clearenv"]
-        for name, value in environment.items():
+        for name, value in add_tools(environment, str(_TOOLS)).items():
             words += ["--setenv", name, value]
         os.pwrite(opened.environment, os.fsencode("\0".join(words)), 0)
         view = self.make_view()
         inside = [*self._limiter(), "/bin/sh", "-c", command]
-        argv = self._sandbox.argv(view, view.translate(directory), inside)
+        argv = self._sandbox.argv(view, view.translate(directory), self._submissions.path, inside)
         return LaunchSpec(argv, {}, "/", tuple(opened))
 
     def _open(self) -> Descriptors:
@@ -287,12 +306,55 @@ class BubblewrapRun(SandboxedRun):
         options = (f"--{name}={soft}:{_shown(hard)}" for name, (soft, hard) in bounds)
         return ["/usr/bin/prlimit", *options, "--"]
 
+    def serve_submissions(self, reactor: Any, threads: WorkerThreads, spawner: Spawner) -> None:
+        """Run programs of the submission when the evaluator asks, from now to `kill_remaining`."""
+        assert self._submissions is not None, "the run was started"
+        self._submissions.watch(reactor, threads, spawner, self._start_broker)
+
+    def _start_broker(self, listening: int) -> StartedProcess:
+        """Start the broker, in the evaluation's cgroup. Blocks. Raises: OSError."""
+        assert self._first is not None, "the evaluator runs"
+        assert self._group is not None, "made by the start"
+        view, sandbox = self.make_view(), self._sandbox
+        configuration = {
+            "bwrap": [sandbox.program, *isolation_options("submission"), *sandbox.shown],
+            "places": [
+                *((str(inside), str(outside), True) for inside, outside in view.writable),
+                *((str(inside), str(outside), False) for inside, outside in view.readable),
+                *((path, path, False) for path in sandbox.readable),
+            ],
+            "rlimits": self._list_rlimits(apart=True),
+            "memory": self.limits.memory,
+            "processes": self.limits.processes,
+            "cgroups": self._group.list_directories(),
+        }
+        spec, opened = make_broker_spec(
+            configuration, listening, sandbox.filter, self._group.list_entry_files()
+        )
+        with opened, self._orphans.expect_child() as tell:
+            mounts_of = None if self._tree is None else self._first.pid
+            started = self._trees.start_beside(
+                attrs.evolve(spec, niceness=self._cgroups.niceness, mounts_of=mounts_of)
+            )
+            tell(started.pid)
+        return started
+
+    def _pids(self) -> Iterable[int]:
+        """Return the processes of the evaluator and of its submissions."""
+        pid = self._submissions.broker_pid if self._submissions is not None else None
+        return [*super()._pids(), *(descendants(pid) if pid is not None else ())]
+
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
         signal_sandbox(child, number)
 
     async def kill_remaining(self) -> None:
-        """Kill the first process in the sandbox if it outlives bwrap; all others end with it."""
+        """Kill the first process in the sandbox if it outlives bwrap; all others end with it.
+
+        So do the programs of the submission.
+        """
+        if self._submissions is not None:
+            await self._submissions.end()
         told = re.search(rb'"child-pid": (\d+)', self._told())
         if told:
             await self._orphans.kill_child(int(told[1]))
@@ -325,4 +387,6 @@ class BubblewrapRun(SandboxedRun):
         """Close the descriptors, and remove what the start has made. Blocks. Raises: OSError."""
         self._descriptors = None
         self._opened.close()
+        if self._submissions is not None:
+            self._submissions.close()
         super().close()

@@ -93,6 +93,10 @@ class WritableTrees:
         copy_tree(checkout, workspace.tree)
         return self._launching.start(launch)
 
+    def start_beside(self, launch: LaunchSpec) -> StartedProcess:
+        """Start a program that has no tree of its own. Blocks. Raises: OSError."""
+        return self._launching.start(launch)[0]
+
     def close(self) -> None:
         """End the launcher; started programs run on. Blocks, hardly."""
         self._launching.close()

@@ -15,6 +15,9 @@ from tawebeval.linux.cgroups.filesystem import CgroupDirectory
 WEIGHT, SHARES = 100, 1024
 """The defaults of a new cgroup: `cpu.weight` (version 2) and `cpu.shares` (version 1)."""
 
+EVALUATOR = "evaluator"
+"""The cgroup of the evaluator below its evaluation's, where there are others (`sandbox.broker`)."""
+
 # The kernel rounds bytes down to pages, which are of 64 KiB at most.
 _PAGE = 65536
 
@@ -86,8 +89,11 @@ class MemoryController(Controller):
 
         Otherwise the machine, or a cgroup above this one, was out of memory.
         """
-        counts = group.counts("memory.events")
-        return counts.get("oom_kill", 0) > 0 and counts.get("max", 0) > 0
+        if not group.counts("memory.events").get("oom_kill"):
+            return False
+        # Limits of cgroups below do not count here (since Linux 5.2).
+        own = group.counts("memory.events.local") or group.counts("memory.events")
+        return own.get("oom", 0) > 0
 
     def memory(self, group: CgroupDirectory) -> int | None:
         """Return the bytes of anonymous and shared memory."""
@@ -146,7 +152,8 @@ class PidsController(Controller):
         Many kernels also count here a fork that failed for the limit of a cgroup above. Before
         Linux 6.6 the two cannot be told apart.
         """
-        if not group.counts("pids.events").get("max"):
+        # The evaluator is in a cgroup below once there are others for submissions.
+        if not any(each.counts("pids.events").get("max") for each in (group, group / EVALUATOR)):
             return False
         peak, limit = group.number("pids.peak"), group.number("pids.max")
         return peak is None or limit is None or peak >= limit

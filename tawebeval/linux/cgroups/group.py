@@ -110,6 +110,14 @@ class EvaluationCgroup:
         """
         return [group.find_entry_file() for group in self._directories]
 
+    def list_directories(self) -> Mapping[str, tuple[int, str]]:
+        """Return the version, 1 or 2, and the path of the cgroup, by the resource."""
+        return {
+            what: (2 if directory.has("cgroup.subtree_control") else 1, directory.path)
+            for what, _, directory in self._parts
+            if what != "weight"
+        }
+
     def usage(self, waited: struct_rusage | None) -> Usage:
         """Return the usage, when all processes have ended. Blocks, for a few small reads.
 

@@ -1,0 +1,663 @@
+"""Runs the programs of submissions for one evaluator: a program that knows nothing of tawebeval.
+
+The evaluator asks by a socket (`tools/bin/tawebeval-run`). For each request the broker starts a
+sandbox of bubblewrap beside the evaluator's own, with the files that the request names, in cgroups
+below the evaluation's. A request is a stranger's. So a process of its own, in the evaluation's
+cgroup, serves each one, and the broker itself only accepts connections.
+
+A request is one message of JSON, with descriptors for stdin, stdout and stderr. The answer is one
+message: a report, or `{"error": ...}`. While the program runs the message "output" says that it has
+printed too much; the end of the connection kills it.
+
+Arguments: none. Descriptors: 3 this source, 4 the configuration (`Configuration`), 5 the listening
+socket, 6 the filter of system calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import re
+import resource
+import secrets
+import select
+import signal
+import socket
+import stat
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+CONFIGURATION, LISTENING, FILTER = 4, 5, 6
+"""The descriptors of the broker."""
+REQUEST = 128 * 1024
+"""Bytes of a request, at most."""
+VERSION = 1
+"""The version of requests."""
+
+_MOST_RUNS = 64  # at once; more wait for a place
+_BACKLOG_WAIT = 1.0  # seconds
+_MOST_PATHS = 256  # of a request: each becomes a mount
+_SCRATCH = 64 * 2**20  # bytes of /tmp and of /dev/shm, each
+_TEMPORARY = "/tmp"  # noqa: S108  (a path in the sandbox)
+_READY = "/.ready"  # a link in the sandbox, made after all mounts
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": _TEMPORARY}
+_SIGNALLED = 128  # what bwrap adds to a signal to make an exit status of it
+_SIGNALS = frozenset(map(int, signal.valid_signals()))
+_LOOK = 0.05  # seconds between two looks at the processor time, at most
+_PATIENCE = 10.0  # seconds for the sandbox to be made, and for killed processes to end
+_FIRST = 256  # the first descriptor of bwrap: higher than any of this process
+_PAGE = 65536  # bytes: the largest pages
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# The lines of memory.stat for the page cache, which includes shared memory: version 2 and 1.
+_CACHE = re.compile(r"^(file|cache|shmem) (\d+)$", re.MULTILINE)
+
+
+class Refused(Exception):
+    """A request that is not executed; `str()` is the reason, for the author of the evaluator."""
+
+
+class Configuration(NamedTuple):
+    """What the daemon tells the broker.
+
+    - `bwrap`: the path of bwrap, and options for the namespaces and the system's files.
+    - `places`: directories that the evaluator sees: its path, the daemon's, and whether it may
+      write there.
+    - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
+    - `memory`: bytes, and `processes`: the limits of the whole evaluation.
+    - `cgroups`: for each of "memory", "processes" and "cpu" that is counted: the version, 1 or 2,
+      and the evaluation's directory.
+    """
+
+    bwrap: Sequence[str]
+    places: Sequence[tuple[str, str, bool]]
+    rlimits: dict[str, tuple[int, int]]
+    memory: int
+    processes: int
+    cgroups: dict[str, tuple[int, str]]
+
+
+class Request(NamedTuple):
+    """A request for one run; None is no limit but the evaluation's.
+
+    `paths` are triples: the evaluator's path, the path in the sandbox, and whether the program may
+    write there. Times are in seconds, sizes in bytes.
+    """
+
+    command: Sequence[str]
+    paths: Sequence[tuple[str, str, bool]]
+    directory: str
+    environment: dict[str, str]
+    time: float | None
+    wall: float | None
+    memory: int | None
+    processes: int | None
+    file_size: int | None
+
+
+def parse_request(message: bytes) -> Request:
+    """Return the request in a message. Raises: Refused."""
+    try:
+        found = json.loads(message)
+    except (ValueError, RecursionError):
+        raise Refused("the request is not JSON") from None
+    if not isinstance(found, dict) or found.pop("version", None) != VERSION:
+        raise Refused(f"the request is not of version {VERSION}: use the tools of this sandbox")
+    unknown = found.keys() - {"read", "write", *Request._fields} | found.keys() & {"paths"}
+    if unknown:
+        raise Refused(f"unknown member {sorted(unknown)[0]!r} in the request")
+    command = _words("command", found.get("command", []))
+    if not command or not command[0]:
+        raise Refused("no command to run")
+    paths = [
+        *_pairs("read", found.get("read", []), writable=False),
+        *_pairs("write", found.get("write", []), writable=True),
+    ]
+    if len(paths) > _MOST_PATHS:
+        raise Refused(f"{len(paths)} paths; at most {_MOST_PATHS} are allowed")
+    _check_targets([target for _, target, _ in paths])
+    environment = found.get("environment", {})
+    if not isinstance(environment, dict) or not all(map(_NAME.fullmatch, environment)):
+        raise Refused("environment: a variable's name has letters, digits and _ only")
+    _words("environment", list(environment.values()))
+    return Request(
+        command,
+        paths,
+        _absolute("directory", found.get("directory", _TEMPORARY)),
+        {**_ENVIRONMENT, **environment},
+        _number("time", found, float),
+        _number("wall", found, float),
+        _number("memory", found, int),
+        _number("processes", found, int),
+        _number("file_size", found, int),
+    )
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list):
+        raise Refused(f"{name}: not a list")
+    for word in value:
+        if not isinstance(word, str) or "\0" in word:
+            raise Refused(f"{name}: {word!r} is not a string without NUL")
+        with suppress(UnicodeEncodeError):
+            os.fsencode(word)
+            continue
+        raise Refused(f"{name}: {word!r} cannot be encoded")
+    return value
+
+
+def _pairs(name: str, value: Any, *, writable: bool) -> Iterator[tuple[str, str, bool]]:
+    if not isinstance(value, list):
+        raise Refused(f"{name}: not a list")
+    for pair in value:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise Refused(f"{name}: {pair!r} is not a pair of paths")
+        source, target = (_absolute(name, path) for path in pair)
+        yield source, target, writable
+
+
+def _absolute(name: str, value: Any) -> str:
+    (path,) = _words(name, [value])
+    if not path.startswith("/") or os.path.normpath(path) != path or path.startswith("//"):
+        raise Refused(f"{name}: {path!r} is not an absolute path without . and ..")
+    return path
+
+
+def _check_targets(targets: Sequence[str]) -> None:
+    """Refuse a target below another one: bwrap would follow links in what was mounted there."""
+    for target in targets:
+        if target == "/" or any(_is_below(target, system) for system in _SYSTEM):
+            raise Refused(f"{target!r} is a path of the system; name another one behind a colon")
+    for one, other in pairwise(sorted(targets, key=_parts)):
+        if _is_below(other, one):
+            raise Refused(f"{other!r} lies in {one!r}, which is given, too")
+
+
+def _parts(path: str) -> list[str]:
+    return path.split("/")
+
+
+def _is_below(path: str, top: str) -> bool:
+    return f"{path}/".startswith(f"{top.rstrip('/')}/")
+
+
+def _number(name: str, found: dict[str, Any], kind: type) -> Any:
+    value = found.get(name)
+    if value is None:
+        return None
+    wanted = (int, float) if kind is float else (int,)
+    if isinstance(value, bool) or not isinstance(value, wanted) or not 0 < value < 2**53:
+        raise Refused(f"{name}: {value!r} is not a number above 0")
+    return kind(value)
+
+
+class Source(NamedTuple):
+    """A file or directory to mount: its identity, and the daemon's path at which it was found."""
+
+    path: str
+    target: str
+    writable: bool
+    identity: tuple[int, int]
+
+
+def find_source(
+    places: Sequence[tuple[str, str, bool]], path: str, target: str, writable: bool
+) -> tuple[Source, int]:
+    """Return what the evaluator sees at `path`, and a descriptor that keeps it. Raises: Refused.
+
+    No symbolic link is followed, so nothing leads out of the places.
+    """
+    found = [place for place in places if _is_below(path, place[0])]
+    if not found:
+        raise Refused(f"{path!r} is outside of the evaluator's own directories")
+    inside, outside, may_write = max(found, key=lambda place: len(place[0]))
+    if writable and not may_write:
+        raise Refused(f"{path!r} is read-only for the evaluator")
+    below = [part for part in path[len(inside) :].split("/") if part]
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(outside, flags)
+        for part in below:
+            parent, descriptor = descriptor, os.open(part, flags, dir_fd=descriptor)
+            os.close(parent)
+    except OSError as error:
+        raise Refused(f"{path!r}: {error.strerror}") from None
+    status = os.fstat(descriptor)
+    if stat.S_ISLNK(status.st_mode):
+        raise Refused(f"{path!r} is a symbolic link; give the path that it leads to")
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise Refused(f"{path!r} is neither a file nor a directory")
+    identity = (status.st_dev, status.st_ino)
+    return Source("/".join([outside, *below]), target, writable, identity), descriptor
+
+
+class Cgroup:
+    """The cgroup of one run, in the hierarchies where the evaluation has one."""
+
+    def __init__(self, parents: dict[str, tuple[int, str]], name: str) -> None:
+        self._directories = {
+            what: (version, f"{parent}/{name}") for what, (version, parent) in parents.items()
+        }
+
+    def _every(self) -> list[tuple[int, str]]:
+        return list(dict.fromkeys(self._directories.values()))
+
+    def make(self, memory: int, processes: int) -> None:
+        """Make the cgroup with its limits. Raises: OSError."""
+        for _, directory in self._every():
+            os.mkdir(directory)
+        if "memory" in self._directories:
+            version, directory = self._directories["memory"]
+            if version == 1:
+                _write(f"{directory}/memory.limit_in_bytes", memory)
+                with suppress(OSError):
+                    _write(f"{directory}/memory.memsw.limit_in_bytes", memory)
+            else:
+                _write(f"{directory}/memory.max", memory)
+                with suppress(OSError):
+                    _write(f"{directory}/memory.swap.max", 0)
+                _write(f"{directory}/memory.oom.group", 1)
+        if "processes" in self._directories:
+            _write(f"{self._directories['processes'][1]}/pids.max", processes)
+
+    def enter(self) -> None:
+        """Move this process, which has one thread, into the cgroup. Raises: OSError."""
+        for version, directory in self._every():
+            _write(f"{directory}/{'tasks' if version == 1 else 'cgroup.procs'}", 0)
+
+    def cpu_seconds(self) -> float | None:
+        """Return the processor time; None if it is not measured."""
+        if "cpu" not in self._directories:
+            return None
+        version, directory = self._directories["cpu"]
+        if version == 1:
+            return int(_read(f"{directory}/cpuacct.usage")) / 1e9
+        return _counts(f"{directory}/cpu.stat")["usage_usec"] / 1e6
+
+    def peak_memory(self) -> int | None:
+        """Return the peak of memory in bytes, less the page cache that is left; None if unknown."""
+        if "memory" not in self._directories:
+            return None
+        version, directory = self._directories["memory"]
+        name = "memory.max_usage_in_bytes" if version == 1 else "memory.peak"
+        try:
+            peak = int(_read(f"{directory}/{name}"))
+        except FileNotFoundError:  # before Linux 5.19
+            return None
+        kept = {what: int(size) for what, size in _CACHE.findall(_read(f"{directory}/memory.stat"))}
+        cache = kept.get("file", kept.get("cache", 0)) - kept.get("shmem", 0)
+        return max(peak - max(cache, 0), 0)
+
+    def met_memory(self, limit: int) -> bool:
+        """Tell whether the kernel has killed a process for this cgroup's limit."""
+        if "memory" not in self._directories:
+            return False
+        version, directory = self._directories["memory"]
+        if version == 1:
+            killed = _counts(f"{directory}/memory.oom_control").get("oom_kill", 0)
+            peak = int(_read(f"{directory}/memory.max_usage_in_bytes"))
+            return killed > 0 and peak > limit - 8 * _PAGE
+        with suppress(FileNotFoundError):
+            return _counts(f"{directory}/memory.events.local").get("oom", 0) > 0
+        return _counts(f"{directory}/memory.events").get("oom", 0) > 0
+
+    def met_processes(self) -> bool:
+        """Tell whether a fork has failed in this cgroup."""
+        if "processes" not in self._directories:
+            return False
+        return _counts(f"{self._directories['processes'][1]}/pids.events").get("max", 0) > 0
+
+    def kill(self) -> None:
+        """Kill all processes in the cgroup."""
+        for _, directory in self._every():
+            try:
+                _write(f"{directory}/cgroup.kill", 1)
+            except OSError:
+                with suppress(OSError):
+                    for pid in map(int, _read(f"{directory}/cgroup.procs").split()):
+                        with suppress(OSError):
+                            os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> None:
+        """Kill all processes and remove the cgroup; the evaluation's end removes what stays."""
+        deadline = time.monotonic() + _PATIENCE
+        for _, directory in self._every():
+            while time.monotonic() < deadline:
+                try:
+                    os.rmdir(directory)
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    self.kill()
+                    time.sleep(0.002)
+
+
+def make_room(cgroups: dict[str, tuple[int, str]]) -> None:
+    """Prepare the evaluation's cgroup of version 2 to have cgroups in it. Raises: OSError.
+
+    There processes may be in leaves only, and so those of the evaluation move into one.
+    """
+    wanted: dict[str, list[str]] = {}
+    for what, (version, directory) in cgroups.items():
+        if version == 2:
+            names = {"memory": "+memory", "processes": "+pids"}
+            wanted.setdefault(directory, []).extend([names[what]] if what in names else [])
+    for directory, switches in wanted.items():
+        os.mkdir(f"{directory}/evaluator")
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            for pid in _read(f"{directory}/cgroup.procs").split():
+                with suppress(ProcessLookupError):
+                    _write(f"{directory}/evaluator/cgroup.procs", pid)
+            try:
+                _write(f"{directory}/cgroup.subtree_control", " ".join(switches))
+                break
+            except OSError:  # a process has been forked meanwhile
+                if time.monotonic() > deadline:
+                    raise
+
+
+def _write(path: str, value: object) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+def _counts(path: str) -> dict[str, int]:
+    return {name: int(value) for name, value in map(str.split, _read(path).splitlines())}
+
+
+class Run:
+    """One run of a program."""
+
+    def __init__(
+        self, configuration: Configuration, request: Request, number: int, streams: Sequence[int]
+    ) -> None:
+        self._configuration = configuration
+        self._request = request
+        self._streams = streams
+        self._memory = min(request.memory or configuration.memory, configuration.memory)
+        self._processes = min(request.processes or configuration.processes, configuration.processes)
+        self._cgroup = Cgroup(configuration.cgroups, f"run-{number}")
+        self._sources: list[Source] = []
+        self._status = os.memfd_create("status", os.MFD_CLOEXEC)
+        self._cpu = 0.0  # seconds that wait4(2) has told
+        self._largest = 0  # KiB: the largest process that it has told
+        self._reason: str | None = None
+
+    def execute(self, connection: socket.socket) -> dict[str, Any]:
+        """Run the program; return the report. Raises: Refused, OSError."""
+        kept = []  # so that no inode is used again before it was compared
+        for path, target, writable in self._request.paths:
+            source, descriptor = find_source(self._configuration.places, path, target, writable)
+            self._sources.append(source)
+            kept.append(descriptor)
+        nonce = secrets.token_hex(16)
+        blocking, release = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._cgroup.make(self._memory, self._processes)
+            began = time.monotonic()
+            child = self._start(blocking, nonce)
+            os.close(blocking)
+            try:
+                self._check_mounts(child, nonce)
+                os.write(release, b"x")
+                self._wait(child, connection, began)
+            finally:
+                self._kill(child)
+            wall = time.monotonic() - began
+            return self._report(wall)
+        finally:
+            self._cgroup.remove()
+
+    def _start(self, blocking: int, nonce: str) -> int:
+        argv = self._argv(nonce)
+        child = os.fork()
+        if child:
+            return child
+        try:
+            self._cgroup.enter()
+            for number, stream in enumerate(self._streams):
+                os.dup2(stream, number)
+            # A file offset of its own; and a pipe's both ends, so that it has no end of file.
+            own = (os.open(f"/proc/self/fd/{FILTER}", os.O_RDONLY), self._status)
+            waiting = os.open(f"/proc/self/fd/{blocking}", os.O_RDWR)
+            for number, descriptor in enumerate((*own, waiting), _FIRST):
+                os.dup2(descriptor, number, inheritable=True)
+            os.execve(argv[0], argv, {})  # noqa: S606  (no shell is wanted)
+        finally:
+            os._exit(127)
+
+    def _argv(self, nonce: str) -> list[str]:
+        request, size = self._request, str(min(_SCRATCH, self._memory))
+        argv = [*self._configuration.bwrap, "--clearenv"]
+        for name, value in request.environment.items():
+            argv += ["--setenv", name, value]
+        options = ("--seccomp", "--json-status-fd", "--block-fd")
+        for number, option in enumerate(options, _FIRST):
+            argv += [option, str(number)]
+        argv += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108
+        argv += ["--size", size, "--tmpfs", _TEMPORARY]
+        for source in self._sources:
+            argv += ["--bind" if source.writable else "--ro-bind", source.path, source.target]
+        argv += ["--symlink", nonce, _READY]
+        for place in ("/proc", "/dev", "/"):
+            argv += ["--remount-ro", place]
+        argv += ["--chdir", request.directory, "--", "/usr/bin/prlimit"]
+        for name, (soft, hard) in self._rlimits().items():
+            argv.append(f"--{name}={soft}:{hard}".replace(str(resource.RLIM_INFINITY), "unlimited"))
+        return [*argv, "--", *request.command]
+
+    def _rlimits(self) -> dict[str, tuple[int, int]]:
+        request, counted = self._request, self._configuration.cgroups
+        limits = dict(self._configuration.rlimits)
+        if request.time is not None and "cpu" not in counted:
+            limits["cpu"] = (math.ceil(request.time), math.ceil(request.time) + 1)
+        if request.file_size is not None:
+            limits["fsize"] = (request.file_size,) * 2
+        if "processes" not in counted:
+            limits["nproc"] = (self._processes,) * 2
+        if "memory" not in counted:
+            limits["data"] = (self._memory,) * 2
+        hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+        stack = self._memory if hard == resource.RLIM_INFINITY else min(self._memory, hard)
+        limits["stack"] = (stack, hard)
+        return limits
+
+    def _check_mounts(self, child: int, nonce: str) -> None:
+        """Hold that each path leads to what was found before; bwrap has followed links.
+
+        Raises: Refused. The sandbox waits for a word before it starts the program.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        while not (told := re.search(rb'"child-pid": (\d+)', self._told())):
+            self._hold_alive(child, deadline)
+        root = f"/proc/{int(told[1])}/root"
+        while True:
+            with suppress(OSError):
+                if os.readlink(root + _READY) == nonce:
+                    break
+            self._hold_alive(child, deadline)
+        for source in self._sources:
+            try:
+                status = os.stat(root + source.target, follow_symlinks=False)
+            except OSError:
+                status = None
+            if status is None or (status.st_dev, status.st_ino) != source.identity:
+                raise Refused(f"{source.target!r} was changed while the sandbox was made")
+
+    def _hold_alive(self, child: int, deadline: float) -> None:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            raise Refused("the sandbox could not be made; what it said is on stderr")
+        if time.monotonic() > deadline:
+            raise Refused(f"the sandbox was not made within {_PATIENCE:g} s")
+        time.sleep(0.0002)
+
+    def _told(self) -> bytes:
+        return os.pread(self._status, 4096, 0)
+
+    def _wait(self, child: int, connection: socket.socket, began: float) -> None:
+        """Wait for the end of the program, and of its limits."""
+        ended = os.pidfd_open(child)
+        poll = select.poll()
+        for descriptor in (ended, connection.fileno()):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            wait = self._check_times(time.monotonic() - began)
+            if self._reason is not None:
+                return
+            ready = [
+                descriptor for descriptor, _ in poll.poll(None if wait is None else wait * 1000)
+            ]
+            if ended in ready:
+                return
+            if connection.fileno() in ready:
+                if connection.recv(64) != b"output":
+                    raise ConnectionResetError(None, "the caller has gone")
+                self._reason = "output"
+
+    def _check_times(self, wall: float) -> float | None:
+        """Return the seconds until the next check; note the limit that is exceeded."""
+        request, waits = self._request, []
+        if request.wall is not None:
+            waits.append(request.wall - wall)
+            if wall >= request.wall:
+                self._reason = "wall"
+        if request.time is not None and (used := self._cgroup.cpu_seconds()) is not None:
+            left = request.time - used
+            waits.append(max(min(left / (os.cpu_count() or 1), _LOOK), 0.001))
+            if left <= 0:
+                self._reason = "time"
+        return min(waits, default=None)
+
+    def _kill(self, child: int) -> None:
+        """Kill what is left, and reap all: this process is their subreaper."""
+        if self._reason is not None or b'"exit-code"' not in self._told():
+            # First what waits for a word, so that it never goes on without.
+            if told := re.search(rb'"child-pid": (\d+)', self._told()):
+                with suppress(ProcessLookupError):
+                    os.kill(int(told[1]), signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while True:
+                _, _, usage = os.wait4(-1, 0)
+                self._cpu += usage.ru_utime + usage.ru_stime
+                self._largest = max(self._largest, usage.ru_maxrss)
+
+    def _report(self, wall: float) -> dict[str, Any]:
+        cpu, peak = self._cgroup.cpu_seconds(), self._cgroup.peak_memory()
+        found = re.search(rb'"exit-code": (\d+)', self._told())
+        status = int(found[1]) if found else _SIGNALLED + signal.SIGKILL
+        number = status - _SIGNALLED if status - _SIGNALLED in _SIGNALS else None
+        request = self._request
+        used = self._cpu if cpu is None else cpu
+        if self._cgroup.met_memory(self._memory):
+            self._reason = self._reason or "memory"
+        elif request.time is not None and (used >= request.time or number == signal.SIGXCPU):
+            self._reason = self._reason or "time"
+        elif number == signal.SIGXFSZ:
+            self._reason = self._reason or "output"
+        elif status and self._cgroup.met_processes():
+            self._reason = self._reason or "processes"
+        return {
+            "exit_status": None if number is not None else status,
+            "signal": number,
+            "reason": self._reason,
+            "cpu_seconds": round(used, 6),
+            "wall_seconds": round(wall, 6),
+            "peak_memory_bytes": self._largest * 1024 if peak is None else peak,
+            "measured": {
+                "cpu_seconds": "rusage" if cpu is None else "cgroup",
+                "peak_memory_bytes": "rusage" if peak is None else "cgroup",
+            },
+        }
+
+
+def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a request with its descriptors. Raises: Refused."""
+    numbers = array("i")
+    room = socket.CMSG_LEN(3 * numbers.itemsize)
+    message, control, flags, _ = connection.recvmsg(REQUEST, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in control:
+        numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(numbers) != 3:
+        raise Refused(f"a request has at most {REQUEST // 1024} KiB, and three descriptors")
+    return message, list(numbers)
+
+
+def serve(connection: socket.socket, configuration: Configuration, number: int) -> None:
+    """Serve one connection, in a process of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+    try:
+        message, streams = receive(connection)
+        answer = Run(configuration, parse_request(message), number, streams).execute(connection)
+    except Refused as error:
+        answer = {"error": str(error)}
+    except OSError as error:
+        answer = {"error": f"the program could not be run: {error.strerror}"}
+    with suppress(OSError):
+        connection.send(json.dumps(answer).encode())
+
+
+def accept(listening: socket.socket, configuration: Configuration) -> None:
+    """Accept connections, and start a process for each."""
+    running: set[int] = set()
+    number = 0
+    while True:
+        while running:
+            with suppress(ChildProcessError):
+                pid, _ = os.waitpid(-1, 0 if len(running) >= _MOST_RUNS else os.WNOHANG)
+                if pid:
+                    running.discard(pid)
+                    continue
+            break
+        ready, _, _ = select.select([listening], [], [], _BACKLOG_WAIT if running else None)
+        if not ready:
+            continue
+        connection, _ = listening.accept()
+        number += 1
+        with connection:
+            try:
+                pid = os.fork()
+            except OSError:  # the evaluation has as many processes as it may
+                with suppress(OSError):
+                    message = "no process could be made for it: see limits.processes"
+                    connection.send(json.dumps({"error": message}).encode())
+                continue
+            if not pid:
+                try:
+                    listening.close()
+                    serve(connection, configuration, number)
+                finally:
+                    os._exit(0)
+            running.add(pid)
+
+
+def main(told: Callable[[int], bytes] = lambda size: os.pread(CONFIGURATION, size, 0)) -> None:
+    """Read the configuration, and serve the listening socket."""
+    configuration = Configuration(**json.loads(told(os.fstat(CONFIGURATION).st_size)))
+    make_room(configuration.cgroups)
+    with socket.socket(fileno=LISTENING) as listening:
+        accept(listening, configuration)
+
+
+if __name__ == "__main__":
+    main()

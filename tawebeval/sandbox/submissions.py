@@ -1,0 +1,181 @@
+"""Runs of submissions: the daemon's side of `broker`, which does the work.
+
+Each evaluation has a listening socket in its sandbox. The broker is started with the first
+connection, so an evaluator that runs no submission costs a socket and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from tawebeval.deferreds import OneShot, WorkerThreads, run_in_background
+from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
+from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
+from tawebeval.sandbox import broker
+
+BROKER_NAME = "tawebeval-broker"
+"""The name of the process in process lists."""
+
+_SOURCE = Path(broker.__file__).read_bytes()  # now: the user of the service may not read it later
+_PYTHON = "/usr/bin/python3"  # that of evaluators
+_SOCKET = "runner"
+_BACKLOG = 128
+_MESSAGE = 1024  # bytes of what the broker says on stderr, which only defects do
+
+log = Logger()
+
+
+def make_broker_spec(
+    configuration: Mapping[str, Any], listening: int, filter_: int, groups: Sequence[str]
+) -> tuple[LaunchSpec, contextlib.ExitStack]:
+    """Return how to start a broker, and what to close after the start. Raises: OSError."""
+    with contextlib.ExitStack() as opened:
+        given = []
+        for name, content in (
+            ("source", _SOURCE),
+            ("configuration", json.dumps(configuration).encode()),
+        ):
+            given.append(os.memfd_create(name, os.MFD_CLOEXEC))
+            opened.callback(os.close, given[-1])
+            os.pwrite(given[-1], content, 0)
+        argv = [_PYTHON, "-I", "-S", f"/proc/self/fd/{FIRST_DESCRIPTOR}", BROKER_NAME]
+        spec = LaunchSpec(argv, {}, "/", (*given, listening, filter_), groups)
+        return spec, opened.pop_all()
+
+
+class BrokerProcess(ProcessProtocol):
+    """The protocol of a broker; `ended` is set when it has ended."""
+
+    def __init__(self) -> None:
+        self.ended: OneShot[None] = OneShot()
+        self.process: ProcessTransport | None = None
+        self._said = b""
+
+    def makeConnection(self, transport: Any) -> None:
+        """Connect the started process, a `ProcessTransport`."""
+        self.process = transport
+        super().makeConnection(transport)  # type: ignore[no-untyped-call]
+
+    def errReceived(self, data: bytes) -> None:
+        """Keep the end of what the broker says."""
+        self._said = (self._said + data)[-_MESSAGE:]
+
+    def processExited(self, reason: Failure) -> None:
+        """Read what it has said: its own children may keep the pipe open."""
+        assert self.process is not None, "it has run"
+        self.process.read_remaining()
+
+    def processEnded(self, reason: Failure) -> None:
+        """Log what it has said, which only a defect makes it do."""
+        if self._said:
+            said = self._said.decode(errors="replace")
+            log.warn("the broker of an evaluation's submissions has failed: {said}", said=said)
+        self.ended.set(None)
+
+    def kill(self) -> None:
+        """Kill the broker; the programs that it runs end with it."""
+        if self.process is not None and self.process.running:
+            self.process.signal_group(signal.SIGKILL)
+
+
+@implementer(IReadDescriptor)
+class SubmissionSocket:
+    """The listening socket of one evaluation, at `path`, and its broker once there is one.
+
+    Making it blocks. Raises: OSError.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / _SOCKET
+        self._reactor: Any = None
+        self._broker = BrokerProcess()
+        self._starting: Deferred[None] | None = None
+        self._closed = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # By a descriptor: a socket's path has at most 107 bytes (unix(7)).
+            place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._socket.bind(f"/proc/self/fd/{place}/{_SOCKET}")
+            finally:
+                os.close(place)
+            self._socket.listen(_BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+
+    def watch(
+        self,
+        reactor: Any,
+        threads: WorkerThreads,
+        spawner: Spawner,
+        start: Callable[[int], StartedProcess],
+    ) -> None:
+        """Start the broker with the first connection, by `start(descriptor)` in a thread."""
+        self._reactor = reactor
+        self._threads, self._spawner, self._start = threads, spawner, start
+        reactor.addReader(self)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._socket.fileno()
+
+    def logPrefix(self) -> str:
+        """Return the name for log lines."""
+        return type(self).__name__
+
+    def doRead(self) -> None:
+        """Start the broker, which accepts connections from now on."""
+        self._reactor.removeReader(self)
+        self._starting = run_in_background(
+            self._start_broker(), log, "the broker of an evaluation's submissions cannot be started"
+        )
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Do nothing: the reactor stops."""
+
+    async def _start_broker(self) -> None:
+        try:
+            started = await self._threads.run(self._start, self._socket.fileno())
+        finally:
+            # The broker has the socket now; without one, connections are refused.
+            self._socket.close()
+        self._spawner.adopt(self._broker, started)
+        if self._closed:
+            self._broker.kill()
+
+    @property
+    def broker_pid(self) -> int | None:
+        """The running broker; None if there is none."""
+        process = self._broker.process
+        return process.pid if process is not None and process.running else None
+
+    async def end(self) -> None:
+        """End the broker with all that it runs, and return after its end."""
+        self._closed = True
+        if self._starting is not None:
+            await self._starting
+            self._broker.kill()
+            if self._broker.process is not None:
+                await self._broker.ended.wait()
+        elif self._reactor is not None:
+            self._reactor.removeReader(self)
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
