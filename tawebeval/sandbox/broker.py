@@ -54,7 +54,7 @@ _SIGNALS = frozenset(map(int, signal.valid_signals()))
 _LOOK = 0.05  # seconds between two looks at the processor time, at most
 _PATIENCE = 10.0  # seconds for the sandbox to be made, and for killed processes to end
 _FIRST = 256  # the first descriptor of bwrap: higher than any of this process
-_PAGE = 65536  # bytes: the largest pages
+_NOT_MADE = "the sandbox could not be made; the reason is on stderr"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # The lines of memory.stat for the page cache, which includes shared memory: version 2 and 1.
 _CACHE = re.compile(r"^(file|cache|shmem) (\d+)$", re.MULTILINE)
@@ -295,15 +295,16 @@ class Cgroup:
         cache = kept.get("file", kept.get("cache", 0)) - kept.get("shmem", 0)
         return max(peak - max(cache, 0), 0)
 
-    def met_memory(self, limit: int) -> bool:
-        """Tell whether the kernel has killed a process for this cgroup's limit."""
+    def met_memory(self) -> bool:
+        """Tell whether the kernel has killed a process for want of memory.
+
+        In version 2, for this cgroup's own limit: for that of the evaluation it kills all.
+        """
         if "memory" not in self._directories:
             return False
         version, directory = self._directories["memory"]
         if version == 1:
-            killed = _counts(f"{directory}/memory.oom_control").get("oom_kill", 0)
-            peak = int(_read(f"{directory}/memory.max_usage_in_bytes"))
-            return killed > 0 and peak > limit - 8 * _PAGE
+            return _counts(f"{directory}/memory.oom_control").get("oom_kill", 0) > 0
         with suppress(FileNotFoundError):
             return _counts(f"{directory}/memory.events.local").get("oom", 0) > 0
         return _counts(f"{directory}/memory.events").get("oom", 0) > 0
@@ -399,6 +400,7 @@ class Run:
         self._cpu = 0.0  # seconds that wait4(2) has told
         self._largest = 0  # KiB: the largest process that it has told
         self._reason: str | None = None
+        self._exited = False  # whether bwrap has ended by itself
 
     def execute(self, connection: socket.socket) -> dict[str, Any]:
         """Run the program; return the report. Raises: Refused, OSError."""
@@ -503,7 +505,7 @@ class Run:
 
     def _hold_alive(self, child: int, deadline: float) -> None:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            raise Refused("the sandbox could not be made; what it said is on stderr")
+            raise Refused(_NOT_MADE)
         if time.monotonic() > deadline:
             raise Refused(f"the sandbox was not made within {_PATIENCE:g} s")
         time.sleep(0.0002)
@@ -556,18 +558,22 @@ class Run:
                 os.kill(child, signal.SIGKILL)
         with suppress(ChildProcessError):
             while True:
-                _, _, usage = os.wait4(-1, 0)
+                pid, status, usage = os.wait4(-1, 0)
+                if pid == child:
+                    self._exited = os.WIFEXITED(status)
                 self._cpu += usage.ru_utime + usage.ru_stime
                 self._largest = max(self._largest, usage.ru_maxrss)
 
     def _report(self, wall: float) -> dict[str, Any]:
         cpu, peak = self._cgroup.cpu_seconds(), self._cgroup.peak_memory()
         found = re.search(rb'"exit-code": (\d+)', self._told())
+        if found is None and self._exited:
+            raise Refused(_NOT_MADE)
         status = int(found[1]) if found else _SIGNALLED + signal.SIGKILL
         number = status - _SIGNALLED if status - _SIGNALLED in _SIGNALS else None
         request = self._request
         used = self._cpu if cpu is None else cpu
-        if self._cgroup.met_memory(self._memory):
+        if self._cgroup.met_memory():
             self._reason = self._reason or "memory"
         elif request.time is not None and (used >= request.time or number == signal.SIGXCPU):
             self._reason = self._reason or "time"

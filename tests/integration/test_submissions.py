@@ -1,20 +1,385 @@
-"""Runs of submissions by `tawebeval-run`, in a sandbox beside the evaluator's."""
+"""Programs of submissions, run by `tawebeval-run`: what they get, and attacks on the evaluator.
+
+Each attack is seen to succeed first, by a program that the evaluator runs itself.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
+from typing import Any
 
-from tests.integration.client import text
-from tests.integration.harness import DaemonTestCase
+from tests.integration.attacks.case import AttackCase
+from tests.integration.client import python, text
+from tests.integration.harness import CONFIGURATION
+
+MIB = 2**20
+
+LIMITS = f"""
+[limits]
+wall_clock = 300
+memory = {256 * MIB}
+processes = 400
+"""
+
+PREPARE = 'echo secret-word > "$TEMPORARY_DIRECTORY/expected"; '
+PLAINLY = 'python3 -S -u "$SUBMISSION_FILE_S" 2>/dev/null'
+APART = 'tawebeval-run {} --report ~/report --read "$SUBMISSION_FILE_S" -- ' + PLAINLY
+
+# Reads the expected answer, the environment of all processes, and what they have opened.
+SPY = """
+import glob
+for path in ["/evaluation/tmp/expected", *glob.glob("/proc/*/environ")]:
+    try:
+        content = open(path, "rb").read()
+        print("SAW", path) if b"secret-word" in content or b"EVALUATION_DATA" in content else None
+    except OSError:
+        pass
+"""
+# Prints in the evaluator's name, by the descriptors of its processes.
+FORGE = """
+import glob, os
+for path in glob.glob("/proc/*/fd/*"):
+    if path.split("/")[2] not in ("1", "self", "thread-self", str(os.getpid())):
+        try:
+            os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), b"FORGED\\n")
+        except OSError:
+            pass
+"""
+# Kills, or stops, all processes that it may.
+KILL = """
+import os, signal
+try:
+    os.kill(-1, signal.SIGKILL)
+except OSError as error:
+    print("cannot kill:", error.strerror)
+"""
+# Reads what it is given as its input, and changes that.
+SPOIL = """
+import os
+descriptor = os.open("/proc/self/fd/0", os.O_RDWR | os.O_NONBLOCK)
+os.write(descriptor, b"SPOILT")
+"""
+# Leaves a process that lives on, deaf to signals and with stdout open.
+REMAIN = """
+import os, signal, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        os.execvp("sleep", ["sleep", "600"])
+    os._exit(0)
+time.sleep(0.2)
+print("begun")
+"""
+# Opens the socket by which programs are run, and the network.
+REACH = """
+import os, socket
+print("socket" if os.path.exists("/evaluation/runner") else "no socket")
+print(sorted(os.listdir("/evaluation")) if os.path.exists("/evaluation") else "nothing")
+"""
 
 
-class SubmissionRuns(DaemonTestCase):
-    """What an evaluator gets of a run."""
+class SubmissionCase(AttackCase):
+    """Runs programs as submissions."""
 
-    async def test_first(self) -> None:
-        """The program gets stdin, prints, and ends with a status, which the report has."""
-        events = await self.run_command(
-            "echo hello | tawebeval-run --time 5 --wall 10 --memory 64M --report ~/r -- /bin/sh -c"
-            " 'cat; pwd; ls -l /proc/self/fd >&2; id -u; ls /; ls /evaluation; env; exit 3' ; echo status $?; cat ~/r"
+    configuration = CONFIGURATION + LIMITS
+
+    async def submit(self, program: str, command: str) -> str:
+        """Return what an evaluator prints that runs `command` on a submitted program."""
+        identifier = await self.client.evaluate(
+            self.repository.url, self.commit, command, files=[("s", "s", program.encode())]
         )
-        print(text(events), events[-1])
+        events = await self.client.follow(identifier)
+        return text(events)
+
+    async def run_apart(
+        self, program: str, options: str = "", before: str = PREPARE, after: str = ""
+    ) -> tuple[str, dict[str, Any]]:
+        """Return what is printed of a program that is run apart, and the report."""
+        command = f"{before}{APART.format(options)}; echo status $?; {after} echo; cat ~/report"
+        printed, _, report = (await self.submit(program, command)).rstrip("\n").rpartition("\n")
+        return printed, json.loads(report)
+
+
+class SubmissionRuns(SubmissionCase):
+    """What a program gets, and what the evaluator learns."""
+
+    async def test_whole(self) -> None:
+        """stdin, arguments, environment, files, status and report."""
+        self.repository.write("input", "one\n")
+        self.commit = self.repository.commit()
+        printed = await self.run_command(
+            'mkdir ~/out; echo two | tawebeval-run --read "$PWD/input:/given" --write ~/out'
+            " --env A=b --dir ~/out --time 5 --wall 9 --report ~/r --"
+            " sh -c 'cat - /given >\"$1\"; echo $A $HOME; pwd; echo wrong >&2; exit 3' name result;"
+            " echo $?; cat ~/out/result ~/r"
+        )
+        *lines, report = text(printed).splitlines()
+        self.assertEqual(
+            lines, ["b /tmp", "/evaluation/home/out", "3", "two", "one"], "wrong is on stderr"
+        )
+        found = json.loads(report)
+        self.assertEqual((found["exit_status"], found["signal"], found["reason"]), (3, None, None))
+        self.assertGreater(found["wall_seconds"], 0)
+
+    async def test_statuses(self) -> None:
+        """The exit statuses are those of env(1) and timeout(1)."""
+        commands = {
+            "tawebeval-run -- true": 0,
+            "tawebeval-run -- sh -c 'kill -9 $$'": 137,
+            "tawebeval-run -- no-such-program": 127,
+            "tawebeval-run -- /usr": 126,
+            "tawebeval-run --wall 0.1 -- sleep 9": 124,
+            "tawebeval-run --read /etc/passwd -- true": 125,
+            "tawebeval-run --read /evaluation/tmp:/usr/x -- true": 125,
+            "tawebeval-run --dir /nowhere -- true 2>/dev/null": 125,
+            "tawebeval-run --time 0 -- true": 2,
+        }
+        printed = await self.run_command("; ".join(f"{each}; echo $?" for each in commands))
+        self.assertEqual(text(printed).split(), [str(status) for status in commands.values()])
+
+    async def test_interactive(self) -> None:
+        """Pipes both ways: each answer arrives while the program runs."""
+        program = "import sys\nfor line in sys.stdin:\n    print(int(line) + 1, flush=True)"
+        evaluator = """
+import os, subprocess
+run = ["tawebeval-run", "--read", os.environ["SUBMISSION_FILE_S"], "--", "python3", "-S"]
+with subprocess.Popen([*run, os.environ["SUBMISSION_FILE_S"]], stdin=-1, stdout=-1) as process:
+    for number in range(20):
+        process.stdin.write(b"%d\\n" % number)
+        process.stdin.flush()
+        assert int(process.stdout.readline()) == number + 1
+print("all right")
+"""
+        self.assertIn("all right", await self.submit(program, python(evaluator)))
+
+    async def test_many(self) -> None:
+        """200 runs, twenty at a time, leave nothing."""
+        printed = await self.run_command(
+            "for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17"
+            ' 18 19 20; do tawebeval-run -- echo "done" & done; wait; done'
+        )
+        self.assertEqual(text(printed), "done\n" * 200)
+        await self.daemon.nothing_left()
+
+    async def test_abandoned(self) -> None:
+        """A run ends when its caller does."""
+        printed = await self.run_command(
+            "mkdir ~/out; tawebeval-run --write ~/out -- sh -c 'while sleep 0.05; do date >>"
+            " /evaluation/home/out/beat; done' & sleep 1; kill -9 $!; sleep 0.5; cd ~/out;"
+            " wc -l <beat >one; sleep 0.5; wc -l <beat | cmp - one && echo silent"
+        )
+        self.assertEqual(text(printed), "silent\n")
+
+
+class SubmissionLimits(SubmissionCase):
+    """Limits of one run, which the evaluator survives."""
+
+    async def limited(self, program: str, options: str, reason: str) -> dict[str, Any]:
+        """Hold that a program is stopped for a reason; return the report."""
+        printed, report = await self.run_apart(program, options, after="echo alive;")
+        self.assertEqual(report["reason"], reason, printed)
+        self.assertIn("status 124", printed)
+        self.assertIn("alive", printed)
+        return report
+
+    async def test_time(self) -> None:
+        """Processor time of all processes together, and not that of sleeping."""
+        program = "import os, time\nos.fork()\nos.fork()\nwhile True: pass"
+        report = await self.limited(program, "--time 0.5", "time")
+        self.assertGreater(report["cpu_seconds"], 0.49)
+        await self.limited("import time; time.sleep(60)", "--time 9 --wall 0.3", "wall")
+
+    async def test_deaf(self) -> None:
+        """A program that ignores signals."""
+        program = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(60)"
+        await self.limited(program, "--wall 0.5", "wall")
+
+    async def test_memory(self) -> None:
+        """A heap, heaps of children, and files in memory."""
+        heap = "x = bytearray(200 * 2**20)\nprint('had it')"
+        children = (
+            "import os, time\nfor n in range(8):\n    if not os.fork():\n"
+            "        x = bytearray(20 * 2**20)\n        time.sleep(60)\nos.wait()"
+        )
+        files = (
+            "import os\nfor n in range(20):\n    d = os.memfd_create('x')\n"
+            "    for m in range(10): os.write(d, bytes(2**20))"
+        )
+        for program in (heap, children, files):
+            report = await self.limited(program, "--memory 64M --wall 30", "memory")
+            self.assertLess(report["peak_memory_bytes"], 65 * MIB)
+
+    async def test_processes(self) -> None:
+        """A fork bomb."""
+        await self.limited(
+            "import os\nwhile True: os.fork()", "--processes 10 --wall 20", "processes"
+        )
+
+    async def test_output(self) -> None:
+        """Endless output, of which the evaluator sees as much as was allowed."""
+        printed, report = await self.run_apart("while True: print('x' * 99)", "--output 1000")
+        self.assertEqual(report["reason"], "output")
+        self.assertEqual(len(printed.partition("status")[0].rstrip("\n")), 1000 - 1)
+
+    async def test_files(self) -> None:
+        """A large file, and a full /tmp: neither is the evaluator's disk."""
+        write = (
+            "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+            "with open('/tmp/x', 'wb') as f:\n    while True: f.write(bytes(2**20))"
+        )
+        await self.limited(write, "--file-size 1M", "output")
+        printed, _ = await self.run_apart(write)
+        self.assertIn("status 1", printed)
+
+    async def test_of_the_evaluation(self) -> None:
+        """All runs together are within the evaluation's own memory.
+
+        With cgroups of version 1 the kernel kills one of them, in version 2 the evaluation.
+        """
+        program = "import time\nx = bytearray(100 * 2**20)\ntime.sleep(60)"
+        run = 'tawebeval-run --read "$SUBMISSION_FILE_S" --wall 20 --memory 200M --report ~/$i -- '
+        command = f"for i in 1 2 3 4; do {run}{PLAINLY} & done; wait; cat ~/[1-4]"
+        identifier = await self.client.evaluate(
+            self.repository.url, self.commit, command, files=[("s", "s", program.encode())]
+        )
+        events = await self.client.follow(identifier)
+        last = events[-1]["payload"]
+        told = last["reason"] if isinstance(last, dict) else text(events)
+        self.assertIn("memory", told)
+
+
+class SubmissionAttacks(SubmissionCase):
+    """Programs that are after the evaluator."""
+
+    async def test_spying(self) -> None:
+        """The expected answer, the environment and the markers are not to be seen."""
+        self.assertIn("SAW", await self.submit(SPY, PREPARE + PLAINLY))
+        printed, _ = await self.run_apart(SPY)
+        self.assertEqual(printed.split(), ["status", "0"])
+
+    async def test_forging(self) -> None:
+        """Nothing is printed in the evaluator's name."""
+        self.assertIn("FORGED", await self.submit(FORGE, PLAINLY + ">/dev/null; sleep 0.1"))
+        printed, _ = await self.run_apart(FORGE + "\nprint('own')")
+        self.assertEqual(printed.split(), ["own", "status", "0"])
+
+    async def test_killing(self) -> None:
+        """The evaluator's processes get no signal."""
+        self.assertNotIn("alive", await self.submit(KILL, PLAINLY + "; echo alive"))
+        printed, _ = await self.run_apart(KILL, after="echo alive;")
+        self.assertIn("alive", printed)
+
+    async def test_spoiling(self) -> None:
+        """A file that is the program's input stays as it is."""
+        given = "echo given > ~/in; "
+        after = "; cat ~/in"
+        self.assertIn("SPOILT", await self.submit(SPOIL, given + PLAINLY + "<~/in" + after))
+        command = given + APART.format("") + "<~/in" + after
+        self.assertEqual(await self.submit(SPOIL, command), "given\n")
+
+    async def test_remaining(self) -> None:
+        """No process outlives its run, nor holds the evaluator up."""
+        look = "; cat /proc/[0-9]*/comm | grep -c sleep; true"
+        self.assertEqual((await self.submit(REMAIN, PLAINLY + look)).split(), ["begun", "1"])
+        printed = await self.submit(REMAIN, APART.format("--wall 20") + look)
+        self.assertEqual(printed.split(), ["begun", "0"])
+
+    async def test_reaching(self) -> None:
+        """The socket of the runs and the evaluator's directories are not there."""
+        self.assertIn("socket", (await self.submit(REACH, PLAINLY)).splitlines())
+        printed, _ = await self.run_apart(REACH)
+        self.assertEqual(printed.splitlines()[:2], ["no socket", "['submission']"])
+
+    async def test_report(self) -> None:
+        """A report is not written through a link."""
+        printed = await self.run_command(
+            "echo kept > ~/file; ln -s file ~/link; tawebeval-run --report ~/link -- true;"
+            " echo $?; cat ~/file"
+        )
+        self.assertEqual(text(printed).split(), ["125", "kept"])
+
+
+class RequestAttacks(SubmissionCase):
+    """Evaluators that are after the daemon, by requests."""
+
+    async def test_forged(self) -> None:
+        """Requests that no tool sends are refused, and the next one is served."""
+        program = r"""
+import json, os, socket
+def ask(message, descriptors=(0, 1, 2)):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
+        one.connect("/evaluation/runner")
+        try:
+            socket.send_fds(one, [message], descriptors)
+            return json.loads(one.recv(65536)).get("error", "served")
+        except OSError as error:
+            return f"error {error.errno}"
+good = {"version": 1, "command": ["/bin/true"]}
+def changed(**more):
+    return json.dumps({**good, **more}).encode()
+for message in (
+    b"", b"nonsense", b"[" * 100000, b"x" * 150000, b"[]", b"{}", changed(version=2),
+    changed(command=[]), changed(command=["a\0b"]), changed(command="true"), changed(command=[1]),
+    changed(read=[["/etc/shadow", "/x"]]), changed(read=[["/evaluation/tmp/../..", "/x"]]),
+    changed(read=["/x"]), changed(write=[["/evaluation/submission", "/x"]]),
+    changed(read=[["/evaluation/tmp", "/x"], ["/evaluation/home", "/x/y"]]),
+    changed(read=[["/evaluation/runner", "/x"]]), changed(read=[["/evaluation/tmp", "/proc/1"]]),
+    changed(time=-1), changed(memory=1e400), changed(memory=True), changed(processes="1"),
+    changed(environment={"A=": "b"}), changed(environment={"A": 1}), changed(paths=[]),
+    changed(more=1),
+    changed(read=[["/evaluation/tmp", f"/x{n}"] for n in range(300)]),
+):
+    answer = ask(message)
+    assert answer != "served", message[:80]
+for descriptors in ((), (0,), (0, 1, 2, 0)):
+    assert ask(json.dumps(good).encode(), descriptors) != "served", descriptors
+assert ask(json.dumps(good).encode()) == "served"
+for _ in range(50):  # and those that send nothing
+    socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect("/evaluation/runner")
+print(ask(json.dumps(good).encode()))
+"""
+        attacked = await self.attack(program)
+        self.assertEqual(attacked.text, "served\n")
+
+    async def test_links(self) -> None:
+        """No link leads a run out of what the evaluator sees, whenever it is put there."""
+        # The evaluator knows where its directories lie on the machine.
+        outside = self.daemon.state / "outside"
+        outside.mkdir(exist_ok=True)
+        (outside / "file").write_text("secret-word")
+        os.chmod(outside, 0o755)
+        self.addCleanup(_remove, outside)
+        program = r"""
+import os, subprocess, sys, threading, time
+target, home = sys.argv[1], os.environ["HOME"]
+os.makedirs(home + "/real"); open(home + "/real/file", "w").write("own")
+os.symlink(target, home + "/link")
+os.mkdir(home + "/place"); open(home + "/place/file", "w").write("own")
+def flip():
+    while True:
+        os.rename(home + "/place", home + "/away"); os.rename(home + "/link", home + "/place")
+        time.sleep(0.001)
+        os.rename(home + "/place", home + "/link"); os.rename(home + "/away", home + "/place")
+        time.sleep(0.004)
+threading.Thread(target=flip, daemon=True).start()
+served = 0
+for _ in range(60):
+    done = subprocess.run(
+        ["tawebeval-run", "--read", home + "/place/file:/given", "--", "cat", "/given"],
+        capture_output=True,
+    )
+    served += done.stdout == b"own"
+    assert done.stdout in (b"", b"own"), done
+print("served some" if served else "served none")
+"""
+        attacked = await self.attack(program, str(outside))
+        self.assertEqual(attacked.text, "served some\n")
+
+
+def _remove(folder: Path) -> None:
+    (folder / "file").unlink()
+    folder.rmdir()
