@@ -1,0 +1,123 @@
+"""The requests to run a submission's program: they are strangers'."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.sandbox.broker import VERSION, Refused, find_source, parse_request
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=9,
+)
+MEMBERS = (
+    *("command", "read", "write", "directory", "environment"),
+    *("time", "wall", "memory", "processes", "file_size"),
+)
+PATHS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "usr", "proc"]), max_size=4).map(
+    lambda parts: "/" + "/".join(parts)
+)
+
+
+def request(**members: Any) -> bytes:
+    """Return the message of a request that is good but for `members`."""
+    return json.dumps({"version": VERSION, "command": ["true"], **members}).encode()
+
+
+class Requests(SynchronousTestCase):
+    """What becomes of a message."""
+
+    def test_whole(self) -> None:
+        """Each member becomes a field; what is not given has a default, or no limit."""
+        found = parse_request(request(read=[["/a", "/b"]], write=[["/c", "/d"]], time=1))
+        self.assertEqual(found.paths, [("/a", "/b", False), ("/c", "/d", True)])
+        self.assertEqual((found.time, found.wall, found.memory), (1.0, None, None))
+        self.assertEqual(found.directory, "/tmp")
+        self.assertEqual(set(found.environment), {"HOME", "LANG", "PATH"})
+
+    @given(st.dictionaries(st.sampled_from(MEMBERS), JSON) | st.just({}), st.binary(max_size=20))
+    def test_any(self, members: dict[str, Any], message: bytes) -> None:
+        """Any other message is refused: no other exception comes of it."""
+        for each in (message, request(**members)):
+            with suppress(Refused):
+                parse_request(each)
+
+    @given(st.lists(PATHS, max_size=4))
+    def test_targets(self, targets: list[str]) -> None:
+        """No target is a path of the system, or lies in another one: bwrap follows links there."""
+        try:
+            found = parse_request(request(read=[["/given", target] for target in targets]))
+        except Refused:
+            return
+        kept = [Path(target) for _, target, _ in found.paths]
+        for target in kept:
+            self.assertNotIn(target.parts[1], ("usr", "proc"))
+            self.assertNotIn("..", target.parts)
+        for one, other in pairwise(sorted(kept)):
+            self.assertNotIn(one, (other, *other.parents))
+
+
+class Sources(SynchronousTestCase):
+    """Which files and directories a run may have."""
+
+    def setUp(self) -> None:
+        self.top = Path(self.mktemp()).resolve()
+        (self.top / "own" / "directory").mkdir(parents=True)
+        (self.top / "own" / "file").write_text("")
+        (self.top / "own" / "link").symlink_to(self.top)
+        os.mkfifo(self.top / "own" / "pipe")
+        (self.top / "secret").write_text("")
+        self.places = [
+            ("/home", str(self.top / "own"), True),
+            ("/home/fixed", str(self.top), False),
+        ]
+
+    def find(self, path: str, writable: bool = False) -> str:
+        """Return the daemon's path that was found, or why there is none."""
+        try:
+            source, descriptor = find_source(self.places, path, "/x", writable)
+        except Refused as error:
+            return str(error).partition(": ")[2] or str(error).partition("' ")[2]
+        os.close(descriptor)
+        self.assertEqual(
+            source.identity, (os.stat(source.path).st_dev, os.stat(source.path).st_ino)
+        )
+        return os.path.relpath(source.path, self.top)
+
+    def test_found(self) -> None:
+        """A file, a directory, and the place itself."""
+        for path, found in {
+            "/home/file": "own/file",
+            "/home/directory": "own/directory",
+            "/home": "own",
+            "/home/fixed/secret": "secret",
+        }.items():
+            self.assertEqual(self.find(path), found)
+
+    def test_refused(self) -> None:
+        """What lies elsewhere, links anywhere in the path, and what is no file."""
+        for path, reason in {
+            "/": "is outside of the evaluator's own directories",
+            "/homes": "is outside of the evaluator's own directories",
+            "/home/missing": "No such file or directory",
+            "/home/link": "is a symbolic link; give the path that it leads to",
+            "/home/link/secret": "Not a directory",
+            "/home/file/x": "Not a directory",
+            "/home/pipe": "is neither a file nor a directory",
+        }.items():
+            self.assertEqual(self.find(path), reason, path)
+
+    def test_read_only(self) -> None:
+        """What the evaluator may not write to, its submission may not, either."""
+        self.assertEqual(self.find("/home/file", writable=True), "own/file")
+        self.assertEqual(self.find("/home/fixed", writable=True), "is read-only for the evaluator")
