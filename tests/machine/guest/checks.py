@@ -6,6 +6,7 @@ prints one line: `ok NAME`, or `FAILED NAME: why`. Indented lines explain a fail
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -39,6 +40,15 @@ abi <abi/4.0>,
 profile denying /usr/bin/{bwrap,unshare} flags=(attach_disconnected) {
   file, capability, network, mount, umount, pivot_root, signal, ptrace, unix, mqueue,
 }
+"""
+# Runs four programs as submissions, and shows the report of each.
+_SUBMISSIONS = r"""
+apart() { tawebeval-run --wall 120 --report ~/report "$@" 2>/dev/null; cat ~/report; }
+apart -- true
+apart --memory 32M -- python3 -S -c "x = b'x' * 10**9"
+apart --processes 5 -- sh -c 'for i in 1 2 3 4 5 6 7 8; do sleep 1 & done; wait; exit 1'
+apart --time 0.5 -- sh -c 'while :; do :; done'
+echo alive
 """
 _PROFILE = Path("/etc/apparmor.d/tawebeval")
 _KNOWS_NAMESPACES = Path("/sys/kernel/security/apparmor/features/namespaces/mask")
@@ -109,6 +119,17 @@ def limit(attack: Attack) -> None:
     assert (error.get("reason"), error.get("value")) == (attack.reason, attack.value), error
     assert show("MainPID") == daemon, "the daemon has ended, too"
     service.wait_until(nothing_is_left, "its directory is removed")
+
+
+def submissions() -> None:
+    """Hold that submissions run apart, each within limits of its own, by cgroups of version 2."""
+    lines = follow(begin(_SUBMISSIONS)).text.splitlines()
+    assert lines[-1] == "alive", lines
+    reports = [json.loads(line) for line in lines[:-1]]
+    reasons = [report["reason"] for report in reports]
+    assert reasons == [None, "memory", "processes", "time"], reports
+    assert {each for report in reports for each in report["measured"].values()} == {"cgroup"}
+    assert reports[1]["peak_memory_bytes"] <= 32 * MIB, reports
 
 
 def processor_time(word: str) -> float:
@@ -313,6 +334,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "doctor": doctor,
     "honest evaluation": honest,
     **{f"limit: {attack.name}": _limited(attack) for attack in ATTACKS},
+    "submissions": submissions,
     "limit: share of the processors": processor_share,
     "limit: project quota": quota,
     "no memory left": memory_killer,
