@@ -59,6 +59,9 @@ class FakeSandboxedRun:
         self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
         return self.started_as[-1]
 
+    def serve_submissions(self, reactor: Any, threads: Any, spawner: Any) -> None:
+        """Serve nobody."""
+
     def set_first_process(self, child: Any) -> None:
         """Note the child."""
         self.child = child
