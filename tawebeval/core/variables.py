@@ -20,7 +20,7 @@ def is_reserved(name: str) -> bool:
 
 def add_tools(environment: Mapping[str, str], directory: str) -> dict[str, str]:
     """Return the environment with the directory of tools for evaluators, whose `bin` is on PATH."""
-    path = f"{environment['PATH']}:{directory}/bin"
+    path = f"{environment.get('PATH', _DEFAULTS['PATH'])}:{directory}/bin"
     return {**environment, "PATH": path, _TOOLS: directory}
 
 

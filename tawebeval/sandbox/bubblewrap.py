@@ -44,7 +44,7 @@ from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import Orphans, descendants, send_signal
 from tawebeval.sandbox.base import TOOLS, Exit, SandboxedRun
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.submissions import SubmissionSocket, make_broker_spec
+from tawebeval.sandbox.submissions import SOCKET_NAME, SubmissionSocket, make_broker_spec
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 
@@ -269,6 +269,13 @@ class BubblewrapRun(SandboxedRun):
         """Return the evaluator's view of the workspace."""
         return self.workspace.make_sandboxed_view(_ROOM)
 
+    def start(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> StartedProcess:
+        """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
+        self._submissions = SubmissionSocket(self.workspace.root)
+        return super().start(command, environment, directory)
+
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> LaunchSpec:
@@ -278,14 +285,14 @@ class BubblewrapRun(SandboxedRun):
         hides its own.
         """
         opened = self._open()
-        self._submissions = SubmissionSocket(self.workspace.root)
         words = ["--clearenv"]
         for name, value in add_tools(environment, str(_TOOLS)).items():
             words += ["--setenv", name, value]
         os.pwrite(opened.environment, os.fsencode("\0".join(words)), 0)
         view = self.make_view()
         inside = [*self._limiter(), "/bin/sh", "-c", command]
-        argv = self._sandbox.argv(view, view.translate(directory), self._submissions.path, inside)
+        runner = self.workspace.root / SOCKET_NAME
+        argv = self._sandbox.argv(view, view.translate(directory), runner, inside)
         return LaunchSpec(argv, {}, "/", tuple(opened))
 
     def _open(self) -> Descriptors:

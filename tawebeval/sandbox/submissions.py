@@ -32,7 +32,9 @@ BROKER_NAME = "tawebeval-broker"
 
 _SOURCE = Path(broker.__file__).read_bytes()  # now: the user of the service may not read it later
 _PYTHON = "/usr/bin/python3"  # that of evaluators
-_SOCKET = "runner"
+SOCKET_NAME = "runner"
+"""The name of the socket in a workspace."""
+
 _BACKLOG = 128
 _MESSAGE = 1024  # bytes of what the broker says on stderr, which only defects do
 
@@ -94,13 +96,12 @@ class BrokerProcess(ProcessProtocol):
 
 @implementer(IReadDescriptor)
 class SubmissionSocket:
-    """The listening socket of one evaluation, at `path`, and its broker once there is one.
+    """The listening socket of one evaluation, and its broker once there is one.
 
-    Making it blocks. Raises: OSError.
+    `directory` is where the socket is made, which blocks. Raises: OSError.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / _SOCKET
         self._reactor: Any = None
         self._broker = BrokerProcess()
         self._starting: Deferred[None] | None = None
@@ -110,7 +111,7 @@ class SubmissionSocket:
             # By a descriptor: a socket's path has at most 107 bytes (unix(7)).
             place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                self._socket.bind(f"/proc/self/fd/{place}/{_SOCKET}")
+                self._socket.bind(f"/proc/self/fd/{place}/{SOCKET_NAME}")
             finally:
                 os.close(place)
             self._socket.listen(_BACKLOG)

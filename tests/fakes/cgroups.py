@@ -52,6 +52,7 @@ UNIFIED_FILES = {
         "memory.peak": "0",
         "memory.current": "0",
         "memory.stat": "anon 0\nfile 0\nkernel 0\nshmem 0\n",
+        "memory.events.local": "",
         "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n",
     },
     "pids": {"pids.max": "max", "pids.events": "max 0\n", "pids.peak": ""},

@@ -545,7 +545,10 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(group.exceeded(), set(), "it was another group that had no more memory")
         self.put(group, "memory.events", "max 3\noom_kill 0\n")
         self.assertEqual(group.exceeded(), set(), "it got by without its caches")
-        self.put(group, "memory.events", "max 3\noom_kill 1\n")
+        self.put(group, "memory.events", "max 3\noom 1\noom_kill 1\n")
+        self.put(group, "memory.events.local", "max 3\noom 0\noom_kill 0\n")
+        self.assertEqual(group.exceeded(), set(), "it was the limit of a group below")
+        self.put(group, "memory.events.local", "max 3\noom 1\noom_kill 0\n")
         self.assertEqual(group.exceeded(), {"memory"})
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.exceeded(), {"memory", "processes"})
@@ -597,7 +600,7 @@ class GroupTests(CgroupsTestCase):
             read, written = moved // 3 * 2048, (moved - moved // 3) * 2048
             waited = struct_rusage((0, 0, largest * 1024, *[0] * 6, read, written, *[0] * 5))
             self.assertEqual(group.usage(waited).peak_memory, expected * MIB)
-            self.put(group, "memory.events", "max 1\noom_kill 1\n")
+            self.put(group, "memory.events", "max 1\noom 1\noom_kill 1\n")
             self.assertEqual(group.usage(waited).peak_memory, 90 * MIB, "no cache was left")
 
     def test_peak_that_the_kernel_does_not_say(self) -> None:

@@ -19,10 +19,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.variables import add_tools
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups.group import Usage
 from tawebeval.sandbox import base as module
-from tawebeval.sandbox.base import Exit, NoSandbox, UnsandboxedRun
+from tawebeval.sandbox.base import TOOLS, Exit, NoSandbox, UnsandboxedRun
 from tawebeval.sandbox.disk import DiskUsage, TooMuchWork
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.children import NO_PROCESS, FakeChild
@@ -212,7 +213,7 @@ class ProcessLimitTests(CellTestCase):
                     expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
                 self.assertEqual(launch.limits, expected, enforced)
                 self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
-                self.assertEqual(launch.environment, ENVIRONMENT)
+                self.assertEqual(launch.environment, add_tools(ENVIRONMENT, str(TOOLS)))
                 self.assertEqual(launch.directory, "/some/where")
                 self.assertEqual(launch.descriptors, ())
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Requests(SynchronousTestCase):
     def test_any(self, members: dict[str, Any], message: bytes) -> None:
         """Any other message is refused: no other exception comes of it."""
         for each in (message, request(**members)):
-            with suppress(Refused):
+            with contextlib.suppress(Refused):
                 parse_request(each)
 
     @given(st.lists(PATHS, max_size=4))

