@@ -458,7 +458,9 @@ class AccountTests(SynchronousTestCase):
             "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
         )
         self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
-        self.assertEqual({path.name for path in folder.iterdir()}, {"passwd", "group", "init", "tools"})
+        self.assertEqual(
+            {path.name for path in folder.iterdir()}, {"passwd", "group", "init", "tools"}
+        )
 
     def test_full(self) -> None:
         """Where there is no room the error names the file that did not fit, not the shell."""
