@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tawebeval.core.fileblock import MAX_HEADERS, MAX_PATH
+from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH
 from tawebeval.core.segi import Markers
 
 VALUE = 2**20  # limits.data_value
@@ -36,7 +36,7 @@ def floods(markers: Markers, size: int) -> Mapping[str, bytes]:
 
     def headers(piece: bytes, start: bytes = b"", end: bytes = b"") -> bytes:
         """Return files whose headers are as long as may be."""
-        repeated = piece * ((MAX_HEADERS - len(start + end) - 1) // len(piece))
+        repeated = piece * ((MAX_HEADER_BYTES - len(start + end) - 1) // len(piece))
         return much(file(start + repeated + end + b"\n"))
 
     begin, end = markers.data_begin, markers.data_end

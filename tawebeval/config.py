@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from tawebeval.core.forwarded import UNIX, Proxies
-from tawebeval.core.identifiers import NAME as DAEMON_NAME
-from tawebeval.core.tokens import NAME
-from tawebeval.core.variables import is_reserved
+from tawebeval.core.environment import is_reserved_variable
+from tawebeval.core.forwarded import UNIX_PEERS, TrustedProxies
+from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
+from tawebeval.core.tokens import CALLER_NAME
 from tawebeval.errors import ConfigurationError, format_size
 
 KIB = 1024
@@ -101,7 +101,7 @@ _OptionalBytes = Annotated[int, Meta(ge=0, le=2**50)]
 _CallerName = Annotated[
     str,
     _matching(
-        NAME.pattern,
+        CALLER_NAME.pattern,
         "a caller's name: up to 64 of the characters A-Z a-z 0-9 . _ @ -, the first a letter or"
         " digit",
     ),
@@ -220,7 +220,7 @@ class EvaluationSettings(Section, frozen=True):
                     f".environment: {name!r} should be a variable's name: letters, digits and _,"
                     " the first no digit"
                 )
-            if is_reserved(name):
+            if is_reserved_variable(name):
                 raise ValueError(
                     f".environment.{name}: tawebeval sets this variable; remove the key"
                 )
@@ -326,10 +326,10 @@ class HttpSettings(Section, frozen=True):
                 f".base_path: {self.base_path!r} begins with a path of the API; choose another path"
             )
         try:
-            Proxies.parse(self.trusted_proxies, self.client_header)
+            TrustedProxies.parse(self.trusted_proxies, self.client_header)
         except ValueError as error:
             raise ValueError(
-                f".trusted_proxies: {error}; allowed: IP addresses, networks and {UNIX!r}"
+                f".trusted_proxies: {error}; allowed: IP addresses, networks and {UNIX_PEERS!r}"
             ) from None
 
 

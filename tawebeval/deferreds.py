@@ -1,7 +1,7 @@
 """Tools for coroutines and Deferreds.
 
-- Waiting: `Condition` wakes its waiters each time, `OneShot` once; `wait_shielded` waits even if
-  cancelled, `poll_until` for at most some time.
+- Waiting: `Condition` wakes its waiters each time, `OneShotEvent` once; `wait_shielded` waits even
+  if cancelled, `wait_until` for at most some time.
 - Blocking calls: `WorkerThreads` makes calls in threads. `RetryQueue` repeats calls that must
   succeed in the end, such as the removal of directories: a machine may lack descriptors, or its
   disk may not answer, for a while.
@@ -86,7 +86,7 @@ _NOT_YET: Any = object()
 
 
 @attrs.define
-class OneShot(Generic[T]):
+class OneShotEvent(Generic[T]):
     """Event that happens once; later waiters are answered at once.
 
     Every evaluation has several, so it stores nothing but its value and its callbacks.
@@ -115,7 +115,7 @@ class OneShot(Generic[T]):
         else:
             self._waiting += (call,)
 
-    def set(self, value: T) -> None:
+    def set_value(self, value: T) -> None:
         """Set the value and wake all waiters. The first value stays."""
         if not self.is_set:
             self._value = value
@@ -128,20 +128,20 @@ class OneShot(Generic[T]):
         self._waiting = tuple(call for call in self._waiting if call != waiter.callback)
 
 
-def make_one_shot(deferred: Deferred[T]) -> OneShot[Callable[[], T]]:
+def make_one_shot_event(deferred: Deferred[T]) -> OneShotEvent[Callable[[], T]]:
     """Return a one-shot event with the result of `deferred`: a call that returns or raises it.
 
     (A Deferred takes a Failure given as its value for its own failure.)
     """
-    one_shot: OneShot[Callable[[], T]] = OneShot()
+    one_shot: OneShotEvent[Callable[[], T]] = OneShotEvent()
     deferred.addCallbacks(
-        lambda value: one_shot.set(lambda: value),
-        lambda failure: one_shot.set(failure.raiseException),
+        lambda value: one_shot.set_value(lambda: value),
+        lambda failure: one_shot.set_value(failure.raiseException),
     )
     return one_shot
 
 
-async def wait_shielded(one_shot: OneShot[T], cancel: Callable[[], Any] = lambda: None) -> T:
+async def wait_shielded(one_shot: OneShotEvent[T], cancel: Callable[[], Any] = lambda: None) -> T:
     """Wait for `one_shot` even if cancelled; a cancellation calls `cancel` and is raised later."""
     try:
         return await one_shot.wait()
@@ -155,7 +155,7 @@ async def wait_shielded(one_shot: OneShot[T], cancel: Callable[[], Any] = lambda
             raise
 
 
-async def poll_until(
+async def wait_until(
     done: Callable[[], bool], progress: Condition[None], seconds: float, clock: IReactorTime
 ) -> None:
     """Wait until `done()` is true or `seconds` have passed; `done` is called at each `progress`."""
@@ -201,13 +201,15 @@ class WorkerThreads:
         """Wait for running calls, and start no others. Blocks."""
         self._pool.stop()
 
-    async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def run_in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)`, called in a thread.
 
         A thread cannot be stopped: a cancellation is raised after the call has returned, so that no
         clean-up runs at the same time as the call.
         """
-        ended = make_one_shot(deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs))
+        ended = make_one_shot_event(
+            deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs)
+        )
         return (await wait_shielded(ended))()
 
 
@@ -237,7 +239,7 @@ class RetryQueue:
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def attempt(
+    async def attempt_call(
         self,
         purpose: str,
         call: Callable[..., object],
@@ -249,7 +251,7 @@ class RetryQueue:
         `on_success()` is called once the call has succeeded.
         """
         try:
-            await self._threads.run(call, *arguments)
+            await self._threads.run_in_thread(call, *arguments)
         except OSError as error:
             words = "{what} has failed, and will be tried again: {error}"
             log.error(words, what=purpose, error=error)  # noqa: TRY400  (no defect: no traceback)
@@ -257,7 +259,7 @@ class RetryQueue:
         else:
             on_success()
 
-    def retry_next(self) -> None:
+    def retry_next_calls(self) -> None:
         """Retry kept calls unless a retry runs or the back-off lasts; call it once a second.
 
         The back-off doubles after each retry in which no call succeeds.
@@ -276,7 +278,9 @@ class RetryQueue:
             while left:
                 batch = [self._kept.popleft() for _ in range(min(left, _BATCH))]
                 left -= len(batch)
-                if not self._keep_failed(batch, await self._threads.run(_make_all, batch)):
+                if not self._keep_failed(
+                    batch, await self._threads.run_in_thread(_make_all, batch)
+                ):
                     break  # whatever all of these lack, the others lack, too
                 progress = True
             self._delay = 1 if progress else min(2 * self._delay, _LONGEST)
@@ -315,7 +319,7 @@ class _Work(Generic[T]):
     """Work in progress; `waiting` is the number of its waiters."""
 
     deferred: Deferred[T]
-    outcome: OneShot[Callable[[], T]]
+    outcome: OneShotEvent[Callable[[], T]]
     waiting: int = 0
 
 
@@ -325,7 +329,7 @@ class SingleFlight(Generic[K, T]):
 
     _works: dict[K, _Work[T]] = attrs.field(factory=dict)
 
-    async def run(self, key: K, work: Callable[[], Coroutine[Deferred[Any], Any, T]]) -> T:
+    async def run_once(self, key: K, work: Callable[[], Coroutine[Deferred[Any], Any, T]]) -> T:
         """Return the result of the work in progress for `key`, or else of `work()`.
 
         When the last waiter is cancelled the work is cancelled, and that waiter returns after the
@@ -334,7 +338,7 @@ class SingleFlight(Generic[K, T]):
         found = self._works.get(key)
         if found is None:
             deferred = Deferred.fromCoroutine(work())
-            found = self._works[key] = _Work(deferred, make_one_shot(deferred))
+            found = self._works[key] = _Work(deferred, make_one_shot_event(deferred))
         found.waiting += 1
         try:
             result = await found.outcome.wait()
@@ -354,20 +358,20 @@ class SingleFlight(Generic[K, T]):
             raise attrs.evolve(error) from None  # each waiter gets a traceback of its own
 
 
-def count_slots(running: int) -> int:
+def count_run_slots(running: int) -> int:
     """Return the number of run slots: `running`, or the number of processors if that is 0."""
     return running or len(os.sched_getaffinity(0))
 
 
 class FairQueue:
-    """Queue for `running` slots, with at most `queued` waiters, fair between callers.
+    """Queue for `taken_slots` slots, with at most `queued` waiters, fair between callers.
 
     A free slot goes to the caller whose last turn is longest ago, and among that caller's waiters
     to the first. A caller has at most `running_per_caller` slots and `queued_per_caller` waiters; 0
-    sets no such limit. A caller for which `admits` is false gets no slot; call `dispatch` when its
-    result may have changed.
+    sets no such limit. A caller for which `admits` is false gets no slot; call `dispatch_slots`
+    when its result may have changed.
 
-    A waiter that is not ready can reserve its turn: others pass the waiter until `acquire`.
+    A waiter that is not ready can reserve its turn: others pass the waiter until `acquire_slot`.
     """
 
     def __init__(
@@ -392,29 +396,29 @@ class FairQueue:
     def set_bounds(
         self, running: int, queued: int, running_per_caller: int = 0, queued_per_caller: int = 0
     ) -> None:
-        """Change the bounds. Present holders and waiters stay; call `dispatch` afterwards."""
-        self.slots = running
+        """Change the bounds. Present holders and waiters stay; call `dispatch_slots` afterwards."""
+        self.slot_count = running
         self._queued = queued
         self._running_per_caller = running_per_caller or running
         self._queued_per_caller = queued_per_caller or queued
 
     @property
-    def running(self) -> int:
+    def taken_slots(self) -> int:
         """Number of slots taken."""
         return len(self._running)
 
     @property
-    def waiting(self) -> int:
+    def waiter_count(self) -> int:
         """Number of waiters."""
         return len(self._caller_of_waiter)
 
     def is_full(self, caller: str = "") -> bool:
         """Return whether one more waiter of `caller` would exceed `queued`."""
         # A waiter that is not ready waits beside free slots, which others may have meanwhile.
-        free = self.slots - len(self._running) if self._may_run(caller) else 0
+        free = self.slot_count - len(self._running) if self._may_run(caller) else 0
         return len(self._caller_of_waiter) >= self._queued + free
 
-    def is_share_used(self, caller: str) -> bool:
+    def is_share_used_up(self, caller: str) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued_per_caller`."""
         # Otherwise the whole queue is the share, and one caller would be blamed for others.
         if self._queued_per_caller >= self._queued:
@@ -424,17 +428,17 @@ class FairQueue:
 
     def _may_run(self, caller: str) -> bool:
         return (
-            len(self._running) < self.slots
+            len(self._running) < self.slot_count
             and self._counts[caller] < self._running_per_caller
             and self._admits(caller)
         )
 
-    def reserve(self, name: str, caller: str = "") -> None:
-        """Wait without being ready: the turn counts from now, but `acquire` has to be called."""
+    def reserve_turn(self, name: str, caller: str = "") -> None:
+        """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
         self._caller_of_waiter[name] = caller
         self._waiting.setdefault(caller, {})[name] = None
 
-    def acquire(self, name: str, caller: str = "") -> Deferred[None]:
+    def acquire_slot(self, name: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a slot. Its cancellation ends the wait."""
         reserved = name in self._caller_of_waiter
         # No waiter could use the slot then, except during a dispatch.
@@ -445,7 +449,7 @@ class FairQueue:
         self._caller_of_waiter[name] = caller
         self._waiting.setdefault(caller, {})[name] = waiter
         if reserved:
-            self.dispatch()
+            self.dispatch_slots()
         return waiter
 
     def _give_slot(self, name: str, caller: str) -> None:
@@ -464,12 +468,12 @@ class FairQueue:
             del self._waiting[caller]
         return waiter
 
-    def suspend(self, name: str) -> None:
-        """Give back the slot of `name`, which counts for its caller until `release`."""
+    def suspend_slot(self, name: str) -> None:
+        """Give back the slot of `name`, which counts for its caller until `release_slot`."""
         self._suspended[name] = self._running.pop(name)
-        self.dispatch()
+        self.dispatch_slots()
 
-    def release(self, name: str) -> None:
+    def release_slot(self, name: str) -> None:
         """Give back the slot or the turn of `name`, if it has one."""
         if name in self._caller_of_waiter:
             self._remove_waiter(name)
@@ -481,9 +485,9 @@ class FairQueue:
         self._counts[caller] -= 1
         if not self._counts[caller]:
             del self._counts[caller]
-        self.dispatch()
+        self.dispatch_slots()
 
-    def dispatch(self) -> None:
+    def dispatch_slots(self) -> None:
         """Give free slots to waiters.
 
         A waiter may release its slot at once. The next waiter gets the slot in this loop, not in a
@@ -512,12 +516,12 @@ class FairQueue:
                         return caller, name, waiter
         return None
 
-    def list_holders(self) -> list[tuple[str, bool]]:
+    def list_slot_holders(self) -> list[tuple[str, bool]]:
         """Return the names of all holders of slots, and whether each keeps a waiter out.
 
         A holder keeps a waiter out if no slot is free, or no slot of its caller's share.
         """
-        is_full = len(self._running) >= self.slots
+        is_full = len(self._running) >= self.slot_count
         ready = [caller for caller, own in self._waiting.items() if any(own.values())]
         at_limit = {one for one in ready if self._counts[one] >= self._running_per_caller}
         keeps_any_out = is_full and len(at_limit) < len(ready)
@@ -525,7 +529,7 @@ class FairQueue:
             (name, keeps_any_out or caller in at_limit) for name, caller in self._running.items()
         ]
 
-    def find_position(self, name: str) -> int | None:
+    def find_waiter_position(self, name: str) -> int | None:
         """Return the number of waiters before `name`, or None if `name` does not wait.
 
         Later callers have their turns, too, and callers at their limit are passed over, so the

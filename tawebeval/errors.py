@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import attrs
 
-Reason = Literal[
+FailureReason = Literal[
     "repository",
     "commit",
     "directory",
@@ -57,7 +57,7 @@ class Problem(NamedTuple):
     others. The start logs the former; `tawebeval doctor` lists both.
     """
 
-    what: str
+    description: str
     remedy: str = ""
 
     def __str__(self) -> str:
@@ -77,12 +77,12 @@ class ConfigurationError(TawebevalError):
 
 
 class RequestError(TawebevalError):
-    """A refused request. `members` are added to the problem document (RFC 9457)."""
+    """A refused request. `extra_members` are added to the problem document (RFC 9457)."""
 
     def __init__(self, detail: str, **members: str | int | Sequence[str]) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.members: Mapping[str, str | int | Sequence[str]] = members
+        self.extra_members: Mapping[str, str | int | Sequence[str]] = members
 
 
 class MalformedRequest(RequestError):
@@ -140,7 +140,7 @@ class EvaluationExpired(RequestError):
         )
 
 
-class MovedTo(RequestError):
+class ResourceMoved(RequestError):
     """A resource that has moved to the path `location`."""
 
     def __init__(self, location: str) -> None:
@@ -148,11 +148,11 @@ class MovedTo(RequestError):
         self.location = location
 
 
-class TooLarge(RequestError):
+class RequestTooLarge(RequestError):
     """A request body, or a part of it, over a limit of size or number."""
 
 
-class TooSlow(RequestError):
+class RequestTooSlow(RequestError):
     """A request body that arrives below the minimum rate."""
 
 
@@ -168,7 +168,7 @@ class HTTPVersionNotSupported(RequestError):
     """A response that the request's version of HTTP cannot carry."""
 
 
-class KeyReused(RequestError):
+class IdempotencyKeyReused(RequestError):
     """An `Idempotency-Key` repeated with a different form."""
 
 
@@ -180,7 +180,7 @@ class Unauthorized(RequestError):
     """A request without a valid token."""
 
 
-class ForeignPage(RequestError):
+class ForeignOrigin(RequestError):
     """A browser's request from a page of an origin that is not allowed."""
 
 
@@ -188,7 +188,7 @@ class AccessDenied(RequestError):
     """A request from an address that may not make it."""
 
 
-class Busy(RequestError):
+class ServerBusy(RequestError):
     """A full queue or another exhausted bound of the server.
 
     `retry_after` is the delay in seconds after which a retry makes sense.
@@ -199,22 +199,22 @@ class Busy(RequestError):
         self.retry_after = retry_after
 
 
-class Stopping(Busy):
+class ServerStopping(ServerBusy):
     """The daemon is about to stop."""
 
     def __init__(self) -> None:
         super().__init__("the daemon is stopping; try again in 5 seconds", 5)
 
 
-class NotReady(Busy):
+class ServerNotReady(ServerBusy):
     """The daemon accepts no evaluation now, for these `reasons`."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons), 5)
-        self.members = {"reasons": reasons}
+        self.extra_members = {"reasons": reasons}
 
 
-class OverShare(Busy):
+class CallerShareExceeded(ServerBusy):
     """The caller has used up its share; other callers are still served."""
 
 
@@ -222,14 +222,14 @@ class OverShare(Busy):
 class EvaluationFailure(TawebevalError):
     """The failure of an evaluation: its final event (contract, section 5).
 
-    `message` is for people; `members` are further members of the event. `is_alarming` makes the
-    daemon not ready; it is set for failures `lost` that no caller can cause.
+    `message` is for people; `extra_members` are further members of the event. `is_daemon_fault`
+    makes the daemon not ready; it is set for failures `lost` that no caller can cause.
     """
 
-    reason: Reason
+    reason: FailureReason
     message: str
-    members: Mapping[str, str | int | float] = attrs.field(factory=dict)
-    is_alarming: bool = attrs.field(default=True, kw_only=True)
+    extra_members: Mapping[str, str | int | float] = attrs.field(factory=dict)
+    is_daemon_fault: bool = attrs.field(default=True, kw_only=True)
 
     def __str__(self) -> str:
         return self.message
@@ -239,7 +239,9 @@ class ForbiddenHost(TawebevalError):
     """A URL whose host the operator's rules forbid."""
 
 
-def build_limit_failure(reason: Reason, limit: str, what: str, value: float) -> EvaluationFailure:
+def build_limit_failure(
+    reason: FailureReason, limit: str, what: str, value: float
+) -> EvaluationFailure:
     """Return the error of a run stopped by a limit.
 
     `limit` is a setting of `[limits]`, `value` its value; `what` says what the evaluator did.
@@ -251,7 +253,7 @@ def build_limit_failure(reason: Reason, limit: str, what: str, value: float) -> 
     )
 
 
-def build_unread_failure(limit: float, waited: str) -> EvaluationFailure:
+def build_slow_reader_failure(limit: float, waited: str) -> EvaluationFailure:
     """Return the error of a run stopped because its readers kept it paused for too long.
 
     `limit` is `evaluations.paused` in seconds; `waited` is the wait in words.

@@ -19,22 +19,23 @@ def _no_notes(_: object) -> Sequence[Any]:
 class Reloadable(Generic[Content]):
     """Files that a reload reads again, with the callbacks to read and to apply their content.
 
-    `name` is the setting that names the files, or a description. `read` blocks, changes nothing and
-    raises ConfigurationError. `apply` must not fail. `notes` returns remarks for the operator on a
-    content, such as settings that need a restart: sentences without a full stop.
+    `name` is the setting that names the files, or a description. `read_files` blocks, changes
+    nothing and raises ConfigurationError. `apply_content` must not fail. `make_notes` returns
+    remarks for the operator on a content, such as settings that need a restart: sentences without a
+    full stop.
     """
 
     name: str
     paths: Sequence[Path]
-    read: Callable[[], Content]
-    apply: Callable[[Content], None]
-    notes: Callable[[Content], Sequence[str]] = _no_notes
+    read_files: Callable[[], Content]
+    apply_content: Callable[[Content], None]
+    make_notes: Callable[[Content], Sequence[str]] = _no_notes
 
 
 class ReloadableSource(Protocol):
     """Owner of reloadable files."""
 
-    def reloadables(self) -> Iterable[Reloadable[Any]]:
+    def list_reloadables(self) -> Iterable[Reloadable[Any]]:
         """Return the reloadable files."""
 
 

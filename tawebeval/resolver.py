@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.logger import Logger
 
-from tawebeval.core.hosts import Address, HostPolicy, Target
-from tawebeval.deferreds import OneShot, WorkerThreads, make_one_shot
+from tawebeval.core.hosts import Address, HostPolicy, UrlServer
+from tawebeval.deferreds import OneShotEvent, WorkerThreads, make_one_shot_event
 from tawebeval.errors import ForbiddenHost, TawebevalError
 
 LOOKUP_TIMEOUT = 30.0
@@ -36,7 +36,7 @@ class LookupFailed(TawebevalError):
 class Resolver(Protocol):
     """Source of addresses."""
 
-    async def look_up(self, host: str) -> Sequence[Address]:
+    async def look_up_host(self, host: str) -> Sequence[Address]:
         """Return the addresses of a host. Raises: OSError, as getaddrinfo(3) does."""
 
 
@@ -48,7 +48,7 @@ class _Lookup:
     waiters: int = 0
     is_started: bool = False
     is_abandoned: bool = False
-    outcome: OneShot[Callable[[], Sequence[Address]]] = attrs.field(init=False)
+    outcome: OneShotEvent[Callable[[], Sequence[Address]]] = attrs.field(init=False)
 
     def resolve(self) -> Sequence[Address]:
         """Look the host up, unless the look-up is abandoned. Blocks. Raises: OSError."""
@@ -77,13 +77,13 @@ class SystemResolver:
     def stop(self) -> None:
         """Abandon look-ups; their threads end with the process."""
 
-    async def look_up(self, host: str) -> Sequence[Address]:
+    async def look_up_host(self, host: str) -> Sequence[Address]:
         """Return the addresses of a host. Raises: OSError."""
         lookup = self._lookups.get(host)
         if lookup is None:
             lookup = self._lookups[host] = _Lookup(host)
-            lookup.outcome = make_one_shot(
-                Deferred.fromCoroutine(self._threads.run(lookup.resolve))
+            lookup.outcome = make_one_shot_event(
+                Deferred.fromCoroutine(self._threads.run_in_thread(lookup.resolve))
             )
             lookup.outcome.add_callback(lambda _: self._remove(host, lookup))
         lookup.waiters += 1
@@ -108,16 +108,16 @@ class CheckedResolver:
     _resolver: Resolver
     _clock: Any
 
-    def check(self, target: Target) -> None:
+    def check_host(self, target: UrlServer) -> None:
         """Check the host of a URL before the look-up. Raises: ForbiddenHost."""
         self._policy.check_host(target)
 
-    async def find(self, target: Target, timeout: float = LOOKUP_TIMEOUT) -> Address:
+    async def find_address(self, target: UrlServer, timeout: float = LOOKUP_TIMEOUT) -> Address:
         """Return the address to connect to, within `timeout` seconds.
 
         Raises: ForbiddenHost, UnknownHost, LookupFailed.
         """
-        self.check(target)
+        self.check_host(target)
         addresses = (
             [target.address] if target.address else await self._look_up(target.host, timeout)
         )
@@ -132,7 +132,7 @@ class CheckedResolver:
             raise
 
     async def _look_up(self, host: str, timeout: float) -> Sequence[Address]:
-        looked_up = Deferred.fromCoroutine(self._resolver.look_up(host))
+        looked_up = Deferred.fromCoroutine(self._resolver.look_up_host(host))
         try:
             addresses = await looked_up.addTimeout(timeout, self._clock)
         except TookTooLong:

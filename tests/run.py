@@ -33,9 +33,8 @@ CORE = (
     "errors",
     "git/commits",
     "git/credentials",
-    "git/stderr",
+    "git/stderr_patterns",
     "sandbox/bpf",
-    "web/exposure",
     "webhooks/callback",
     "webhooks/signatures",
 )

@@ -11,7 +11,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tawebeval.deferreds import Condition, OneShot, WorkerThreads, wait_shielded
+from tawebeval.deferreds import Condition, OneShotEvent, WorkerThreads, wait_shielded
 from tests.cases.own_python import run_script
 from tests.cases.patience import PATIENCE
 
@@ -60,20 +60,20 @@ class ConditionTests(SynchronousTestCase):
 
     def test_cancel_by_one_woken_before(self) -> None:
         """A waiter that was cancelled by a waiter woken before it is not woken."""
-        for event in (Condition[int](), OneShot[int]()):
+        for event in (Condition[int](), OneShotEvent[int]()):
             first, second = event.wait(), event.wait()
             second.addErrback(lambda failure: str(failure.trap(CancelledError).__name__))
             first.addCallback(lambda _, second=second: second.cancel())
-            (event.notify if isinstance(event, Condition) else event.set)(1)
+            (event.notify if isinstance(event, Condition) else event.set_value)(1)
             self.assertEqual(self.successResultOf(second), "CancelledError")
 
 
 class OneShotTests(SynchronousTestCase):
-    """`OneShot`: an event that happens once."""
+    """`OneShotEvent`: an event that happens once."""
 
     def test_cancel(self) -> None:
         """A cancelled wait leaves nothing behind and affects no other waiter."""
-        event: OneShot[int] = OneShot()
+        event: OneShotEvent[int] = OneShotEvent()
         cancelled, other = event.wait(), event.wait()
         cancelled.cancel()
         self.failureResultOf(cancelled, CancelledError)
@@ -81,80 +81,80 @@ class OneShotTests(SynchronousTestCase):
         del cancelled
         gc.collect()
         self.assertIsNone(kept())
-        event.set(3)
+        event.set_value(3)
         self.assertEqual(self.successResultOf(other), 3)
         self.assertEqual(self.successResultOf(event.wait()), 3)
 
     def test_waiting(self) -> None:
         """Waiters before and after the event get the same value."""
-        event: OneShot[str] = OneShot()
+        event: OneShotEvent[str] = OneShotEvent()
         before = [event.wait(), event.wait()]
         self.assertFalse(event.is_set)
-        event.set("x")
+        event.set_value("x")
         self.assertTrue(event.is_set)
         for waiter in (*before, event.wait()):
             self.assertEqual(self.successResultOf(waiter), "x")
 
     def test_first_value_stays(self) -> None:
         """A second value changes nothing."""
-        event: OneShot[str] = OneShot()
-        event.set("x")
-        event.set("y")
+        event: OneShotEvent[str] = OneShotEvent()
+        event.set_value("x")
+        event.set_value("y")
         self.assertEqual(self.successResultOf(event.wait()), "x")
 
     def test_none_is_a_value(self) -> None:
         """None is a value like any other."""
-        event: OneShot[None] = OneShot()
-        event.set(None)
+        event: OneShotEvent[None] = OneShotEvent()
+        event.set_value(None)
         self.assertTrue(event.is_set)
         self.assertIsNone(self.successResultOf(event.wait()))
 
     def test_own_deferred(self) -> None:
         """A waiter's changes to its Deferred are invisible to other waiters."""
-        event: OneShot[int] = OneShot()
+        event: OneShotEvent[int] = OneShotEvent()
         first, second = event.wait(), event.wait()
         first.addCallback(lambda value: value + 1)
-        event.set(1)
+        event.set_value(1)
         self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (2, 1))
 
 
 class CallbackTests(SynchronousTestCase):
-    """`OneShot.add_callback`: callbacks without a Deferred."""
+    """`OneShotEvent.add_callback`: callbacks without a Deferred."""
 
     def test_told_once(self) -> None:
         """A callback is called once, with the value, when the event happens."""
-        event: OneShot[str] = OneShot()
+        event: OneShotEvent[str] = OneShotEvent()
         told: list[str] = []
         event.add_callback(told.append)
         self.assertEqual(told, [])
-        event.set("x")
-        event.set("y")
+        event.set_value("x")
+        event.set_value("y")
         self.assertEqual(told, ["x"])
 
     def test_told_late(self) -> None:
         """A callback that is added after the event is called at once."""
-        event: OneShot[str] = OneShot()
-        event.set("x")
+        event: OneShotEvent[str] = OneShotEvent()
+        event.set_value("x")
         told: list[str] = []
         event.add_callback(told.append)
         self.assertEqual(told, ["x"])
 
     def test_order(self) -> None:
         """Callbacks are called in the order of their addition, Deferreds among them."""
-        event: OneShot[str] = OneShot()
+        event: OneShotEvent[str] = OneShotEvent()
         told: list[str] = []
         event.add_callback(lambda value: told.append(f"first {value}"))
         event.wait().addCallback(lambda value: told.append(f"second {value}"))
         event.add_callback(lambda value: told.append(f"third {value}"))
-        event.set("x")
+        event.set_value("x")
         self.assertEqual(told, ["first x", "second x", "third x"])
 
     def test_cancels_another(self) -> None:
         """A callback may cancel a later waiter."""
-        event: OneShot[str] = OneShot()
+        event: OneShotEvent[str] = OneShotEvent()
         event.add_callback(lambda value: waiting.cancel())
         waiting = event.wait()
-        event.set("x")
+        event.set_value("x")
         self.failureResultOf(waiting, CancelledError)
 
 
@@ -162,7 +162,7 @@ class ShieldedTests(SynchronousTestCase):
     """`wait_shielded`: waiting in spite of cancellations."""
 
     def setUp(self) -> None:
-        self.event: OneShot[str] = OneShot()
+        self.event: OneShotEvent[str] = OneShotEvent()
         self.cancels = 0
 
     def start(self) -> Deferred[str]:
@@ -177,7 +177,7 @@ class ShieldedTests(SynchronousTestCase):
         """Without a cancellation the result is the event's value."""
         waiting = self.start()
         self.assertNoResult(waiting)
-        self.event.set("x")
+        self.event.set_value("x")
         self.assertEqual(self.successResultOf(waiting), "x")
         self.assertEqual(self.cancels, 0)
 
@@ -187,7 +187,7 @@ class ShieldedTests(SynchronousTestCase):
         waiting.cancel()
         self.assertEqual(self.cancels, 1)
         self.assertNoResult(waiting)
-        self.event.set("x")
+        self.event.set_value("x")
         self.failureResultOf(waiting, CancelledError)
 
     def test_cancel_repeatedly(self) -> None:
@@ -197,12 +197,14 @@ class ShieldedTests(SynchronousTestCase):
             waiting.cancel()
         self.assertNoResult(waiting)
         self.assertEqual(self.cancels, 1)
-        self.event.set("x")
+        self.event.set_value("x")
         self.failureResultOf(waiting, CancelledError)
 
     def test_set_by_the_cancellation(self) -> None:
         """`cancel` itself may set the event."""
-        waiting = Deferred.fromCoroutine(wait_shielded(self.event, lambda: self.event.set("x")))
+        waiting = Deferred.fromCoroutine(
+            wait_shielded(self.event, lambda: self.event.set_value("x"))
+        )
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
 
@@ -221,7 +223,7 @@ class ThreadsTests(TestCase):
         def call(a: int, *, b: int) -> tuple[int, int]:
             return a + b, threading.get_ident()
 
-        total, thread = await self.threads.run(call, 1, b=2)
+        total, thread = await self.threads.run_in_thread(call, 1, b=2)
         self.assertEqual(total, 3)
         self.assertNotEqual(thread, threading.get_ident())
 
@@ -237,9 +239,11 @@ class ThreadsTests(TestCase):
             at_work.add(threading.get_ident())
             return may_go_on.wait(PATIENCE)
 
-        busy = [Deferred.fromCoroutine(self.threads.run(work)) for _ in range(3)]
+        busy = [Deferred.fromCoroutine(self.threads.run_in_thread(work)) for _ in range(3)]
         try:
-            self.assertNotEqual(await other.run(threading.get_ident), threading.get_ident())
+            self.assertNotEqual(
+                await other.run_in_thread(threading.get_ident), threading.get_ident()
+            )
             self.assertEqual([one.called for one in busy], [False] * 3)
         finally:
             may_go_on.set()
@@ -251,7 +255,7 @@ class ThreadsTests(TestCase):
         """Calls before `start` wait; the threads exist from `start` to `stop` only."""
         before = threading.active_count()
         early = WorkerThreads.create(reactor, 1, "early")
-        waiting = Deferred.fromCoroutine(early.run(threading.get_ident))
+        waiting = Deferred.fromCoroutine(early.run_in_thread(threading.get_ident))
         self.assertEqual(threading.active_count(), before)
         self.assertNoResult(waiting)
         early.start()
@@ -263,7 +267,7 @@ class ThreadsTests(TestCase):
         """A machine that allows no more threads has all of them: `start` makes them."""
         self.patch(threading.Thread, "start", self.refuse)
         both = threading.Barrier(2, timeout=PATIENCE)
-        calls = [Deferred.fromCoroutine(self.threads.run(both.wait)) for _ in range(2)]
+        calls = [Deferred.fromCoroutine(self.threads.run_in_thread(both.wait)) for _ in range(2)]
         self.assertEqual({await call for call in calls}, {0, 1})
 
     def refuse(self, *_: object) -> None:
@@ -304,7 +308,7 @@ class ThreadsTests(TestCase):
     async def test_error(self) -> None:
         """The exception of the call is raised."""
         with self.assertRaises(ZeroDivisionError):
-            await self.threads.run(lambda: 1 // 0)
+            await self.threads.run_in_thread(lambda: 1 // 0)
 
     async def test_cancel(self) -> None:
         """A cancellation is raised only after the call has returned."""
@@ -314,7 +318,7 @@ class ThreadsTests(TestCase):
             may_go_on.wait(PATIENCE)
             returned.set()
 
-        running = Deferred.fromCoroutine(self.threads.run(call))
+        running = Deferred.fromCoroutine(self.threads.run_in_thread(call))
         running.cancel()
         self.assertNoResult(running)
         may_go_on.set()
@@ -330,7 +334,7 @@ class ThreadsTests(TestCase):
             may_go_on.wait(PATIENCE)
             raise OSError
 
-        running = Deferred.fromCoroutine(self.threads.run(call))
+        running = Deferred.fromCoroutine(self.threads.run_in_thread(call))
         running.cancel()
         may_go_on.set()
         with self.assertRaises(CancelledError):

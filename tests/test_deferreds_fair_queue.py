@@ -21,120 +21,122 @@ class QueueTests(SynchronousTestCase):
 
     def test_places(self) -> None:
         """Free slots are given at once, others when a holder releases its slot."""
-        entered = [self.queue.acquire(name) for name in "abcd"]
+        entered = [self.queue.acquire_slot(name) for name in "abcd"]
         self.successResultOf(entered[0])
         self.successResultOf(entered[1])
         self.assertNoResult(entered[2])
-        self.queue.release("b")
+        self.queue.release_slot("b")
         self.successResultOf(entered[2])
         self.assertNoResult(entered[3])
-        self.queue.release("c")
+        self.queue.release_slot("c")
         self.successResultOf(entered[3])
 
     def test_full(self) -> None:
         """The queue is full when no name more can run or wait, and only then."""
         for name in "abcd":
             self.assertFalse(self.queue.is_full())
-            self.queue.acquire(name)
+            self.queue.acquire_slot(name)
         self.assertTrue(self.queue.is_full())
-        self.queue.release("a")
+        self.queue.release_slot("a")
         self.assertFalse(self.queue.is_full())
 
     def test_nobody_may_wait(self) -> None:
         """A queue without waiters is full when all slots are taken, not before."""
         queue = FairQueue(1, 0)
         self.assertFalse(queue.is_full())
-        self.successResultOf(queue.acquire("a"))
+        self.successResultOf(queue.acquire_slot("a"))
         self.assertTrue(queue.is_full())
-        queue.release("a")
+        queue.release_slot("a")
         self.assertFalse(queue.is_full())
 
     def test_place(self) -> None:
         """A waiter's position is the number of waiters before it; holders have none."""
         for name in "abcd":
-            self.queue.acquire(name)
-        places = [self.queue.find_position(name) for name in ("a", "c", "d", "x")]
+            self.queue.acquire_slot(name)
+        places = [self.queue.find_waiter_position(name) for name in ("a", "c", "d", "x")]
         self.assertEqual(places, [None, 0, 1, None])
-        self.queue.release("a")
-        self.assertEqual((self.queue.find_position("c"), self.queue.find_position("d")), (None, 0))
+        self.queue.release_slot("a")
+        self.assertEqual(
+            (self.queue.find_waiter_position("c"), self.queue.find_waiter_position("d")), (None, 0)
+        )
 
     def test_give_up(self) -> None:
         """A cancelled waiter makes room, and gets no slot later."""
-        _, _, third, fourth = [self.queue.acquire(name) for name in "abcd"]
+        _, _, third, fourth = [self.queue.acquire_slot(name) for name in "abcd"]
         third.cancel()
         self.failureResultOf(third, CancelledError)
-        self.assertEqual((self.queue.is_full(), self.queue.find_position("d")), (False, 0))
-        self.queue.release("a")
+        self.assertEqual((self.queue.is_full(), self.queue.find_waiter_position("d")), (False, 0))
+        self.queue.release_slot("a")
         self.successResultOf(fourth)
-        self.queue.release("b")
-        self.queue.release("d")
-        self.assertEqual(self.queue.find_position("c"), None)
+        self.queue.release_slot("b")
+        self.queue.release_slot("d")
+        self.assertEqual(self.queue.find_waiter_position("c"), None)
 
     def test_leave_at_once(self) -> None:
         """A waiter that releases its slot at once gives it to the next one."""
         for name in "ab":
-            self.queue.acquire(name)
-        third = self.queue.acquire("c").addCallback(lambda _: self.queue.release("c"))
-        fourth = self.queue.acquire("d")
-        self.queue.release("a")
+            self.queue.acquire_slot(name)
+        third = self.queue.acquire_slot("c").addCallback(lambda _: self.queue.release_slot("c"))
+        fourth = self.queue.acquire_slot("d")
+        self.queue.release_slot("a")
         self.successResultOf(third)
         self.successResultOf(fourth)
 
     def test_many_leave_at_once(self) -> None:
         """A thousand waiters that release at once all get a slot; a new name comes last."""
         for name in "ab":
-            self.queue.acquire(name)
+            self.queue.acquire_slot(name)
         order: list[str] = []
 
         def let_in(name: str) -> None:
             order.append(name)
-            self.queue.release(name)
+            self.queue.release_slot(name)
             if name == "0":
-                self.queue.acquire("late").addCallback(lambda _: let_in("late"))
+                self.queue.acquire_slot("late").addCallback(lambda _: let_in("late"))
 
         names = [str(number) for number in range(sys.getrecursionlimit())]
         for name in names:
-            self.queue.acquire(name).addCallback(lambda _, name=name: let_in(name))
-        self.queue.release("a")
+            self.queue.acquire_slot(name).addCallback(lambda _, name=name: let_in(name))
+        self.queue.release_slot("a")
         self.assertEqual(order, [*names, "late"])
-        self.assertEqual((self.queue.running, self.queue.waiting), (1, 0))
+        self.assertEqual((self.queue.taken_slots, self.queue.waiter_count), (1, 0))
 
     def test_not_admitted(self) -> None:
         """A caller that is not admitted waits beside free slots, and is passed over."""
         admitted = {"bob"}
         self.queue = FairQueue(2, 2, admits=admitted.__contains__)
-        alices = [self.queue.acquire(f"a{number}", "alice") for number in range(2)]
+        alices = [self.queue.acquire_slot(f"a{number}", "alice") for number in range(2)]
         self.assertNoResult(alices[0])
-        self.successResultOf(self.queue.acquire("b0", "bob"))
-        self.successResultOf(self.queue.acquire("b1", "bob"))
-        self.queue.release("b0")
+        self.successResultOf(self.queue.acquire_slot("b0", "bob"))
+        self.successResultOf(self.queue.acquire_slot("b1", "bob"))
+        self.queue.release_slot("b0")
         self.assertNoResult(alices[0])
-        self.queue.release("b1")
-        self.queue.dispatch()
+        self.queue.release_slot("b1")
+        self.queue.dispatch_slots()
         self.assertNoResult(alices[0])
         admitted.add("alice")
-        self.queue.dispatch()
+        self.queue.dispatch_slots()
         for place in alices:
             self.successResultOf(place)
 
     def test_holders(self) -> None:
         """Each holder is listed, with whether it keeps a waiter out."""
         self.queue = FairQueue(2, 2, admits={"alice", "bob"}.__contains__)
-        self.assertEqual(self.queue.list_holders(), [])
-        self.queue.acquire("a0", "alice")
-        waiting = self.queue.acquire("c0", "carol")
-        self.assertEqual(self.queue.list_holders(), [("a0", False)])
-        self.queue.acquire("b0", "bob")
-        self.assertEqual(self.queue.list_holders(), [("a0", True), ("b0", True)])
+        self.assertEqual(self.queue.list_slot_holders(), [])
+        self.queue.acquire_slot("a0", "alice")
+        waiting = self.queue.acquire_slot("c0", "carol")
+        self.assertEqual(self.queue.list_slot_holders(), [("a0", False)])
+        self.queue.acquire_slot("b0", "bob")
+        self.assertEqual(self.queue.list_slot_holders(), [("a0", True), ("b0", True)])
         waiting.addErrback(lambda failure: failure.trap(CancelledError)).cancel()
-        self.assertEqual(self.queue.list_holders(), [("a0", False), ("b0", False)])
+        self.assertEqual(self.queue.list_slot_holders(), [("a0", False), ("b0", False)])
 
     def test_holders_of_its_own(self) -> None:
         """Only the holders of a caller at its limit keep that caller's waiters out."""
         queue = FairQueue(3, 9, 1)
         for name, caller in (("a0", "alice"), ("b0", "bob"), ("a1", "alice")):
-            queue.acquire(name, caller)
-        self.assertEqual(queue.list_holders(), [("a0", True), ("b0", False)])
+            queue.acquire_slot(name, caller)
+        self.assertEqual(queue.list_slot_holders(), [("a0", True), ("b0", False)])
 
     @given(
         st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["leave", "give up"]), st.booleans()))
@@ -146,7 +148,7 @@ class QueueTests(SynchronousTestCase):
         waiting: dict[str, Deferred[None]] = {}
 
         def enter(name: str) -> None:
-            place = queue.acquire(name).addCallback(lambda _: inside.append(name))
+            place = queue.acquire_slot(name).addCallback(lambda _: inside.append(name))
             place.addErrback(lambda failure: failure.trap(CancelledError))
             if name not in inside:
                 waiting[name] = place
@@ -154,7 +156,7 @@ class QueueTests(SynchronousTestCase):
         for number, (step, first) in enumerate(steps):
             enter(str(number))
             if step == "leave" and inside:
-                queue.release(inside.pop(0 if first else -1))
+                queue.release_slot(inside.pop(0 if first else -1))
                 if waiting:
                     name = next(iter(waiting))
                     self.assertEqual(inside[-1], name)
@@ -164,7 +166,7 @@ class QueueTests(SynchronousTestCase):
             self.assertLessEqual(len(inside), running)
             self.assertEqual(len(inside) < running and bool(waiting), False)
             self.assertEqual(
-                [queue.find_position(name) for name in waiting], list(range(len(waiting)))
+                [queue.find_waiter_position(name) for name in waiting], list(range(len(waiting)))
             )
 
 
@@ -175,7 +177,9 @@ class ShareTests(SynchronousTestCase):
         """Acquire slots for names of the callers of their first letters; return the waiters."""
         self.entered: list[str] = []
         for name in names:
-            queue.acquire(name, name[0]).addCallback(lambda _, name=name: self.entered.append(name))
+            queue.acquire_slot(name, name[0]).addCallback(
+                lambda _, name=name: self.entered.append(name)
+            )
         return [name for name in names if name not in self.entered]
 
     def order(self, queue: FairQueue) -> list[str]:
@@ -183,7 +187,7 @@ class ShareTests(SynchronousTestCase):
         order: list[str] = []
         while self.entered:
             before = len(self.entered)
-            queue.release(self.entered.pop(0))
+            queue.release_slot(self.entered.pop(0))
             order += self.entered[before - 1 :]
         return order
 
@@ -197,24 +201,24 @@ class ShareTests(SynchronousTestCase):
         """The position follows the order of turns."""
         queue = FairQueue(1, 100)
         waiting = self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
-        places = {name: queue.find_position(name) for name in waiting}
+        places = {name: queue.find_waiter_position(name) for name in waiting}
         self.assertEqual(places, {n: i for i, n in enumerate(self.order(queue))})
 
     def test_other_bounds(self) -> None:
         """A larger share lets its waiters run; a smaller one removes no holder or waiter."""
         queue = FairQueue(3, 3, running_per_caller=1, queued_per_caller=1)
         self.assertEqual(self.names(queue, "a1", "a2", "a3"), ["a2", "a3"])
-        self.assertTrue(queue.is_share_used("a"))
+        self.assertTrue(queue.is_share_used_up("a"))
         queue.set_bounds(3, 100, 2, 2)
-        queue.dispatch()
+        queue.dispatch_slots()
         self.assertEqual(self.entered, ["a1", "a2"])
-        self.assertFalse(queue.is_share_used("a"))
+        self.assertFalse(queue.is_share_used_up("a"))
         queue.set_bounds(3, 1, 1)
-        queue.dispatch()
-        self.assertEqual((queue.running, queue.waiting), (2, 1))
+        queue.dispatch_slots()
+        self.assertEqual((queue.taken_slots, queue.waiter_count), (2, 1))
         self.assertTrue(queue.is_full("a"))
         queue.set_bounds(3, 1)
-        queue.dispatch()
+        queue.dispatch_slots()
         self.assertEqual(self.entered, ["a1", "a2", "a3"])
 
     def test_other_places(self) -> None:
@@ -222,43 +226,43 @@ class ShareTests(SynchronousTestCase):
         queue = FairQueue(1, 100)
         self.assertEqual(self.names(queue, "a1", "b1", "c1"), ["b1", "c1"])
         queue.set_bounds(2, 100)
-        queue.dispatch()
+        queue.dispatch_slots()
         self.assertEqual(self.entered, ["a1", "b1"])
         queue.set_bounds(1, 100)
-        queue.dispatch()
-        queue.release("a1")
+        queue.dispatch_slots()
+        queue.release_slot("a1")
         self.assertEqual(self.entered, ["a1", "b1"])
-        queue.release("b1")
+        queue.release_slot("b1")
         self.assertEqual(self.entered, ["a1", "b1", "c1"])
 
     def test_running(self) -> None:
         """A caller takes no more slots than its share; others run meanwhile."""
         queue = FairQueue(3, 100, running_per_caller=2)
         self.assertEqual(self.names(queue, "a1", "a2", "a3", "b1", "b2"), ["a3", "b2"])
-        queue.release("b1")
+        queue.release_slot("b1")
         self.assertEqual(self.entered, ["a1", "a2", "b1", "b2"])
-        queue.release("a1")
+        queue.release_slot("a1")
         self.assertEqual(self.entered[-1], "a3")
 
     def test_queued(self) -> None:
         """A caller's share of the queue is used, another's not; a release makes room in it."""
         queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         self.names(queue, "a1", "a2")
-        self.assertFalse(queue.is_share_used("a"))
+        self.assertFalse(queue.is_share_used_up("a"))
         self.names(queue, "a3")
-        self.assertEqual([queue.is_share_used(caller) for caller in "ab"], [True, False])
+        self.assertEqual([queue.is_share_used_up(caller) for caller in "ab"], [True, False])
         self.assertEqual([queue.is_full(caller) for caller in "ab"], [False, False])
         self.names(queue, "b1", "b2")
         self.assertEqual([queue.is_full(caller) for caller in "abc"], [True, True, True])
-        queue.release("a1")
-        self.assertFalse(queue.is_share_used("a"))
+        queue.release_slot("a1")
+        self.assertFalse(queue.is_share_used_up("a"))
 
     def test_share_beyond_the_whole(self) -> None:
         """A share as large as the queue is no share: then the queue is full."""
         for own in (0, 2, 5):
             queue = FairQueue(1, 2, queued_per_caller=own)
             self.names(queue, "a1", "a2", "a3")
-            self.assertEqual((queue.is_share_used("a"), queue.is_full("a")), (False, True))
+            self.assertEqual((queue.is_share_used_up("a"), queue.is_full("a")), (False, True))
 
     @given(
         st.integers(1, 4),
@@ -305,7 +309,7 @@ class ShareTests(SynchronousTestCase):
             inside[name] = caller
 
         def enter(name: str, caller: str) -> None:
-            place = queue.acquire(name, caller)
+            place = queue.acquire_slot(name, caller)
             if not place.called:
                 waiting[name] = caller, place
                 since.setdefault(caller, set())
@@ -318,7 +322,7 @@ class ShareTests(SynchronousTestCase):
             if step == "enter":
                 enter(name, caller)
             elif step == "reserve":
-                queue.reserve(name, caller)
+                queue.reserve_turn(name, caller)
                 reserved[name] = caller
             elif step == "be ready" and reserved:
                 ready = list(reserved)[choice % len(reserved)]
@@ -326,7 +330,7 @@ class ShareTests(SynchronousTestCase):
             elif step == "leave" and inside:
                 leaving = list(inside)[choice % len(inside)]
                 del inside[leaving]
-                queue.release(leaving)
+                queue.release_slot(leaving)
             elif step == "give up" and waiting:
                 waiting.pop(list(waiting)[choice % len(waiting)])[1].cancel()
             for gone in set(since) - {c for c, _ in waiting.values()}:
@@ -337,17 +341,17 @@ class ShareTests(SynchronousTestCase):
             if len(inside) < running:
                 self.assertTrue(all(taken[c] >= share for c, _ in waiting.values()))
         for name in reserved:
-            queue.release(name)
+            queue.release_slot(name)
         if own:
             return
-        places = {name: queue.find_position(name) for name in waiting}
+        places = {name: queue.find_waiter_position(name) for name in waiting}
         before = len(inside)
         order: list[str] = []
         while waiting:
             there = set(inside)
             leaving = next(iter(inside))
             del inside[leaving]
-            queue.release(leaving)
+            queue.release_slot(leaving)
             order += set(inside) - there
         self.assertEqual(places, {name: place for place, name in enumerate(order)})
         self.assertEqual(len(inside), before)
@@ -363,73 +367,73 @@ class ReservationTests(SynchronousTestCase):
     def enter(self, *names: str) -> None:
         """Acquire slots for names of the callers of their first letters."""
         for name in names:
-            place = self.queue.acquire(name, name[0])
+            place = self.queue.acquire_slot(name, name[0])
             place.addCallback(lambda _, name=name: self.entered.append(name))
             place.addErrback(lambda failure: failure.trap(CancelledError))
 
     def test_passed_over(self) -> None:
         """Others pass a reserved turn, which counts from the reservation once ready."""
-        self.queue.reserve("a1", "a")
+        self.queue.reserve_turn("a1", "a")
         self.enter("a2", "a3", "a4")
         self.assertEqual(self.entered, ["a2"])
-        self.queue.release("a2")
+        self.queue.release_slot("a2")
         self.enter("a1")
-        self.queue.release("a3")
-        self.queue.release("a1")
+        self.queue.release_slot("a3")
+        self.queue.release_slot("a1")
         self.assertEqual(self.entered, ["a2", "a3", "a1", "a4"])
 
     def test_turns(self) -> None:
         """A caller without a ready waiter keeps its turn, too."""
         self.enter("a1")
-        self.queue.reserve("b1", "b")
+        self.queue.reserve_turn("b1", "b")
         self.enter("a2", "a3")
-        self.queue.release("a1")
+        self.queue.release_slot("a1")
         self.enter("b1")
-        self.queue.release("a2")
+        self.queue.release_slot("a2")
         self.assertEqual(self.entered, ["a1", "a2", "b1"])
 
     def test_holders(self) -> None:
         """No holder keeps out waiters that are not ready."""
         self.enter("a1")
-        self.queue.reserve("a2", "a")
-        self.assertEqual(self.queue.list_holders(), [("a1", False)])
+        self.queue.reserve_turn("a2", "a")
+        self.assertEqual(self.queue.list_slot_holders(), [("a1", False)])
         self.enter("a2")
-        self.assertEqual(self.queue.list_holders(), [("a1", True)])
+        self.assertEqual(self.queue.list_slot_holders(), [("a1", True)])
 
     def test_free_place(self) -> None:
         """A waiter that becomes ready beside a free slot gets the slot at once."""
-        self.queue.reserve("a1", "a")
-        self.assertEqual((self.queue.waiting, self.queue.find_position("a1")), (1, 0))
+        self.queue.reserve_turn("a1", "a")
+        self.assertEqual((self.queue.waiter_count, self.queue.find_waiter_position("a1")), (1, 0))
         self.enter("a1")
         self.assertEqual(self.entered, ["a1"])
-        self.assertEqual((self.queue.waiting, self.queue.running), (0, 1))
+        self.assertEqual((self.queue.waiter_count, self.queue.taken_slots), (0, 1))
 
     def test_given_up(self) -> None:
         """A turn can be released before its waiter is ready, and after."""
         for name in ("a1", "a2"):
-            self.queue.reserve(name, "a")
-        self.queue.release("a1")
-        place = self.queue.acquire("a3", "a")
-        waiting = self.queue.acquire("a2", "a")
+            self.queue.reserve_turn(name, "a")
+        self.queue.release_slot("a1")
+        place = self.queue.acquire_slot("a3", "a")
+        waiting = self.queue.acquire_slot("a2", "a")
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
         self.successResultOf(place)
-        self.queue.release("a2")
-        self.queue.release("nobody")
-        self.assertEqual((self.queue.waiting, self.queue.running), (0, 1))
+        self.queue.release_slot("a2")
+        self.queue.release_slot("nobody")
+        self.assertEqual((self.queue.waiter_count, self.queue.taken_slots), (0, 1))
 
     def test_full(self) -> None:
         """A reserved turn leaves free slots to others, but counts as a waiter."""
         queue = FairQueue(2, 2)
         for number in range(4):
             self.assertFalse(queue.is_full("a"))
-            queue.reserve(f"a{number}", "a")
+            queue.reserve_turn(f"a{number}", "a")
         self.assertTrue(queue.is_full("a"))
         queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         for number in range(3):
-            self.assertFalse(queue.is_share_used("a"))
-            queue.reserve(f"a{number}", "a")
-        self.assertEqual([queue.is_share_used(caller) for caller in "ab"], [True, False])
+            self.assertFalse(queue.is_share_used_up("a"))
+            queue.reserve_turn(f"a{number}", "a")
+        self.assertEqual([queue.is_share_used_up(caller) for caller in "ab"], [True, False])
         self.assertFalse(queue.is_full("b"))
 
     def test_rest(self) -> None:
@@ -437,10 +441,10 @@ class ReservationTests(SynchronousTestCase):
         self.queue = FairQueue(2, 100, running_per_caller=1)
         self.enter("a1", "a2", "b1", "c1")
         self.assertEqual(self.entered, ["a1", "b1"])
-        self.queue.suspend("a1")
+        self.queue.suspend_slot("a1")
         self.assertEqual(self.entered, ["a1", "b1", "c1"])
-        self.queue.release("b1")
+        self.queue.release_slot("b1")
         self.assertEqual(len(self.entered), 3)
-        self.queue.release("a1")
+        self.queue.release_slot("a1")
         self.assertEqual(self.entered[3:], ["a2"])
-        self.assertEqual(self.queue.running, 2)
+        self.assertEqual(self.queue.taken_slots, 2)

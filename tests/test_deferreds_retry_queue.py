@@ -39,7 +39,7 @@ class RetryQueueTests(SynchronousTestCase):
         with capturedLogs() as events:
             self.successResultOf(
                 Deferred.fromCoroutine(
-                    self.queue.attempt(
+                    self.queue.attempt_call(
                         f"the removal of {name}",
                         lambda prefix: self.call(name)(),
                         "an argument",
@@ -52,7 +52,7 @@ class RetryQueueTests(SynchronousTestCase):
     def settle(self) -> list[str]:
         """Retry kept calls; return the log's lines."""
         with capturedLogs() as events:
-            self.queue.retry_next()
+            self.queue.retry_next_calls()
         return [formatEvent(event) for event in events]
 
     def test_at_once(self) -> None:
@@ -118,7 +118,7 @@ class RetryQueueTests(SynchronousTestCase):
         self.attempt("b")
         threads = self.queue._threads = SlowThreads()  # type: ignore[assignment]
         for _ in range(3):
-            self.queue.retry_next()
+            self.queue.retry_next_calls()
         self.assertEqual(len(threads.waiting), 1)
         threads.finish()
         self.assertEqual(self.done, ["a", "b", "made", "made"])
@@ -128,11 +128,11 @@ class RetryQueueTests(SynchronousTestCase):
         self.failures["a"] = 1
         self.attempt("a")
         self.error, self.failures["a"] = ZeroDivisionError(), 1
-        self.queue.retry_next()
+        self.queue.retry_next_calls()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.failures["b"] = 1
-        attempt = Deferred.fromCoroutine(self.queue.attempt("b", self.call("b")))
+        attempt = Deferred.fromCoroutine(self.queue.attempt_call("b", self.call("b")))
         self.failureResultOf(attempt, ZeroDivisionError)
         self.assertEqual(len(self.queue), 0)
-        self.queue.retry_next()
+        self.queue.retry_next_calls()
         self.assertEqual(self.done, [])

@@ -15,33 +15,33 @@ class RequestErrorTests(SynchronousTestCase):
 
     def test_detail_and_members(self) -> None:
         """The sentence and the further members of the problem document."""
-        error = errors.TooLarge("too much", limit=5)
+        error = errors.RequestTooLarge("too much", limit=5)
         self.assertEqual(
-            (str(error), error.detail, error.members), ("too much",) * 2 + ({"limit": 5},)
+            (str(error), error.detail, error.extra_members), ("too much",) * 2 + ({"limit": 5},)
         )
-        self.assertEqual(errors.UnsupportedMediaType("x").members, {})
+        self.assertEqual(errors.UnsupportedMediaType("x").extra_members, {})
 
     def test_field(self) -> None:
         """A refused field is named in the sentence and as a member."""
         error = errors.InvalidField("seed", "is too large")
         self.assertEqual(error.detail, "seed: is too large")
-        self.assertEqual(error.members, {"field": "seed"})
+        self.assertEqual(error.extra_members, {"field": "seed"})
 
     def test_oldest(self) -> None:
         """A discarded cursor tells the oldest usable one."""
         error = errors.DiscardedCursor("17")
-        self.assertEqual(error.members, {"oldest": "17"})
+        self.assertEqual(error.extra_members, {"oldest": "17"})
         self.assertIn("17", error.detail)
 
     def test_busy(self) -> None:
         """A full server tells when to come again, in seconds."""
-        self.assertEqual(errors.Busy("full", 5).retry_after, 5)
+        self.assertEqual(errors.ServerBusy("full", 5).retry_after, 5)
 
     def test_reasons(self) -> None:
         """Who is not ready says all of why, as a sentence and one by one."""
-        error = errors.NotReady(["no disk", "no queue"])
+        error = errors.ServerNotReady(["no disk", "no queue"])
         self.assertEqual(error.detail, "no disk; no queue")
-        self.assertEqual(error.members, {"reasons": ["no disk", "no queue"]})
+        self.assertEqual(error.extra_members, {"reasons": ["no disk", "no queue"]})
         self.assertEqual(error.retry_after, 5)
 
     def test_sentences(self) -> None:
@@ -55,7 +55,7 @@ class RequestErrorTests(SynchronousTestCase):
         self.assertIn("40 characters", errors.EvaluationNotFound(malformed=True).detail)
         self.assertNotEqual(unknown.detail, gone.detail)
         self.assertTrue(gone.detail.endswith(STARTED))
-        self.assertEqual(gone.members, {"started": STARTED})
+        self.assertEqual(gone.extra_members, {"started": STARTED})
 
 
 class EvaluationErrorTests(SynchronousTestCase):
@@ -65,10 +65,10 @@ class EvaluationErrorTests(SynchronousTestCase):
         """Reason, sentence and members; the sentence is what people see."""
         error = errors.EvaluationFailure("exit", "status 3", {"status": 3})
         self.assertEqual(
-            (error.reason, error.message, error.members), ("exit", "status 3", {"status": 3})
+            (error.reason, error.message, error.extra_members), ("exit", "status 3", {"status": 3})
         )
         self.assertEqual(str(error), "status 3")
-        self.assertEqual(errors.EvaluationFailure("lost", "x").members, {})
+        self.assertEqual(errors.EvaluationFailure("lost", "x").extra_members, {})
 
     def test_is_fixed(self) -> None:
         """It is a value, and yet can be raised, chained and annotated as exceptions are."""

@@ -24,16 +24,16 @@ OTHERS = ("cli", "client")  # whose messages are tested with their commands
 # Exceptions and functions that take a message.
 BUILDERS = {
     *(name for name, value in vars(errors).items() if isinstance(value, type)),
-    *("build_limit_failure", "build_unread_failure", "Problem", "Finding", "RateLimitedLog"),
+    *("build_limit_failure", "build_slow_reader_failure", "Problem", "Finding", "RateLimitedLog"),
     *("ValueError", "OSError", "SystemExit", "FileBlockError", "FileRefused", "NotFound"),
     *("UnknownHost", "LookupFailed", "AttemptResult", "_forbidden", "_failed", "_give_up"),
     *("_bad_request", "_too_large", "_refuse", "_refuse_handshake", "_check_length", "_matching"),
-    *("_emit_error", "_emit_first_error", "refuse_file", "list_problems", "run_in_background"),
+    *("_emit_error", "_emit_first_error", "refuse_file", "report_problems", "run_in_background"),
     *("attempt", "use_copies", "_check_reload", "Allowance", "Remedy", "ReloadResult"),
     "__init__",
 }
 # Beginnings of the names of functions that return, or yield, messages; constants with messages.
-RETURNED = ("explain", "_explain", "_find_hint", "_describe", "find_fault", "check_", "_notes")
+RETURNED = ("explain", "_explain", "_find_hint", "_describe", "find_disk_fault", "check_", "_notes")
 YIELDED = ("_check", "_try", "compare")
 TABLES = ("_ENFORCED", "_MISSING", "_REMEDIES", "_UNIT_REMEDIES")
 

@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import Address, HostPolicy, parse_target
+from tawebeval.core.hosts import Address, HostPolicy, parse_url_server
 from tawebeval.resolver import CheckedResolver, LookupFailed, SystemResolver, UnknownHost
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import SlowThreads
@@ -24,10 +24,10 @@ class AddressesTests(SynchronousTestCase):
 
     def find(self, answer: list[str] | Exception) -> Deferred[Address]:
         """Look a host up, which is answered so."""
-        target = parse_target("https://example.org/x")
+        target = parse_url_server("https://example.org/x")
         assert target is not None
         addresses = CheckedResolver(HostPolicy(), FakeResolver(answer), Clock())
-        return Deferred.fromCoroutine(addresses.find(target))
+        return Deferred.fromCoroutine(addresses.find_address(target))
 
     def test_found(self) -> None:
         """The first address is the one to connect to."""
@@ -75,7 +75,7 @@ class SystemResolverTests(SynchronousTestCase):
 
     def look_up(self, host: str = "a.example") -> Deferred[Any]:
         """Look a host up."""
-        return Deferred.fromCoroutine(self.resolver.look_up(host))
+        return Deferred.fromCoroutine(self.resolver.look_up_host(host))
 
     def test_found(self) -> None:
         """All addresses, in the order of the system."""

@@ -13,12 +13,12 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.cli import main as command
 from tawebeval.config import CallbackSettings, CallerSettings, Configuration
-from tawebeval.daemon import control
+from tawebeval.daemon import control_socket
 from tawebeval.daemon.systemd import compute_stop_timeout
 from tawebeval.daemon.tap import Options
 from tawebeval.reloadable import ReloadResult
-from tawebeval.sandbox.seccomp import ALLOWED
-from tawebeval.web.auth import find_tokens
+from tawebeval.sandbox.seccomp import ALLOWED_CALLS
+from tawebeval.web.auth import find_token_file
 from tests.cases.documented import doctors, properties
 from tests.cases.units import UNITS, read_unit
 
@@ -83,11 +83,11 @@ class UnitTests(SynchronousTestCase):
             asked.append(path)
             return ReloadResult()
 
-        self.patch(control, "request_reload", order)
+        self.patch(control_socket, "request_reload", order)
         for given in (environment, {}):
             ended = CliRunner().invoke(command, arguments, env={"RUNTIME_DIRECTORY": None, **given})
             self.assertEqual(ended.exit_code, 0, ended.output)
-        self.assertEqual(asked, [control.find_socket(environment)] * 2)
+        self.assertEqual(asked, [control_socket.find_control_socket(environment)] * 2)
 
     def test_directories(self) -> None:
         """The directories in the command are those that systemd makes."""
@@ -102,7 +102,7 @@ class UnitTests(SynchronousTestCase):
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / name).touch()
-        found = find_tokens(CallerSettings(), {"CREDENTIALS_DIRECTORY": str(folder)})
+        found = find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": str(folder)})
         self.assertEqual(found, folder / name)
 
     def test_doctor(self) -> None:
@@ -147,7 +147,7 @@ class UnitTests(SynchronousTestCase):
         namespaces = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"}
         self.assertEqual(set(service["RestrictNamespaces"].split()), namespaces)
         self.assertIn("AF_NETLINK", service["RestrictAddressFamilies"].split())
-        landlock = ALLOWED["restrictions"].split()
+        landlock = ALLOWED_CALLS["restrictions"].split()
         calls = {"@system-service", "@mount", "sethostname", *landlock}
         self.assertEqual(set(service["SystemCallFilter"].split()), calls)
 

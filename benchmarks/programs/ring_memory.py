@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Markers, Parser
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.runtime import keep_freed_memory
 
 _EVENTS = 1_000_000
@@ -30,12 +30,12 @@ def main() -> None:
     keep_freed_memory()  # as the daemon does at its start
     chunk = int(sys.argv[1])
     text = _LINE * (chunk // len(_LINE) + 1)
-    parser, ring = Parser(Markers.generate(os.urandom)), Ring()
+    parser, ring = SegiParser(Markers.generate(os.urandom)), EventRing()
     position = 0
     before = resident()
     while ring.newest < _EVENTS:
-        ring.append(parser.feed(text[position : position + chunk]))
-        assert not parser.has_pending, "such a read is parsed in one turn"
+        ring.append_batch(parser.feed(text[position : position + chunk]))
+        assert not parser.has_pending_input, "such a read is parsed in one turn"
         position = (position + chunk) % len(_LINE)
     print(json.dumps({"memory": resident() - before, "payload": ring.size}))
 

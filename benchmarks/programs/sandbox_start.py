@@ -19,11 +19,11 @@ from pathlib import Path
 from benchmarks.measure import percentile
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
-from tawebeval.linux.privileges import Credentials, find_privileges
-from tawebeval.linux.reaper import Orphans
+from tawebeval.linux.privileges import ProcessCredentials, find_privileges
+from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
@@ -62,23 +62,23 @@ def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
 def cells() -> Iterator[Callable[[], tuple[SandboxedRun, LaunchSpec]]]:
     """Become who evaluators are, and let cells be made for the command; close them yourself."""
     os.close(make_filter(internet=False))  # which imports what nobody may not be able to read
-    find_privileges("nobody" if os.geteuid() == 0 else "", Credentials()).become_user()
+    find_privileges("nobody" if os.geteuid() == 0 else "", ProcessCredentials()).become_user()
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         accounts, upload = Path(name, "accounts"), Path(name, "upload")
         accounts.mkdir()
         write_sandbox_files(accounts)
         sandbox = open_bubblewrap(
-            Configuration(), accounts, Cgroups([], {}, {}), Orphans(None, Spawner(None))
+            Configuration(), accounts, CgroupManager([], {}, {}), OrphanReaper(None, Spawner(None))
         )
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
-        workspace.create(upload, workspace.make_sandboxed_view(Path("/")))
+        workspace.create_directories(upload, workspace.make_sandboxed_view(Path("/")))
         checkout = Path(name).resolve() / "checkout"
         checkout.mkdir()
 
         def opened() -> tuple[SandboxedRun, LaunchSpec]:
             cell = sandbox.make_run(workspace, Checkout(Commit("", ""), checkout, lambda: None))
-            return cell, cell.make_launch_spec(COMMAND, {}, workspace.tree)
+            return cell, cell.make_launch_spec(COMMAND, {}, workspace.tree_directory)
 
         yield opened
 

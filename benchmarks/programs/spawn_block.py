@@ -48,9 +48,9 @@ launching = LauncherClient()
 async def start_evaluator(protocol: ProcessProtocol) -> float:
     """Start a child as evaluators are, without a sandbox: in a thread, which is not counted."""
     started: StartedProcess
-    started, _ = await deferToThread(launching.start, LaunchSpec([_COMMAND], {}, "/"))
+    started, _ = await deferToThread(launching.start_program, LaunchSpec([_COMMAND], {}, "/"))
     begin = time.perf_counter()
-    spawner.adopt(protocol, started)
+    spawner.adopt_child(protocol, started)
     return time.perf_counter() - begin
 
 

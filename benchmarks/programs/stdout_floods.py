@@ -19,10 +19,10 @@ from typing import Any
 from twisted.internet.task import Clock
 
 from benchmarks.floods import FILE, VALUE, floods
-from tawebeval.core.budget import Budget
-from tawebeval.core.fileblock import WantedFile
-from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Markers, Parser
+from tawebeval.core.budget import RingBudget
+from tawebeval.core.fileblock import FileReference
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.runtime import keep_freed_memory
 from tawebeval.evaluations.run import StdoutPump
 
@@ -47,10 +47,10 @@ class Store:
     def __init__(self, markers: Markers) -> None:
         self.paused = False
         self._clock = Turns()
-        self._ring = Ring()
-        budget = Budget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
-        parser = Parser(markers, max_value=VALUE, max_file=FILE)
-        share = budget.add_share(on_room=lambda: self._pump.on_room())
+        self._ring = EventRing()
+        budget = RingBudget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
+        parser = SegiParser(markers, max_value=VALUE, max_file=FILE)
+        share = budget.add_share(on_room=lambda: self._pump.on_ring_room())
         self._pump = StdoutPump(self._clock, parser, self._ring, share, self)
         self._pump.start(self)
         self._file = bytes(FILE)
@@ -67,9 +67,9 @@ class Store:
                 self._clock.advance(_TURN)
                 yield time.thread_time() - begin
         begin = time.thread_time()
-        self._pump.end()
+        self._pump.on_stdout_end()
         yield time.thread_time() - begin
-        assert self._pump.done.is_set
+        assert self._pump.output_stored.is_set
 
     def pauseProducing(self) -> None:
         """Give no more."""
@@ -79,16 +79,16 @@ class Store:
         """Give more."""
         self.paused = False
 
-    def on_events(self) -> None:
+    def on_new_events(self) -> None:
         """Acknowledge, if that is due."""
         if self._ring.size >= _CAPACITY / 2:
             self._ring.acknowledge(self._ring.newest)
             self._pump.on_acknowledge()
 
-    def on_pause(self, paused: bool) -> None:
+    def on_pause_change(self, paused: bool) -> None:
         """Do nothing: no clock runs."""
 
-    async def read_file(self, wanted: WantedFile) -> bytes:
+    async def read_referenced_file(self, wanted: FileReference) -> bytes:
         """Return a file, a large one only once."""
         content, self._file = self._file, b"x"
         return content

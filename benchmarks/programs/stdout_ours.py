@@ -10,17 +10,17 @@ from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.config import LimitSettings
-from tawebeval.core.budget import Budget
+from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.fileblock import WantedFile
-from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Markers, Parser
+from tawebeval.core.fileblock import FileReference
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.runtime import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.run import Run, StdoutPump
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.evaluations.run import EvaluatorRun, StdoutPump
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.reaper import Orphans
+from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import NoSandbox, UnsandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 
@@ -29,7 +29,7 @@ _CAPACITY = 4 * 1024 * 1024
 reactor: Any = installed
 
 
-class MeasuredRun(Run):
+class MeasuredRun(EvaluatorRun):
     """A run that counts what it prints."""
 
     def __init__(self, stopwatch: Stopwatch, *arguments: Any) -> None:
@@ -45,22 +45,22 @@ class MeasuredRun(Run):
 class Store:
     """Stores events, and has them acknowledged whenever half of what there may be is stored."""
 
-    run: Run
+    run: EvaluatorRun
 
     def __init__(self) -> None:
-        self._ring = Ring()
-        budget = Budget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
-        parser = Parser(Markers.generate(os.urandom))
-        share = budget.add_share(on_room=lambda: self.pump.on_room())
+        self._ring = EventRing()
+        budget = RingBudget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
+        parser = SegiParser(Markers.generate(os.urandom))
+        share = budget.add_share(on_room=lambda: self.pump.on_ring_room())
         self.pump = StdoutPump(reactor, parser, self._ring, share, self)
 
-    def on_events(self) -> None:
+    def on_new_events(self) -> None:
         """Acknowledge, if that is due."""
         if self._ring.size >= _CAPACITY / 2:
             self._ring.acknowledge(self._ring.newest)
             self.pump.on_acknowledge()
 
-    def on_pause(self, paused: bool) -> None:
+    def on_pause_change(self, paused: bool) -> None:
         """Stop the clock, or let it go on."""
         self.run.set_paused(paused)
 
@@ -68,7 +68,7 @@ class Store:
         """Refuse: no figure would be true."""
         raise AssertionError("output was lost")
 
-    async def read_file(self, wanted: WantedFile) -> bytes:
+    async def read_referenced_file(self, wanted: FileReference) -> bytes:
         """Refuse: there are no file blocks."""
         raise AssertionError("the writer prints no file blocks")
 
@@ -83,12 +83,14 @@ def main() -> None:
     cell = UnsandboxedRun(
         Workspace(Path("/nonexistent")),
         Checkout(Commit("", ""), Path("/nonexistent"), lambda: None),
-        NoSandbox(LimitSettings(output=2**40), Cgroups([], {}, {}), Orphans(reactor, spawner)),
+        NoSandbox(
+            LimitSettings(output=2**40), CgroupManager([], {}, {}), OrphanReaper(reactor, spawner)
+        ),
     )
     threads = WorkerThreads(reactor, reactor.getThreadPool())
     run = store.run = MeasuredRun(stopwatch, reactor, store.pump, 2, cell, threads)
     spawner(run, argv, {}, "/")
-    run.ended.add_callback(lambda _: reactor.stop())
+    run.run_ended.add_callback(lambda _: reactor.stop())
     reactor.run()
     assert run.failure is None
     stopwatch.report(total)

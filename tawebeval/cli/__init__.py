@@ -5,8 +5,8 @@ Commands that talk to a server are thin layers over `tawebeval.client`: `evaluat
 
 - `runtime`: the options for the server and its token, the reactor, signals and exit statuses;
 - `output`: `Screen`, which prints events on stdout and everything else on stderr;
-- `follow`: `EvaluationReader`, which shows one evaluation to its end, and `Folder`, which saves
-  the files that evaluators send.
+- `follow`: `EvaluationReader`, which shows one evaluation to its end, and `DownloadDirectory`,
+  which saves the files that evaluators send.
 
 `tawebeval try` (`try_command`) needs no server: `try_evaluation` runs one `Evaluation` with the
 daemon's own sandbox and limits on a copy of a working directory, and its events go through the

@@ -16,13 +16,20 @@ import attrs
 import click
 from twisted.internet.defer import Deferred
 
-from tawebeval.cli.follow import EvaluationReader, Folder
-from tawebeval.cli.output import OutputLost, Screen
-from tawebeval.cli.runtime import GOOD, UTF8, Server, make_screen, run, server_options
+from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
+from tawebeval.cli.output import OutputError, Screen
+from tawebeval.cli.runtime import (
+    GOOD,
+    UTF8_ARGUMENT,
+    ServerAccess,
+    add_server_options,
+    make_screen,
+    run_with_client,
+)
 from tawebeval.client import Client, ClientError, InvalidRequest
-from tawebeval.client.http import check_text
-from tawebeval.core.form import FIELD_NAME, MAX_DEPTH, MAX_SEED, draw_seed
-from tawebeval.core.text import base_name
+from tawebeval.client.http import check_encodable
+from tawebeval.core.form import FIELD_NAME_PATTERN, MAX_DEPTH, MAX_SEED, draw_seed
+from tawebeval.core.text import get_base_name
 
 DEFAULT_FIELDS = ("source",)
 """The fields for paths without a field name, in this order."""
@@ -31,8 +38,8 @@ Submission: TypeAlias = dict[str, str | bytes | Path]
 """The content of each field: a text, the content of stdin or of a pipe, or a file."""
 
 _STDIN = ("-", "/dev/stdin")
-_TEXT_FIELD = re.compile(rf"({FIELD_NAME})=(.*)", re.DOTALL)
-_FILE_FIELD = re.compile(rf"({FIELD_NAME}):(.+)", re.DOTALL)
+_TEXT_FIELD = re.compile(rf"({FIELD_NAME_PATTERN})=(.*)", re.DOTALL)
+_FILE_FIELD = re.compile(rf"({FIELD_NAME_PATTERN}):(.+)", re.DOTALL)
 _WRONG_FIELD = re.compile(r"([^/:=]+)([:=].*)", re.DOTALL)
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _SHORT_OID = re.compile(r"[0-9a-fA-F]{4,39}")
@@ -55,7 +62,7 @@ def _parse_submission(
         raise click.BadParameter(f"{error.filename}: {error.strerror}") from None
 
 
-FIELDS = click.argument(
+FIELDS_ARGUMENT = click.argument(
     "fields",
     nargs=-1,
     metavar="FIELD...",
@@ -65,32 +72,32 @@ FIELDS = click.argument(
         click.shell_completion.CompletionItem(incomplete, type="file")
     ],
 )
-FILES = click.option(
+FILES_OPTION = click.option(
     "--files",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    callback=lambda context, parameter, path: path and Folder(path),
+    callback=lambda context, parameter, path: path and DownloadDirectory(path),
     help="Save files from the evaluator in this directory.",
 )
-LINES = click.option(
+EVENTS_OPTION = click.option(
     "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
 )
-EVALUATOR = click.option(
+EVALUATOR_OPTION = click.option(
     "--evaluator",
     metavar="CMD",
     required=True,
-    type=UTF8,
+    type=UTF8_ARGUMENT,
     help="Run this shell command as the evaluator.",
 )
-DIRECTORY = click.option(
+DIRECTORY_OPTION = click.option(
     "--directory",
     "-d",
     metavar="DIR",
-    type=UTF8,
+    type=UTF8_ARGUMENT,
     help="Run CMD in this directory of the repository.",
 )
-SEED = click.option(
+SEED_OPTION = click.option(
     "--seed",
     metavar="N",
     type=click.IntRange(0, MAX_SEED),
@@ -99,16 +106,19 @@ SEED = click.option(
 
 
 @click.command()
-@FIELDS
-@EVALUATOR
+@FIELDS_ARGUMENT
+@EVALUATOR_OPTION
 @click.option(
-    "--repository", metavar="URL", type=UTF8, help="Fetch the evaluator from this git repository."
+    "--repository",
+    metavar="URL",
+    type=UTF8_ARGUMENT,
+    help="Fetch the evaluator from this git repository.",
 )
-@click.option("--commit", metavar="OID", type=UTF8, help="Use this commit, branch or tag.")
+@click.option("--commit", metavar="OID", type=UTF8_ARGUMENT, help="Use this commit, branch or tag.")
 @click.option(
     "--branch",
     metavar="NAME",
-    type=UTF8,
+    type=UTF8_ARGUMENT,
     help="Fetch this branch if the commit cannot be fetched alone.",
 )
 @click.option(
@@ -117,25 +127,25 @@ SEED = click.option(
     type=click.IntRange(1, MAX_DEPTH),
     help="Fetch N commits of history; 1 by default.",
 )
-@DIRECTORY
-@SEED
+@DIRECTORY_OPTION
+@SEED_OPTION
 @click.option(
     "--callback-url",
     metavar="URL",
-    type=UTF8,
+    type=UTF8_ARGUMENT,
     help="Send a POST to this URL when the evaluation ends.",
 )
-@FILES
-@LINES
+@FILES_OPTION
+@EVENTS_OPTION
 @click.option("--detach", is_flag=True, help="Print the evaluation's identifier and exit.")
-@server_options
+@add_server_options
 def evaluate(
     fields: Submission,
     repository: str | None,
     commit: str | None,
     directory: str | None,
     evaluator: str,
-    folder: Folder | None,
+    folder: DownloadDirectory | None,
     lines: bool,
     detach: bool,
     seed: int | None,
@@ -183,9 +193,9 @@ def evaluate(
             directory = checkout.directory
         repository, commit = checkout.repository, checkout.commit
         where = f", directory {directory}" if directory else ""
-        screen.note(f"evaluator: {strip_user(repository)} at {commit[:12]}{where}")
+        screen.show_message(f"evaluator: {strip_userinfo(repository)} at {commit[:12]}{where}")
         for warning in checkout.warnings:
-            screen.note(f"warning: {warning}", "yellow")
+            screen.show_message(f"warning: {warning}", "yellow")
     drawn = draw_seed(os.urandom) if seed is None else seed
 
     async def work(client: Client, reactor: Any) -> int:
@@ -207,26 +217,26 @@ def evaluate(
             raise InvalidRequest(error.status, advised, error.members) from None
         shown = drawn if seed is None else None
         if detach:
-            screen.print(identifier)
+            screen.print_text(identifier)
             show_seed(screen, shown)
             return GOOD
-        return await attend(client, identifier, screen, reactor, folder, shown)
+        return await follow_evaluation(client, identifier, screen, reactor, folder, shown)
 
-    run(Server(server, token), screen, work)
+    run_with_client(ServerAccess(server, token), screen, work)
 
 
 def show_seed(screen: Screen, seed: int | None) -> None:
     """Show the seed that the command has drawn, if it has drawn one."""
     if seed is not None:
-        screen.note(f"repeat this run with --seed {seed}")
+        screen.show_message(f"repeat this run with --seed {seed}")
 
 
-async def attend(
+async def follow_evaluation(
     client: Client,
     identifier: str,
     screen: Screen,
     reactor: Any,
-    folder: Folder | None,
+    folder: DownloadDirectory | None,
     seed: int | None = None,
 ) -> int:
     """Follow an evaluation that this command has begun, and return the exit status.
@@ -236,14 +246,14 @@ async def attend(
     """
 
     async def cancel() -> None:
-        screen.note(
+        screen.show_message(
             "cancelling; another Ctrl-C leaves the evaluation running: continue here with"
-            f" `{reader.resumption}`"
+            f" `{reader.resume_command}`"
         )
         try:
             await client.cancel(identifier)
         except ClientError as error:
-            screen.note(f"not cancelled: {error}", "red")
+            screen.show_message(f"not cancelled: {error}", "red")
 
     reader = EvaluationReader(
         client,
@@ -254,8 +264,8 @@ async def attend(
     )
     try:
         show_seed(screen, seed)
-        return await reader.follow(reactor, folder)
-    except OutputLost:
+        return await reader.follow_evaluation(reactor, folder)
+    except OutputError:
         await client.cancel(identifier)
         raise
 
@@ -275,7 +285,7 @@ def parse_fields(arguments: Iterable[str]) -> Submission:
         raise ValueError("stdin can be the content of one field only")
     for argument in arguments:
         if match := _TEXT_FIELD.fullmatch(argument):
-            check_text(match[1], match[2])
+            check_encodable(match[1], match[2])
             _add_field(submission, match[1], match[2])
         elif match := _FILE_FIELD.fullmatch(argument):
             _add_field(submission, match[1], _find_content(match[2]))
@@ -315,7 +325,7 @@ def _find_content(path: str) -> bytes | Path:
         return Path(path).read_bytes()
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} is not a regular file, a pipe or -")
-    base_name(path)
+    get_base_name(path)
     return Path(path)
 
 
@@ -438,7 +448,7 @@ def _explain_commit(repository: str, commit: str) -> str:
     if _SHORT_OID.fullmatch(commit):
         step = f"`git rev-parse {commit}` in a clone of the repository prints them"
     else:
-        remote = shlex.join(["git", "ls-remote", strip_user(repository), commit])
+        remote = shlex.join(["git", "ls-remote", strip_userinfo(repository), commit])
         step = f"`{remote}` prints them for a branch or a tag"
     return f"--commit {commit} is not the 40 hexadecimal digits of a commit; {step}"
 
@@ -449,7 +459,7 @@ def propose_https(repository: str) -> str | None:
     return f"https://{found[1]}/{found[2]}" if found else None
 
 
-def strip_user(url: str) -> str:
+def strip_userinfo(url: str) -> str:
     """Return a URL without user name and password, to be shown."""
     return _USER.sub(r"\g<scheme>://", url, count=1)
 

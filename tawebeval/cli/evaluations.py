@@ -9,16 +9,23 @@ from typing import Any
 import click
 from twisted.internet.defer import CancelledError
 
-from tawebeval.cli.evaluate import FILES, LINES
-from tawebeval.cli.follow import EvaluationReader, Folder
-from tawebeval.cli.output import escaped
-from tawebeval.cli.runtime import GOOD, UTF8, Server, make_screen, run, server_options
+from tawebeval.cli.evaluate import EVENTS_OPTION, FILES_OPTION
+from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
+from tawebeval.cli.output import escape_control_characters
+from tawebeval.cli.runtime import (
+    GOOD,
+    UTF8_ARGUMENT,
+    ServerAccess,
+    add_server_options,
+    make_screen,
+    run_with_client,
+)
 from tawebeval.client import Client, EvaluationGone, UnknownEvaluation
 from tawebeval.client.events import split_cursor
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 _ROW = "{:<40}  {:<18}  {:>6}  {}"
-IDENTIFIER = click.argument("identifier", metavar="ID", type=UTF8)
+IDENTIFIER_ARGUMENT = click.argument("identifier", metavar="ID", type=UTF8_ARGUMENT)
 
 
 def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
@@ -30,22 +37,22 @@ def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None
 
 
 @click.command()
-@IDENTIFIER
+@IDENTIFIER_ARGUMENT
 @click.option(
     "--after",
     "cursor",
     metavar="CURSOR",
-    type=UTF8,
+    type=UTF8_ARGUMENT,
     callback=_check_cursor,
     help="Start after this cursor, not at the first event.",
 )
-@FILES
-@LINES
-@server_options
+@FILES_OPTION
+@EVENTS_OPTION
+@add_server_options
 def follow(
     identifier: str,
     cursor: str | None,
-    folder: Folder | None,
+    folder: DownloadDirectory | None,
     lines: bool,
     server: str,
     token: str | None,
@@ -69,18 +76,18 @@ def follow(
     async def work(client: Client, reactor: Any) -> int:
         reader = EvaluationReader(client, identifier, screen, cursor)
         try:
-            return await reader.follow(reactor, folder)
+            return await reader.follow_evaluation(reactor, folder)
         except CancelledError:
-            screen.note(f"continue here with `{reader.resumption}`")
+            screen.show_message(f"continue here with `{reader.resume_command}`")
             raise
 
-    run(Server(server, token), screen, work)
+    run_with_client(ServerAccess(server, token), screen, work)
 
 
 @click.command()
-@IDENTIFIER
-@JSON
-@server_options
+@IDENTIFIER_ARGUMENT
+@JSON_OPTION
+@add_server_options
 def status(identifier: str, as_json: bool, server: str, token: str | None) -> None:
     """Show the status of an evaluation.
 
@@ -94,16 +101,16 @@ def status(identifier: str, as_json: bool, server: str, token: str | None) -> No
 
     async def work(client: Client, reactor: Any) -> int:
         document = await client.status(identifier)
-        screen.print(dump_json(document) if as_json else format_status(document))
+        screen.print_text(dump_json(document) if as_json else format_status(document))
         return GOOD
 
     screen = make_screen()
-    run(Server(server, token), screen, work)
+    run_with_client(ServerAccess(server, token), screen, work)
 
 
 @click.command()
-@IDENTIFIER
-@server_options
+@IDENTIFIER_ARGUMENT
+@add_server_options
 def cancel(identifier: str, server: str, token: str | None) -> None:
     """Cancel an evaluation and wait until its processes are dead.
 
@@ -114,12 +121,12 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
         await client.cancel(identifier)
         return GOOD
 
-    run(Server(server, token), make_screen(), work)
+    run_with_client(ServerAccess(server, token), make_screen(), work)
 
 
 @click.command("list")
-@JSON
-@server_options
+@JSON_OPTION
+@add_server_options
 def list_(as_json: bool, server: str, token: str | None) -> None:
     """List your evaluations that the server still keeps.
 
@@ -131,19 +138,19 @@ def list_(as_json: bool, server: str, token: str | None) -> None:
     async def work(client: Client, reactor: Any) -> int:
         found = [evaluation async for evaluation in client.evaluations()]
         if as_json:
-            screen.print(dump_json(found))
+            screen.print_text(dump_json(found))
             return GOOD
-        screen.print(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM"))
+        screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM"))
         for one in found:
             try:
                 document = await client.status(one["evaluation_id"])
             except (EvaluationGone, UnknownEvaluation):  # since the list was made
                 continue
-            screen.print(format_row(document, datetime.now(UTC)))
+            screen.print_text(format_row(document, datetime.now(UTC)))
         return GOOD
 
     screen = make_screen()
-    run(Server(server, token), screen, work)
+    run_with_client(ServerAccess(server, token), screen, work)
 
 
 def format_row(document: dict[str, Any], now: datetime) -> str:
@@ -155,7 +162,7 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     verdict = document["state"] + (f": {error['reason']}" if error else "")
     age = format_age((now - created).total_seconds())
     problem = "/".join(str(part) for part in place if part)
-    return escaped(_ROW.format(document["evaluation_id"], verdict, age, problem))
+    return escape_control_characters(_ROW.format(document["evaluation_id"], verdict, age, problem))
 
 
 def format_age(seconds: float) -> str:
@@ -182,4 +189,4 @@ def format_status(document: dict[str, Any]) -> str:
         first, *others = str(value).rstrip("\n").split("\n")
         lines.append(f"{name:<15} {first}")
         lines += [f"{'':<15} {line}" for line in others]
-    return escaped("\n".join(lines))
+    return escape_control_characters("\n".join(lines))

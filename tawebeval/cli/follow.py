@@ -28,25 +28,25 @@ from tawebeval.client import (
     UnknownEvaluation,
 )
 from tawebeval.core.segi import StrayMarkers
-from tawebeval.core.text import base_name
+from tawebeval.core.text import get_base_name
 
 _INTERVAL = 1.0  # seconds between two requests for the status
 
 
 @attrs.frozen
-class Folder:
+class DownloadDirectory:
     """A directory for the files of one evaluation, whose names are untrusted."""
 
     path: Path
     _taken: set[str] = attrs.field(factory=set, init=False, repr=False, eq=False)
 
-    def save(self, file: File) -> Path:
+    def save_file(self, file: File) -> Path:
         """Save a file under its base name and return its path. Blocks.
 
         A further file of the same name gets a number: `a-2.txt`. A file or a symbolic link that
         was there before is replaced. Raises ValueError for an invalid name, OSError.
         """
-        name = self._free_name(base_name(file.filename))
+        name = self._free_name(get_base_name(file.filename))
         target = self.path / name
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=self.path, prefix=".tawebeval-")
@@ -86,12 +86,12 @@ class EvaluationReader:
     _on_cancel: Callable[[], object] | None = None
 
     @property
-    def resumption(self) -> str:
+    def resume_command(self) -> str:
         """The command that continues here."""
         after = f" --after {self.cursor}" if self.cursor is not None else ""
         return f"tawebeval follow{after} {self.identifier}"
 
-    async def follow(self, reactor: Any, folder: Folder | None = None) -> int:
+    async def follow_evaluation(self, reactor: Any, folder: DownloadDirectory | None = None) -> int:
         """Show all events as they come, save files in `folder`, and return the exit status.
 
         A discarded evaluation is a failed one. Raises UnknownEvaluation for an evaluation that the
@@ -100,12 +100,12 @@ class EvaluationReader:
         progress = _Progress(self._client, self.identifier, self._screen, reactor)
         try:
             status = await show_events(
-                self._pages(), self._screen, self._screen.show, folder, progress.stop
+                self._pages(), self._screen, self._screen.show_event, folder, progress.stop
             )
         except (EvaluationGone, UnknownEvaluation) as error:
             if isinstance(error, UnknownEvaluation) and not self.exists:
                 raise
-            self._screen.note(f"failed: {error}", "red")
+            self._screen.show_message(f"failed: {error}", "red")
             return FAILED
         else:
             if self.cursor is None:
@@ -128,7 +128,7 @@ class EvaluationReader:
             except EvaluationGone as error:
                 if error.oldest in (None, self.cursor):
                     raise
-                self._screen.note(
+                self._screen.show_message(
                     f"the events before {error.oldest} are discarded, as they were read before",
                     "yellow",
                 )
@@ -141,7 +141,7 @@ async def show_events(
     pages: AsyncIterator[Page],
     screen: Screen,
     show_event: Callable[[Event], object],
-    folder: Folder | None = None,
+    folder: DownloadDirectory | None = None,
     on_page: Callable[[], object] = lambda: None,
 ) -> int:
     """Show all events by `show_event`, save files in `folder`, and return the exit status.
@@ -182,19 +182,19 @@ class _MarkerWarning:
             self._markers.end_line()
         elif (advice := self._markers.find(event.text)) and not self._shown:
             self._shown = True
-            self._screen.note(f"warning: {advice}", "yellow")
+            self._screen.show_message(f"warning: {advice}", "yellow")
 
 
 def note_nothing(screen: Screen) -> None:
     """Show that an evaluator has printed neither text nor data."""
-    screen.note("the evaluator printed nothing on stdout", "yellow")
+    screen.show_message("the evaluator printed nothing on stdout", "yellow")
 
 
-def _save(file: File, folder: Folder, screen: Screen) -> bool:
+def _save(file: File, folder: DownloadDirectory, screen: Screen) -> bool:
     try:
-        screen.note(f"  saved as {folder.save(file)}")
+        screen.show_message(f"  saved as {folder.save_file(file)}")
     except (OSError, ValueError) as error:
-        screen.note(f"  not saved: {error}", "red")
+        screen.show_message(f"  not saved: {error}", "red")
         return False
     return True
 
@@ -228,4 +228,4 @@ class _Progress:
             text = str(status["state"])
             if status.get("queue_place") is not None:
                 text += f", {status['queue_place']} ahead"
-            self._screen.progress(text)
+            self._screen.show_progress(text)

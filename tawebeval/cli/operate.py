@@ -11,14 +11,14 @@ from pathlib import Path
 import attrs
 import click
 
-from tawebeval.core.tokens import new_token
+from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
 _CONTROL_SOCKET = Path("/run/tawebeval/control")  # that of the systemd unit
 _TIMEOUT = 60.0  # seconds for a reload; files may lie on a slow network
 
-CONFIG = click.option(
+CONFIG_OPTION = click.option(
     "--config",
     "-c",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -27,7 +27,7 @@ CONFIG = click.option(
 
 
 @click.command()
-@CONFIG
+@CONFIG_OPTION
 @click.option(
     "--listen",
     "-l",
@@ -59,7 +59,7 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
 
 
 @click.command()
-@CONFIG
+@CONFIG_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check that the daemon can run here and is protected.
@@ -80,12 +80,12 @@ def doctor(config: Path | None, as_json: bool) -> None:
       2        a part is broken
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import all that the daemon does.
-    from tawebeval.daemon.doctor import examine
+    from tawebeval.daemon.doctor import examine_system
     from tawebeval.daemon.findings import Severity
 
     worst = Severity.OK
     found = []
-    for finding in examine(config, os.environ):
+    for finding in examine_system(config, os.environ):
         worst = max(worst, finding.health)
         if as_json:
             found.append({**attrs.asdict(finding), "health": finding.health.name.lower()})
@@ -127,10 +127,10 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
       3    no daemon runs, or it does not answer within 60 seconds
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what services are made of.
-    from tawebeval.daemon.control import find_socket, request_reload
+    from tawebeval.daemon.control_socket import find_control_socket, request_reload
 
     try:
-        place = socket or find_socket(os.environ) or _CONTROL_SOCKET
+        place = socket or find_control_socket(os.environ) or _CONTROL_SOCKET
         outcome = request_reload(place, _TIMEOUT, dict(_digests(copied)))
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
@@ -182,7 +182,7 @@ def new(name: str) -> None:
     evaluations of NAME.
     """
     try:
-        made, line = new_token(name, os.urandom)
+        made, line = generate_token(name, os.urandom)
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="NAME") from None
     click.echo(f"the token of {name}, which is not stored anywhere:", err=True)
@@ -191,7 +191,7 @@ def new(name: str) -> None:
 
 
 @click.command()
-@CONFIG
+@CONFIG_OPTION
 @click.option(
     "--first-project",
     metavar="N",
@@ -213,17 +213,17 @@ def quota(config: Path | None, first_project: int) -> None:
       STATE_DIRECTORY=/var/lib/tawebeval tawebeval quota --config /etc/tawebeval/tawebeval.toml
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import much of the daemon.
+    from tawebeval.daemon.directories import locate_directories
     from tawebeval.daemon.reload import read_configuration
-    from tawebeval.daemon.state import locate_directories
-    from tawebeval.linux.privileges import Credentials
-    from tawebeval.sandbox.project_quotas import prepare_quotas, quota_of
+    from tawebeval.linux.privileges import ProcessCredentials
+    from tawebeval.sandbox.project_quotas import compute_quota, make_quota_directories
 
     try:
         configuration = read_configuration(config)
         state, _ = locate_directories(os.environ)
-        count = prepare_quotas(state, configuration, first_project, Credentials())
+        count = make_quota_directories(state, configuration, first_project, ProcessCredentials())
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(2) from None
-    each = quota_of(configuration)
-    click.echo(f"{state}/quotas: {count} times {each.size} bytes and {each.files} files")
+    each = compute_quota(configuration)
+    click.echo(f"{state}/quotas: {count} times {each.max_bytes} bytes and {each.max_files} files")

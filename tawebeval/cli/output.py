@@ -24,16 +24,16 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 _CLEAR = "\r\x1b[K"
 
 
-class OutputLost(Exception):
+class OutputError(Exception):
     """Stdout cannot be written to; `str()` says why."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"stdout: {error.strerror or error}")
-        self.unread = isinstance(error, BrokenPipeError)
+        self.is_broken_pipe = isinstance(error, BrokenPipeError)
         """Whether stdout is a pipe without a reader, as after `head`."""
 
 
-def escaped(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     r"""Return text with control characters written as in JSON (`\u001b`)."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -43,7 +43,7 @@ def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     return stream.isatty() and not environment.get("NO_COLOR")
 
 
-def discard(stream: TextIO) -> None:
+def redirect_to_devnull(stream: TextIO) -> None:
     """Redirect a broken stream to /dev/null, where Python flushes its buffer at exit."""
     with suppress(OSError):  # a stream without a descriptor
         null = os.open(os.devnull, os.O_WRONLY)
@@ -74,49 +74,49 @@ class Screen:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether `progress` shows anything."""
+        """Whether `show_progress` shows anything."""
         return self._notes.isatty()
 
-    def show(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         """Show an event: of a file only name and size, and a final error when nothing follows."""
         if self._lines:
             self._print(_line(event) + "\n")
             return
         if self._error is not None:  # an error that others follow is data that resembles one
-            self.note(readable(Data(self._error.written)), "cyan")
+            self.show_message(format_value(Data(self._error.written)), "cyan")
             self._error = None
         match event:
             case Text(text):
                 self._print(text)
             case Data():
-                self.note(readable(event), "cyan")
+                self.show_message(format_value(event), "cyan")
             case File(filename, content_type, content):
                 size = format_size(len(content))
-                self.note(f"file {filename} ({content_type}, {size})", "cyan")
+                self.show_message(f"file {filename} ({content_type}, {size})", "cyan")
             case EvaluationError(final=True):
                 self._error = event
             case EvaluationError():
                 self._complain("malformed block", event)
             case Unknown(type_, written):
-                self.note(f"{type_}: {written}", "cyan")
+                self.show_message(f"{type_}: {written}", "cyan")
 
-    def note(self, text: str, colour: str | None = None) -> None:
+    def show_message(self, text: str, colour: str | None = None) -> None:
         """Print a message on `notes`; `colour` is a name of click's."""
         self._make_room()
         if self._notes.isatty():
             self._end_line()
-        text = escaped(text) if self._notes.isatty() else text
+        text = escape_control_characters(text) if self._notes.isatty() else text
         self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
 
-    def progress(self, text: str) -> None:
+    def show_progress(self, text: str) -> None:
         """Show a message on a terminal until the next output replaces it."""
         if self.shows_progress:
             self.flush()
             self._end_line()
-            self._write_note(_CLEAR + escaped(text))
+            self._write_note(_CLEAR + escape_control_characters(text))
             self._progress = True
 
-    def print(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Print lines that are not an event on `out`."""
         self._print(text + "\n")
         self.flush()
@@ -144,15 +144,15 @@ class Screen:
                 self._out.flush()
         except OSError as error:
             self._lost = True
-            discard(self._out)
-            raise OutputLost(error) from None
+            redirect_to_devnull(self._out)
+            raise OutputError(error) from None
 
     def _write_note(self, text: str) -> None:
         try:
             self._notes.write(text)
             self._notes.flush()
         except OSError:
-            discard(self._notes)
+            redirect_to_devnull(self._notes)
 
     def _print(self, text: str) -> None:
         if self._progress:
@@ -165,10 +165,10 @@ class Screen:
         if self._returned:
             text = "\r" + text
         self._returned = text.endswith("\r")
-        return escaped(text.removesuffix("\r").replace("\r\n", "\n"))
+        return escape_control_characters(text.removesuffix("\r").replace("\r\n", "\n"))
 
     def _make_room(self) -> None:
-        """Flush `out` and clear the line of `progress`."""
+        """Flush `out` and clear the line of `show_progress`."""
         self.flush()
         if self._progress:
             self._progress = False
@@ -181,14 +181,14 @@ class Screen:
             self._begun = False
 
     def _complain(self, what: str, error: EvaluationError) -> None:
-        self.note(f"{what}: {error.message}", "red")
+        self.show_message(f"{what}: {error.message}", "red")
         for name in ("stderr", "line"):
             said = error.members.get(name)
             if isinstance(said, str) and said:
-                self.note("\n".join(f"  {line}" for line in said.rstrip("\n").split("\n")))
+                self.show_message("\n".join(f"  {line}" for line in said.rstrip("\n").split("\n")))
 
 
-def readable(data: Data) -> str:
+def format_value(data: Data) -> str:
     """Return a value for people: the result of a goal in words, members of an object by name."""
     try:
         payload = data.payload

@@ -16,18 +16,18 @@ import click
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
-from tawebeval.cli.output import OutputLost, Screen, wants_colour
+from tawebeval.cli.output import OutputError, Screen, wants_colour
 from tawebeval.client import Client, ClientError, Refused, Unavailable
-from tawebeval.client.client import base_url
+from tawebeval.client.client import normalize_server_url
 from tawebeval.daemon.runtime import use_monotonic_clock
 from tawebeval.errors import ConfigurationError, format_size
-from tawebeval.linux.ownership import read_secrets
+from tawebeval.linux.ownership import read_secret_file
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED, UNREAD = 130, 141
 """The exit statuses; these two are those of a shell for SIGINT and SIGPIPE."""
 
-TOKEN = "TAWEBEVAL_TOKEN"  # noqa: S105  (the name of a variable)
+TOKEN_VARIABLE = "TAWEBEVAL_TOKEN"  # noqa: S105  (the name of a variable)
 
 _UPLOAD_SECONDS = 1.0  # of an upload without a progress bar
 _BAR_SECONDS = 0.1  # between two updates of the bar
@@ -42,7 +42,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Utf8(click.ParamType[str]):
+class Utf8Argument(click.ParamType[str]):
     """Text that can be encoded as UTF-8; arguments of a process may be any bytes."""
 
     name = "text"
@@ -56,19 +56,19 @@ class Utf8(click.ParamType[str]):
         return str(value)
 
 
-UTF8 = Utf8()
+UTF8_ARGUMENT = Utf8Argument()
 
 
 @attrs.frozen
-class Server:
+class ServerAccess:
     """The URL of a server, and the token for it, None without one."""
 
     url: str
     token: str | None = attrs.field(repr=False, default=None)
 
-    def client(self, reactor: Any, screen: Screen) -> Client:
+    def make_client(self, reactor: Any, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`."""
-        notes = RetryNotes(screen)
+        notes = RetryMessages(screen)
         return Client(
             self.url,
             self.token,
@@ -98,11 +98,11 @@ class UploadBar:
             done = _BAR_WIDTH * sent // total
             bar = "#" * done + "-" * (_BAR_WIDTH - done)
             sizes = f"{format_size(sent)} of {format_size(total)}"
-            self._screen.progress(f"uploading [{bar}] {100 * sent // total}% ({sizes})")
+            self._screen.show_progress(f"uploading [{bar}] {100 * sent // total}% ({sizes})")
 
 
 @attrs.define
-class RetryNotes:
+class RetryMessages:
     """Messages about the retries of a client; only a terminal shows them."""
 
     _screen: Screen
@@ -111,16 +111,16 @@ class RetryNotes:
     def on_retry(self, why: str, seconds: float) -> None:
         """Show why a request has failed, and the seconds until the next attempt."""
         self._waiting = True
-        self._screen.progress(f"{why}; retrying in {seconds:.0f} s")
+        self._screen.show_progress(f"{why}; retrying in {seconds:.0f} s")
 
     def on_recovery(self) -> None:
         """Show that the server has answered again."""
         if self._waiting and self._screen.shows_progress:
-            self._screen.note("the server answers again")
+            self._screen.show_message("the server answers again")
         self._waiting = False
 
 
-def server_options(command: Command) -> Command:
+def add_server_options(command: Command) -> Command:
     """Give a command the options `--server` and `--token-file`, as `server` and `token`."""
 
     def find(context: click.Context, _: click.Parameter, path: Path | None) -> str | None:
@@ -128,7 +128,7 @@ def server_options(command: Command) -> Command:
 
     def check(context: click.Context, _: click.Parameter, url: str) -> str:
         try:
-            return base_url(url)
+            return normalize_server_url(url)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 
@@ -150,7 +150,7 @@ def server_options(command: Command) -> Command:
             show_envvar=True,
             type=click.Path(path_type=Path, dir_okay=False),
             callback=find,
-            help=f"Read the token from this file. {TOKEN} may hold the token itself.",
+            help=f"Read the token from this file. {TOKEN_VARIABLE} may hold the token itself.",
         ),
     ):
         command = option(command)
@@ -160,10 +160,10 @@ def server_options(command: Command) -> Command:
 def _find_token(path: Path | None) -> str | None:
     """Return the token in a file, or without a path that in the environment."""
     if path is None:
-        token, where = os.environ.get(TOKEN, "").strip(), TOKEN
+        token, where = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
     else:
         try:
-            token, where = read_secrets(path, str.strip), str(path)
+            token, where = read_secret_file(path, str.strip), str(path)
         except ConfigurationError as error:
             raise click.BadParameter(str(error)) from None
         if not token:
@@ -186,11 +186,13 @@ def make_screen(*, lines: bool = False) -> Screen:
     return Screen(sys.stdout, sys.stderr, wants_colour(sys.stderr, os.environ), lines)
 
 
-def run(server: Server, screen: Screen, work: Callable[[Client, Any], Awaitable[int]]) -> NoReturn:
+def run_with_client(
+    server: ServerAccess, screen: Screen, work: Callable[[Client, Any], Awaitable[int]]
+) -> NoReturn:
     """Run the reactor for `work(client, reactor)`, and exit with the status that it returns."""
 
     async def with_client(reactor: Any) -> int:
-        async with server.client(reactor, screen) as client:
+        async with server.make_client(reactor, screen) as client:
             return await work(client, reactor)
 
     run_reactor(screen, with_client)
@@ -201,7 +203,8 @@ def run_reactor(
 ) -> NoReturn:
     """Run the reactor for `work(reactor)`, and exit with the status that it returns.
 
-    For `cleans_up` see `handle_signals`. Exceptions other than those of `exit_status` are raised.
+    For `cleans_up` see `cancel_on_signals`. Exceptions other than those of `await_exit_status` are
+    raised.
     """
     # Imported late: it installs the reactor.
     from twisted.internet import reactor as installed
@@ -210,7 +213,7 @@ def run_reactor(
     results: list[int | Failure] = []
 
     def begin() -> None:
-        done = Deferred.fromCoroutine(exit_status(screen, work(reactor), reactor, cleans_up))
+        done = Deferred.fromCoroutine(await_exit_status(screen, work(reactor), reactor, cleans_up))
         done.addBoth(results.append).addBoth(lambda _: reactor.stop())
 
     use_monotonic_clock(reactor)
@@ -222,7 +225,7 @@ def run_reactor(
     raise SystemExit(result)
 
 
-async def exit_status(
+async def await_exit_status(
     screen: Screen, work: Awaitable[int], reactor: Any, cleans_up: bool = False
 ) -> int:
     """Return the exit status of `work`, which signals cancel; print why it failed."""
@@ -230,11 +233,11 @@ async def exit_status(
     async def whole() -> int:
         return await work
 
-    with handle_signals(lambda: deferred.cancel(), reactor, cleans_up) as received:
+    with cancel_on_signals(lambda: deferred.cancel(), reactor, cleans_up) as received:
         deferred = Deferred.fromCoroutine(whole())
         try:
             status = await deferred
-        except (ClientError, CancelledError, OutputLost, OSError) as error:
+        except (ClientError, CancelledError, OutputError, OSError) as error:
             status = _report(error, screen)
     if received and received[0] != signal.SIGINT:
         return 128 + received[0]
@@ -242,7 +245,7 @@ async def exit_status(
 
 
 @contextmanager
-def handle_signals(
+def cancel_on_signals(
     cancel: Callable[[], object], reactor: Any, cleans_up: bool = False
 ) -> Iterator[list[int]]:
     """Have SIGINT, SIGTERM and SIGHUP call `cancel` in the reactor; yield those received.
@@ -283,15 +286,18 @@ def _report(error: Exception, screen: Screen) -> int:
         case Unavailable():
             words, status = str(error), UNREACHABLE
         case Refused(status=401):
-            words, status = f"{error}; name its file by `--token-file`, or set {TOKEN}", WRONG
+            words, status = (
+                f"{error}; name its file by `--token-file`, or set {TOKEN_VARIABLE}",
+                WRONG,
+            )
         case Refused():
             words, status = str(error), WRONG
-        case OutputLost():
-            words, status = str(error), UNREAD if error.unread else WRONG
+        case OutputError():
+            words, status = str(error), UNREAD if error.is_broken_pipe else WRONG
         case OSError():  # of a file of the submission
             words, status = f"{error.filename}: {error.strerror}", WRONG
         case _:
             raise error
     if status != UNREAD:
-        screen.note(words, "red")
+        screen.show_message(words, "red")
     return status

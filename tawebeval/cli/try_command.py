@@ -20,19 +20,19 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from tawebeval.cli.evaluate import (
-    DIRECTORY,
-    EVALUATOR,
-    FIELDS,
-    FILES,
-    LINES,
-    SEED,
+    DIRECTORY_OPTION,
+    EVALUATOR_OPTION,
+    EVENTS_OPTION,
+    FIELDS_ARGUMENT,
+    FILES_OPTION,
+    SEED_OPTION,
     Submission,
     show_seed,
 )
-from tawebeval.cli.follow import Folder, note_nothing, show_events
+from tawebeval.cli.follow import DownloadDirectory, note_nothing, show_events
 from tawebeval.cli.hints import Hints
-from tawebeval.cli.operate import CONFIG
-from tawebeval.cli.output import OutputLost, Screen
+from tawebeval.cli.operate import CONFIG_OPTION
+from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import WRONG, make_screen, run_reactor
 from tawebeval.cli.try_evaluation import LocalEnvironment, LocalRequest, read_pages
 from tawebeval.client import Text
@@ -41,16 +41,16 @@ from tawebeval.client.events import Event
 from tawebeval.core.form import draw_seed
 from tawebeval.core.segi import Markers
 from tawebeval.daemon.reload import read_configuration
-from tawebeval.daemon.runtime import preload
-from tawebeval.daemon.startup import check_readable
+from tawebeval.daemon.runtime import preload_modules
+from tawebeval.daemon.startup import check_readable_paths
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.linux.cgroups.group import open_cgroups
 from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
-from tawebeval.linux.filetree import LIST_RIGHTS, open_directory, remove
-from tawebeval.linux.privileges import Credentials, Privileges, find_privileges
-from tawebeval.linux.reaper import end_stale_processes
+from tawebeval.linux.filetree import LIST_RIGHTS, open_directory, remove_tree
+from tawebeval.linux.privileges import Privileges, ProcessCredentials, find_privileges
+from tawebeval.linux.reaper import kill_stale_processes
 
 _PREFIX = "tawebeval-try-"
 _WORDS = {
@@ -67,15 +67,15 @@ _WORDS = {
     metavar="DIRECTORY",
     type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
 )
-@FIELDS
-@EVALUATOR
-@DIRECTORY
-@SEED
-@CONFIG
+@FIELDS_ARGUMENT
+@EVALUATOR_OPTION
+@DIRECTORY_OPTION
+@SEED_OPTION
+@CONFIG_OPTION
 @click.option("--user", metavar="NAME", help="As root: run as this user, instead of service.user.")
 @click.option("--raw", is_flag=True, help="Show stdout as it is, with words for the markers.")
-@FILES
-@LINES
+@FILES_OPTION
+@EVENTS_OPTION
 def try_(
     root: Path,
     fields: Submission,
@@ -85,7 +85,7 @@ def try_(
     config: Path | None,
     user: str | None,
     raw: bool,
-    folder: Folder | None,
+    folder: DownloadDirectory | None,
     lines: bool,
 ) -> None:
     """Run an evaluator on this machine, without a server.
@@ -111,53 +111,53 @@ def try_(
     with _usage_errors():
         configuration = read_configuration(config)
         privileges = _find_privileges(user or configuration.service.user)
-        check_readable(configuration, config, privileges.environment(os.environ))
+        check_readable_paths(configuration, config, privileges.build_user_environment(os.environ))
         if privileges.user is not None:
-            preload()
+            preload_modules()
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
             cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
             made.callback(cgroups.close)
-            cgroups.remove_left(_is_stale)
+            cgroups.remove_dead_parents(_is_stale)
             with privileges.act_as_user():
-                place = made.enter_context(scratch_directory())
+                place = made.enter_context(make_scratch_directory())
             with _usage_errors():
-                spawn = RawSpawner(reactor, screen) if raw else Spawner(reactor)
+                spawn = RawOutputSpawner(reactor, screen) if raw else Spawner(reactor)
                 environment = LocalEnvironment.open(
                     configuration, root, place, cgroups, spawn, reactor
                 )
                 privileges.become_user()
                 privileges.drop_privileges()
             if configuration.sandbox.kind == "none":
-                screen.note(
+                screen.show_message(
                     "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
                 )
             show_seed(screen, drawn if seed is None else None)
             hints = Hints(configuration, root, request.directory)
-            return await Trial(request, environment, screen, folder, raw, hints).run()
+            return await LocalEvaluation(request, environment, screen, folder, raw, hints).run()
 
     run_reactor(screen, work, cleans_up=True)
 
 
 @attrs.frozen
-class Trial:
+class LocalEvaluation:
     """One evaluation without a daemon, and its output. `raw` shows stdout as it was printed."""
 
     _request: LocalRequest
     _environment: LocalEnvironment
     _screen: Screen
-    _folder: Folder | None
+    _folder: DownloadDirectory | None
     _raw: bool
     _hints: Hints
 
     async def run(self) -> int:
         """Run the evaluation and return the exit status."""
         try:
-            with self._environment.running():
-                return await self._attend(self._environment.prepare(self._request))
+            with self._environment.run_services():
+                return await self._attend(self._environment.prepare_evaluation(self._request))
         except SystemExit as error:  # the sandbox does not work
-            self._screen.note(str(error).removeprefix("tawebeval: "), "red")
+            self._screen.show_message(str(error).removeprefix("tawebeval: "), "red")
             return WRONG
 
     async def _attend(self, evaluation: Evaluation) -> int:
@@ -174,32 +174,32 @@ class Trial:
                 evaluation.run.kill()
             cancelled = True
 
-        unread: OutputLost | None = None
+        unread: OutputError | None = None
         last: Event | None = None
 
         def show(event: Event) -> None:
             nonlocal last
             last = event
             if not self._raw or isinstance(event, ErrorEvent):
-                self._screen.show(event)
+                self._screen.show_event(event)
 
-        def on_unread(error: OutputLost) -> None:
+        def on_unread(error: OutputError) -> None:
             nonlocal unread
             unread = error
             stop()
 
-        spawn = self._environment.surroundings.spawn
-        if isinstance(spawn, RawSpawner):
-            spawn.markers, spawn.on_unread = lambda: evaluation.markers, on_unread
-        evaluation.begin(FairQueue(running=1, queued=0))
+        spawn = self._environment.context.spawner
+        if isinstance(spawn, RawOutputSpawner):
+            spawn.get_markers, spawn.on_output_error = lambda: evaluation.markers, on_unread
+        evaluation.enter_queue(FairQueue(running=1, queued=0))
         try:
             pages = read_pages(evaluation, on_cancel)
             status = await show_events(pages, self._screen, show, self._folder)
         finally:
             stop()  # stdout may have been lost
-            while not evaluation.cleaned_up.is_set:
+            while not evaluation.cleanup_event.is_set:
                 try:
-                    await evaluation.cleaned_up.wait()
+                    await evaluation.cleanup_event.wait()
                 except CancelledError:
                     on_cancel()
         if unread is not None:
@@ -207,18 +207,18 @@ class Trial:
         if last is None:
             note_nothing(self._screen)
         error = last if isinstance(last, ErrorEvent) and last.final else None
-        stderr = evaluation.result.stderr if evaluation.result is not None else ""
+        stderr = evaluation.run_result.stderr if evaluation.run_result is not None else ""
         if stderr and (error is None or "stderr" not in error.members):
             lines = stderr.removesuffix("\n").split("\n")
-            self._screen.note("\n".join(("stderr:", *(f"  {line}" for line in lines))))
+            self._screen.show_message("\n".join(("stderr:", *(f"  {line}" for line in lines))))
         for hint in self._hints.find(error, stderr):
-            self._screen.note(f"hint: {hint}", "yellow")
+            self._screen.show_message(f"hint: {hint}", "yellow")
         return status
 
 
 def _find_privileges(user: str) -> Privileges:
     try:
-        return find_privileges(user, Credentials())
+        return find_privileges(user, ProcessCredentials())
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}; or give --user") from None
 
@@ -246,7 +246,7 @@ def _usage_errors() -> Iterator[None]:
 
 
 @contextmanager
-def scratch_directory() -> Iterator[Path]:
+def make_scratch_directory() -> Iterator[Path]:
     """Make a directory below TMPDIR for one `try`, and remove it at the end. Blocks.
 
     The directory is locked while it is used: one without a lock is left of a killed `try` and is
@@ -260,7 +260,7 @@ def scratch_directory() -> Iterator[Path]:
         yield place
     finally:
         try:
-            remove(place)
+            remove_tree(place)
         finally:
             os.close(lock)
 
@@ -273,8 +273,8 @@ def _remove_stale(around: Path) -> None:
             try:
                 if os.fstat(descriptor).st_uid == os.geteuid():
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    end_stale_processes(place)
-                    remove(place)
+                    kill_stale_processes(place)
+                    remove_tree(place)
             finally:
                 os.close(descriptor)
 
@@ -322,30 +322,33 @@ class MarkerReplacer:
         return self._decoder.decode(held, final=True)
 
 
-class RawSpawner(Spawner):
+class RawOutputSpawner(Spawner):
     """Starts children whose stdout is shown on a screen.
 
-    `markers()` returns those of the evaluation, which are drawn before a child starts.
-    `on_unread(error)` is called when the screen cannot be written to.
+    `get_markers()` returns those of the evaluation, which are drawn before a child starts.
+    `on_output_error(error)` is called when the screen cannot be written to.
     """
 
     def __init__(self, reactor: Any, screen: Screen) -> None:
         super().__init__(reactor)
-        self.markers: Callable[[], Markers | None] = lambda: None
-        self.on_unread: Callable[[OutputLost], object] = lambda error: None
+        self.get_markers: Callable[[], Markers | None] = lambda: None
+        self.on_output_error: Callable[[OutputError], object] = lambda error: None
         self._screen = screen
 
-    def adopt(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
-        """Connect a child to `protocol` through a `RawProtocol`."""
-        markers = self.markers()
+    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
+        """Connect a child to `protocol` through a `RawOutputProtocol`."""
+        markers = self.get_markers()
         assert markers is not None, "nothing starts before they are drawn"
-        shown = RawProtocol(
-            protocol, MarkerReplacer(markers), self._screen, lambda error: self.on_unread(error)
+        shown = RawOutputProtocol(
+            protocol,
+            MarkerReplacer(markers),
+            self._screen,
+            lambda error: self.on_output_error(error),
         )
-        return super().adopt(shown, started)
+        return super().adopt_child(shown, started)
 
 
-class RawProtocol(ProcessProtocol):
+class RawOutputProtocol(ProcessProtocol):
     """Shows the stdout of a process on a screen and passes all calls to `protocol`."""
 
     def __init__(
@@ -353,7 +356,7 @@ class RawProtocol(ProcessProtocol):
         protocol: ProcessProtocol,
         replacer: MarkerReplacer,
         screen: Screen,
-        on_unread: Callable[[OutputLost], object],
+        on_unread: Callable[[OutputError], object],
     ) -> None:
         self._protocol = protocol
         self._replacer = replacer
@@ -387,7 +390,7 @@ class RawProtocol(ProcessProtocol):
     def _show(self, text: str) -> None:
         if text:
             try:
-                self._screen.show(Text(text))
+                self._screen.show_event(Text(text))
                 self._screen.flush()
-            except OutputLost as error:
+            except OutputError as error:
                 self._on_unread(error)

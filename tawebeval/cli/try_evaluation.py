@@ -17,7 +17,7 @@ from twisted.internet.task import LoopingCall
 from tawebeval.cli.evaluate import Submission
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import Configuration
-from tawebeval.core.budget import Budget
+from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile, parse_submission_file
 from tawebeval.core.pages import read_page
@@ -26,12 +26,12 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.git.commits import TreeLimits
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.reaper import Orphans, become_subreaper
+from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
-from tawebeval.sandbox.monitor import LimitMonitor
-from tawebeval.sandbox.probe import close_sandbox, open_sandbox, verify
+from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.probe import close_sandbox, open_sandbox, verify_sandbox
 from tawebeval.sandbox.workspace import Workspace
 
 NO_COMMIT = "0" * 40
@@ -57,27 +57,27 @@ class LocalRequest:
 
 
 @attrs.frozen
-class WorkingTree:
+class WorkingTreeSource:
     """A working directory in place of a repository: `root` is copied, and never changed.
 
-    The copy lies in `without`, which is left out if it is below `root`.
+    The copy lies in `excluded_path`, which is left out if it is below `root`.
     """
 
     root: Path
-    without: Path
+    excluded_path: Path
     _limits: TreeLimits
     _threads: WorkerThreads
 
-    def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+    def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Return False: a copy needs no network."""
         return False
 
-    async def check_out(
+    async def check_out_commit(
         self, repository: Repository, oid: str, caller: str, *, again: bool = False
     ) -> Checkout:
         """Return a copy of the directory without `.git`. Raises EvaluationError."""
-        tree = self.without / "checkout"
-        files, size = await self._threads.run(self._copy, tree)
+        tree = self.excluded_path / "checkout"
+        files, size = await self._threads.run_in_thread(self._copy, tree)
         return Checkout(Commit(oid, NO_COMMIT, files, size), tree, lambda: None)
 
     def _copy(self, target: Path) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class WorkingTree:
                     source = place / name
                     files += 1
                     size += self._copy_entry(source, target / source.relative_to(self.root))
-                    self._limits.check(files, size)
+                    self._limits.check_tree(files, size)
         except OSError as error:
             raise EvaluationFailure(
                 "repository", f"{error.filename} cannot be copied: {error.strerror}"
@@ -101,7 +101,7 @@ class WorkingTree:
         return files, size
 
     def _is_excluded(self, path: Path) -> bool:
-        return path in (self.root / ".git", self.without)
+        return path in (self.root / ".git", self.excluded_path)
 
     def _copy_entry(self, source: Path, target: Path) -> int:
         """Copy a file, a symbolic link or an empty directory; return its size in bytes."""
@@ -125,9 +125,9 @@ def _raise(error: OSError) -> None:
 class LocalEnvironment:
     """The sandbox, threads and limits of one evaluation; its files lie in `place`."""
 
-    surroundings: EvaluationContext
+    context: EvaluationContext
     _place: Path
-    _orphans: Orphans
+    _orphans: OrphanReaper
     _reactor: Any
 
     @classmethod
@@ -136,7 +136,7 @@ class LocalEnvironment:
         configuration: Configuration,
         root: Path,
         place: Path,
-        cgroups: Cgroups,
+        cgroups: CgroupManager,
         spawn: Spawner,
         reactor: Any,
     ) -> LocalEnvironment:
@@ -144,28 +144,28 @@ class LocalEnvironment:
 
         Raises ConfigurationError if the sandbox is not installed.
         """
-        orphans = Orphans(reactor, spawn)
+        orphans = OrphanReaper(reactor, spawn)
         threads = WorkerThreads.create(reactor, _THREADS, "work")
         limits, buffers = configuration.repositories, configuration.buffers
         surroundings = EvaluationContext(
             configuration=configuration,
             clock=reactor,
-            random=os.urandom,
+            random_bytes=os.urandom,
             threads=threads,
-            spawn=spawn,
-            repositories=WorkingTree(
+            spawner=spawn,
+            checkout_source=WorkingTreeSource(
                 root, place, TreeLimits(limits.tree_files, limits.tree_bytes), threads
             ),
             sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans),
-            monitor=LimitMonitor(reactor, threads, threads),
-            budget=Budget(
+            limit_monitor=LimitMonitor(reactor, threads, threads),
+            ring_budget=RingBudget(
                 buffers.total, buffers.evaluation, 1, lambda call: reactor.callLater(0, call)
             ),
         )
         return cls(surroundings, place, orphans, reactor)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def run_services(self) -> Iterator[None]:
         """Start threads and sandbox, after privileges are dropped; stop them at the end. Blocks.
 
         Raises SystemExit if the sandbox does not work.
@@ -174,19 +174,19 @@ class LocalEnvironment:
         accounts = self._place / _ACCOUNTS
         accounts.mkdir()
         write_sandbox_files(accounts)
-        verify(self.surroundings.sandbox)
-        reaping = LoopingCall(self._orphans.reap)
+        verify_sandbox(self.context.sandbox)
+        reaping = LoopingCall(self._orphans.reap_ended_orphans)
         reaping.clock = self._reactor
         reaping.start(_REAP)
-        self.surroundings.threads.start()
+        self.context.threads.start()
         try:
             yield
         finally:
-            self.surroundings.threads.stop()
+            self.context.threads.stop()
             reaping.stop()
-            close_sandbox(self.surroundings.sandbox)
+            close_sandbox(self.context.sandbox)
 
-    def prepare(self, request: LocalRequest) -> Evaluation:
+    def prepare_evaluation(self, request: LocalRequest) -> Evaluation:
         """Return an evaluation that has not begun. Blocks.
 
         Raises OSError for a file of the submission that cannot be read.
@@ -201,7 +201,7 @@ class LocalEnvironment:
             write_upload(request.submission, sent),
         )
         workspace = Workspace(self._place / "evaluation")
-        return Evaluation("try", form, request.seed, sent, workspace, self.surroundings)
+        return Evaluation("try", form, request.seed, sent, workspace, self.context)
 
 
 def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
@@ -232,7 +232,7 @@ async def read_pages(
     while True:
         page = read_page(ring, after, limit)
         if page.events.count:
-            yield parse_page(page.encode(), after)
+            yield parse_page(page.encode_json(), after)
             ring.acknowledge(ring.oldest + page.events.count)
             evaluation.on_acknowledge()
         if page.is_final:
@@ -240,6 +240,6 @@ async def read_pages(
         after = page.end
         if not page.events.count:
             try:
-                await evaluation.changed.wait()
+                await evaluation.change_condition.wait()
             except CancelledError:
                 on_cancel()

@@ -32,9 +32,13 @@ from tawebeval.client.http import (
 )
 from tawebeval.core.backoff import Backoff
 
-ASKING = Backoff(attempts=7, first_delay=0.5, longest_delay=10, longest_asked=120)
+REQUEST_BACKOFF = Backoff(
+    max_attempts=7, first_delay=0.5, longest_delay=10, longest_retry_after=120
+)
 """Attempts of a request: about 10 seconds in all, unless the server asks for more."""
-FOLLOWING = Backoff(attempts=40, first_delay=0.5, longest_delay=30, longest_asked=600)
+FOLLOW_BACKOFF = Backoff(
+    max_attempts=40, first_delay=0.5, longest_delay=30, longest_retry_after=600
+)
 """Attempts of a request for events: about 10 minutes in all, as an evaluation waits as long."""
 
 _WAIT = 25  # seconds for which the server may hold a request for events
@@ -61,7 +65,8 @@ class Client:
     - `time`: returns seconds since the epoch.
 
     A refused request raises `Refused` at once. `Unavailable` says that the attempts are used up,
-    that the server asks for a longer pause than `longest_asked`, or that no tawebeval answers.
+    that the server asks for a longer pause than `longest_retry_after`, or that no tawebeval
+    answers.
     """
 
     def __init__(
@@ -69,8 +74,8 @@ class Client:
         server: str,
         token: str | None = None,
         *,
-        asking: Backoff = ASKING,
-        following: Backoff = FOLLOWING,
+        asking: Backoff = REQUEST_BACKOFF,
+        following: Backoff = FOLLOW_BACKOFF,
         told: Callable[[str, float], object] = lambda why, seconds: None,
         answered: Callable[[], object] = lambda: None,
         uploaded: Callable[[int, int], object] = lambda sent, total: None,
@@ -89,7 +94,7 @@ class Client:
         headers = {"User-Agent": f"tawebeval/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        base = base_url(server)
+        base = normalize_server_url(server)
         self._session = Session(
             HTTPClient(agent),
             base,
@@ -159,7 +164,7 @@ class Client:
             {"Idempotency-Key": key or uuid4().hex},
             SubmissionForm(fields, submission),
         )
-        return await self._session.send(request, self.asking, _identifier)
+        return await self._session.send_request(request, self.asking, _identifier)
 
     async def events(self, identifier: str, after: str | None = None) -> AsyncIterator[Event]:
         """Yield the events of an evaluation as they come, each once and in order.
@@ -195,7 +200,7 @@ class Client:
                 timeout=_WAIT + _TIMEOUT,
             )
             try:
-                page, pause = await self._session.send(
+                page, pause = await self._session.send_request(
                     request, self.following, functools.partial(self._page, after)
                 )
             except UnknownEvaluation as error:
@@ -216,18 +221,18 @@ class Client:
     def _page(self, after: str | None, response: Response) -> tuple[Page, float]:
         """Return a page, and the seconds to pause if the server does not hold requests."""
         page = parse_page(response.body, after)
-        if page.events or b"wait=" in response.header(b"Preference-Applied"):
+        if page.events or b"wait=" in response.get_header(b"Preference-Applied"):
             return page, 0
-        return page, self._session.retry_after(response) or _POLL
+        return page, self._session.parse_retry_after(response) or _POLL
 
     async def status(self, identifier: str) -> Document:
         """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
         request = Request("GET", _path_of(identifier))
-        return await self._session.send(request, self.asking, _document)
+        return await self._session.send_request(request, self.asking, _document)
 
     async def cancel(self, identifier: str) -> None:
         """Cancel an evaluation; return when none of its processes runs. May be repeated."""
-        await self._session.send(
+        await self._session.send_request(
             Request("DELETE", _path_of(identifier)), self.asking, _check_cancelled
         )
 
@@ -236,14 +241,14 @@ class Client:
         after: str | None = None
         while True:
             request = Request("GET", f"/evaluations{_query(after=after)}")
-            evaluations, after = await self._session.send(request, self.asking, _listing)
+            evaluations, after = await self._session.send_request(request, self.asking, _listing)
             for evaluation in evaluations:
                 yield evaluation
             if after is None:
                 return
 
 
-def base_url(server: str) -> str:
+def normalize_server_url(server: str) -> str:
     """Return the URL of a server without trailing slashes. Raises ValueError."""
     try:
         parts = urlsplit(server)

@@ -74,7 +74,7 @@ class EvaluationGone(Refused):
 _KINDS = {401: Forbidden, 403: Forbidden, 404: UnknownEvaluation, 410: EvaluationGone}
 
 
-def refusal(status: int, body: bytes) -> Refused:
+def build_refusal(status: int, body: bytes) -> Refused:
     """Return the exception for a response whose status is no success; `body` may be anything."""
     members = _members(body)
     message = members.get("message") or members.get("detail")

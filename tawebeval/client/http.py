@@ -1,7 +1,7 @@
 """HTTP requests to one server, repeated until a usable response comes, and the form they send.
 
-`Session.send` is the only place that repeats a request. Every request of the API can be repeated:
-the form by its `Idempotency-Key`, all others by themselves.
+`Session.send_request` is the only place that repeats a request. Every request of the API can be
+repeated: the form by its `Idempotency-Key`, all others by themselves.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
-from tawebeval.client.errors import Unavailable, refusal
-from tawebeval.core.backoff import Backoff, Verdict, judge_status, parse_retry_after
-from tawebeval.core.text import base_name
+from tawebeval.client.errors import Unavailable, build_refusal
+from tawebeval.core.backoff import Backoff, RequestOutcome, classify_status, parse_retry_after
+from tawebeval.core.text import get_base_name
 
 _SLOWEST = 4096  # bytes per second of an upload; the daemon cuts off slower ones
 _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
@@ -138,9 +138,9 @@ class SubmissionForm:
         """Check all file names and texts. Raises ValueError."""
         for name, content in self.submission.items():
             _filename(content)
-            check_text(f"submission[{name}]", content if isinstance(content, str) else "")
+            check_encodable(f"submission[{name}]", content if isinstance(content, str) else "")
         for name, text in self.fields.items():
-            check_text(name, text)
+            check_encodable(name, text)
 
     @property
     def content_type(self) -> str:
@@ -165,7 +165,7 @@ class SubmissionForm:
             yield field, (filename, "application/octet-stream", producer)
 
 
-def check_text(name: str, text: str) -> None:
+def check_encodable(name: str, text: str) -> None:
     """Raise ValueError if the name or the text of a field cannot be encoded as UTF-8."""
     try:
         f"{name}{text}".encode()
@@ -175,8 +175,8 @@ def check_text(name: str, text: str) -> None:
 
 def _filename(content: Content) -> str | None:
     if isinstance(content, Named):
-        return base_name(content.filename)
-    return base_name(content.name) if isinstance(content, Path) else None
+        return get_base_name(content.filename)
+    return get_base_name(content.name) if isinstance(content, Path) else None
 
 
 def _open(content: bytes | Path | Named) -> IO[bytes]:
@@ -193,7 +193,7 @@ class Response:
     headers: Headers
     body: bytes
 
-    def header(self, name: bytes) -> bytes:
+    def get_header(self, name: bytes) -> bytes:
         """Return the first value of a header, empty if it is absent."""
         value: bytes = self.headers.getRawHeaders(name, [b""])[0]
         return value
@@ -202,8 +202,8 @@ class Response:
 class NoResponse(Exception):
     """No response, or none that can be used; `str()` says why.
 
-    `final` means that the next attempt would fail in the same way. `is_refused` means that nothing
-    listens at the address, `speaks_tls` that the server has sent a certificate.
+    `is_final` means that the next attempt would fail in the same way. `is_refused` means that
+    nothing listens at the address, `speaks_tls` that the server has sent a certificate.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class NoResponse(Exception):
         speaks_tls: bool = False,
     ) -> None:
         super().__init__(message)
-        self.final = final
+        self.is_final = final
         self.is_refused = is_refused
         self.speaks_tls = speaks_tls
 
@@ -258,33 +258,33 @@ class Session:
     _is_plain_http: Callable[[], Awaitable[bool]]
     _has_answered: bool = False  # whether the server has sent any response
 
-    async def send(
+    async def send_request(
         self, request: Request, backoff: Backoff, parse: Callable[[Response], Parsed]
     ) -> Parsed:
         """Send a request until `parse` accepts a response, and return its result.
 
         `parse` raises ValueError for a body that is not one of this API. Raises Refused for a
         status that a repetition would get as well; Unavailable when the attempts are used up,
-        another one would be of no use, or `Retry-After` exceeds `backoff.longest_asked`; OSError
-        for a file of the form that cannot be read.
+        another one would be of no use, or `Retry-After` exceeds `backoff.longest_retry_after`;
+        OSError for a file of the form that cannot be read.
         """
         made = 0
         while True:
             asked, refused = 0.0, False
             try:
                 response = await self._attempt(request)
-                meaning = judge_status(response.status)
-                if meaning is Verdict.ACCEPTED:
+                meaning = classify_status(response.status)
+                if meaning is RequestOutcome.ACCEPTED:
                     parsed = _parse(self._base, response, parse)
                     if made:
                         self.on_recovery()
                     return parsed
-                if meaning is Verdict.REFUSED or response.status in _PERMANENT:
-                    raise refusal(response.status, response.body)
-                why = f"{self._base}: {refusal(response.status, response.body)}"
-                asked = self.retry_after(response)
+                if meaning is RequestOutcome.REFUSED or response.status in _PERMANENT:
+                    raise build_refusal(response.status, response.body)
+                why = f"{self._base}: {build_refusal(response.status, response.body)}"
+                asked = self.parse_retry_after(response)
             except NoResponse as error:
-                if error.final:
+                if error.is_final:
                     raise Unavailable(str(error)) from None
                 why, refused = str(error), error.is_refused
             made += 1
@@ -295,9 +295,9 @@ class Session:
             self.on_retry(why, pause)
             await deferLater(self._clock, pause)
 
-    def retry_after(self, response: Response) -> float:
+    def parse_retry_after(self, response: Response) -> float:
         """Return the seconds that `Retry-After` asks for, 0 without the header."""
-        return parse_retry_after(response.header(b"Retry-After"), self._time())
+        return parse_retry_after(response.get_header(b"Retry-After"), self._time())
 
     async def _attempt(self, request: Request) -> Response:
         with ExitStack() as opened:
@@ -398,7 +398,7 @@ def _parse(base: str, response: Response, parse: Callable[[Response], Parsed]) -
     try:
         return parse(response)
     except ValueError as error:
-        kind = response.header(b"Content-Type").partition(b";")[0].strip().lower()
+        kind = response.get_header(b"Content-Type").partition(b";")[0].strip().lower()
         if kind != _JSON:
             named = kind.decode("latin-1") or "a body of no declared type"
             raise NoResponse(

@@ -4,16 +4,17 @@ No function here does input or output, reads a clock or draws random bytes: the 
 time, random bytes and callbacks as arguments. So tests can check every rule of the contract byte by
 byte.
 
-- Standard output: `segi.Parser` turns an evaluator's bytes into events; `fileblock` parses the
+- Standard output: `segi.SegiParser` turns an evaluator's bytes into events; `fileblock` parses the
   files among them, `text` cuts text between characters, and `events` encodes each event, once, as a
   line of JSON.
-- From the evaluator to clients: `ring.Ring` stores the encoded lines, `ring.Retention` discards
-  those that no client needs, and `budget.Budget` bounds all rings together. `pages` cuts pages with
-  cursors from a ring, and `framing` frames lines as server-sent events or WebSocket messages.
+- From the evaluator to clients: `ring.EventRing` stores the encoded lines, `ring.EventRetention`
+  discards those that no client needs, and `budget.RingBudget` bounds all rings together. `pages`
+  cuts pages with cursors from a ring, and `framing` frames lines as server-sent events or WebSocket
+  messages.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs. `tokens` finds
-  the caller, `forwarded` the client's address behind proxies. `budget.Spool` bounds uploads.
-- Values that several packages share: `identifiers`, `states`, `variables` (the evaluator's
-  environment), `checkout`, `backoff` (retries of HTTP requests), `tally` (counters for metrics).
+  the caller, `forwarded` the client's address behind proxies. `budget.UploadBudget` bounds uploads.
+- Values that several packages share: `identifiers`, `states`, `environment` (the evaluator's
+  environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters for metrics).
 
 All other packages import this one; it imports `errors` alone.
 """

@@ -13,7 +13,7 @@ _TOO_SLOW, _TOO_MANY = 408, 429
 _DIGITS = 9  # of the longest delay in seconds that is accepted
 
 
-class Verdict(Enum):
+class RequestOutcome(Enum):
     """Outcome of a request by its response status: accepted, refused for good, or to be retried."""
 
     ACCEPTED = "accepted"
@@ -21,16 +21,16 @@ class Verdict(Enum):
     RETRY = "retry"
 
 
-def judge_status(status: int) -> Verdict:
+def classify_status(status: int) -> RequestOutcome:
     """Return the verdict for a status code.
 
     Redirects count as refusals: a request never reaches a server that its sender did not name.
     """
     if 200 <= status < 300:
-        return Verdict.ACCEPTED
+        return RequestOutcome.ACCEPTED
     if status >= 500 or status in (_TOO_SLOW, _TOO_MANY):
-        return Verdict.RETRY
-    return Verdict.REFUSED
+        return RequestOutcome.RETRY
+    return RequestOutcome.REFUSED
 
 
 def parse_retry_after(header: bytes, now: float) -> float:
@@ -53,16 +53,16 @@ def parse_retry_after(header: bytes, now: float) -> float:
 class Backoff:
     """Delays between attempts: exponential, with full jitter.
 
-    At most `attempts` are made. The first delay is drawn from 0 to `first_delay` seconds; the
+    At most `max_attempts` are made. The first delay is drawn from 0 to `first_delay` seconds; the
     range doubles with each attempt, up to `longest_delay`. Jitter spreads the retries of many
-    requests that failed at once. A server that asks for a delay of more than `longest_asked`
+    requests that failed at once. A server that asks for a delay of more than `longest_retry_after`
     seconds gets no further attempt.
     """
 
-    attempts: int
+    max_attempts: int
     first_delay: float
     longest_delay: float
-    longest_asked: float = math.inf
+    longest_retry_after: float = math.inf
 
     def draw_delay(self, made: int, chance: float, asked: float = 0) -> float | None:
         """Return the delay in seconds after `made` failed attempts, or None for no further attempt.
@@ -70,7 +70,7 @@ class Backoff:
         `chance` is a random number from 0 to 1. `asked` is the delay in seconds that the server
         asked for; the drawn delay is added to it.
         """
-        if made >= self.attempts or asked > self.longest_asked:
+        if made >= self.max_attempts or asked > self.longest_retry_after:
             return None
         doublings = min(made - 1, 64)  # more would not fit into a float
         drawn = chance * min(self.longest_delay, self.first_delay * 2.0**doublings)

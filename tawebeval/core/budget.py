@@ -1,10 +1,10 @@
 """Limits on what all evaluations hold together: memory for events, disk space for uploads.
 
-`Budget` bounds the bytes in all rings. A ring is full when it holds as many bytes as are still
+`RingBudget` bounds the bytes in all rings. A ring is full when it holds as many bytes as are still
 free, or as many as one ring may hold: dynamic thresholds, as switches use them for queues in one
-memory (Choudhury and Hahne, 1998). So n rings that want all they can get have a part of
-1 / (n + 1) each, and another such part is free for the next ring. A `Share` reserves nothing: bytes
-that one ring frees are free for all rings.
+memory (Choudhury and Hahne, 1998). So n rings that want all they can get have a part of 1 / (n + 1)
+each, and another such part is free for the next ring. A `RingShare` reserves nothing: bytes that
+one ring frees are free for all rings.
 
 A quarter of the total is a reserve. As many rings as are filled at once may each hold an equal part
 of the reserve, whatever other rings hold, and one such part is left over. So events taken from a
@@ -21,9 +21,9 @@ An empty ring is never full. Hence a client that reads all events always gets mo
 rings hold, and all rings exceed the total by at most one turn of the parser for each ring
 (`core.segi`). Bytes that stopped processes leave in their pipes come on top and are counted, too.
 
-`Spool` bounds the bytes of all forms that arrive or that evaluations still need. Only received
-bytes count. An announced length is checked but not reserved: otherwise a client that announces much
-and sends little would keep other clients out.
+`UploadBudget` bounds the bytes of all forms that arrive or that evaluations still need. Only
+received bytes count. An announced length is checked but not reserved: otherwise a client that
+announces much and sends little would keep other clients out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from collections.abc import Callable
 import attrs
 
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.errors import Busy
+from tawebeval.errors import ServerBusy
 
 _TURN = 512 * 1024  # bytes that one turn of a parser brings, more or less
 
@@ -47,12 +47,12 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-class Budget:
+class RingBudget:
     """Bound of the bytes in all rings: `total` together, `per_ring` in one ring.
 
     `ring_count` is the number of rings that are filled at once. `per_caller` is the share of one
     caller in bytes, 0 for no share. `call_later(call)` makes a call in another turn of the reactor.
-    `used` is the number of bytes that all rings hold.
+    `used_bytes` is the number of bytes that all rings hold.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Budget:
         call_later: Callable[[Callable[[], object]], object],
         per_caller: int = 0,
     ) -> None:
-        self.used = 0
+        self.used_bytes = 0
         self._total = total
         self._per_ring = per_ring
         reserve = total // 4
@@ -75,30 +75,30 @@ class Budget:
         self._on_relief: dict[str, Callable[[], object]] = {}  # by caller whose share is used
         self._call_later = call_later
         self._number = 0  # of the newest share
-        self._waiting: list[Share] = []  # full shares; the smallest is first
+        self._waiting: list[RingShare] = []  # full shares; the smallest is first
         self._is_reopening = False
 
     @property
-    def limit(self) -> int:
+    def ring_limit(self) -> int:
         """Size in bytes from which a ring is full now."""
-        reserved = min(self._reserved, self._total - self.used)
-        return max(1, min(self._per_ring, self._common - self.used), reserved)
+        reserved = min(self._reserved, self._total - self.used_bytes)
+        return max(1, min(self._per_ring, self._common - self.used_bytes), reserved)
 
     @property
-    def waiting(self) -> int:
+    def full_ring_count(self) -> int:
         """Number of full rings, whose evaluators are paused."""
         return len(self._waiting)
 
     @property
-    def is_spent(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether only the reserve is free."""
-        return self.used >= self._common
+        return self.used_bytes >= self._common
 
-    def is_share_used(self, caller: str) -> bool:
+    def is_share_used_up(self, caller: str) -> bool:
         """Return whether the caller's rings hold the caller's share or more."""
         return caller != ANONYMOUS and 0 < self._per_caller <= self._used_by_caller[caller]
 
-    def call_on_relief(self, caller: str, call: Callable[[], object]) -> None:
+    def call_when_share_free(self, caller: str, call: Callable[[], object]) -> None:
         """Make a call, later, once a caller whose share is used holds less than its share again.
 
         The call replaces an earlier call for the same caller that was not made yet.
@@ -110,36 +110,36 @@ class Budget:
         caller: str = ANONYMOUS,
         on_full: Callable[[], object] = _nothing,
         on_room: Callable[[], object] = _nothing,
-    ) -> Share:
-        """Return the share of a new ring of the caller; `Share` describes the callbacks."""
+    ) -> RingShare:
+        """Return the share of a new ring of the caller; `RingShare` describes the callbacks."""
         self._number += 1
-        return Share(self, self._number, caller, on_full, on_room)
+        return RingShare(self, self._number, caller, on_full, on_room)
 
-    def add_bytes(self, caller: str, size: int) -> None:
+    def count_bytes(self, caller: str, size: int) -> None:
         """Count `size` bytes more for a caller; a negative size counts less."""
-        self.used += size
+        self.used_bytes += size
         self._used_by_caller[caller] += size
         if not self._used_by_caller[caller]:
             del self._used_by_caller[caller]
-        if caller in self._on_relief and not self.is_share_used(caller):
+        if caller in self._on_relief and not self.is_share_used_up(caller):
             self._call_later(self._on_relief.pop(caller))
 
-    def add_waiter(self, share: Share) -> None:
+    def add_full_share(self, share: RingShare) -> None:
         """Let a full share wait for room."""
         insort(self._waiting, share, key=_order)
 
-    def remove_waiter(self, share: Share) -> None:
+    def remove_full_share(self, share: RingShare) -> None:
         """Stop the wait of a share; its size must be the size with which the wait began."""
         del self._waiting[bisect_left(self._waiting, _order(share), key=_order)]
 
-    def notify_freed(self) -> None:
+    def reopen_full_shares(self) -> None:
         """Reopen waiting shares, in another turn, if bytes were freed that suffice for one."""
         if not self._is_reopening and self._has_room():
             self._is_reopening = True
             self._call_later(self._reopen)
 
     def _has_room(self) -> bool:
-        return bool(self._waiting) and self._waiting[0].size < self.limit
+        return bool(self._waiting) and self._waiting[0].size < self.ring_limit
 
     def _reopen(self) -> None:
         """Reopen as many shares as can print into the free bytes; later turns reopen the others.
@@ -148,35 +148,35 @@ class Budget:
         many turns to stop as there are shares.
         """
         self._is_reopening = False
-        for _ in range(1 + max(0, self._common - self.used) // _TURN):
+        for _ in range(1 + max(0, self._common - self.used_bytes) // _TURN):
             if not self._has_room():
                 return
-            self._waiting.pop(0).reopen()
-        self.notify_freed()
+            self._waiting.pop(0).reopen_ring()
+        self.reopen_full_shares()
 
 
-def _order(share: Share) -> tuple[int, int]:
+def _order(share: RingShare) -> tuple[int, int]:
     return share.size, share.number
 
 
 @attrs.define(eq=False)
-class Share:
+class RingShare:
     """Part of the budget that one ring holds: `size` in bytes.
 
-    `kept` bytes are stored beside the ring: they count for the caller, but do not fill the ring.
-    `number` is unique among the shares of a budget.
+    `bytes_beside_ring` bytes are stored beside the ring: they count for the caller, but do not fill
+    the ring. `number` is unique among the shares of a budget.
 
     While `is_full`, the ring is to take no more events. `on_full()` is called when this begins, and
     may discard events; `on_room()` is called when this ends.
     """
 
-    _budget: Budget
+    _budget: RingBudget
     number: int
     caller: str
     _on_full: Callable[[], object]
     _on_room: Callable[[], object]
     size: int = 0
-    kept: int = 0
+    bytes_beside_ring: int = 0
     is_full: bool = False
     _is_limited: bool = True
     _is_released: bool = False
@@ -184,33 +184,33 @@ class Share:
     @property
     def limit(self) -> int:
         """Size in bytes from which the ring is full now."""
-        return self._budget.limit
+        return self._budget.ring_limit
 
     def resize(self, size: int) -> None:
         """Set the size of the ring in bytes; freed bytes may reopen this ring and others."""
         if self._is_released:
             return
         was_full = self.is_full
-        self._budget.add_bytes(self.caller, size - self.size)
+        self._budget.count_bytes(self.caller, size - self.size)
         if was_full:
-            self._budget.remove_waiter(self)
+            self._budget.remove_full_share(self)
         has_shrunk, self.size = size < self.size, size
         self.is_full = self._is_limited and size >= self.limit
         if self.is_full:
-            self._budget.add_waiter(self)
+            self._budget.add_full_share(self)
         if has_shrunk:
-            self._budget.notify_freed()
+            self._budget.reopen_full_shares()
         if was_full and not self.is_full:
             self._on_room()
         elif self.is_full and not was_full:
             self._on_full()
 
-    def resize_kept(self, size: int) -> None:
+    def resize_beside_ring(self, size: int) -> None:
         """Set the number of bytes that are stored beside the ring."""
-        self._budget.add_bytes(self.caller, size - self.kept)
-        has_shrunk, self.kept = size < self.kept, size
+        self._budget.count_bytes(self.caller, size - self.bytes_beside_ring)
+        has_shrunk, self.bytes_beside_ring = size < self.bytes_beside_ring, size
         if has_shrunk:
-            self._budget.notify_freed()
+            self._budget.reopen_full_shares()
 
     def remove_limit(self) -> None:
         """Never let the ring be full again: the few events still to come must be stored."""
@@ -222,11 +222,11 @@ class Share:
         """Free all bytes: the ring is gone."""
         self._drop_callbacks()
         self._is_limited = False
-        self.resize_kept(0)
+        self.resize_beside_ring(0)
         self.resize(0)
         self._is_released = True
 
-    def reopen(self) -> None:
+    def reopen_ring(self) -> None:
         """Let the ring not be full any more, because other rings have freed bytes."""
         self.is_full = False
         self._on_room()
@@ -237,35 +237,35 @@ class Share:
 
 
 @attrs.define
-class Spool:
-    """Counter of the bytes of forms; `stored` never exceeds `limit`.
+class UploadBudget:
+    """Counter of the bytes of forms; `stored_bytes` never exceeds `limit`.
 
-    `in_memory` counts the bytes that are not yet written to the disk.
+    `bytes_in_memory` counts the bytes that are not yet written to the disk.
     """
 
     limit: int
-    stored: int = 0
-    in_memory: int = 0
+    stored_bytes: int = 0
+    bytes_in_memory: int = 0
 
     @property
-    def is_crowded(self) -> bool:
+    def is_memory_full(self) -> bool:
         """Whether forms must wait for the disk before they receive more."""
-        return self.in_memory >= _MEMORY
+        return self.bytes_in_memory >= _MEMORY
 
-    def check_room(self, size: int) -> None:
+    def check_space(self, size: int) -> None:
         """Raise Busy if `size` bytes would not fit now."""
-        if self.stored + size > self.limit:
-            raise Busy(
+        if self.stored_bytes + size > self.limit:
+            raise ServerBusy(
                 "the disk space for uploads is used up (limits.uploads); try again later",
                 _RETRY_AFTER,
             )
 
-    def add(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         """Count `size` bytes more. Raises Busy, and counts nothing, if they do not fit."""
-        self.check_room(size)
-        self.stored += size
+        self.check_space(size)
+        self.stored_bytes += size
 
-    def remove(self, size: int) -> None:
+    def remove_bytes(self, size: int) -> None:
         """Count `size` bytes less, which were removed from the disk."""
-        assert 0 <= size <= self.stored
-        self.stored -= size
+        assert 0 <= size <= self.stored_bytes
+        self.stored_bytes -= size

@@ -10,11 +10,14 @@ import attrs
 
 @attrs.frozen
 class Commit:
-    """A commit and its tree, by their OIDs; the tree has `files` files of `size` bytes together."""
+    """A commit and its tree, by their OIDs.
+
+    The tree has `file_count` files of `size` bytes together.
+    """
 
     oid: str
-    tree: str
-    files: int = 0
+    tree_oid: str
+    file_count: int = 0
     size: int = 0
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import orjson
 
-TERMINATOR = b"\n"
+LINE_TERMINATOR = b"\n"
 r"""The only line terminator: `\r`, U+2028 and the like are ordinary text."""
 
 # Characters that JSON does not escape and text almost never has: DEL, Unicode's noncharacters.
@@ -35,7 +35,7 @@ _HOPS = 8  # lines that show how long they are
 
 
 @attrs.frozen
-class Batch:
+class EventBatch:
     r"""A number of consecutive events as JSON Lines.
 
     `count` is the number of events, which is the number of `\n` in `lines`.
@@ -44,14 +44,14 @@ class Batch:
     count: int
     lines: bytes
 
-    def __add__(self, other: Batch) -> Batch:
-        return Batch(self.count + other.count, self.lines + other.lines)
+    def __add__(self, other: EventBatch) -> EventBatch:
+        return EventBatch(self.count + other.count, self.lines + other.lines)
 
 
-NOTHING = Batch(0, b"")
+EMPTY_BATCH = EventBatch(0, b"")
 
 
-def encode_text(block: bytes, blank_lines: bool | None = None) -> Batch:
+def encode_text(block: bytes, blank_lines: bool | None = None) -> EventBatch:
     """Encode stdout as text events: one for each line and one for each line terminator.
 
     Bytes that are not UTF-8 become U+FFFD. `block` must end between two characters and have no
@@ -59,32 +59,32 @@ def encode_text(block: bytes, blank_lines: bool | None = None) -> Batch:
     the caller knows it, else None.
     """
     if not block:
-        return NOTHING
+        return EMPTY_BATCH
     if blank_lines is None:
         blank_lines = has_blank_line(block)
     stand_in = next((one for one in _STAND_INS if one not in block), None) or _absent(block)
-    if block[0] == TERMINATOR[0]:
+    if block[0] == LINE_TERMINATOR[0]:
         # The usual block begins with the terminator that was held back before it.
         head, count = _TERMINATOR_EVENT, 1
         block = block[1:]
         if not block:
-            return Batch(count, head)
+            return EventBatch(count, head)
     else:
         head, count = b"", 0
-    string = orjson.dumps(block.replace(TERMINATOR, stand_in).decode("utf-8", "replace"))
+    string = orjson.dumps(block.replace(LINE_TERMINATOR, stand_in).decode("utf-8", "replace"))
     # Joined before the replacement, which makes it several times as long.
     framed = b"".join((head, _TEXT, string, b"}\n"))
     lines = framed.replace(stand_in, _BETWEEN_LINES)
     # Each terminator became two events. (Counting terminators costs more than this division.)
     terminators = (len(lines) - len(framed)) // (len(_BETWEEN_LINES) - len(stand_in))
     count += 1 + 2 * terminators
-    if blank_lines or TERMINATOR[0] in (block[0], block[-1]):
+    if blank_lines or LINE_TERMINATOR[0] in (block[0], block[-1]):
         # Blank lines left text events with nothing in them. No payload can contain
         # the bytes of such an event, for a payload's quotes are escaped.
         length = len(lines)
         lines = lines.replace(_EMPTY_EVENT, b"")
         count -= (length - len(lines)) // len(_EMPTY_EVENT)
-    return Batch(count, lines)
+    return EventBatch(count, lines)
 
 
 def _absent(block: bytes) -> bytes:
@@ -98,31 +98,31 @@ def _absent(block: bytes) -> bytes:
 
 def has_blank_line(block: bytes) -> bool:
     """Return whether two line terminators in `block` are adjacent."""
-    place = block.find(TERMINATOR)
+    place = block.find(LINE_TERMINATOR)
     for hop in range(len(block) // _LONG + _HOPS):
         if place < 0:
             return False
         if hop == _HOPS and place < _HOPS * _LONG:
             break
         # Where terminators are few it costs less to go from one to the next.
-        last, place = place, block.find(TERMINATOR, place + 1)
+        last, place = place, block.find(LINE_TERMINATOR, place + 1)
         if place == last + 1:
             return True
     # `rfind` is several times as fast as `in` is for two equal bytes.
-    return block.rfind(TERMINATOR * 2, max(place, 0)) >= 0
+    return block.rfind(LINE_TERMINATOR * 2, max(place, 0)) >= 0
 
 
-def encode_data(value: bytes) -> Batch:
+def encode_data(value: bytes) -> EventBatch:
     """Encode a data event; `value`, one line of valid JSON, is the payload as it stands."""
-    return Batch(1, b"%b%b}\n" % (_DATA, value))
+    return EventBatch(1, b"%b%b}\n" % (_DATA, value))
 
 
-def encode_file(filename: str, content_type: str, content: bytes) -> Batch:
+def encode_file(filename: str, content_type: str, content: bytes) -> EventBatch:
     """Encode a file block as its data event (contract, section 4; base64 of RFC 4648)."""
     head = orjson.dumps({"type": "file", "filename": filename, "content_type": content_type})
     # Joined once, because it is long.
     parts = (_DATA, head[:-1], b',"content_base64":"', b64encode(content), b'"}}\n')
-    return Batch(1, b"".join(parts))
+    return EventBatch(1, b"".join(parts))
 
 
 def base64_size(size: int) -> int:
@@ -130,7 +130,7 @@ def base64_size(size: int) -> int:
     return (size + 2) // 3 * 4
 
 
-def encode_error(reason: str, message: str, members: Mapping[str, Any] | None = None) -> Batch:
+def encode_error(reason: str, message: str, members: Mapping[str, Any] | None = None) -> EventBatch:
     """Encode the data event `evaluation_error` (contract, section 5)."""
     payload = {"type": "evaluation_error", "reason": reason, "message": message}
     return encode_data(orjson.dumps({**payload, **(members or {})}))

@@ -23,17 +23,17 @@ from urllib.parse import unquote_to_bytes
 
 import attrs
 
-from tawebeval.core.text import base_name
+from tawebeval.core.text import get_base_name
 from tawebeval.errors import format_size
 
-MAX_HEADERS = 1024
+MAX_HEADER_BYTES = 1024
 """The most bytes that the headers of a file block may have together, with their terminators."""
 
 MAX_PATH = 4096
 """The most bytes that the path of a file may have (PATH_MAX of Linux)."""
 
 _EMPTY_LINE = re.compile(rb"\n\r?\n")
-_LONGEST_HEAD = MAX_HEADERS + len(b"\n\n")  # with the terminators before and after it
+_LONGEST_HEAD = MAX_HEADER_BYTES + len(b"\n\n")  # with the terminators before and after it
 
 # RFC 9110, sections 5.5 and 5.6, with UTF-8 for obs-text. Each can match in one way only, so that
 # no search backtracks.
@@ -65,7 +65,7 @@ class InlineFile:
 
 
 @attrs.frozen
-class WantedFile:
+class FileReference:
     """A file named by its path, which the caller must read.
 
     `path` is unchecked: the evaluator chose it.
@@ -100,11 +100,11 @@ class FileBlock:
             del self._gathered[: 1 - len(self._end)]
         return None
 
-    def parse(self) -> InlineFile | WantedFile:
+    def parse_file(self) -> InlineFile | FileReference:
         """Return the file of a block that has ended. Raises FileBlockError."""
         too_large = FileBlockError(
             f"a file block is over {format_size(self._limit)} (limits.file), or its headers over"
-            f" {format_size(MAX_HEADERS)}"
+            f" {format_size(MAX_HEADER_BYTES)}"
         )
         if self._overlong:
             raise too_large
@@ -113,7 +113,7 @@ class FileBlock:
         if empty_line is None:
             raise FileBlockError(
                 "a file block has no empty line between its headers and its body, or its headers"
-                f" are over {format_size(MAX_HEADERS)}"
+                f" are over {format_size(MAX_HEADER_BYTES)}"
             )
         body = memoryview(self._gathered)[empty_line.end() : -1]
         if len(body) > self._limit:
@@ -127,7 +127,7 @@ class FileBlock:
                 return InlineFile(_checked(filename or "file"), content_type, bytes(body))
             case "path":
                 path = _path(bytes(body[: MAX_PATH + 1]))
-                return WantedFile(_checked(filename or path), content_type, path)
+                return FileReference(_checked(filename or path), content_type, path)
         raise FileBlockError(f"X-SEGI-As is {kind[:_EXCERPT]!r}; allowed: content, path")
 
 
@@ -204,6 +204,6 @@ def _path(body: bytes) -> str:
 
 def _checked(filename: str) -> str:
     try:
-        return base_name(filename)
+        return get_base_name(filename)
     except ValueError as error:
         raise FileBlockError(f"a file block's name: {error}") from None

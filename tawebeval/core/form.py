@@ -12,24 +12,24 @@ import attrs
 import msgspec
 
 from tawebeval.core import text
-from tawebeval.core.hosts import parse_target
-from tawebeval.core.text import base_name
+from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.text import get_base_name
 from tawebeval.errors import InvalidField
 
 MAX_SEED = 2**31 - 1
 MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
-SHOWN_COMMAND = 1024
+MAX_SHOWN_COMMAND = 1024
 """Bytes of `evaluator_cmd` that are kept for the status after the evaluator's start."""
 
 MAX_FIELD_NAME = 251  # characters; NAME.txt is a file's name
-FIELD_NAME = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME - 1}}}"
+FIELD_NAME_PATTERN = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME - 1}}}"
 """Regular expression of the names of submission fields."""
 
-_SUBMISSION = re.compile(rf"submission\[({FIELD_NAME})\]")
+_SUBMISSION = re.compile(rf"submission\[({FIELD_NAME_PATTERN})\]")
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# A URL of RFC 3986 without a fragment; `parse_target` checks the host.
+# A URL of RFC 3986 without a fragment; `parse_url_server` checks the host.
 _CALLBACK = re.compile(
     r"https?://[A-Za-z0-9._~:\[\]-]+([/?]([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)?"
 )
@@ -111,7 +111,7 @@ class EvaluationRequest:
     def shown_command(self) -> str:
         """Beginning of the command, as the status document shows it."""
         command = self.evaluator_cmd.encode()
-        return command[: text.find_boundary(command, SHOWN_COMMAND)].decode()
+        return command[: text.find_character_boundary(command, MAX_SHOWN_COMMAND)].decode()
 
     def drop_start_fields(self) -> EvaluationRequest:
         """Return the request without the fields that only the evaluator's start needs."""
@@ -155,7 +155,7 @@ def parse_submission_file(name: str, filename: str | None) -> SubmissionFile | N
     if filename is None:
         return SubmissionFile(match[1], f"{match[1]}.txt")
     try:
-        return SubmissionFile(match[1], base_name(filename))
+        return SubmissionFile(match[1], get_base_name(filename))
     except ValueError as error:
         raise InvalidField(name, str(error)) from None
 
@@ -244,7 +244,7 @@ def _url(url: str, protocols: Sequence[str]) -> str:
     if protocol not in protocols:
         raise InvalidField(name, _explain_protocol(url, protocol, protocols))
     try:
-        parse_target(url)
+        parse_url_server(url)
     except ValueError as error:
         raise InvalidField(name, str(error)) from None
     return url
@@ -298,7 +298,7 @@ def _callback_url(url: str) -> str | None:
             name, "is not an http or https URL of ASCII characters without a fragment"
         )
     try:
-        parse_target(url)
+        parse_url_server(url)
     except ValueError as error:
         raise InvalidField(name, str(error)) from None
     return url

@@ -15,7 +15,7 @@ import attrs
 
 from tawebeval.errors import MalformedRequest
 
-UNIX = "unix"
+UNIX_PEERS = "unix"
 """Entry of the trusted proxies for all peers on UNIX sockets."""
 
 # Private, link-local and loopback networks.
@@ -41,7 +41,7 @@ _LONGEST = 80  # characters of a wrong address, in a message
 
 
 @attrs.frozen
-class Proxies:
+class TrustedProxies:
     """Trusted proxies, and the header in which they report the client's address.
 
     Only one header is read: a proxy passes the other one on as the client sent it.
@@ -52,10 +52,10 @@ class Proxies:
     header: str
 
     @classmethod
-    def parse(cls, trusted: Collection[str], header: str) -> Proxies:
+    def parse(cls, trusted: Collection[str], header: str) -> TrustedProxies:
         """Return the proxies of the settings. Raises ValueError for an invalid network."""
-        networks = tuple(ip_network(each) for each in trusted if each != UNIX)
-        return cls(networks, UNIX in trusted, header)
+        networks = tuple(ip_network(each) for each in trusted if each != UNIX_PEERS)
+        return cls(networks, UNIX_PEERS in trusted, header)
 
     def is_trusted(self, address: str) -> bool:
         """Return whether an address, in canonical form, is a trusted proxy's."""
@@ -67,7 +67,7 @@ class Proxies:
             return False
         return any(found in network for network in self.networks)
 
-    def find_wide_networks(self) -> list[str]:
+    def find_public_networks(self) -> list[str]:
         """Return the trusted networks that may contain strangers: not one address, not private."""
         return [
             str(network)
@@ -75,7 +75,7 @@ class Proxies:
             if network.num_addresses > 1 and not any(_within(network, own) for own in _PRIVATE)
         ]
 
-    def find_client(self, values: Sequence[str]) -> str | None:
+    def find_client_address(self, values: Sequence[str]) -> str | None:
         """Return the client's address from the header's `values`, or None if they name no client.
 
         The result may also be an identifier that hides the address (RFC 7239, section 6.3), or
@@ -108,19 +108,19 @@ class Proxies:
             ) from None
 
 
-def canonicalize(address: str) -> str:
+def canonicalize_address(address: str) -> str:
     """Return an IP address in its canonical form, without a zone. Raises ValueError."""
     found = ip_address(address.partition("%")[0])
     return str((isinstance(found, IPv6Address) and found.ipv4_mapped) or found)
 
 
-def group_address(address: str) -> str:
+def find_address_group(address: str) -> str:
     """Return the group of a client for limits: its IPv4 address, or the /64 of its IPv6 address.
 
     The group of anything else is "".
     """
     try:
-        found = ip_address(canonicalize(address))
+        found = ip_address(canonicalize_address(address))
     except ValueError:
         return ""
     if isinstance(found, IPv6Address):
@@ -165,13 +165,13 @@ def _name_of(node: str, bare: bool) -> str:
     """
     bracketed, plain = _BRACKETED.fullmatch(node), _PLAIN.fullmatch(node)
     if bracketed is not None:
-        return canonicalize(str(IPv6Address(bracketed[1])))
+        return canonicalize_address(str(IPv6Address(bracketed[1])))
     if plain is None:
         if bare and node == "unix:":  # nginx's name for a peer on a UNIX socket
             return ""
         if bare and ":" in node:
-            return canonicalize(node)
+            return canonicalize_address(node)
         raise ValueError(node)
     if plain[1].lower() == "unknown":
         return ""
-    return plain[1] if plain[1].startswith("_") else canonicalize(plain[1])
+    return plain[1] if plain[1].startswith("_") else canonicalize_address(plain[1])

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import attrs
 
-from tawebeval.core.events import Batch
+from tawebeval.core.events import EventBatch
 from tawebeval.core.pages import DUMMY_END
 
-RETRY = 2000
+RETRY_MILLISECONDS = 2000
 """Milliseconds after which a browser asks again when a stream has broken off."""
 
 _TEXT_MESSAGE = 0x81  # FIN, and the opcode of a text frame
@@ -24,19 +24,19 @@ _EIGHT_BYTES = bytes((_TEXT_MESSAGE, 127))
 
 
 @attrs.frozen
-class Framing:
+class StreamFraming:
     """Format of a stream: its beginning, events, end and heartbeat.
 
-    `events(first, batch)` frames a batch that begins at the cursor `first`.
+    `encode_events(first, batch)` frames a batch that begins at the cursor `first`.
     """
 
     begin: bytes
-    events: Callable[[int, Batch], bytes]
+    encode_events: Callable[[int, EventBatch], bytes]
     end: bytes
     heartbeat: bytes
 
 
-def encode_server_sent(first: int, batch: Batch) -> bytes:
+def encode_server_sent_events(first: int, batch: EventBatch) -> bytes:
     """Return a batch as server-sent events, each with the cursor after it as its `id`.
 
     Server-sent events also end a line at a carriage return, which JSON has only between values.
@@ -48,7 +48,7 @@ def encode_server_sent(first: int, batch: Batch) -> bytes:
     return template % tuple(range(first + 1, first + batch.count + 1))
 
 
-def encode_messages(first: int, batch: Batch) -> bytes:
+def encode_websocket_messages(first: int, batch: EventBatch) -> bytes:
     """Return a batch as text messages of a WebSocket server, one for each event."""
     frames = []
     for event in batch.lines.split(b"\n")[: batch.count]:
@@ -63,16 +63,16 @@ def encode_messages(first: int, batch: Batch) -> bytes:
     return b"".join(frames)
 
 
-JSON_LINES = Framing(b"", lambda first, batch: batch.lines, b"", b"")
+JSON_LINES = StreamFraming(b"", lambda first, batch: batch.lines, b"", b"")
 """JSON Lines, which have neither an end nor a heartbeat."""
 
-EVENT_STREAM = Framing(
-    b"retry: %d\n\n" % RETRY,
-    encode_server_sent,
+EVENT_STREAM = StreamFraming(
+    b"retry: %d\n\n" % RETRY_MILLISECONDS,
+    encode_server_sent_events,
     b"event: end\ndata: null\nid: %s\n\n" % DUMMY_END.encode(),
     b":\n\n",
 )
 """`text/event-stream`."""
 
-MESSAGES = Framing(b"", encode_messages, b"", b"")
+WEBSOCKET_MESSAGES = StreamFraming(b"", encode_websocket_messages, b"", b"")
 """Messages of a WebSocket; its connection sends the end and the heartbeat (a ping)."""

@@ -20,7 +20,7 @@ from tawebeval.errors import ForbiddenHost
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-SSH = "ssh -oBatchMode=yes"
+SSH_COMMAND = "ssh -oBatchMode=yes"
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "git": 9418, "ssh": 22}
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
@@ -35,7 +35,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 @attrs.frozen
-class Target:
+class UrlServer:
     """Server of a URL: `host` is a lower-case name, or an address as text.
 
     `address` is the parsed address; None for a name.
@@ -48,20 +48,20 @@ class Target:
 
 
 @attrs.frozen
-class Route:
+class GitRoute:
     """URL for git to fetch from, with the environment variables to add.
 
-    `source` is the path of a local repository, served through git's own pipe; `readable` are
-    files that git must be able to read, such as a key.
+    `local_path` is the path of a local repository, served through git's own pipe; `readable_paths`
+    are files that git must be able to read, such as a key.
     """
 
     url: str
     environment: Mapping[str, str] = attrs.field(factory=dict)
-    source: str | None = None
-    readable: Sequence[str] = ()
+    local_path: str | None = None
+    readable_paths: Sequence[str] = ()
 
 
-def parse_target(url: str) -> Target | None:
+def parse_url_server(url: str) -> UrlServer | None:
     """Return the server of a URL, or None for a local path.
 
     Raises ValueError, with a message for people, for a host that is not in a plain form.
@@ -85,7 +85,7 @@ def parse_target(url: str) -> Target | None:
     return _target(protocol, authority[1], authority[2])
 
 
-def parse_path(url: str) -> str:
+def parse_local_path(url: str) -> str:
     """Return the path of a local repository as git reads it from a URL or a path."""
     if url.startswith("/"):
         return url
@@ -93,7 +93,7 @@ def parse_path(url: str) -> str:
     return path if path.startswith("/") else f"//{path}"
 
 
-def _target(protocol: str, host: str, port: str | None) -> Target:
+def _target(protocol: str, host: str, port: str | None) -> UrlServer:
     number = int(port) if port else DEFAULT_PORTS.get(protocol, 0)
     if not 0 < number < 2**16:
         raise ValueError("has an invalid port; allowed: 1 to 65535")
@@ -106,12 +106,12 @@ def _target(protocol: str, host: str, port: str | None) -> Target:
             raise ValueError(
                 "has a host that is neither a host name nor an IP address such as 192.0.2.1"
             ) from None
-        return Target(protocol, host, number, None)
+        return UrlServer(protocol, host, number, None)
     if (address.version == 6) != (bare != host) or "%" in bare:
         raise ValueError(
             "has an IP address in an unusual form; write it as 192.0.2.1 or [2001:db8::1]"
         )
-    return Target(protocol, str(address), number, address)
+    return UrlServer(protocol, str(address), number, address)
 
 
 def format_address(address: Address) -> str:
@@ -119,18 +119,18 @@ def format_address(address: Address) -> str:
     return f"[{address}]" if address.version == 6 else str(address)
 
 
-def build_route(
-    url: str, target: Target, address: Address, ssh_options: Sequence[str] = ()
-) -> Route:
+def build_git_route(
+    url: str, target: UrlServer, address: Address, ssh_options: Sequence[str] = ()
+) -> GitRoute:
     """Return the route on which git reaches `target`, the server of `url`, at `address` only.
 
     Certificates and host keys are still checked against the name.
     """
-    ssh = [SSH, shlex.join(ssh_options)] if ssh_options else [SSH]
+    ssh = [SSH_COMMAND, shlex.join(ssh_options)] if ssh_options else [SSH_COMMAND]
     if target.address is not None:
-        return Route(url, {"GIT_SSH_COMMAND": " ".join(ssh)} if ssh_options else {})
+        return GitRoute(url, {"GIT_SSH_COMMAND": " ".join(ssh)} if ssh_options else {})
     if target.protocol in ("http", "https"):
-        return Route(
+        return GitRoute(
             url,
             {
                 "GIT_CONFIG_COUNT": "1",
@@ -140,14 +140,14 @@ def build_route(
         )
     if target.protocol == "git":
         path = url.partition("://")[2].partition("/")[2]
-        return Route(
+        return GitRoute(
             f"git://{format_address(address)}:{target.port}/{path}",
             {"GIT_OVERRIDE_VIRTUAL_HOST": f"{target.host}:{target.port}"},
         )
     # The name of the server in known_hosts, where ssh then does not look up the address.
     alias = target.host if target.port == DEFAULT_PORTS["ssh"] else f"[{target.host}]:{target.port}"
     options = [f"-oHostName={address}", f"-oHostKeyAlias={alias}", "-oCheckHostIP=no"]
-    return Route(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
+    return GitRoute(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
 
 
 def _effective(address: Address) -> Address:
@@ -159,7 +159,7 @@ def _effective(address: Address) -> Address:
     return address
 
 
-def is_public(address: Address) -> bool:
+def is_public_address(address: Address) -> bool:
     """Return whether an address is on the public internet, also when embedded in another."""
     address = _effective(address)
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
@@ -171,30 +171,33 @@ def is_public(address: Address) -> bool:
 class HostPolicy:
     """The operator's rules for hosts: name patterns (`example.org`, `*.example.org`) and networks.
 
-    An empty `allow` allows every host that `deny` does not match. `private_networks` are allowed
-    although they are not public. `section` is the configuration table of these rules, for messages.
+    An empty `allowed_hosts` allows every host that `denied_hosts` does not match.
+    `private_networks` are allowed although they are not public. `settings_section` is the
+    configuration table of these rules, for messages.
     """
 
-    allow: Sequence[str] = ()
-    deny: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
+    denied_hosts: Sequence[str] = ()
     private_networks: Sequence[str] = ()
-    section: str = "repositories"
+    settings_section: str = "repositories"
     _networks: Sequence[Network] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         networks = tuple(ip_network(network) for network in self.private_networks)
         object.__setattr__(self, "_networks", networks)
 
-    def check_host(self, target: Target) -> None:
+    def check_host(self, target: UrlServer) -> None:
         """Check the host of a URL before it is looked up. Raises ForbiddenHost."""
-        if any(matches(target.host, pattern) for pattern in self.deny):
-            raise _forbidden(target, f"is denied by {self.section}.deny_hosts")
-        if self.allow and not any(matches(target.host, pattern) for pattern in self.allow):
-            raise _forbidden(target, f"is not in {self.section}.allow_hosts")
+        if any(matches_host_pattern(target.host, pattern) for pattern in self.denied_hosts):
+            raise _forbidden(target, f"is denied by {self.settings_section}.deny_hosts")
+        if self.allowed_hosts and not any(
+            matches_host_pattern(target.host, pattern) for pattern in self.allowed_hosts
+        ):
+            raise _forbidden(target, f"is not in {self.settings_section}.allow_hosts")
         if target.address is not None:
             self.choose_address(target, [target.address])
 
-    def choose_address(self, target: Target, addresses: Sequence[Address]) -> Address:
+    def choose_address(self, target: UrlServer, addresses: Sequence[Address]) -> Address:
         """Return the address to connect to, one of `addresses`. Raises ForbiddenHost.
 
         All addresses must be allowed: a name with a forbidden one among them is an attack.
@@ -204,7 +207,8 @@ class HostPolicy:
                 # The message omits the address: it would map a private network for strangers.
                 raise _forbidden(
                     target,
-                    f"has a private address, and {self.section}.private_networks does not allow it",
+                    f"has a private address, and {self.settings_section}.private_networks does "
+                    "not allow it",
                 )
         if not addresses:
             raise _forbidden(target, "has no IP address")
@@ -214,14 +218,14 @@ class HostPolicy:
         if isinstance(address, IPv6Address) and address.scope_id is not None:
             return False
         effective = _effective(address)
-        return is_public(address) or any(effective in network for network in self._networks)
+        return is_public_address(address) or any(effective in network for network in self._networks)
 
 
-def matches(host: str, pattern: str) -> bool:
+def matches_host_pattern(host: str, pattern: str) -> bool:
     """Return whether a lower-case host matches `example.org` or `*.example.org`."""
     pattern = pattern.lower()
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
 
-def _forbidden(target: Target, reason: str) -> ForbiddenHost:
+def _forbidden(target: UrlServer, reason: str) -> ForbiddenHost:
     return ForbiddenHost(f"the host {target.host} {reason}")

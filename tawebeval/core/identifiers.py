@@ -26,37 +26,37 @@ _FORM = re.compile(r"[a-z2-7]{40}")
 _PURPOSE = b"tawebeval evaluation "
 _NAME_PURPOSE = b"tawebeval daemon "
 
-NAME = r"[a-z0-9]{1,16}"
+DAEMON_NAME_PATTERN = r"[a-z0-9]{1,16}"
 """The pattern of a daemon's name."""
 
-IDENTIFIER = rf"(?:{NAME}-)?{_FORM.pattern}"
+IDENTIFIER_PATTERN = rf"(?:{DAEMON_NAME_PATTERN}-)?{_FORM.pattern}"
 """The pattern of the identifiers of any daemon, with a name or without."""
 
 
 @attrs.frozen
-class Identifiers:
+class IdentifierIssuer:
     """Issuer of identifiers; `key` is secret, `random(n)` returns n random bytes.
 
-    `name` is the daemon's name, "" for none. Each name has a key of its own.
+    `daemon_name` is the daemon's name, "" for none. Each name has a key of its own.
     """
 
     _key: bytes = attrs.field(repr=False)
     _random: Callable[[int], bytes] = attrs.field(repr=False)
-    name: str = ""
+    daemon_name: str = ""
     _prefix: str = attrs.field(init=False)
     _own_key: bytes = attrs.field(init=False, repr=False)
 
     @_prefix.default
     def _named(self) -> str:
-        return f"{self.name}-" if self.name else ""
+        return f"{self.daemon_name}-" if self.daemon_name else ""
 
     @_own_key.default
     def _derived(self) -> bytes:
-        if not self.name:
+        if not self.daemon_name:
             return self._key
-        return hmac.digest(self._key, _NAME_PURPOSE + self.name.encode(), "sha256")
+        return hmac.digest(self._key, _NAME_PURPOSE + self.daemon_name.encode(), "sha256")
 
-    def issue(self, caller: str = "") -> str:
+    def issue_identifier(self, caller: str = "") -> str:
         """Return a new identifier for a caller: the daemon's name and 40 characters of `a-z2-7`."""
         drawn = self._random(_RANDOM)
         return self._prefix + b32encode(drawn + self._mac(drawn, caller)).decode().lower()

@@ -12,8 +12,8 @@ import re
 
 import attrs
 
-from tawebeval.core.events import Batch
-from tawebeval.core.ring import Ring
+from tawebeval.core.events import EventBatch
+from tawebeval.core.ring import EventRing
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 
 DUMMY_END = "end"
@@ -30,7 +30,7 @@ class EventPage:
 
     begin: str | None
     end: str | None
-    events: Batch
+    events: EventBatch
 
     @property
     def is_final(self) -> bool:
@@ -38,11 +38,11 @@ class EventPage:
         return self.end in (DUMMY_END, None)
 
     @property
-    def has_news(self) -> bool:
+    def is_worth_sending(self) -> bool:
         """Whether the page has events or is the last one."""
         return bool(self.events.count) or self.is_final
 
-    def encode(self) -> bytes:
+    def encode_json(self) -> bytes:
         """Return the page as JSON."""
         head = b'{"begin":%s,"end":%s,"data":[' % (
             _encode_cursor(self.begin),
@@ -59,7 +59,7 @@ def _encode_cursor(cursor: str | None) -> bytes:
 
 def make_end_page() -> EventPage:
     """Return the answer to the dummy end: an empty page with no next page."""
-    return EventPage(DUMMY_END, None, Batch(0, b""))
+    return EventPage(DUMMY_END, None, EventBatch(0, b""))
 
 
 def parse_cursor(after: str | None) -> str | None:
@@ -73,7 +73,7 @@ def parse_cursor(after: str | None) -> str | None:
     return after
 
 
-def locate_cursor(ring: Ring, after: str | None, skip: int = 0) -> int:
+def locate_cursor(ring: EventRing, after: str | None, skip: int = 0) -> int:
     """Return the sequence number `skip` events after a cursor.
 
     The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
@@ -91,13 +91,13 @@ def locate_cursor(ring: Ring, after: str | None, skip: int = 0) -> int:
     return begin
 
 
-def read_page(ring: Ring, after: str | None, limit: int) -> EventPage:
+def read_page(ring: EventRing, after: str | None, limit: int) -> EventPage:
     """Return the page that begins at the cursor `after`; discards nothing.
 
     `limit` bounds the events in bytes. Raises DiscardedCursor and InvalidCursor.
     """
     begin = locate_cursor(ring, after)
-    events = ring.read(begin, limit)
+    events = ring.read_events(begin, limit)
     end = begin + events.count
     return EventPage(
         after, DUMMY_END if ring.is_closed and end == ring.newest else str(end), events

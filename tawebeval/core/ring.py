@@ -2,7 +2,7 @@
 
 Events are numbered from 0. A *cursor* is a place between two events: cursor n lies before event n.
 The ring holds the events from `oldest` to `newest` (two cursors), as batches of JSON Lines. It
-grows at one end as the evaluator prints; at the other end `Retention` discards events that
+grows at one end as the evaluator prints; at the other end `EventRetention` discards events that
 readers have taken. Nothing else discards an event.
 
 Reading has no visible effect. It splits a batch where a page or a piece ends inside it, so that
@@ -10,7 +10,7 @@ the reader's next call finds the place at once. It never leaves small batches: n
 them again, and readers at different places would leave a batch for each event. Finding a place
 near the end of a batch is cheap.
 
-`Retention` knows two kinds of readers (contract, sections 3 and 7). A reader of *pages*
+`EventRetention` knows two kinds of readers (contract, sections 3 and 7). A reader of *pages*
 acknowledges by its next request: a request after a cursor acknowledges the events before the
 cursor. A *stream* acknowledges nothing by itself: its connection shows the events that the
 client's kernel has taken (`evaluations.records`). So:
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import attrs
 
-from tawebeval.core.events import NOTHING, Batch
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
 
 _GATHER = 16 * 1024  # bytes up to which small batches are put together
 _APART = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
@@ -40,49 +40,49 @@ _MAX_CUTS = 16  # cut streams of one evaluation; the clients of earlier ones are
 
 
 @attrs.define
-class Ring:
+class EventRing:
     """Events from `oldest` to `newest`; `size` is the size of their JSON Lines in bytes.
 
-    `discarded` is the size in bytes of the events discarded so far.
+    `discarded_bytes` is the size in bytes of the events discarded so far.
     """
 
     oldest: int = 0
     newest: int = 0
     size: int = 0
-    discarded: int = 0
+    discarded_bytes: int = 0
     is_closed: bool = False
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
-    _batches: list[Batch] = attrs.field(factory=list)
+    batches: list[EventBatch] = attrs.field(factory=list)
 
-    def append(self, batch: Batch) -> None:
+    def append_batch(self, batch: EventBatch) -> None:
         """Append a batch. The ring must not be closed."""
         assert not self.is_closed, "a closed ring takes no events"
         if not batch.count:
             return
         self.newest += batch.count
         self.size += len(batch.lines)
-        if self._batches and len(self._batches[-1].lines) + len(batch.lines) <= _GATHER:
-            self._batches[-1] += batch
+        if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= _GATHER:
+            self.batches[-1] += batch
         else:
-            self._batches.append(batch)
+            self.batches.append(batch)
 
     def close(self) -> None:
         """Mark the end of events."""
         self.is_closed = True
 
-    def read(self, after: int, limit: int) -> Batch:
+    def read_events(self, after: int, limit: int) -> EventBatch:
         """Return the events after the cursor `after`, `oldest <= after <= newest`.
 
         The result has at most `limit` bytes, but at least one event if there is one.
         """
         assert self.oldest <= after <= self.newest
         if after == self.newest:
-            return NOTHING
+            return EMPTY_BATCH
         count = 0
         taken: list[bytes] = []
         index, first = self._find(after)
-        while index < len(self._batches):
-            batch = self._batches[index]
+        while index < len(self.batches):
+            batch = self.batches[index]
             start = _offset(batch, after - first) if after > first else 0
             if len(batch.lines) - start > limit:
                 end = batch.lines.rfind(b"\n", start, start + limit) + 1
@@ -99,7 +99,7 @@ class Ring:
             first += batch.count
             count = first - after
             index += 1
-        return Batch(count, b"".join(taken))
+        return EventBatch(count, b"".join(taken))
 
     def acknowledge(self, after: int) -> None:
         """Discard the events before the cursor `after`; an older cursor changes nothing."""
@@ -107,7 +107,7 @@ class Ring:
         self.shrink(0, after)
         if self.oldest < after:
             count = after - self.oldest
-            self._split(0, _offset(self._batches[0], count), count)
+            self._split(0, _offset(self.batches[0], count), count)
             self._discard()
 
     def shrink(self, size: int, before: int) -> None:
@@ -115,30 +115,30 @@ class Ring:
 
         Events after the cursor `before` are never discarded.
         """
-        while self.size > size and self.oldest + self._batches[0].count <= before:
+        while self.size > size and self.oldest + self.batches[0].count <= before:
             self._discard()
 
-    def measure_after(self, cursor: int) -> int:
+    def measure_bytes_after(self, cursor: int) -> int:
         """Return the size in bytes of all batches with events after the cursor."""
         size, first = 0, self.newest
-        for batch in reversed(self._batches):
+        for batch in reversed(self.batches):
             if first <= cursor:
                 break
             first -= batch.count
             size += len(batch.lines)
         return size
 
-    def measure_before(self, cursor: int) -> int:
+    def measure_bytes_before(self, cursor: int) -> int:
         """Return the size in bytes of all batches before the cursor, discarded ones included."""
         if cursor <= self.oldest:
-            return self.discarded
-        return self.discarded + self.size - self.measure_after(cursor)
+            return self.discarded_bytes
+        return self.discarded_bytes + self.size - self.measure_bytes_after(cursor)
 
     def _discard(self) -> None:
-        batch = self._batches.pop(0)
+        batch = self.batches.pop(0)
         self.oldest += batch.count
         self.size -= len(batch.lines)
-        self.discarded += len(batch.lines)
+        self.discarded_bytes += len(batch.lines)
 
     def _find(self, cursor: int) -> tuple[int, int]:
         """Return the index and first cursor of the batch that has the event after `cursor`.
@@ -147,24 +147,24 @@ class Ring:
         """
         if cursor - self.oldest <= self.newest - cursor:
             index, first = 0, self.oldest
-            while cursor >= first + self._batches[index].count:
-                first += self._batches[index].count
+            while cursor >= first + self.batches[index].count:
+                first += self.batches[index].count
                 index += 1
             return index, first
-        index, first = len(self._batches), self.newest
+        index, first = len(self.batches), self.newest
         while cursor < first:
             index -= 1
-            first -= self._batches[index].count
+            first -= self.batches[index].count
         return index, first
 
     def _split(self, index: int, at: int, count: int) -> None:
         """Split a batch after its first `count` events, `at` bytes; neither part is empty."""
-        batch = self._batches[index]
-        self._batches[index] = Batch(count, batch.lines[:at])
-        self._batches.insert(index + 1, Batch(batch.count - count, batch.lines[at:]))
+        batch = self.batches[index]
+        self.batches[index] = EventBatch(count, batch.lines[:at])
+        self.batches.insert(index + 1, EventBatch(batch.count - count, batch.lines[at:]))
 
 
-def _offset(batch: Batch, count: int) -> int:
+def _offset(batch: EventBatch, count: int) -> int:
     """Return the size in bytes of the first `count` events of a batch."""
     lines = batch.lines
     if count <= batch.count // 2:
@@ -179,10 +179,10 @@ def _offset(batch: Batch, count: int) -> int:
 
 
 @attrs.define(eq=False)
-class Reader:
-    """Live stream whose client has taken the events before the cursor `taken`."""
+class StreamPosition:
+    """Live stream whose client has taken the events before the cursor `taken_cursor`."""
 
-    taken: int
+    taken_cursor: int
 
 
 @attrs.frozen
@@ -198,12 +198,12 @@ class _Cut:
 
 
 @attrs.define
-class Retention:
+class EventRetention:
     """Readers of a ring, and the rule that discards the events that none of them needs."""
 
-    _ring: Ring
+    _ring: EventRing
     _acknowledged: int = 0  # by pages
-    _readers: dict[Reader, None] = attrs.field(factory=dict)
+    _readers: dict[StreamPosition, None] = attrs.field(factory=dict)
     _cuts: list[_Cut] = attrs.field(factory=list)  # in the order of their times
 
     def __len__(self) -> int:
@@ -211,11 +211,11 @@ class Retention:
         return len(self._readers)
 
     @property
-    def resume_until(self) -> float | None:
+    def resume_deadline(self) -> float | None:
         """Time until which the client of the earliest cut stream may resume; None without one."""
         return self._cuts[0].until if self._cuts else None
 
-    def add_reader(self, taken: int) -> Reader:
+    def add_reader(self, taken: int) -> StreamPosition:
         """Return a new stream, whose client has all events before the cursor `taken`.
 
         The new stream replaces a cut stream that may have the same client: the one cut nearest to
@@ -224,23 +224,23 @@ class Retention:
         cuts = [cut for cut in self._cuts if taken <= cut.sent]
         if cuts:
             self._cuts.remove(min(cuts, key=lambda cut: abs(cut.taken - taken)))
-        reader = Reader(taken)
+        reader = StreamPosition(taken)
         self._readers[reader] = None
         return reader
 
-    def remove_reader(self, reader: Reader) -> None:
+    def remove_reader(self, reader: StreamPosition) -> None:
         """Remove a stream that has ended, and discard the events that only it still needed."""
         del self._readers[reader]
         self._discard_acknowledged()
 
-    def cut_reader(self, reader: Reader, sent: int, until: float) -> None:
+    def expect_resume(self, reader: StreamPosition, sent: int, until: float) -> None:
         """Replace a stream that broke off by the expectation that its client resumes.
 
         The events before the cursor `sent` were sent. `until` is the time up to which the client
         may resume, not before that of an earlier call.
         """
         del self._readers[reader]
-        self._cuts.append(_Cut(reader.taken, sent, until))
+        self._cuts.append(_Cut(reader.taken_cursor, sent, until))
         del self._cuts[:-_MAX_CUTS]
         self._discard_acknowledged()
 
@@ -252,7 +252,7 @@ class Retention:
         self._discard_acknowledged()
         return True
 
-    def make_room(self, capacity: int, *, now: float, is_paged: bool) -> None:
+    def discard_taken_events(self, capacity: int, *, now: float, is_paged: bool) -> None:
         """Discard events that streams have taken, beyond those that are kept for a resume.
 
         `capacity` is the size of the ring in bytes at which its evaluator is paused. `now` is in
@@ -264,11 +264,11 @@ class Retention:
         kept = capacity * 3 // 4
         if self._readers and not is_paged and self._ring.size > kept:
             before = min([self._taken_by_all(), *(cut.taken for cut in self._cuts)])
-            self._ring.shrink(kept + self._ring.measure_after(before), before)
+            self._ring.shrink(kept + self._ring.measure_bytes_after(before), before)
 
     def _discard_acknowledged(self) -> None:
         if self._acknowledged > self._ring.oldest:
             self._ring.acknowledge(min(self._acknowledged, self._taken_by_all()))
 
     def _taken_by_all(self) -> int:
-        return min((reader.taken for reader in self._readers), default=self._ring.newest)
+        return min((reader.taken_cursor for reader in self._readers), default=self._ring.newest)

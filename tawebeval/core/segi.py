@@ -7,7 +7,7 @@ blocks:
     one JSON value per line                       a file (see tawebeval.core.fileblock)
     DATA_END <terminator>                         <terminator> FILE_END <terminator>
 
-`Markers` draws the markers and gives them to the evaluator. `Parser` is a state machine without
+`Markers` draws the markers and gives them to the evaluator. `SegiParser` is a state machine without
 I/O:
 
     TEXT --a begin marker--> VALUES or FILE --its end marker--> TEXT
@@ -24,7 +24,7 @@ delivered in parts; `tawebeval.core.text` knows where that is harmless.
 The evaluator chooses every byte, and the reactor waits for each call. So a call does a bounded
 amount of work, counted and not timed, and yields a bounded number of events: it parses in steps,
 each linear in the bytes that the step reads and writes, and leaves the rest of the input to the
-next call (`has_pending`).
+next call (`has_pending_input`).
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ import msgspec
 
 from tawebeval.core import text
 from tawebeval.core.events import (
-    TERMINATOR,
-    Batch,
+    LINE_TERMINATOR,
+    EventBatch,
     encode_data,
     encode_error,
     encode_file,
     encode_text,
     has_blank_line,
 )
-from tawebeval.core.fileblock import FileBlock, FileBlockError, InlineFile, WantedFile
+from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, InlineFile
 from tawebeval.errors import format_size
 
 MAX_PAYLOAD = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (contract, section 4)."""
 
-TURN = 512 * 1024
+PARSED_PER_CALL = 512 * 1024
 """Work after which a call begins no further step.
 
 The unit is a byte of an event. Anything that takes longer than some 4 ns for each byte of its
@@ -160,33 +160,33 @@ class _State(Enum):
     FILE = auto()
 
 
-class Parser:
+class SegiParser:
     """Parser of one run's stdout.
 
-    `feed`, `proceed`, `flush`, `finish`, `supply_file` and `refuse_file` return the events that
-    have become certain. `max_value` and `max_file` (bytes) bound a line of a data block and a file;
-    longer lines and files are skipped and reported.
+    `feed`, `parse_pending`, `flush_partial_line`, `finish`, `supply_file` and `refuse_file` return
+    the events that have become certain. `max_value` and `max_file` (bytes) bound a line of a data
+    block and a file; longer lines and files are skipped and reported.
 
-    While `has_pending`, there is input for `proceed`. While `wanted_file` is set, parsing stops
-    until the caller supplies or refuses that file. `has_misplaced_marker` is set when a begin
-    marker was text, because it did not stand alone on its line.
+    While `has_pending_input`, there is input for `parse_pending`. While `awaited_file` is set,
+    parsing stops until the caller supplies or refuses that file. `has_misplaced_marker` is set when
+    a begin marker was text, because it did not stand alone on its line.
     """
 
     __slots__ = (
         *("_at", "_count", "_file", "_input", "_is_imagined", "_is_overlong", "_is_sound"),
         *("_lines", "_markers", "_max_file", "_max_value", "_state", "_value", "_work"),
-        *("has_misplaced_marker", "has_pending", "wanted_file"),
+        *("has_misplaced_marker", "has_pending_input", "awaited_file"),
     )
 
     def __init__(self, markers: Markers, *, max_value: int = 2**20, max_file: int = 2**21) -> None:
-        self.wanted_file: WantedFile | None = None
-        self.has_pending = False
+        self.awaited_file: FileReference | None = None
+        self.has_pending_input = False
         self.has_misplaced_marker = False
         self._markers = markers
         self._max_value = max_value
         self._max_file = max_file
         self._state = _State.TEXT
-        self._input = TERMINATOR
+        self._input = LINE_TERMINATOR
         self._at = 0  # where in the input parsing goes on
         self._is_imagined = True  # the terminator there was not printed, or belongs to a marker
         self._value = bytearray()  # VALUES: the received part of a line, as UTF-8
@@ -197,39 +197,39 @@ class Parser:
         self._count = 0
         self._lines: list[bytes] = []
 
-    def feed(self, chunk: bytes) -> Batch:
+    def feed(self, chunk: bytes) -> EventBatch:
         """Add bytes of stdout and do one call's work."""
         self._input = self._input[self._at :] + chunk
         self._at = 0
-        return self.proceed()
+        return self.parse_pending()
 
-    def proceed(self) -> Batch:
+    def parse_pending(self) -> EventBatch:
         """Do one more call's work on the pending input."""
-        more = self.wanted_file is None
-        while more and self._work < TURN:
+        more = self.awaited_file is None
+        while more and self._work < PARSED_PER_CALL:
             more = _STEPS[self._state](self)
-        self.has_pending = more
+        self.has_pending_input = more
         return self._take_batch()
 
     @property
     def has_partial_line(self) -> bool:
-        """Whether `flush` would deliver a partial line."""
+        """Whether `flush_partial_line` would deliver a partial line."""
         return self._measure_flushable() > 0
 
-    def flush(self) -> Batch:
+    def flush_partial_line(self) -> EventBatch:
         """Deliver the partial line without waiting for its rest."""
         end = self._at + self._measure_flushable()
         self._emit_text(self._input[self._at : end])
         self._at = end
         return self._take_batch()
 
-    def finish(self) -> Batch:
+    def finish(self) -> EventBatch:
         """Take the end of stdout; call this when no input is pending and no file is wanted.
 
         The end of stdout ends the last line, but makes no marker of it (contract, section 4).
         """
-        assert self.wanted_file is None, "the wanted file comes before the end"
-        assert not self.has_pending, "all that was printed comes before the end"
+        assert self.awaited_file is None, "the wanted file comes before the end"
+        assert not self.has_pending_input, "all that was printed comes before the end"
         rest = self._input[self._at :]
         if self._state is _State.TEXT:
             self._find_misplaced_marker(rest)
@@ -245,28 +245,28 @@ class Parser:
         self._at = 0
         return self._take_batch()
 
-    def supply_file(self, content: bytes) -> Batch:
+    def supply_file(self, content: bytes) -> EventBatch:
         """Take the content of the wanted file and continue."""
-        assert self.wanted_file is not None
-        self._emit(encode_file(self.wanted_file.filename, self.wanted_file.content_type, content))
-        self.wanted_file = None
-        return self.proceed()
+        assert self.awaited_file is not None
+        self._emit(encode_file(self.awaited_file.filename, self.awaited_file.content_type, content))
+        self.awaited_file = None
+        return self.parse_pending()
 
-    def refuse_file(self, message: str) -> Batch:
+    def refuse_file(self, message: str) -> EventBatch:
         """Report that the wanted file is not available, and continue."""
         self._emit_error(message)
-        self.wanted_file = None
-        return self.proceed()
+        self.awaited_file = None
+        return self.parse_pending()
 
     # Output
 
-    def _take_batch(self) -> Batch:
-        batch = Batch(self._count, b"".join(self._lines))
+    def _take_batch(self) -> EventBatch:
+        batch = EventBatch(self._count, b"".join(self._lines))
         self._count = self._work = 0
         self._lines.clear()
         return batch
 
-    def _emit(self, batch: Batch) -> None:
+    def _emit(self, batch: EventBatch) -> None:
         self._count += batch.count
         self._work += len(batch.lines)
         self._lines.append(batch.lines)
@@ -287,7 +287,7 @@ class Parser:
         if near >= 0:
             end = min(near + _NEAR, end)
             for marker in self._markers.begin_markers:
-                line = TERMINATOR + marker + TERMINATOR
+                line = LINE_TERMINATOR + marker + LINE_TERMINATOR
                 place = data.find(line, at, end + len(line))
                 if place >= 0:
                     # The other marker counts if it stands before this one.
@@ -304,7 +304,7 @@ class Parser:
         self._emit_text(block, blank_lines)
         self._at = cut
         if begin:
-            self._at += len(TERMINATOR + begin + TERMINATOR)
+            self._at += len(LINE_TERMINATOR + begin + LINE_TERMINATOR)
             self._begin_block(begin)
             return True
         return end < len(data)
@@ -317,19 +317,23 @@ class Parser:
         if block and self._is_imagined:
             self._is_imagined = False
             block = block[1:]
-        for piece in text.split_pieces(block, _PIECE):
+        for piece in text.split_long_lines(block, _PIECE):
             self._emit(encode_text(piece, blank_lines))
 
     def _measure_flushable(self) -> int:
         """Return the size in bytes of the input that is text whatever bytes follow."""
-        if self._state is not _State.TEXT or self.has_pending or self.wanted_file is not None:
+        if (
+            self._state is not _State.TEXT
+            or self.has_pending_input
+            or self.awaited_file is not None
+        ):
             return 0
         rest = self._input[self._at :]
-        if rest.startswith(TERMINATOR):
+        if rest.startswith(LINE_TERMINATOR):
             line = rest[1:]
             if any(begin.startswith(line) for begin in self._markers.begin_markers):
                 return 0
-        return text.measure_complete(rest)
+        return text.measure_whole_characters(rest)
 
     # Blocks
 
@@ -350,14 +354,14 @@ class Parser:
     def _parse_values(self) -> bool:
         """Parse complete lines of a data block and keep the beginning of the next."""
         data, at = self._input, self._at
-        while self._work < TURN:
-            end = data.find(TERMINATOR, at)
+        while self._work < PARSED_PER_CALL:
+            end = data.find(LINE_TERMINATOR, at)
             if end < 0:
-                self._at = at + text.measure_complete(data[at:])
+                self._at = at + text.measure_whole_characters(data[at:])
                 self._keep_part(data[at : self._at])
                 return False
             marker = self._take_line(data[at:end])
-            at = end + len(TERMINATOR)
+            at = end + len(LINE_TERMINATOR)
             if marker == self._markers.data_end:
                 self._end_block(end)
                 return True
@@ -425,34 +429,34 @@ class Parser:
         self._at = end
         if rest is None:
             return end < len(self._input)
-        self._end_block(end - len(rest) - len(TERMINATOR))
+        self._end_block(end - len(rest) - len(LINE_TERMINATOR))
         block, self._file = self._file, None
         self._work += _FILE
         try:
-            file = block.parse()
+            file = block.parse_file()
         except FileBlockError as error:
             self._emit_error(str(error))
             return True
         if isinstance(file, InlineFile):
             self._emit(encode_file(file.filename, file.content_type, file.content))
             return True
-        self.wanted_file = file
+        self.awaited_file = file
         return False
 
 
 _STEPS = {
-    _State.TEXT: Parser._parse_text,
-    _State.VALUES: Parser._parse_values,
-    _State.FILE: Parser._parse_file,
+    _State.TEXT: SegiParser._parse_text,
+    _State.VALUES: SegiParser._parse_values,
+    _State.FILE: SegiParser._parse_file,
 }
 
 
 def _find_last_line(data: bytes, at: int, end: int) -> int:
     """Return where the last line in data[at:end] begins, or must be cut."""
-    place = max(data.rfind(TERMINATOR, at, end), at)
+    place = max(data.rfind(LINE_TERMINATOR, at, end), at)
     if end - place > _PIECE or (place == at and end < len(data)):
         # The line is too long for a marker, and for one event.
-        return text.find_boundary(data, end - _CHARACTER)
+        return text.find_character_boundary(data, end - _CHARACTER)
     return place
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 
-class State(StrEnum):
+class EvaluationState(StrEnum):
     """State of an evaluation.
 
     In the first three states the daemon works on the evaluation, in the next three clients may read
@@ -25,19 +25,34 @@ class State(StrEnum):
     @property
     def has_ended(self) -> bool:
         """Whether no event can follow."""
-        return self not in (State.QUEUED, State.FETCHING, State.RUNNING)
+        return self not in (
+            EvaluationState.QUEUED,
+            EvaluationState.FETCHING,
+            EvaluationState.RUNNING,
+        )
 
 
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.FETCHING, State.FAILED, State.CANCELLED}),
+TRANSITIONS: Mapping[EvaluationState, frozenset[EvaluationState]] = {
+    EvaluationState.QUEUED: frozenset(
+        {EvaluationState.FETCHING, EvaluationState.FAILED, EvaluationState.CANCELLED}
+    ),
     # An evaluation that was fetched before a slot was free is queued again.
-    State.FETCHING: frozenset({State.QUEUED, State.RUNNING, State.FAILED, State.CANCELLED}),
-    State.RUNNING: frozenset({State.FINISHED, State.FAILED, State.CANCELLED}),
-    State.FINISHED: frozenset({State.DRAINED, State.EXPIRED}),
-    State.FAILED: frozenset({State.DRAINED, State.EXPIRED}),
-    State.CANCELLED: frozenset({State.DRAINED, State.EXPIRED}),
-    State.DRAINED: frozenset(),
-    State.EXPIRED: frozenset(),
+    EvaluationState.FETCHING: frozenset(
+        {
+            EvaluationState.QUEUED,
+            EvaluationState.RUNNING,
+            EvaluationState.FAILED,
+            EvaluationState.CANCELLED,
+        }
+    ),
+    EvaluationState.RUNNING: frozenset(
+        {EvaluationState.FINISHED, EvaluationState.FAILED, EvaluationState.CANCELLED}
+    ),
+    EvaluationState.FINISHED: frozenset({EvaluationState.DRAINED, EvaluationState.EXPIRED}),
+    EvaluationState.FAILED: frozenset({EvaluationState.DRAINED, EvaluationState.EXPIRED}),
+    EvaluationState.CANCELLED: frozenset({EvaluationState.DRAINED, EvaluationState.EXPIRED}),
+    EvaluationState.DRAINED: frozenset(),
+    EvaluationState.EXPIRED: frozenset(),
 }
 """The states that may follow each state; docs/api.md names the events that lead to them."""
 
@@ -46,7 +61,7 @@ class IllegalTransition(AssertionError):
     """A transition that `TRANSITIONS` does not have: a bug."""
 
 
-def transition(state: State, following: State) -> State:
+def check_transition(state: EvaluationState, following: EvaluationState) -> EvaluationState:
     """Return `following`, the state after `state`. Raises IllegalTransition."""
     if following not in TRANSITIONS[state]:
         raise IllegalTransition(f"an evaluation cannot become {following.value} when {state.value}")

@@ -16,7 +16,7 @@ _CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
 _EXCERPT = 80  # characters of a wrong name, in its error
 
 
-def find_boundary(data: bytes, at: int) -> int:
+def find_character_boundary(data: bytes, at: int) -> int:
     """Return the last place between two characters of `data` that is not after `at`.
 
     The result is at most 3 less than `at`, also if `data` is not UTF-8.
@@ -27,7 +27,7 @@ def find_boundary(data: bytes, at: int) -> int:
     return at
 
 
-def measure_complete(data: bytes) -> int:
+def measure_whole_characters(data: bytes) -> int:
     """Return the size in bytes of `data` without an incomplete character at its end."""
     # Only a character that begins in the last three bytes can be incomplete.
     before = max(len(data) - 3, 0)
@@ -45,7 +45,7 @@ def take_tail(data: bytes, limit: int) -> bytes:
     return kept[:3].lstrip(_CONTINUING) + kept[3:]
 
 
-def split_pieces(block: bytes, limit: int) -> Iterator[bytes]:
+def split_long_lines(block: bytes, limit: int) -> Iterator[bytes]:
     """Cut `block`, usually into one piece, so that no line of a piece is over `limit` bytes."""
     start = line = 0  # beginnings of the next piece and of the next line
     while len(block) - line > limit:
@@ -53,13 +53,13 @@ def split_pieces(block: bytes, limit: int) -> Iterator[bytes]:
         if end >= 0:
             line = end + 1
             continue
-        cut = find_boundary(block, line + limit)
+        cut = find_character_boundary(block, line + limit)
         yield block[start:cut]
         start = line = cut
     yield block[start:]
 
 
-def base_name(name: str) -> str:
+def get_base_name(name: str) -> str:
     r"""Return the last component of `name`; both `/` and `\` separate components.
 
     Raises ValueError for a component that cannot name a file: empty, `.`, `..`, with a NUL, over

@@ -1,7 +1,7 @@
 """Tokens of callers: the file of their hashes, and the caller of a request.
 
-A line of the file is `NAME sha256:HEX`: a caller's name and the SHA-256 of its token. A fast hash
-is right here: slow, salted hashes protect passwords that people choose. A token has 256 random
+A line of the file is `CALLER_NAME sha256:HEX`: a caller's name and the SHA-256 of its token. A fast
+hash is right here: slow, salted hashes protect passwords that people choose. A token has 256 random
 bits and cannot be guessed, and a slow hash would have to be computed for every request.
 """
 
@@ -23,18 +23,18 @@ ANONYMOUS = ""
 TOKEN_BYTES = 32
 
 _PREFIX = "tawebeval_"  # shows the purpose of a token that somebody finds
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_LINE = re.compile(rf"({NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})")
+CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_LINE = re.compile(rf"({CALLER_NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})")
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 
 
 @attrs.frozen
-class Tokens:
+class TokenHashes:
     """Callers by the SHA-256 of their tokens."""
 
     _callers: Sequence[tuple[bytes, str]] = attrs.field(repr=False)
 
-    def authenticate(self, authorization: Sequence[bytes]) -> str:
+    def authenticate_caller(self, authorization: Sequence[bytes]) -> str:
         """Return the caller's name; `authorization` has the values of the request's headers.
 
         The comparison takes constant time. Raises Unauthorized, without a part of the value.
@@ -53,7 +53,7 @@ class Tokens:
         return names[0]
 
 
-def read_lines(text: str) -> Iterator[tuple[int, str]]:
+def read_uncommented_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the number and the content of each line, without comments and empty lines."""
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip()
@@ -61,14 +61,14 @@ def read_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def parse_tokens(text: str) -> Tokens:
+def parse_tokens(text: str) -> TokenHashes:
     """Return the tokens of a file; a caller may have several, to replace one by another.
 
     Empty lines and lines that begin with `#` are skipped. Raises ConfigurationError with the number
     of the line, but not its content, which may be a token put there by mistake.
     """
     callers: dict[bytes, str] = {}
-    for number, line in read_lines(text):
+    for number, line in read_uncommented_lines(text):
         found = _LINE.fullmatch(line)
         if found is None:
             raise ConfigurationError(
@@ -82,15 +82,15 @@ def parse_tokens(text: str) -> Tokens:
         callers[digest] = found[1]
     if not callers:
         raise ConfigurationError("the file has no token; add one with `tawebeval token new NAME`")
-    return Tokens(tuple(callers.items()))
+    return TokenHashes(tuple(callers.items()))
 
 
-def new_token(name: str, random: Callable[[int], bytes]) -> tuple[str, str]:
+def generate_token(name: str, random: Callable[[int], bytes]) -> tuple[str, str]:
     """Return a new token, and the line of the file that makes it a token of the caller `name`.
 
     `random(n)` returns n random bytes. Raises ConfigurationError for an invalid name.
     """
-    if not NAME.fullmatch(name):
+    if not CALLER_NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name[:80]!r} cannot be a caller's name; allowed: 1 to 64 of the characters A-Z a-z"
             " 0-9 . _ @ -, the first a letter or digit"

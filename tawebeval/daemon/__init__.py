@@ -1,17 +1,17 @@
 """The daemon: builds all parts and connects them to twistd, systemd, Prometheus and the operator.
 
 `tap.makeService` is called by `twistd tawebeval` (and by `tawebeval serve`). It reads the
-configuration, opens the directories, drops the rights of root and calls `assembly.make_service`,
+configuration, opens the directories, drops the rights of root and calls `assembly.build_daemon`,
 which builds all parts, with one builder for each package, and returns a `services.Daemon`.
 
 - Services: `services` has the service tree: `Daemon`, `EvaluationService`, the listeners and the
   timer. `startup.StartupChecks` starts first and stops last: directories, git, sandbox, threads.
 - Reload: `reload.Reloader` reads all `Reloadable` files again on SIGHUP, or on a request to the
-  `control.ControlSocket` by `tawebeval reload`.
+  `control_socket.ControlSocket` by `tawebeval reload`.
 - Monitoring: `metrics` (Prometheus), `health` (readiness), `logging` and `linewriter` (the log).
 - `tawebeval doctor`: `doctor.SystemChecks` and `doctor_storage.StorageChecks` yield `findings`.
-- Process: `runtime` (allocator, clock, signals), `polling` (more descriptors than epoll allows),
-  `systemd` (readiness, watchdog), `state` (state and cache directories).
+- Process: `runtime` (allocator, clock, signals), `epoll_fallback` (more descriptors than epoll
+  allows), `systemd` (readiness, watchdog), `directories` (state and cache directories).
 
 Only this package and `cli` import all other packages. docs/design/reload.md explains the reload.
 """

@@ -14,40 +14,45 @@ from twisted.internet.defer import DeferredQueue
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration, RepositorySettings
-from tawebeval.core.budget import Budget
+from tawebeval.core.budget import RingBudget
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.core.identifiers import Identifiers
-from tawebeval.daemon.control import ControlSocket, find_socket
+from tawebeval.core.identifiers import IdentifierIssuer
+from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
+from tawebeval.daemon.directories import DaemonDirectories
 from tawebeval.daemon.linewriter import LineWriter
 from tawebeval.daemon.logging import LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ConfigurationReload, Reloader
-from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_timer
-from tawebeval.daemon.startup import StartupChecks, ThreadPool, find_exposure, open_access
-from tawebeval.daemon.state import Directories
-from tawebeval.daemon.systemd import Notifier, Watchdog, compute_stop_timeout, find_notifier
-from tawebeval.deferreds import UNBOUNDED, FairQueue, WorkerThreads, count_slots
+from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
+from tawebeval.daemon.startup import (
+    StartupChecks,
+    ThreadPool,
+    find_exposed_endpoints,
+    open_authentication,
+)
+from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
+from tawebeval.deferreds import UNBOUNDED, FairQueue, WorkerThreads, count_run_slots
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.registry import Registry
+from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
-from tawebeval.git.command import Git
+from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.keyring import Keyring
-from tawebeval.git.remotes import Remotes
+from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
-from tawebeval.linux.reaper import Orphans
+from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.resolver import SystemResolver
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.monitor import LimitMonitor
+from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
-from tawebeval.webhooks.deliveries import Callbacks, open_callbacks
+from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
 log = Logger()
 
@@ -56,72 +61,74 @@ log = Logger()
 class ThreadPools:
     """The daemon's thread pools, one for each kind of call that must not delay another kind."""
 
-    work: WorkerThreads  # checks out, measures and removes file trees
-    watch: WorkerThreads  # polls the limits of runs
-    count: WorkerThreads  # counts the files of runs that have many
-    upload: WorkerThreads  # writes uploads
-    check: WorkerThreads  # checks two disks and the directories, any of which may hang
-    servers: SystemResolver  # git servers; a silent name server blocks a thread for a minute
-    receivers: SystemResolver  # webhook receivers
+    work_threads: WorkerThreads  # checks out, measures and removes file trees
+    monitor_threads: WorkerThreads  # polls the limits of runs
+    disk_count_threads: WorkerThreads  # counts the files of runs that have many
+    upload_threads: WorkerThreads  # writes uploads
+    disk_check_threads: WorkerThreads  # checks two disks and the directories, any of which may hang
+    repository_resolver: (
+        SystemResolver  # git servers; a silent name server blocks a thread for a minute
+    )
+    callback_resolver: SystemResolver  # webhook receivers
 
     @classmethod
     def create(cls, reactor: Any) -> ThreadPools:
         """Create the pools, not started yet."""
         return cls(
-            work=WorkerThreads.create(reactor, 20, "work"),
-            watch=WorkerThreads.create(reactor, 1, "watch"),
-            count=WorkerThreads.create(reactor, 2, "count"),
-            upload=WorkerThreads.create(reactor, 8, "upload"),
-            check=WorkerThreads.create(reactor, 3, "check"),
-            servers=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
-            receivers=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
+            work_threads=WorkerThreads.create(reactor, 20, "work"),
+            monitor_threads=WorkerThreads.create(reactor, 1, "watch"),
+            disk_count_threads=WorkerThreads.create(reactor, 2, "count"),
+            upload_threads=WorkerThreads.create(reactor, 8, "upload"),
+            disk_check_threads=WorkerThreads.create(reactor, 3, "check"),
+            repository_resolver=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
+            callback_resolver=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
         )
 
-    def list_all(self) -> Sequence[ThreadPool]:
+    def list_pools(self) -> Sequence[ThreadPool]:
         """List all pools."""
         return attrs.astuple(self, recurse=False)
 
 
 @attrs.frozen
-class SharedParts:
+class BuilderParts:
     """Parts that the builders of several packages need."""
 
     configuration: Configuration
-    directories: Directories
+    directories: DaemonDirectories
     reactor: Any
-    cgroups: Cgroups
-    spawn: Spawner
-    pools: ThreadPools
-    access: Authentication
+    cgroups: CgroupManager
+    spawner: Spawner
+    thread_pools: ThreadPools
+    authentication: Authentication
     sandbox: Sandbox
     keyring: Keyring
 
 
 @attrs.frozen
-class Parts:
+class DaemonParts:
     """The daemon's parts that a reload or the metrics need."""
 
-    remotes: Remotes
+    remotes: RemoteResolver
     repositories: RepositoryCache
     context: EvaluationContext
-    registry: Registry
-    callbacks: Callbacks
-    access: Authentication
+    registry: EvaluationRegistry
+    callbacks: CallbackQueue
+    authentication: Authentication
     monitoring: Monitoring
     application: KleinApplication
     site: ApiSite
 
-    def apply(self, configuration: Configuration) -> None:
+    def apply_settings(self, configuration: Configuration) -> None:
         """Apply the live settings of a configuration; running evaluations keep their limits."""
         self.context.configuration = configuration
         self.context.sandbox.limits = configuration.limits
         self.remotes.policy = _host_policy(configuration.repositories)
-        queue = self.registry.queue
-        queue.set_bounds(queue.slots, *_queue_bounds(configuration, self.access))
-        queue.dispatch()
-        self.registry.spool.limit = configuration.limits.uploads
-        self.access.rate.per_minute = configuration.callers.requests_per_minute
-        self.monitoring.readiness.free = configuration.health.free_disk
+        queue = self.registry.run_queue
+        queue.set_bounds(queue.slot_count, *_queue_bounds(configuration, self.authentication))
+        queue.dispatch_slots()
+        self.registry.upload_budget.limit = configuration.limits.uploads
+        self.authentication.rate_limit.per_minute = configuration.callers.requests_per_minute
+        self.monitoring.readiness.min_free_bytes = configuration.health.free_disk
         self.monitoring.request_log.is_enabled = configuration.log.access
         self.application.context.configuration = configuration
         self.site.connection_limits.settings = configuration.http
@@ -136,17 +143,17 @@ class Parts:
             self.monitoring.request_log,
             self.application.routes,
             self.site.connection_limits,
-            self.monitoring.lag,
+            self.monitoring.reactor_lag,
             log_lines,
         )
 
 
-def make_service(
+def build_daemon(
     configuration: Configuration,
-    directories: Directories,
+    directories: DaemonDirectories,
     reactor: Any,
     privileges: Privileges,
-    cgroups: Cgroups,
+    cgroups: CgroupManager,
     file: ConfigurationFile | None = None,
     log_writer: LogWriter | None = None,
 ) -> Daemon:
@@ -157,42 +164,48 @@ def make_service(
     without tokens, or a missing sandbox.
     """
     pools, spawn = ThreadPools.create(reactor), Spawner(reactor)
-    access = open_access(configuration, reactor)
-    orphans = Orphans(reactor, spawn)
-    sandbox = open_sandbox(configuration, directories.accounts, cgroups, orphans)
+    access = open_authentication(configuration, reactor)
+    orphans = OrphanReaper(reactor, spawn)
+    sandbox = open_sandbox(configuration, directories.account_files, cgroups, orphans)
     credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    keyring = Keyring(configuration.repositories.credentials, credentials, directories.key)
+    keyring = Keyring(
+        configuration.repositories.credentials, credentials, directories.identifier_key
+    )
     parts = _make_parts(
-        SharedParts(
+        BuilderParts(
             configuration, directories, reactor, cgroups, spawn, pools, access, sandbox, keyring
         )
     )
     registry, repositories, monitoring = parts.registry, parts.repositories, parts.monitoring
     startup = StartupChecks(
-        directories, cgroups, sandbox, pools.list_all(), pools.check, configuration
+        directories, cgroups, sandbox, pools.list_pools(), pools.disk_check_threads, configuration
     )
     evaluations = EvaluationService(registry, repositories, parts.callbacks, parts.context)
     daemon = Daemon(startup, evaluations, parts.site, privileges, reactor, log_writer)
-    lines = log_writer.lines if log_writer else None
+    lines = log_writer.line_writer if log_writer else None
     monitoring.metrics.register(parts.make_metrics(lines))
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
-    on_reload = (parts.apply, daemon.set_log_level)
+    on_reload = (parts.apply_settings, daemon.set_log_level)
     reload = ConfigurationReload(file or ConfigurationFile(), configuration, on_reload)
-    sources = (reload, parts.callbacks, access, monitoring.readers, keyring)
+    sources = (reload, parts.callbacks, access, monitoring.metrics_authentication, keyring)
     reloader = Reloader(sources, credentials, notifier, reactor)
     calls = (
         *(
-            registry.expire,
-            orphans.reap,
+            registry.expire_evaluations,
+            orphans.reap_ended_orphans,
             startup.restore_directories,
-            parts.context.cleanups.retry_next,
+            parts.context.cleanup_queue.retry_next_calls,
         ),
-        *(repositories.note_uses, repositories.maintain, monitoring.readiness.check),
+        *(
+            repositories.save_recent_uses,
+            repositories.start_maintenance,
+            monitoring.readiness.check_disks,
+        ),
     )
     for part in (
         *_reload_services(reloader, reactor),
-        *(monitoring.lag, monitoring.probe, make_timer(calls, reactor)),
+        *(monitoring.reactor_lag, monitoring.sandbox_probe, make_periodic_timer(calls, reactor)),
         *(
             make_listener(endpoint, parts.site, reactor, configuration.http)
             for endpoint in endpoints
@@ -200,71 +213,82 @@ def make_service(
         _make_watchdog(notifier, parts, reactor),
     ):
         part.setServiceParent(daemon)
-    if access.is_open:
-        for problem in find_exposure(configuration):
+    if access.is_token_optional:
+        for problem in find_exposed_endpoints(configuration):
             log.warn("{problem}", problem=str(problem))
     return daemon
 
 
-def _make_parts(base: SharedParts) -> Parts:
+def _make_parts(base: BuilderParts) -> DaemonParts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
-    running = count_slots(configuration.evaluations.running)
+    running = count_run_slots(configuration.evaluations.running)
     remotes = _make_remotes(base)
     repositories = _make_repositories(base, remotes)
     context = _make_context(base, repositories, running)
-    callbacks = open_callbacks(
-        *(configuration.callbacks, os.environ, base.pools.receivers, reactor, os.urandom, time),
-        has_one_caller=base.access.is_open,
+    callbacks = make_callback_queue(
+        *(
+            configuration.callbacks,
+            os.environ,
+            base.thread_pools.callback_resolver,
+            reactor,
+            os.urandom,
+            time,
+        ),
+        has_one_caller=base.authentication.is_token_optional,
     )
-    slots = (running, *_queue_bounds(configuration, base.access))
-    identities = Identifiers(directories.key, os.urandom, configuration.service.name)
-    registry = Registry(context, identities, slots, directories.evaluations, callbacks)
-    monitoring = Monitoring.create(directories, registry, context, base.pools.check)
+    slots = (running, *_queue_bounds(configuration, base.authentication))
+    identities = IdentifierIssuer(
+        directories.identifier_key, os.urandom, configuration.service.name
+    )
+    registry = EvaluationRegistry(context, identities, slots, directories.evaluations, callbacks)
+    monitoring = Monitoring.create(
+        directories, registry, context, base.thread_pools.disk_check_threads
+    )
     application = _make_application(base, registry, monitoring)
-    return Parts(
+    return DaemonParts(
         remotes,
         repositories,
         context,
         registry,
         callbacks,
-        base.access,
+        base.authentication,
         monitoring,
         application,
         make_site(application, reactor),
     )
 
 
-def _make_remotes(base: SharedParts) -> Remotes:
+def _make_remotes(base: BuilderParts) -> RemoteResolver:
     directories = base.directories
-    return Remotes(
+    return RemoteResolver(
         _host_policy(base.configuration.repositories),
-        base.pools.servers,
+        base.thread_pools.repository_resolver,
         base.reactor,
         (directories.repositories, directories.uploads, directories.evaluations),
     )
 
 
-def _make_repositories(base: SharedParts, remotes: Remotes) -> RepositoryCache:
+def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> RepositoryCache:
     settings, directories = base.configuration.repositories, base.directories
-    git = Git(
+    git = GitRunner(
         base.reactor,
-        base.spawn,
+        base.spawner,
         settings.protocols,
         settings.memory,
-        open_command_sandbox(base.sandbox, directories.accounts),
-        base.cgroups.git_entry,
+        open_command_sandbox(base.sandbox, directories.account_files),
+        base.cgroups.git_entry_files,
         base.cgroups.niceness,
     )
     limits = FetchLimits(
         base.reactor,
         timeout=settings.fetch_timeout,
-        size=settings.fetch_bytes,
-        tree=TreeLimits(settings.tree_files, settings.tree_bytes),
+        max_bytes=settings.fetch_bytes,
+        tree_limits=TreeLimits(settings.tree_files, settings.tree_bytes),
     )
     return RepositoryCache(
         directories.repositories,
         git,
-        base.pools.work,
+        base.thread_pools.work_threads,
         remotes,
         limits,
         base.keyring,
@@ -273,47 +297,49 @@ def _make_repositories(base: SharedParts, remotes: Remotes) -> RepositoryCache:
 
 
 def _make_context(
-    base: SharedParts, repositories: RepositoryCache, running: int
+    base: BuilderParts, repositories: RepositoryCache, running: int
 ) -> EvaluationContext:
-    configuration, reactor, pools = base.configuration, base.reactor, base.pools
+    configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
     fetches = configuration.repositories.fetches
     free_quotas: DeferredQueue[Path] = DeferredQueue()
-    for directory in base.directories.quotas:
+    for directory in base.directories.quota_directories:
         free_quotas.put(directory)
     return EvaluationContext(
         configuration=configuration,
         clock=reactor,
-        random=os.urandom,
-        threads=pools.work,
-        spawn=base.spawn,
-        repositories=repositories,
+        random_bytes=os.urandom,
+        threads=pools.work_threads,
+        spawner=base.spawner,
+        checkout_source=repositories,
         sandbox=base.sandbox,
-        monitor=LimitMonitor(reactor, pools.watch, pools.count),
+        limit_monitor=LimitMonitor(reactor, pools.monitor_threads, pools.disk_count_threads),
         # The servers of one caller may be slow, so a caller has half of the slots at most.
-        fetch_slots=FairQueue(fetches, UNBOUNDED, 0 if base.access.is_open else (fetches + 1) // 2),
-        budget=Budget(
+        fetch_slots=FairQueue(
+            fetches, UNBOUNDED, 0 if base.authentication.is_token_optional else (fetches + 1) // 2
+        ),
+        ring_budget=RingBudget(
             configuration.buffers.total,
             configuration.buffers.evaluation,
             running,
             lambda call: reactor.callLater(0, call),
             configuration.callers.buffers,
         ),
-        quota_directories=free_quotas if base.directories.quotas else None,
+        quota_directories=free_quotas if base.directories.quota_directories else None,
     )
 
 
 def _make_application(
-    base: SharedParts, registry: Registry, monitoring: Monitoring
+    base: BuilderParts, registry: EvaluationRegistry, monitoring: Monitoring
 ) -> KleinApplication:
     context = WebContext(
         registry,
         base.configuration,
         base.directories.uploads,
         os.urandom,
-        base.access,
+        base.authentication,
         base.reactor,
-        base.pools.upload,
-        monitoring.operations,
+        base.thread_pools.upload_threads,
+        monitoring.operator_sources,
         monitoring.request_log,
     )
     return KleinApplication(context)
@@ -321,17 +347,17 @@ def _make_application(
 
 def _reload_services(reloader: Reloader, reactor: Any) -> Iterator[Service]:
     yield reloader
-    path = find_socket(os.environ)
+    path = find_control_socket(os.environ)
     if path is not None:
-        yield ControlSocket(path, reloader.reload, reactor)
+        yield ControlSocket(path, reloader.reload_files, reactor)
 
 
-def _make_watchdog(notifier: Notifier, parts: Parts, reactor: Any) -> Watchdog:
-    queue = parts.registry.queue
+def _make_watchdog(notifier: SystemdNotifier, parts: DaemonParts, reactor: Any) -> Watchdog:
+    queue = parts.registry.run_queue
     return Watchdog(
         notifier,
-        lambda: (queue.running, queue.waiting),
-        parts.monitoring.operations.obstacles,
+        lambda: (queue.taken_slots, queue.waiter_count),
+        parts.monitoring.operator_sources.find_obstacles,
         lambda: compute_stop_timeout(parts.context.configuration),
         reactor,
     )
@@ -340,7 +366,7 @@ def _make_watchdog(notifier: Notifier, parts: Parts, reactor: Any) -> Watchdog:
 def _queue_bounds(configuration: Configuration, access: Authentication) -> tuple[int, int, int]:
     """Return the limits of queued, and per caller of running and queued; 0 means no limit."""
     callers, queued = configuration.callers, configuration.evaluations.queued
-    return (queued, 0, 0) if access.is_open else (queued, callers.running, callers.queued)
+    return (queued, 0, 0) if access.is_token_optional else (queued, callers.running, callers.queued)
 
 
 def _host_policy(settings: RepositorySettings) -> HostPolicy:

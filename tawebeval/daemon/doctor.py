@@ -19,24 +19,29 @@ import attrs
 from twisted.internet.endpoints import serverFromString
 
 from tawebeval.config import Configuration
-from tawebeval.core.forwarded import Proxies
+from tawebeval.core.forwarded import TrustedProxies
 from tawebeval.daemon.doctor_storage import StorageChecks
-from tawebeval.daemon.findings import Finding, Severity, list_problems, run_checks
+from tawebeval.daemon.findings import Finding, Severity, report_problems, run_checks
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.runtime import find_unreadable_directories
-from tawebeval.daemon.startup import check_readable, find_exposure
+from tawebeval.daemon.startup import check_readable_paths, find_exposed_endpoints
 from tawebeval.errors import ConfigurationError, Problem
-from tawebeval.git.command import check_git
+from tawebeval.git.command import check_git_version
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.group import Cgroups, Resource, open_cgroups
+from tawebeval.linux.cgroups.group import CgroupManager, Resource, open_cgroups
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.filetree import remove
-from tawebeval.linux.ownership import user_name
-from tawebeval.linux.privileges import Credentials, Privileges, find_privileges
-from tawebeval.linux.reaper import Orphans
-from tawebeval.sandbox.bubblewrap import Bubblewrap, write_sandbox_files
-from tawebeval.sandbox.probe import check_sandbox, close_sandbox, find_problems, open_sandbox
-from tawebeval.web.auth import find_tokens
+from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.ownership import get_user_name
+from tawebeval.linux.privileges import Privileges, ProcessCredentials, find_privileges
+from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
+from tawebeval.sandbox.probe import (
+    check_sandbox,
+    close_sandbox,
+    find_sandbox_problems,
+    open_sandbox,
+)
+from tawebeval.web.auth import find_token_file
 
 _UNIT_REMEDY = (
     "; to check a service with a user of its own, run the systemd-run command in docs/operate.md"
@@ -53,13 +58,13 @@ class SystemChecks:
     storage: StorageChecks
     reactor: Any
 
-    def run(self) -> Iterator[Finding]:
+    def run_checks(self) -> Iterator[Finding]:
         """Run all checks and yield the findings. Blocks, for about a second."""
         yield from run_checks(
             ("user", self._check_user),
             ("python", self._check_python),
             ("sandbox", self._check_sandbox),
-            ("git", lambda: [check_git()]),
+            ("git", lambda: [check_git_version()]),
             *(
                 ("listen", partial(self._check_endpoint, endpoint))
                 for endpoint in dict.fromkeys(self.configuration.listen)
@@ -67,17 +72,20 @@ class SystemChecks:
             ("callers", self._check_callers),
             ("proxies", self._check_proxies),
         )
-        yield from self.storage.run()
+        yield from self.storage.run_checks()
         yield from run_checks(
             ("limits", self._check_limits),
             ("limits", rlimits.find_lowered_limits),
-            ("descriptors", lambda: _compare(rlimits.descriptors(self.configuration))),
-            ("processes", lambda: _compare(rlimits.processes(self.configuration))),
+            (
+                "descriptors",
+                lambda: _compare(rlimits.compute_descriptor_allowance(self.configuration)),
+            ),
+            ("processes", lambda: _compare(rlimits.compute_process_allowance(self.configuration))),
         )
 
     def _check_user(self) -> Iterator[str]:
         user = self.privileges.user
-        name = f"{user.name} (service.user)" if user else user_name(os.geteuid())
+        name = f"{user.name} (service.user)" if user else get_user_name(os.geteuid())
         yield f"the daemon runs as {name}"
 
     def _check_python(self) -> Sequence[Problem]:
@@ -95,33 +103,35 @@ class SystemChecks:
         finally:
             cgroups.close()
 
-    def _try_sandbox(self, cgroups: Cgroups) -> Iterator[str | Problem | Finding]:
+    def _try_sandbox(self, cgroups: CgroupManager) -> Iterator[str | Problem | Finding]:
         with self.privileges.act_as_user():
             accounts = Path(tempfile.mkdtemp(prefix="tawebeval-"))
         try:
-            check_readable(self.configuration, self.storage.file, self.environment)
+            check_readable_paths(
+                self.configuration, self.storage.configuration_file, self.environment
+            )
             with self.privileges.act_as_user():
                 write_sandbox_files(accounts)
-            orphans = Orphans(self.reactor, Spawner(self.reactor))
+            orphans = OrphanReaper(self.reactor, Spawner(self.reactor))
             sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans)
             try:
                 check_sandbox(sandbox, self.privileges, self.storage.find_probe_directories())
             finally:
                 close_sandbox(sandbox)
-                if isinstance(sandbox, Bubblewrap):
-                    os.close(sandbox.filter)
+                if isinstance(sandbox, BubblewrapSandbox):
+                    os.close(sandbox.filter_descriptor)
         finally:
             with self.privileges.act_as_user():
-                remove(accounts)
-        if not isinstance(sandbox, Bubblewrap):
-            yield from find_problems(sandbox)
+                remove_tree(accounts)
+        if not isinstance(sandbox, BubblewrapSandbox):
+            yield from find_sandbox_problems(sandbox)
             return
-        yield f"{sandbox.program} works"
-        trees = list_problems(
-            find_problems(sandbox), "overlays work: trees of commits are not copied"
+        yield f"{sandbox.bwrap_path} works"
+        trees = report_problems(
+            find_sandbox_problems(sandbox), "overlays work: trees of commits are not copied"
         )
         yield from run_checks(("trees", lambda: trees))
-        if sandbox.network:
+        if sandbox.has_network:
             what = "sandbox.network is true: evaluators reach the network and this machine's ports"
             yield Problem(what, "remove sandbox.network if evaluators need no network")
         elif self.configuration.sandbox.loopback:
@@ -130,18 +140,24 @@ class SystemChecks:
             )
             yield Problem(what, "remove sandbox.loopback if evaluators need no 127.0.0.1")
 
-    def _check_cgroups(self, cgroups: Cgroups) -> Iterator[str | Problem | Finding]:
-        remedy = str(cgroups.remedy.verify_command()) if cgroups.missing else ""
+    def _check_cgroups(self, cgroups: CgroupManager) -> Iterator[str | Problem | Finding]:
+        remedy = (
+            str(cgroups.missing_resources_remedy.verify_command())
+            if cgroups.missing_resources
+            else ""
+        )
         for what in get_args(Resource):
-            said = cgroups.describe(what)
-            yield said if what in cgroups.enforced else Problem(said, remedy)
-        policy = cgroups.oom_policy()
+            said = cgroups.describe_limit(what)
+            yield said if what in cgroups.enforced_resources else Problem(said, remedy)
+        policy = cgroups.query_oom_policy()
         if policy in ("stop", "kill"):
             ends = f"OOMPolicy={policy} ends the daemon when an evaluation reaches limits.memory"
             yield Problem(ends, "set OOMPolicy=continue in the unit")
-        if "memory" in cgroups.enforced:  # without the limit no number of watches is enough
+        if (
+            "memory" in cgroups.enforced_resources
+        ):  # without the limit no number of watches is enough
             yield from run_checks(
-                ("watches", lambda: _compare(rlimits.watches(self.configuration)))
+                ("watches", lambda: _compare(rlimits.compute_watch_allowance(self.configuration)))
             )
 
     def _check_endpoint(self, endpoint: str) -> Iterator[str]:
@@ -156,22 +172,22 @@ class SystemChecks:
         yield endpoint
 
     def _check_callers(self) -> Iterator[str | Problem]:
-        if find_tokens(self.configuration.callers, self.environment) is not None:
+        if find_token_file(self.configuration.callers, self.environment) is not None:
             yield "callers need a token"
             return
         ok = "no tokens (callers.tokens): every program of this machine may submit"
-        yield from list_problems(find_exposure(self.configuration), ok)
+        yield from report_problems(find_exposed_endpoints(self.configuration), ok)
 
     def _check_proxies(self) -> Iterator[str | Problem]:
         http = self.configuration.http
         if http.trusted_proxies:
-            proxies = Proxies.parse(http.trusted_proxies, http.client_header)
+            proxies = TrustedProxies.parse(http.trusted_proxies, http.client_header)
             names = ", ".join(http.trusted_proxies)
             ok = f"{names}: clients' addresses are taken from {http.client_header}"
-            yield from list_problems(self._find_proxy_problems(proxies), ok)
+            yield from report_problems(self._find_proxy_problems(proxies), ok)
 
-    def _find_proxy_problems(self, proxies: Proxies) -> Iterator[Problem]:
-        for network in proxies.find_wide_networks():
+    def _find_proxy_problems(self, proxies: TrustedProxies) -> Iterator[Problem]:
+        for network in proxies.find_public_networks():
             what = f"{network}: every host in this network can claim any client address"
             yield Problem(what, "list only the proxies' addresses in http.trusted_proxies")
         if proxies.trusts_unix and not any(map(_can_be_unix, self.configuration.listen)):
@@ -180,27 +196,27 @@ class SystemChecks:
             yield Problem(what, remedy)
         callers = self.configuration.callers
         with suppress(ConfigurationError):  # the part "callers" reports it
-            if find_tokens(callers, self.environment) is None and not callers.open:
+            if find_token_file(callers, self.environment) is None and not callers.open:
                 what = "no tokens (callers.tokens): all clients of the proxy may run programs"
                 yield Problem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 
     def _check_limits(self) -> Sequence[str]:
-        rlimits.check_limits(self.configuration.limits)
+        rlimits.check_hard_limits(self.configuration.limits)
         return ()
 
 
-def _compare(allowance: rlimits.Allowance) -> Sequence[Problem | str]:
-    return list_problems(allowance.problems, str(allowance))
+def _compare(allowance: rlimits.ResourceAllowance) -> Sequence[Problem | str]:
+    return report_problems(allowance.problems, str(allowance))
 
 
 def _can_be_unix(endpoint: str) -> bool:
     return endpoint.startswith(("unix:", "systemd:", "fd:"))
 
 
-def examine(
+def examine_system(
     file: Path | None,
     environment: Mapping[str, str],
-    process: Credentials | None = None,
+    process: ProcessCredentials | None = None,
     reactor: Any = None,
 ) -> Iterator[Finding]:
     """Yield all findings of a configuration file; stop after a broken configuration or user.
@@ -216,12 +232,12 @@ def examine(
         return
     yield Finding("configuration", Severity.OK, str(file or "no file: defaults apply"))
     try:
-        privileges = find_privileges(configuration.service.user, process or Credentials())
+        privileges = find_privileges(configuration.service.user, process or ProcessCredentials())
     except ConfigurationError as error:
         what, remedy = error.problem
         remedy += "" if configuration.service.user else _UNIT_REMEDY
         yield Finding("user", Severity.BROKEN, what, remedy)
         return
-    environment = privileges.environment(environment)
+    environment = privileges.build_user_environment(environment)
     storage = StorageChecks(configuration, file, environment, privileges)
-    yield from SystemChecks(configuration, environment, privileges, storage, reactor).run()
+    yield from SystemChecks(configuration, environment, privileges, storage, reactor).run_checks()

@@ -16,32 +16,36 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import Configuration, CredentialSettings
-from tawebeval.daemon.findings import Finding, run_checks
-from tawebeval.daemon.health import write_and_read
-from tawebeval.daemon.state import (
+from tawebeval.daemon.directories import (
     CACHE_ENTRIES,
     STATE_ENTRIES,
-    check_key,
-    find_existing,
+    check_key_file,
+    find_existing_ancestor,
     locate_directories,
 )
-from tawebeval.deferreds import count_slots
+from tawebeval.daemon.findings import Finding, run_checks
+from tawebeval.daemon.health import probe_disk_write
+from tawebeval.deferreds import count_run_slots
 from tawebeval.errors import ConfigurationError, Problem, format_size
 from tawebeval.git.keyring import Keyring
-from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_full
+from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full
 from tawebeval.linux.ownership import (
+    build_install_command,
     check_owner,
     check_readable_by_others,
-    install_command,
-    is_roots_alone,
-    user_name,
+    get_user_name,
+    is_writable_only_by_root,
 )
 from tawebeval.linux.privileges import Privileges
-from tawebeval.sandbox.disk import measure
+from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.probe import ProbeDirectories
-from tawebeval.sandbox.project_quotas import check_quotas, find_quota_directories, quota_of
-from tawebeval.web.auth import find_metrics_tokens, find_tokens, read_tokens
-from tawebeval.webhooks.signing import find_secrets, read_signing_secrets
+from tawebeval.sandbox.project_quotas import (
+    check_quota_directories,
+    compute_quota,
+    find_quota_directories,
+)
+from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
+from tawebeval.webhooks.secrets_file import find_secrets_file, read_signing_secrets
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -52,7 +56,7 @@ _WRITABLE = "mount it for writing, or name another directory by STATE_DIRECTORY 
 class StorageChecks:
     """Checks as the user in `privileges`. `environment` is that of the daemon.
 
-    `file` is the configuration file, None without one.
+    `configuration_file` is the configuration file, None without one.
     """
 
     def __init__(
@@ -62,17 +66,17 @@ class StorageChecks:
         environment: Mapping[str, str],
         privileges: Privileges,
     ) -> None:
-        self.file = file
+        self.configuration_file = file
         self._configuration = configuration
         self._environment = environment
         self._privileges = privileges
         self._state, self._cache = locate_directories(environment)
         user = privileges.user
-        self._user = user.name if user else user_name(os.geteuid())
+        self._user = user.name if user else get_user_name(os.geteuid())
         self._uid = user.uid if user else os.geteuid()
         self._group = user.gid if user else os.getegid()
 
-    def run(self) -> Iterator[Finding]:
+    def run_checks(self) -> Iterator[Finding]:
         """Run all checks and yield the findings. Blocks."""
         return run_checks(
             ("tokens", self._check_tokens),
@@ -98,18 +102,18 @@ class StorageChecks:
 
     def _check_tokens(self) -> Iterator[str | Problem]:
         try:
-            source = find_tokens(self._configuration.callers, self._environment)
+            source = find_token_file(self._configuration.callers, self._environment)
         except ConfigurationError:
             return  # the part "callers" reports it
         yield from self._check_token_file(source)
 
     def _check_metrics_tokens(self) -> Iterator[str | Problem]:
-        source = find_metrics_tokens(self._configuration.metrics, self._environment)
+        source = find_metrics_token_file(self._configuration.metrics, self._environment)
         yield from self._check_token_file(source)
 
     def _check_token_file(self, source: Path | None) -> Iterator[str | Problem]:
         if source is not None:
-            read_tokens(source)
+            read_token_file(source)
             _check_writers(source)
             yield str(source)
             yield from self._check_reload(
@@ -118,7 +122,7 @@ class StorageChecks:
 
     def _check_callbacks(self) -> Iterator[str | Problem]:
         if self._configuration.callbacks.enabled:
-            source = find_secrets(self._configuration.callbacks.secrets, self._environment)
+            source = find_secrets_file(self._configuration.callbacks.secrets, self._environment)
             read_signing_secrets(source)
             yield f"signed with the callers' secrets in {source}"
             yield from self._check_reload(source, self._format_chown(source))
@@ -149,13 +153,13 @@ class StorageChecks:
         _check_closed_to_others(path)
 
     def _check_file(self) -> Iterator[str]:
-        if self.file is not None:
-            _check_writers(self.file)
-            yield str(self.file)
+        if self.configuration_file is not None:
+            _check_writers(self.configuration_file)
+            yield str(self.configuration_file)
 
     def _check_directory(self, path: Path, parts: Sequence[str]) -> Iterator[str]:
         """Check the state or cache directory and its `parts`. Raises: ConfigurationError."""
-        if os.statvfs(find_existing(path)).f_flag & os.ST_RDONLY:
+        if os.statvfs(find_existing_ancestor(path)).f_flag & os.ST_RDONLY:
             raise ConfigurationError(f"{path}: its file system is mounted read-only", _WRITABLE)
         if not path.exists():
             self._check_missing(path)
@@ -174,26 +178,26 @@ class StorageChecks:
         _check_writers(path)
         try:
             with self._privileges.act_as_user():
-                write_and_read(path)
+                probe_disk_write(path)
         except OSError as error:
             raise ConfigurationError(
                 f"{path}: cannot write: {error.strerror}",
-                DISK_FULL_REMEDY if is_full(error) else _WRITABLE,
+                DISK_FULL_REMEDY if is_disk_full(error) else _WRITABLE,
             ) from None
         yield str(path)
 
     def _check_missing(self, path: Path) -> None:
         """Check that a missing directory can be created. Raises: ConfigurationError."""
-        above = find_existing(path)
+        above = find_existing_ancestor(path)
         root_makes_it = (
             self._privileges.user is not None
             and above == path.absolute().parent
-            and all(is_roots_alone(each.stat()) for each in (above, *above.parents))
+            and all(is_writable_only_by_root(each.stat()) for each in (above, *above.parents))
         )
         if not root_makes_it and not self._can_access(above, os.W_OK | os.X_OK):
             raise ConfigurationError(
                 f"{path}: does not exist, and {self._user} cannot create it in {above}",
-                f"as root: {install_command(path, self._user)}",
+                f"as root: {build_install_command(path, self._user)}",
             )
 
     def _check_rights(self, path: Path) -> None:
@@ -215,20 +219,20 @@ class StorageChecks:
         if path.stat().st_mode & _OTHERS:
             what = f"{path}: other users can read the key and forge identifiers"
             raise ConfigurationError(what, f"chmod 600 {path}")
-        check_key(path)
+        check_key_file(path)
         yield str(path)
 
     def _check_space(self) -> Iterator[str | Problem]:
         with self._privileges.act_as_user():
-            found = list(compare_space(self._configuration, self._state, self._cache))
+            found = list(compare_free_space(self._configuration, self._state, self._cache))
         yield from found
 
     def _check_quotas(self) -> Iterator[str]:
         with self._privileges.act_as_user():
             found = find_quota_directories(self._state)
-            check_quotas(found, self._configuration)
+            check_quota_directories(found, self._configuration)
         if found:
-            size = format_size(quota_of(self._configuration).size)
+            size = format_size(compute_quota(self._configuration).max_bytes)
             yield f"{self._state}/quotas: {len(found)} evaluations, at most {size} each"
         else:
             yield "no project quotas: disk usage of evaluations is measured four times a second"
@@ -263,7 +267,7 @@ class _Space:
     settings: tuple[str, ...]
 
 
-def compare_space(
+def compare_free_space(
     configuration: Configuration, state: Path, cache: Path
 ) -> Iterator[str | Problem]:
     """Compare the free bytes of each file system with docs/scale.md, "Sizing".
@@ -272,7 +276,7 @@ def compare_space(
     proportion to the number of files in the cache. Raises: OSError.
     """
     limits, repositories = configuration.limits, configuration.repositories
-    running = count_slots(configuration.evaluations.running)
+    running = count_run_slots(configuration.evaluations.running)
     fetched = repositories.fetch_bytes + repositories.tree_bytes
     systems: dict[int, list[_Space]] = {}
     for space in (
@@ -289,10 +293,10 @@ def compare_space(
             ("repositories.cache", "repositories.fetch_bytes", "repositories.tree_bytes"),
         ),
     ):
-        systems.setdefault(os.stat(find_existing(space.path)).st_dev, []).append(space)
+        systems.setdefault(os.stat(find_existing_ancestor(space.path)).st_dev, []).append(space)
     for spaces in systems.values():
         taken = sum(space.taken for space in spaces)
-        room = shutil.disk_usage(find_existing(spaces[0].path)).free + taken
+        room = shutil.disk_usage(find_existing_ancestor(spaces[0].path)).free + taken
         needed = sum(space.needed for space in spaces) + configuration.health.free_disk
         paths = " and ".join(str(space.path) for space in spaces)
         free = "is free or in the cache" if taken else "is free"
@@ -304,6 +308,6 @@ def compare_space(
 
 def _measure_cache(cache: Path) -> int:
     try:
-        return measure(cache, ()).size
+        return measure_disk_usage(cache, ()).size
     except OSError:  # missing or not readable: the check of the directory reports it
         return 0

@@ -28,7 +28,7 @@ class Finding:
     remedy: str = ""
 
 
-Check = tuple[str, Callable[[], Iterable[str | Problem | Finding]]]
+NamedCheck = tuple[str, Callable[[], Iterable[str | Problem | Finding]]]
 """The name of a part, and its check.
 
 The check yields strings (OK), `Problem`s (WEAKER) and the findings of other parts. It raises
@@ -36,7 +36,7 @@ ConfigurationError or OSError for a broken part.
 """
 
 
-def run_checks(*checks: Check) -> Iterator[Finding]:
+def run_checks(*checks: NamedCheck) -> Iterator[Finding]:
     """Yield the findings of all checks."""
     for part, check in checks:
         try:
@@ -53,6 +53,6 @@ def run_checks(*checks: Check) -> Iterator[Finding]:
             yield Finding(part, Severity.BROKEN, f"cannot be checked: {error}")
 
 
-def list_problems(problems: Iterable[Problem], ok: str) -> Sequence[Problem | str]:
+def report_problems(problems: Iterable[Problem], ok: str) -> Sequence[Problem | str]:
     """Return the problems, or the message `ok` if there are none."""
     return list(problems) or [ok]

@@ -16,19 +16,19 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from tawebeval.core.tally import EvaluationTally
+from tawebeval.core.counters import EvaluationCounters
 from tawebeval.deferreds import WorkerThreads, run_in_background
-from tawebeval.errors import Busy, Problem, format_size
-from tawebeval.evaluations.registry import Registry
-from tawebeval.linux.filetree import is_full
+from tawebeval.errors import Problem, ServerBusy, format_size
+from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.linux.filetree import is_disk_full
 
-DISK_PERIOD = 5.0
+DISK_CHECK_PERIOD = 5.0
 """Seconds between two checks of a disk that works."""
 
-DISK_TIMEOUT = 5.0
+DISK_CHECK_TIMEOUT = 5.0
 """Seconds that a check of a disk may take."""
 
-PROBE_PERIOD = 10.0
+SANDBOX_PROBE_PERIOD = 10.0
 """Seconds between two probes of a sandbox that has failed."""
 
 _CONTENT = b"tawebeval\n"
@@ -37,7 +37,7 @@ log = Logger()
 
 
 @attrs.define(eq=False)
-class Disk:
+class DiskCheck:
     """The file system of the directory `path`, checked by one thread at a time."""
 
     name: str
@@ -48,43 +48,43 @@ class Disk:
     _started: float | None = None  # clock time at which the running check started
     _next_check: float = 0.0  # clock time of the next check
 
-    def check(self, free: int) -> None:
+    def start_check(self, free: int) -> None:
         """Start a check if one is due; with a fault, one is due at each call.
 
         `free` is the number of bytes that must be free.
         """
         now = self._clock.seconds()
         if self._started is None and (self._fault is not None or now >= self._next_check):
-            self._started, self._next_check = now, now + DISK_PERIOD
+            self._started, self._next_check = now, now + DISK_CHECK_PERIOD
             run_in_background(self._run_check(free), log, "defect: a disk could not be checked")
 
     async def _run_check(self, free: int) -> None:
         try:
-            self._fault = await self._threads.run(find_fault, self.path, free)
+            self._fault = await self._threads.run_in_thread(find_disk_fault, self.path, free)
         finally:
             self._started = None
 
     @property
     def fault(self) -> str | None:
         """The fault, as the predicate of a sentence about the disk; None if it works."""
-        if self._started is not None and self._clock.seconds() - self._started > DISK_TIMEOUT:
-            return f"hangs: writing a small file took over {DISK_TIMEOUT:g} seconds"
+        if self._started is not None and self._clock.seconds() - self._started > DISK_CHECK_TIMEOUT:
+            return f"hangs: writing a small file took over {DISK_CHECK_TIMEOUT:g} seconds"
         return self._fault
 
 
 @attrs.define
 class Readiness:
-    """Readiness for new evaluations: admission, and `free` bytes on each of the disks."""
+    """Readiness for new evaluations: admission, and `min_free_bytes` bytes on each of the disks."""
 
-    _registry: Registry
-    _tally: EvaluationTally
-    _disks: Sequence[Disk]
-    free: int
+    _registry: EvaluationRegistry
+    _tally: EvaluationCounters
+    _disks: Sequence[DiskCheck]
+    min_free_bytes: int
 
-    def check(self) -> None:
+    def check_disks(self) -> None:
         """Check the disks that are due. To be called once a second."""
         for disk in self._disks:
-            disk.check(self.free)
+            disk.start_check(self.min_free_bytes)
 
     def find_obstacles(self) -> list[str]:
         """Return the reasons why a new evaluation would be refused or lost, as sentences.
@@ -94,15 +94,15 @@ class Readiness:
         found = []
         try:
             self._registry.check_admission()
-        except Busy as error:
+        except ServerBusy as error:
             found.append(error.detail)
         found += [
             f"the file system of the {disk.name} {disk.fault}"
             for disk in self._disks
             if disk.fault is not None
         ]
-        if self._tally.fault is not None:
-            _, what = self._tally.fault
+        if self._tally.latest_fault is not None:
+            _, what = self._tally.latest_fault
             found.append(f"the last evaluation was lost: {what}")
         return found
 
@@ -118,7 +118,7 @@ class SandboxProbe(Service):
 
     def __init__(
         self,
-        tally: EvaluationTally,
+        tally: EvaluationCounters,
         probe_sandbox: Callable[[], Problem | None],
         threads: WorkerThreads,
         clock: Any,
@@ -134,7 +134,7 @@ class SandboxProbe(Service):
     def startService(self) -> None:
         """Start probing."""
         super().startService()
-        self._probes.start(PROBE_PERIOD, now=False)
+        self._probes.start(SANDBOX_PROBE_PERIOD, now=False)
 
     def stopService(self) -> None:
         """Stop probing."""
@@ -142,29 +142,29 @@ class SandboxProbe(Service):
         self._probes.stop()
 
     def _probe(self) -> Deferred[None] | None:
-        fault = self._tally.fault
+        fault = self._tally.latest_fault
         return None if fault is None else Deferred.fromCoroutine(self._run_check(fault))
 
     async def _run_check(self, fault: tuple[float, str]) -> None:
         try:
-            problem = await self._threads.run(self._probe_sandbox)
+            problem = await self._threads.run_in_thread(self._probe_sandbox)
         except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
             log.failure("defect: the sandbox could not be probed")
             return
-        if self._tally.fault is not fault:
+        if self._tally.latest_fault is not fault:
             return  # an evaluation has ended meanwhile: its result is newer
         if problem is None:
             log.info(
                 "the sandbox works again; evaluations were lost because: {fault}", fault=fault[1]
             )
-            self._tally.set_fault(None, self._clock.seconds())
+            self._tally.set_latest_fault(None, self._clock.seconds())
         elif problem != self._last_problem:
             what, remedy = problem
             log.warn("the sandbox does not work: {what}; {remedy}", what=what, remedy=remedy)
         self._last_problem = problem
 
 
-def find_fault(path: Path, free: int) -> str | None:
+def find_disk_fault(path: Path, free: int) -> str | None:
     """Return the fault of a file system, None if it works and has `free` bytes left. Blocks."""
     try:
         status = os.statvfs(path)
@@ -174,9 +174,9 @@ def find_fault(path: Path, free: int) -> str | None:
     full = status.f_files > 0 and status.f_favail == 0
     full = full or status.f_bavail * status.f_frsize < free
     try:
-        write_and_read(path)
+        probe_disk_write(path)
     except OSError as error:
-        if not is_full(error):
+        if not is_disk_full(error):
             return f"cannot be written to: {error.strerror}"
         full = True
     return (
@@ -186,7 +186,7 @@ def find_fault(path: Path, free: int) -> str | None:
     )
 
 
-def write_and_read(directory: Path) -> None:
+def probe_disk_write(directory: Path) -> None:
     """Write a small unnamed file and read it back. Blocks. Raises: OSError.
 
     statvfs(3) does not always show that the kernel has shut a file system down after an error.

@@ -38,15 +38,15 @@ _Queue = Sequence[_Line | Callable[[], object]]
 class LineWriter:
     """Writer of lines to `file`: directly at first, by a thread after `start`.
 
-    With the thread no call waits for the file, except after `flush`. Lines are lost if the queue
-    is full or the write fails; `lost` counts them. `format_gap` formats the line that reports the
-    number of lost lines, written before the next line.
+    With the thread no call waits for the file, except after `flush`. Lines are lost if the queue is
+    full or the write fails; `lost_lines` counts them. `format_gap` formats the line that reports
+    the number of lost lines, written before the next line.
     """
 
     def __init__(self, file: IO[Any], format_gap: Callable[[int], str]) -> None:
         self._file = file
         self._format_gap = format_gap
-        self.lost = 0
+        self.lost_lines = 0
         self._missing = 0  # lines lost since the last queued one
         self._queue: list[_Line | Callable[[], object]] = []
         self._size = 0  # of the queue, in bytes of memory
@@ -65,7 +65,7 @@ class LineWriter:
         thread.start()
         self._thread = thread
 
-    def write(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line, given without a line terminator. Raises nothing."""
         with self._changed:
             size = sys.getsizeof(text)
@@ -109,7 +109,7 @@ class LineWriter:
         return queue
 
     def _count_lost(self, lost: int, missing: int) -> None:
-        self.lost += lost
+        self.lost_lines += lost
         self._missing += missing
 
     def _is_urgent(self) -> bool:

@@ -70,8 +70,8 @@ def _make_descriptors_log() -> RateLimitedLog:
 class LogWriter:
     """Log observer that writes events of at least `level` to `file`, formatted by `format`.
 
-    With `has_priorities` each line begins with its priority (sd-daemon(3)). `lines` counts lost
-    events, and writes their number before the next one.
+    With `has_priorities` each line begins with its priority (sd-daemon(3)). `line_writer` counts
+    lost events, and writes their number before the next one.
 
     Without free descriptors Twisted logs three events for each connection that it closes, and
     clients reconnect at once. One message a minute replaces these events.
@@ -81,29 +81,29 @@ class LogWriter:
     _format: LineFormatter
     level: str
     _has_priorities: bool = False
-    lines: LineWriter = attrs.field(init=False)
+    line_writer: LineWriter = attrs.field(init=False)
     _no_descriptors: RateLimitedLog = attrs.field(factory=_make_descriptors_log)
 
     def __attrs_post_init__(self) -> None:
-        self.lines = LineWriter(
+        self.line_writer = LineWriter(
             self._file, lambda missing: self._format_event(_make_gap_event(missing))
         )
 
     def __call__(self, event: LogEvent) -> None:
         """Write one event. Raises nothing, because the error could not be logged."""
-        if _LEVELS[get_level(event)] < _LEVELS[self.level]:
+        if _LEVELS[get_level_name(event)] < _LEVELS[self.level]:
             return
         if _is_accept_failure(event):
             self._no_descriptors()
             return
         text = self._format_event(event)
         if text:
-            self.lines.write(text)
+            self.line_writer.write_line(text)
 
     def _format_event(self, event: LogEvent) -> str:
         text = self._format(event)
         if text and self._has_priorities:
-            prefix = f"<{_PRIORITIES[get_level(event)]}>"
+            prefix = f"<{_PRIORITIES[get_level_name(event)]}>"
             text = prefix + text.replace("\n", f"\n{prefix}")
         return text
 
@@ -124,7 +124,7 @@ def _make_gap_event(missing: int) -> LogEvent:
     }
 
 
-def get_level(event: LogEvent) -> str:
+def get_level_name(event: LogEvent) -> str:
     """Return the name of an event's level."""
     level = event.get("log_level", LogLevel.info)
     return str(level.name)
@@ -148,8 +148,11 @@ def format_plain(event: LogEvent) -> str:
     message, trace = _format_message(event), _format_traceback(event)
     if not message and not trace:
         return ""
-    named = event.get("log_system") or f"{event.get('log_namespace', '-')}#{get_level(event)}"
-    lines = [f"[{named}] {message}", *(f"\t{escape(line)}" for line in trace.splitlines())]
+    named = event.get("log_system") or f"{event.get('log_namespace', '-')}#{get_level_name(event)}"
+    lines = [
+        f"[{named}] {message}",
+        *(f"\t{escape_control_characters(line)}" for line in trace.splitlines()),
+    ]
     return "\n".join(lines)
 
 
@@ -166,7 +169,7 @@ def format_json(event: LogEvent) -> str:
     made = datetime.fromtimestamp(event.get("log_time") or 0.0, UTC)
     line: dict[str, Any] = {
         "time": made.isoformat(timespec="milliseconds"),
-        "level": get_level(event),
+        "level": get_level_name(event),
         "logger": namespace,
         "message": message,
     }
@@ -188,8 +191,8 @@ def _format_message(event: LogEvent) -> str:
     words = event.get("log_format")
     if isinstance(words, str):
         with suppress(Exception):
-            return escape(words.format_map(event))
-    return escape(formatEvent(event))
+            return escape_control_characters(words.format_map(event))
+    return escape_control_characters(formatEvent(event))
 
 
 def _format_traceback(event: LogEvent) -> str:
@@ -197,7 +200,7 @@ def _format_traceback(event: LogEvent) -> str:
     return failure.getTraceback() if failure is not None else ""
 
 
-def escape(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return a text as one line, with control characters as escapes."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
@@ -224,7 +227,7 @@ def open_log(
     line = format_json if settings.format == "json" else format_text
     writer = LogWriter(file, line, settings.level)
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        rotate = partial(writer.lines.call_in_order, file.rotate)
+        rotate = partial(writer.line_writer.call_in_order, file.rotate)
         signal.signal(signal.SIGUSR1, lambda *_: reactor.callFromThread(rotate))
     return writer
 

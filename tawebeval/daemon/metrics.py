@@ -24,28 +24,28 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
-from tawebeval.core.states import State
-from tawebeval.core.tally import SHORT_BOUNDS, Histogram
-from tawebeval.daemon.health import Disk, Readiness, SandboxProbe
+from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
+from tawebeval.core.states import EvaluationState
+from tawebeval.daemon.directories import DaemonDirectories
+from tawebeval.daemon.health import DiskCheck, Readiness, SandboxProbe
 from tawebeval.daemon.linewriter import LineWriter
-from tawebeval.daemon.startup import open_metrics_access
-from tawebeval.daemon.state import Directories
+from tawebeval.daemon.startup import open_metrics_authentication
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.registry import Registry
+from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
-from tawebeval.sandbox.probe import ProbeDirectories, probe_again
-from tawebeval.web.access_log import RequestLog, Routes
+from tawebeval.sandbox.probe import ProbeDirectories, probe_sandbox_again
+from tawebeval.web.access_log import RequestLog, RouteTable
 from tawebeval.web.auth import Authentication
-from tawebeval.web.context import Operations
+from tawebeval.web.context import OperatorSources
 from tawebeval.web.server.limits import ConnectionLimits
 from tawebeval.webhooks.callback import CallbackState
-from tawebeval.webhooks.deliveries import Callbacks
+from tawebeval.webhooks.deliveries import CallbackQueue
 
 _LAG_PERIOD = 0.5  # seconds
 _DESCRIPTORS = Path("/proc/self/fd")
 
-_FORGOTTEN = (State.DRAINED, State.EXPIRED)
+_FORGOTTEN = (EvaluationState.DRAINED, EvaluationState.EXPIRED)
 _DELIVERY_ENDS = (CallbackState.DELIVERED, CallbackState.REFUSED, CallbackState.GIVEN_UP)
 _ALARMING = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -56,17 +56,17 @@ class Monitoring:
 
     metrics: CollectorRegistry
     request_log: RequestLog
-    lag: ReactorLag
-    probe: SandboxProbe
-    readers: Authentication | None
+    reactor_lag: ReactorLag
+    sandbox_probe: SandboxProbe
+    metrics_authentication: Authentication | None
     readiness: Readiness
-    operations: Operations
+    operator_sources: OperatorSources
 
     @classmethod
     def create(
         cls,
-        directories: Directories,
-        registry: Registry,
+        directories: DaemonDirectories,
+        registry: EvaluationRegistry,
         context: EvaluationContext,
         disk_threads: WorkerThreads,
     ) -> Monitoring:
@@ -78,38 +78,38 @@ class Monitoring:
         configuration, clock = context.configuration, context.clock
         metrics = CollectorRegistry()
         metrics.register(ProcessMetrics())
-        readers = open_metrics_access(configuration, clock)
+        readers = open_metrics_authentication(configuration, clock)
         disks = [
-            Disk("state", directories.evaluations, disk_threads, clock),
-            Disk("cache", directories.repositories, disk_threads, clock),
+            DiskCheck("state", directories.evaluations, disk_threads, clock),
+            DiskCheck("cache", directories.repositories, disk_threads, clock),
         ]
-        readiness = Readiness(registry, context.tally, disks, configuration.health.free_disk)
+        readiness = Readiness(registry, context.counters, disks, configuration.health.free_disk)
         places = ProbeDirectories(directories.repositories, directories.evaluations)
-        probe_sandbox = partial(probe_again, context.sandbox, places)
+        probe_sandbox = partial(probe_sandbox_again, context.sandbox, places)
         return cls(
             metrics,
             RequestLog(configuration.log.access),
             ReactorLag(clock),
-            SandboxProbe(context.tally, probe_sandbox, context.threads, clock),
+            SandboxProbe(context.counters, probe_sandbox, context.threads, clock),
             readers,
             readiness,
-            Operations(readiness.find_obstacles, partial(generate_latest, metrics), readers),
+            OperatorSources(readiness.find_obstacles, partial(generate_latest, metrics), readers),
         )
 
 
 @attrs.frozen(eq=False)
 class DaemonMetrics(Collector):
-    """Collector of the daemon's metrics. `log_lines` is None if twistd writes the log."""
+    """Collector of the daemon's metrics. `line_writer` is None if twistd writes the log."""
 
     context: EvaluationContext
     repositories: RepositoryCache
-    registry: Registry
-    callbacks: Callbacks
+    registry: EvaluationRegistry
+    callbacks: CallbackQueue
     request_log: RequestLog
-    routes: Routes
-    connections: ConnectionLimits
-    lag: ReactorLag
-    log_lines: LineWriter | None = None
+    routes: RouteTable
+    connection_limits: ConnectionLimits
+    reactor_lag: ReactorLag
+    line_writer: LineWriter | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -120,26 +120,30 @@ class DaemonMetrics(Collector):
         yield from self._collect_cache()
         yield from self._collect_web()
         yield from self._collect_callbacks()
-        lost = 0 if self.log_lines is None else self.log_lines.lost
+        lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
-        children = self.context.spawn.running
+        children = self.context.spawner.child_count
         yield _gauge("child_processes", "Evaluators and git commands.", children)
         yield _histogram(
             "reactor_lag_seconds",
             "How late the reactor is, looked at twice a second.",
-            self.lag.seconds,
+            self.reactor_lag.delays,
         )
 
     def _collect_evaluations(self) -> Iterator[Metric]:
-        tally = self.context.tally
-        known = {state: tally.states[state] for state in State if state not in _FORGOTTEN}
-        forgotten = {state: tally.states[state] for state in _FORGOTTEN}
-        yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted)
+        tally = self.context.counters
+        known = {
+            state: tally.count_by_state[state]
+            for state in EvaluationState
+            if state not in _FORGOTTEN
+        }
+        forgotten = {state: tally.count_by_state[state] for state in _FORGOTTEN}
+        yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted_count)
         yield _gauge("evaluations", "Evaluations that are known, by their state.", known, "state")
         yield _counter(
             "evaluations_ended",
             "Ends of evaluations, by the reason of a bad one.",
-            tally.ended,
+            tally.ended_by_reason,
             "state",
             "reason",
         )
@@ -152,47 +156,47 @@ class DaemonMetrics(Collector):
         yield _histogram(
             "stage_seconds",
             "How long evaluations were queued, fetching, running.",
-            tally.durations,
+            tally.durations_by_state,
             "stage",
         )
 
     def _collect_queue(self) -> Iterator[Metric]:
-        queue, limit = self.registry.queue, self.context.configuration.evaluations.queued
-        yield _gauge("queue_length", "Evaluations that wait.", queue.waiting)
+        queue, limit = self.registry.run_queue, self.context.configuration.evaluations.queued
+        yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
-        yield _gauge("places_taken", "Places to run that are taken.", queue.running)
-        yield _gauge("places", "Places to run.", queue.slots)
+        yield _gauge("places_taken", "Places to run that are taken.", queue.taken_slots)
+        yield _gauge("places", "Places to run.", queue.slot_count)
         fetches = self.context.fetch_slots
-        yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.running)
-        yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiting)
+        yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.taken_slots)
+        yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiter_count)
 
     def _collect_buffers(self) -> Iterator[Metric]:
         settings = self.context.configuration
-        spool, budget = self.registry.spool, self.context.budget
+        spool, budget = self.registry.upload_budget, self.context.ring_budget
         said = "Events in memory, with what is kept of forms and stderr."
-        yield _gauge("buffered_bytes", said, budget.used)
+        yield _gauge("buffered_bytes", said, budget.used_bytes)
         yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
         said = "Evaluators that wait for their readers."
-        yield _gauge("paused_evaluators", said, budget.waiting)
-        yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.stored)
+        yield _gauge("paused_evaluators", said, budget.full_ring_count)
+        yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.stored_bytes)
         said = "Uploads on their way to the disk."
-        yield _gauge("unwritten_upload_bytes", said, spool.in_memory)
+        yield _gauge("unwritten_upload_bytes", said, spool.bytes_in_memory)
         yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
 
     def _collect_cache(self) -> Iterator[Metric]:
-        tally, limit = self.repositories.tally, self.context.configuration.repositories.cache
+        tally, limit = self.repositories.counters, self.context.configuration.repositories.cache
         said = "What was in the cache (hit), or was not (miss)."
         yield _counter("cache_lookups", said, tally.lookups, "of", "result")
         yield _counter("fetches", "Ends of fetches.", tally.fetches, "end")
-        yield _histogram("fetch_seconds", "How long fetches took.", tally.durations)
+        yield _histogram("fetch_seconds", "How long fetches took.", tally.fetch_durations)
         yield _counter("cache_evictions", "Repositories that had to go.", tally.evictions)
-        yield _gauge("cache_bytes", "The cache on the disk.", self.repositories.sizes, "of")
+        yield _gauge("cache_bytes", "The cache on the disk.", self.repositories.disk_sizes, "of")
         yield _gauge("cache_limit_bytes", "What they may take.", limit)
 
     def _collect_web(self) -> Iterator[Metric]:
         answers = {
             (*known, str(int(status))): 0
-            for known in self.routes.list_all()
+            for known in self.routes.list_routes()
             for status in _ALARMING
         }
         for (method, route, status), number in self.request_log.count_answers().items():
@@ -203,18 +207,20 @@ class DaemonMetrics(Collector):
         yield _histogram(
             "request_seconds",
             "From a whole request to its whole answer, if that was not to wait.",
-            self.request_log.seconds,
+            self.request_log.answer_durations,
             "route",
         )
         limit = self.context.configuration.http.connections
-        yield _gauge("connections", "Connections that are open.", self.connections.total)
+        yield _gauge(
+            "connections", "Connections that are open.", self.connection_limits.connection_count
+        )
         yield _gauge("connections_limit", "Connections that may be.", limit)
         yield _gauge("streams", "Streams of events.", len(self.registry.subscriptions))
 
     def _collect_callbacks(self) -> Iterator[Metric]:
-        ended = {state.value: self.callbacks.ended[state] for state in _DELIVERY_ENDS}
+        ended = {state.value: self.callbacks.ended_counts[state] for state in _DELIVERY_ENDS}
         yield _counter("callbacks", "Ends of callbacks.", ended, "end")
-        yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending)
+        yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending_count)
 
 
 def _gauge(name: str, help_: str, samples: float | Mapping[Any, float], *labels: str) -> Metric:
@@ -284,12 +290,12 @@ def count_descriptors(directory: Path) -> int:
 
 @attrs.define(eq=False, slots=False)
 class ReactorLag(Service):
-    """Measurement, twice a second, of the delay of reactor calls, in `seconds`."""
+    """Measurement, twice a second, of the delay of reactor calls, in `delays`."""
 
     name = "lag"
 
     _clock: IReactorTime
-    seconds: Histogram = attrs.field(factory=lambda: Histogram(SHORT_BOUNDS))
+    delays: Histogram = attrs.field(factory=lambda: Histogram(SHORT_DURATION_BOUNDS))
     _next: IDelayedCall | None = None
 
     def startService(self) -> None:
@@ -309,5 +315,5 @@ class ReactorLag(Service):
         self._next = self._clock.callLater(_LAG_PERIOD, self._measure, due)
 
     def _measure(self, due: float) -> None:
-        self.seconds.observe(max(0.0, self._clock.seconds() - due))
+        self.delays.count_value(max(0.0, self._clock.seconds() - due))
         self._schedule()

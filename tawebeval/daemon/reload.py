@@ -16,11 +16,11 @@ from twisted.application.service import Service
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration, Section, parse_configuration
-from tawebeval.daemon.runtime import EarlyHangup
-from tawebeval.daemon.systemd import Notifier
+from tawebeval.daemon.runtime import EarlyHangupHandler
+from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import digest_file
-from tawebeval.linux.rlimits import check_limits, processes
+from tawebeval.linux.rlimits import check_hard_limits, compute_process_allowance
 from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
 
 LIVE_SETTINGS = frozenset(
@@ -45,7 +45,7 @@ log = Logger()
 
 
 class Reloader(Service):
-    """Reload of the files of all `sources`, on SIGHUP and by `reload`.
+    """Reload of the files of all `sources`, on SIGHUP and by `reload_files`.
 
     `credentials_directory` has systemd's copies of credentials (LoadCredential=); empty without.
     """
@@ -54,14 +54,14 @@ class Reloader(Service):
         self,
         sources: Iterable[ReloadableSource | None],
         credentials_directory: str,
-        notifier: Notifier,
+        notifier: SystemdNotifier,
         reactor: Any,
     ) -> None:
         self.reloadables = [
             reloadable
             for source in sources
             if source is not None
-            for reloadable in source.reloadables()
+            for reloadable in source.list_reloadables()
         ]
         self._credentials_directory = Path(credentials_directory) if credentials_directory else None
         self._notifier = notifier
@@ -81,12 +81,15 @@ class Reloader(Service):
                         name=each.name,
                     )
         self._previous_handler = signal.signal(
-            signal.SIGHUP, lambda *_: self._reactor.callFromThread(self.reload)
+            signal.SIGHUP, lambda *_: self._reactor.callFromThread(self.reload_files)
         )
-        if isinstance(self._previous_handler, EarlyHangup) and self._previous_handler.is_received:
-            self._reactor.callWhenRunning(self.reload)
+        if (
+            isinstance(self._previous_handler, EarlyHangupHandler)
+            and self._previous_handler.is_received
+        ):
+            self._reactor.callWhenRunning(self.reload_files)
 
-    def reload(self, digests: Mapping[str, str] = MappingProxyType({})) -> ReloadResult:
+    def reload_files(self, digests: Mapping[str, str] = MappingProxyType({})) -> ReloadResult:
         """Read all files, then apply them all; apply none if one has a problem. Blocks.
 
         `digests` are those of the originals of systemd's copies, by the names of the copies. A copy
@@ -110,8 +113,8 @@ class Reloader(Service):
             return ReloadResult(tuple(problems))
         notes: list[str] = []
         for each, content in found:
-            notes += each.notes(content)
-            each.apply(content)
+            notes += each.make_notes(content)
+            each.apply_content(content)
             paths = ", ".join(map(str, each.paths))
             log.info("{name}: reloaded from {paths}", name=each.name, paths=paths)
         if not found:
@@ -136,7 +139,7 @@ class Reloader(Service):
                 if _is_stale(path, digests)
             ]
             try:
-                yield each, each.read()
+                yield each, each.read_files()
             except ConfigurationError as error:
                 problems.append(str(error))
 
@@ -161,16 +164,17 @@ def _is_stale(copy: Path, digests: Mapping[str, str]) -> bool:
 class ConfigurationFile:
     """The configuration file at `path`, None without one.
 
-    `listen` replaces its endpoints unless it is empty. `written` is its content at the start.
+    `listen_options` replaces its endpoints unless it is empty. `last_read` is its content at the
+    start.
     """
 
     path: Path | None = None
-    listen: Sequence[str] = ()
-    written: Configuration = attrs.field(factory=Configuration)
+    listen_options: Sequence[str] = ()
+    last_read: Configuration = attrs.field(factory=Configuration)
 
-    def read(self) -> Configuration:
+    def read_configuration(self) -> Configuration:
         """Return the present content. Blocks. Raises: ConfigurationError."""
-        return read_configuration(self.path, self.listen)
+        return read_configuration(self.path, self.listen_options)
 
 
 @attrs.define
@@ -185,7 +189,7 @@ class ConfigurationReload:
     _running: Configuration
     _on_reload: Sequence[Callable[[Configuration], None]]
 
-    def reloadables(self) -> Sequence[Reloadable[Configuration]]:
+    def list_reloadables(self) -> Sequence[Reloadable[Configuration]]:
         """Return the configuration file, if there is one."""
         path = self._file.path
         if path is None:
@@ -193,25 +197,27 @@ class ConfigurationReload:
         return (Reloadable("the configuration", (path,), self._read, self._apply, self._notes),)
 
     def _read(self) -> Configuration:
-        wanted = self._file.read()
-        check_limits(wanted.limits)
+        wanted = self._file.read_configuration()
+        check_hard_limits(wanted.limits)
         return wanted
 
     def _apply(self, wanted: Configuration) -> None:
-        self._running = merge_live(self._running, wanted)
+        self._running = merge_live_settings(self._running, wanted)
         for callback in self._on_reload:
             callback(self._running)
 
     def _notes(self, wanted: Configuration) -> Sequence[str]:
         notes = [
             f"{setting}: changed; takes effect after a restart"
-            for setting in find_differences(self._file.written, wanted)
+            for setting in find_changed_settings(self._file.last_read, wanted)
             if setting not in LIVE_SETTINGS
         ]
-        following = merge_live(self._running, wanted)
+        following = merge_live_settings(self._running, wanted)
         if following.limits.processes > self._running.limits.processes:
             with suppress(OSError):  # only the note is lost
-                notes += [f"processes: {few}" for few in processes(following).problems]
+                notes += [
+                    f"processes: {few}" for few in compute_process_allowance(following).problems
+                ]
         return notes
 
 
@@ -240,14 +246,14 @@ def _read(path: Path) -> Configuration:
         raise ConfigurationError(f"{path}: {error}") from None
 
 
-def find_differences(one: Configuration, other: Configuration) -> Iterator[str]:
+def find_changed_settings(one: Configuration, other: Configuration) -> Iterator[str]:
     """Yield the name of each setting that differs, in the order of the configuration."""
     for path, before, after in _compare(one, other):
         if before != after:
             yield path
 
 
-def merge_live(running: Configuration, wanted: Configuration) -> Configuration:
+def merge_live_settings(running: Configuration, wanted: Configuration) -> Configuration:
     """Return `running` with the `wanted` values of the settings in `LIVE_SETTINGS`."""
     changed: dict[str, Any] = {}
     for name in running.__struct_fields__:

@@ -20,7 +20,7 @@ import tawebeval
 import twisted
 from tawebeval.errors import Problem
 
-KEPT_BYTES = 16 * 1024 * 1024
+KEPT_FREE_BYTES = 16 * 1024 * 1024
 """Free bytes at the end of the heap that the C library keeps; it returns the rest to the kernel."""
 
 _LARGE = 1024 * 1024  # bytes from which an allocation has a mapping of its own
@@ -44,7 +44,9 @@ _Handler = Callable[[int, FrameType | None], Any]
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep `KEPT_BYTES` of freed memory; return whether it can (musl cannot).
+    """Let the C library keep `KEPT_FREE_BYTES` of freed memory.
+
+    Return whether it can (musl cannot).
 
     A block of stdout becomes several times as large when it is encoded, and is freed once it is
     acknowledged. By default glibc returns 128 KiB of free heap to the kernel, and each large
@@ -54,7 +56,7 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(
         mallopt(option, size)
-        for option, size in ((_M_TRIM_THRESHOLD, KEPT_BYTES), (_M_MMAP_THRESHOLD, _LARGE))
+        for option, size in ((_M_TRIM_THRESHOLD, KEPT_FREE_BYTES), (_M_MMAP_THRESHOLD, _LARGE))
     )
 
 
@@ -82,7 +84,7 @@ def use_monotonic_clock(reactor: Any) -> None:
         call.reset(max(0.0, left))
 
 
-def preload() -> None:
+def preload_modules() -> None:
     """Import all modules that the daemon may need, before it drops the rights of root.
 
     The interpreter, the virtualenv or the checkout may be readable by root only; later imports
@@ -113,7 +115,7 @@ def find_unreadable_directories() -> Iterator[Problem]:
             )
 
 
-class EarlyHangup:
+class EarlyHangupHandler:
     """Handler of SIGHUP during the start, when the signal would end the process."""
 
     def __init__(self) -> None:
@@ -123,7 +125,7 @@ class EarlyHangup:
         """Note the signal."""
         self.is_received = True
 
-    def install(self) -> None:
+    def install_handler(self) -> None:
         """Handle SIGHUP until `Reloader` does."""
         signal.signal(signal.SIGHUP, self)
 

@@ -23,14 +23,14 @@ from tawebeval.daemon.runtime import ShutdownSignals, find_unreadable_directorie
 from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.registry import Registry
+from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
-from tawebeval.linux.rlimits import MORE_PROCESSES
+from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughEndpoint
-from tawebeval.webhooks.deliveries import Callbacks
+from tawebeval.webhooks.deliveries import CallbackQueue
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
 _TIMER_PERIOD = 1.0  # seconds
@@ -52,9 +52,9 @@ class EvaluationService(Service):
 
     def __init__(
         self,
-        registry: Registry,
+        registry: EvaluationRegistry,
         repositories: RepositoryCache,
-        callbacks: Callbacks,
+        callbacks: CallbackQueue,
         context: EvaluationContext,
     ) -> None:
         self.registry = registry
@@ -65,7 +65,7 @@ class EvaluationService(Service):
     def startService(self) -> None:
         """Load the repository cache and become the reaper of all descendant processes."""
         become_subreaper()
-        self.repositories.load()
+        self.repositories.load_existing()
         super().startService()
 
     def stopService(self) -> Deferred[bool]:
@@ -80,10 +80,10 @@ class EvaluationService(Service):
         await self.callbacks.close()
         return had_any
 
-    def stop_now(self) -> None:
+    def kill_all(self) -> None:
         """Kill all evaluations and give up all webhook deliveries."""
-        self.registry.stop_now()
-        self.callbacks.stop_now()
+        self.registry.end_drain()
+        self.callbacks.give_up_deliveries()
 
 
 class Daemon(MultiService):
@@ -107,7 +107,7 @@ class Daemon(MultiService):
         self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
-        for part in (startup, evaluations, ShutdownSignals(evaluations.stop_now, reactor)):
+        for part in (startup, evaluations, ShutdownSignals(evaluations.kill_all, reactor)):
             part.setServiceParent(self)
 
     def setServiceParent(self, parent: Any) -> None:
@@ -136,16 +136,16 @@ class Daemon(MultiService):
 
     def startService(self) -> None:
         """Start all parts. Raises: SystemExit, with a message, as root."""
-        self._privileges.check()
+        self._privileges.check_no_root_rights()
         if self.log_writer is not None:
-            self._start_log_thread(self.log_writer.lines)
+            self._start_log_thread(self.log_writer.line_writer)
         for problem in find_unreadable_directories():
             log.warn("{problem}", problem=str(problem))
         super().startService()
         for part in self._list_listeners():
             if part.endpoint.port is not None:
                 page = build_url(
-                    part.name or "", part.endpoint.port.getHost(), self._site.base_path.path
+                    part.name or "", part.endpoint.port.getHost(), self._site.base_path.prefix
                 )
                 log.info("ready: {page} (page), API at {page}evaluate", page=page)
 
@@ -157,7 +157,7 @@ class Daemon(MultiService):
         try:
             lines.start()
         except RuntimeError as error:
-            raise SystemExit(f"tawebeval: threads: {error}; {MORE_PROCESSES}") from None
+            raise SystemExit(f"tawebeval: threads: {error}; {PROCESS_LIMIT_REMEDY}") from None
         # Both: after the reactor has stopped, a signal may end the process before atexit runs.
         self._reactor.addSystemEventTrigger("after", "shutdown", lines.flush, _LOG_TIMEOUT)
         atexit.register(lines.flush, _LOG_TIMEOUT)
@@ -168,12 +168,12 @@ class Daemon(MultiService):
 
     async def _stop(self) -> None:
         stop = super().stopService
-        self._site.open_connections.start_drain()
+        self._site.open_connections.close_idle_connections()
         # Disowned, because stopping all parts would stop the service a second time.
         if await maybeDeferred(self._evaluations.disownServiceParent):
             await deferLater(self._reactor, _LAST_POLLS)
         await self._stop_listening()
-        await self._site.open_connections.drain()
+        await self._site.open_connections.drain_connections()
         await maybeDeferred(stop)
 
     async def _stop_listening(self) -> None:
@@ -225,7 +225,7 @@ def make_listener(
     return listening
 
 
-def make_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> TimerService:
+def make_periodic_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> TimerService:
     """Return a service that makes all `calls` once a second, also those after one that fails.
 
     No call may block.

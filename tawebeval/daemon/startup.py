@@ -11,21 +11,26 @@ from twisted.application.service import Service
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration
-from tawebeval.daemon.state import Directories, locate_directories
+from tawebeval.daemon.directories import DaemonDirectories, locate_directories
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, Problem
-from tawebeval.git.command import check_git
+from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.filetree import describe_disk_error
-from tawebeval.linux.reaper import end_stale_processes
-from tawebeval.linux.rlimits import MORE_PROCESSES
+from tawebeval.linux.reaper import kill_stale_processes
+from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
-from tawebeval.sandbox.probe import ProbeDirectories, close_sandbox, verify
-from tawebeval.sandbox.project_quotas import check_quotas, try_quotas
-from tawebeval.web.auth import Authentication, RateLimit, find_metrics_tokens, find_tokens
-from tawebeval.web.exposure import check_endpoints
+from tawebeval.sandbox.probe import ProbeDirectories, close_sandbox, verify_sandbox
+from tawebeval.sandbox.project_quotas import check_quota_directories, probe_quota_enforcement
+from tawebeval.web.auth import (
+    Authentication,
+    RateLimit,
+    find_doubtful_endpoints,
+    find_metrics_token_file,
+    find_token_file,
+)
 
 log = Logger()
 
@@ -52,8 +57,8 @@ class StartupChecks(Service):
 
     def __init__(
         self,
-        directories: Directories,
-        cgroups: Cgroups,
+        directories: DaemonDirectories,
+        cgroups: CgroupManager,
         sandbox: Sandbox,
         pools: Sequence[ThreadPool],
         disk_threads: WorkerThreads,
@@ -74,25 +79,29 @@ class StartupChecks(Service):
         """
         super().startService()
         directories = self.directories
-        end_stale_processes(directories.evaluations, directories.repositories, *directories.quotas)
+        kill_stale_processes(
+            directories.evaluations, directories.repositories, *directories.quota_directories
+        )
         try:
-            directories.clear()
-            write_sandbox_files(directories.accounts)
-            check_quotas(directories.quotas, self._configuration)
-            try_quotas(directories.quotas)
-            check_git()
+            directories.remove_leftovers()
+            write_sandbox_files(directories.account_files)
+            check_quota_directories(directories.quota_directories, self._configuration)
+            probe_quota_enforcement(directories.quota_directories)
+            check_git_version()
         except OSError as error:
             raise SystemExit(f"tawebeval: {describe_disk_error(error)}") from None
         except ConfigurationError as error:
             raise SystemExit(f"tawebeval: {error}") from None
         for problem in self._cgroups.problems:
             log.warn("limits: {problem}", problem=problem)
-        verify(self._sandbox, ProbeDirectories(directories.repositories, directories.evaluations))
+        verify_sandbox(
+            self._sandbox, ProbeDirectories(directories.repositories, directories.evaluations)
+        )
         try:
             for threads in self._pools:
                 threads.start()
         except OSError as error:
-            raise SystemExit(f"tawebeval: {error.strerror}; {MORE_PROCESSES}") from None
+            raise SystemExit(f"tawebeval: {error.strerror}; {PROCESS_LIMIT_REMEDY}") from None
 
     def restore_directories(self) -> None:
         """Start to restore removed directories, unless that is under way."""
@@ -104,7 +113,7 @@ class StartupChecks(Service):
 
     async def _restore_directories(self) -> None:
         try:
-            gone = await self._disk_threads.run(self._restore)
+            gone = await self._disk_threads.run_in_thread(self._restore)
         except OSError:
             return  # `GET /health/ready` reports the fault
         finally:
@@ -113,9 +122,9 @@ class StartupChecks(Service):
             log.warn("{path} was removed; the daemon created it again", path=path)
 
     def _restore(self) -> Sequence[Path]:
-        gone = self.directories.restore()
-        if self.directories.accounts in gone:
-            write_sandbox_files(self.directories.accounts)
+        gone = self.directories.restore_missing()
+        if self.directories.account_files in gone:
+            write_sandbox_files(self.directories.account_files)
         return gone
 
     def stopService(self) -> None:
@@ -127,22 +136,22 @@ class StartupChecks(Service):
         self._cgroups.close()
 
 
-def open_access(configuration: Configuration, clock: Any) -> Authentication:
+def open_authentication(configuration: Configuration, clock: Any) -> Authentication:
     """Return the authentication of callers.
 
     Raises: ConfigurationError, if the tokens cannot be read.
     """
     callers = configuration.callers
-    source = find_tokens(callers, os.environ)
+    source = find_token_file(callers, os.environ)
     return Authentication(RateLimit(callers.requests_per_minute, clock.seconds), source)
 
 
-def open_metrics_access(configuration: Configuration, clock: Any) -> Authentication | None:
+def open_metrics_authentication(configuration: Configuration, clock: Any) -> Authentication | None:
     """Return the authentication of metrics readers, None if they need no token.
 
     Raises: ConfigurationError, if the tokens cannot be read.
     """
-    source = find_metrics_tokens(configuration.metrics, os.environ)
+    source = find_metrics_token_file(configuration.metrics, os.environ)
     return (
         None
         if source is None
@@ -150,7 +159,7 @@ def open_metrics_access(configuration: Configuration, clock: Any) -> Authenticat
     )
 
 
-def find_exposure(configuration: Configuration) -> Iterator[Problem]:
+def find_exposed_endpoints(configuration: Configuration) -> Iterator[Problem]:
     """Yield the endpoints by which anybody may reach a daemon without tokens, as problems.
 
     Raises: ConfigurationError, for an endpoint that other machines reach, unless `callers.open`.
@@ -161,7 +170,7 @@ def find_exposure(configuration: Configuration) -> Iterator[Problem]:
             "run `tawebeval token new NAME`, set callers.tokens, and remove callers.open",
         )
         return
-    for endpoint in check_endpoints(configuration.listen):
+    for endpoint in find_doubtful_endpoints(configuration.listen):
         yield Problem(
             f"no tokens (callers.tokens): everybody who reaches the socket of {endpoint} may run"
             " programs here",
@@ -169,7 +178,7 @@ def find_exposure(configuration: Configuration) -> Iterator[Problem]:
         )
 
 
-def check_readable(
+def check_readable_paths(
     configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
 ) -> None:
     """Check that `sandbox.readable` shows evaluators no path of the daemon or the kernel. Blocks.

@@ -26,21 +26,21 @@ log = Logger()
 
 
 @attrs.frozen
-class Notifier:
-    """Sender of datagrams to the socket at `address`, None if systemd has not started the daemon.
+class SystemdNotifier:
+    """Sender of datagrams to the socket at `socket_address`; None without systemd.
 
-    `watchdog` is the number of seconds without `WATCHDOG=1` after which systemd ends the daemon,
-    None without a watchdog. A datagram that cannot be sent is logged.
+    `watchdog_seconds` is the number of seconds without `WATCHDOG=1` after which systemd ends the
+    daemon, None without a watchdog. A datagram that cannot be sent is logged.
     """
 
-    address: str | None = None
-    watchdog: float | None = None
+    socket_address: str | None = None
+    watchdog_seconds: float | None = None
 
-    def send(self, *notices: str) -> None:
+    def send_notices(self, *notices: str) -> None:
         """Send assignments such as `READY=1` in one datagram, without blocking."""
-        if self.address is None:
+        if self.socket_address is None:
             return
-        name = self.address
+        name = self.socket_address
         if name.startswith("@"):  # an abstract socket, unix(7)
             name = "\0" + name[1:]
         try:
@@ -56,28 +56,28 @@ class Notifier:
 
     def notify_ready(self) -> None:
         """Report that the start, or a reload, has ended."""
-        self.send("READY=1")
+        self.send_notices("READY=1")
 
     def notify_reloading(self) -> None:
         """Report that a reload begins; `notify_ready` has to follow."""
         # systemd tells several reloads apart by this time.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self.send("RELOADING=1", f"MONOTONIC_USEC={now}")
+        self.send_notices("RELOADING=1", f"MONOTONIC_USEC={now}")
 
     def notify_stopping(self, seconds: float) -> None:
         """Report that the daemon stops within `seconds`, which overrides TimeoutStopSec=."""
-        self.send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
+        self.send_notices("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
 
 
-def find_notifier(environment: Mapping[str, str]) -> Notifier:
+def find_notifier(environment: Mapping[str, str]) -> SystemdNotifier:
     """Return the notifier for the variables that systemd has set in the environment."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
-        return Notifier()
+        return SystemdNotifier()
     period = environment.get("WATCHDOG_USEC", "")
     whose = environment.get("WATCHDOG_PID", str(os.getpid()))
     watched = period.isascii() and period.isdigit() and int(period) and whose == str(os.getpid())
-    return Notifier(address, int(period) / 1e6 if watched else None)
+    return SystemdNotifier(address, int(period) / 1e6 if watched else None)
 
 
 def compute_stop_timeout(configuration: Configuration) -> float:
@@ -100,7 +100,7 @@ class Watchdog(Service):
 
     def __init__(
         self,
-        notifier: Notifier,
+        notifier: SystemdNotifier,
         count_evaluations: Callable[[], tuple[int, int]],
         find_obstacles: Callable[[], Sequence[str]],
         get_stop_timeout: Callable[[], float],
@@ -119,7 +119,7 @@ class Watchdog(Service):
     def startService(self) -> None:
         """Report readiness as soon as the reactor runs, and the status from then on."""
         super().startService()
-        if self._notifier.address is None:
+        if self._notifier.socket_address is None:
             return
         self._reactor.callWhenRunning(self._on_running)
         # `stopService` would be too late: by then all evaluations have ended.
@@ -133,7 +133,9 @@ class Watchdog(Service):
 
     def _on_running(self) -> None:
         self._notifier.notify_ready()
-        self._reports.start(min(_REPORT_PERIOD, (self._notifier.watchdog or _REPORT_PERIOD) / 2))
+        self._reports.start(
+            min(_REPORT_PERIOD, (self._notifier.watchdog_seconds or _REPORT_PERIOD) / 2)
+        )
 
     def _on_shutdown(self) -> None:
         self._is_stopping = True
@@ -148,9 +150,9 @@ class Watchdog(Service):
             status = f"stopping: {status}"
         elif obstacles := self._find_obstacles():
             status += f"; not ready: {'; '.join(obstacles)}"
-        notices = ["WATCHDOG=1"] if self._notifier.watchdog else []
+        notices = ["WATCHDOG=1"] if self._notifier.watchdog_seconds else []
         if status != self._status:
             notices.append(f"STATUS={status}")
             self._status = status
         if notices:
-            self._notifier.send(*notices)
+            self._notifier.send_notices(*notices)

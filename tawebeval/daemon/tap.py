@@ -13,21 +13,21 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from tawebeval import __version__
-from tawebeval.daemon.polling import add_poll_fallback
+from tawebeval.daemon.directories import open_directories
+from tawebeval.daemon.epoll_fallback import add_poll_fallback
 from tawebeval.daemon.reload import ConfigurationFile, read_configuration
 from tawebeval.daemon.runtime import (
-    EarlyHangup,
+    EarlyHangupHandler,
     freeze_objects,
     keep_freed_memory,
-    preload,
+    preload_modules,
     use_monotonic_clock,
 )
-from tawebeval.daemon.startup import check_readable
-from tawebeval.daemon.state import open_directories
+from tawebeval.daemon.startup import check_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
-from tawebeval.linux.privileges import Credentials, find_privileges
+from tawebeval.linux.cgroups.group import CgroupManager, open_cgroups
+from tawebeval.linux.privileges import ProcessCredentials, find_privileges
 
 log = Logger()
 
@@ -60,8 +60,8 @@ class Options(usage.Options):
 def makeService(
     options: Options,
     reactor: Any = None,
-    process: Credentials | None = None,
-    find_cgroups: Callable[..., Cgroups] = open_cgroups,
+    process: ProcessCredentials | None = None,
+    find_cgroups: Callable[..., CgroupManager] = open_cgroups,
 ) -> IService:
     """Build the daemon for twistd.
 
@@ -73,35 +73,35 @@ def makeService(
         from twisted.internet import reactor
 
         use_monotonic_clock(reactor)
-        EarlyHangup().install()
+        EarlyHangupHandler().install_handler()
         add_poll_fallback(reactor)
 
     # Imported late: both import the reactor.
-    from tawebeval.daemon.assembly import make_service
+    from tawebeval.daemon.assembly import build_daemon
     from tawebeval.daemon.logging import open_log
 
     try:
         path, listen = options["config"] and Path(options["config"]), options["listen"]
         written = configuration = read_configuration(path, listen)
-        privileges = find_privileges(configuration.service.user, process or Credentials())
+        privileges = find_privileges(configuration.service.user, process or ProcessCredentials())
         if privileges.user is not None:
-            preload()
-        environment = privileges.environment(os.environ)
-        check_readable(configuration, options["config"], environment)
+            preload_modules()
+        environment = privileges.build_user_environment(os.environ)
+        check_readable_paths(configuration, options["config"], environment)
         directories = open_directories(environment, os.urandom, privileges)
         user = privileges.user
-        cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
+        cgroups = find_cgroups(directories.daemon_label, (user.uid, user.gid) if user else None)
         keep_freed_memory()
-        rlimits.check_limits(configuration.limits)
+        rlimits.check_hard_limits(configuration.limits)
         rlimits.raise_descriptor_limit()
-        configuration = rlimits.fit_connections(configuration)
-        for problem in rlimits.processes(configuration).problems:
+        configuration = rlimits.limit_connections(configuration)
+        for problem in rlimits.compute_process_allowance(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
         atexit.register(cgroups.close)  # after a failed start no service is stopped
         # Absolute: twistd may change the working directory.
         file = ConfigurationFile(path and path.absolute(), listen, written)
         log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
-        daemon = make_service(
+        daemon = build_daemon(
             configuration, directories, reactor, privileges, cgroups, file, log_writer
         )
     except ConfigurationError as error:

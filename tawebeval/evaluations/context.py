@@ -11,36 +11,39 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredQueue
 
 from tawebeval.config import Configuration
-from tawebeval.core.budget import Budget
+from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout
+from tawebeval.core.counters import EvaluationCounters
 from tawebeval.core.form import Repository
-from tawebeval.core.tally import EvaluationTally
 from tawebeval.deferreds import UNBOUNDED, FairQueue, RetryQueue, WorkerThreads
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.monitor import LimitMonitor
+from tawebeval.sandbox.limit_monitor import LimitMonitor
 
 
 class RunSlots(Protocol):
     """Queue for run slots; `name` is the identifier of an evaluation."""
 
-    def reserve(self, name: str, caller: str) -> None:
+    def reserve_turn(self, name: str, caller: str) -> None:
         """Reserve the turn of an evaluation that is not ready to run."""
 
-    def acquire(self, name: str, caller: str) -> Deferred[None]:
+    def acquire_slot(self, name: str, caller: str) -> Deferred[None]:
         """Return a Deferred that fires with a slot; cancel it to leave the queue."""
 
-    def release(self, name: str) -> None:
+    def release_slot(self, name: str) -> None:
         """Give back a slot or a reserved turn."""
 
 
 class CheckoutSource(Protocol):
     """Source of checked-out commits, which is the cache of `git.checkouts`."""
 
-    def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
-        """Return whether `check_out` would fetch over a network. Raises: EvaluationFailure."""
+    def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+        """Return whether `check_out_commit` would fetch over a network.
 
-    async def check_out(
+        Raises: EvaluationFailure.
+        """
+
+    async def check_out_commit(
         self, repository: Repository, oid: str, caller: str, *, again: bool = False
     ) -> Checkout:
         """Return a commit and its tree, which the evaluation releases. Raises: EvaluationFailure.
@@ -53,24 +56,24 @@ class CheckoutSource(Protocol):
 class EvaluationContext:
     """Dependencies that all evaluations share; a reload replaces `configuration`.
 
-    `random(n)` returns n random bytes, as `os.urandom`; `time()` is in seconds since the epoch.
-    `fetch_slots` bounds fetches over a network, beside the run slots. `cleanups` repeats
-    removals that have failed.
+    `random_bytes(n)` returns n random bytes, as `os.urandom`; `read_wall_clock()` is in seconds
+    since the epoch. `fetch_slots` bounds fetches over a network, beside the run slots.
+    `cleanup_queue` repeats removals that have failed.
     """
 
     configuration: Configuration
     clock: Any
-    random: Callable[[int], bytes]
+    random_bytes: Callable[[int], bytes]
     threads: WorkerThreads
-    spawn: Spawner
-    repositories: CheckoutSource
+    spawner: Spawner
+    checkout_source: CheckoutSource
     sandbox: Sandbox
-    monitor: LimitMonitor
-    budget: Budget
+    limit_monitor: LimitMonitor
+    ring_budget: RingBudget
     fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNBOUNDED))
-    time: Callable[[], float] = time.time
+    read_wall_clock: Callable[[], float] = time.time
     quota_directories: DeferredQueue[Path] | None = None  # the free ones; None without quotas
-    tally: EvaluationTally = attrs.field(factory=EvaluationTally)
-    cleanups: RetryQueue = attrs.field(
+    counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
+    cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.threads), takes_self=True)
     )

@@ -15,25 +15,25 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from tawebeval.core.budget import Share
+from tawebeval.core.budget import RingShare
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.environment import build_environment
 from tawebeval.core.events import base64_size, encode_error
-from tawebeval.core.fileblock import WantedFile
+from tawebeval.core.fileblock import FileReference
 from tawebeval.core.form import EvaluationRequest, Repository, pack_request, unpack_request
-from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Markers, Parser
-from tawebeval.core.states import State, transition
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.core.variables import build_environment
-from tawebeval.deferreds import Condition, OneShot, run_in_background
+from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.exits import MISPLACED_MARKER
-from tawebeval.evaluations.run import Run, RunResult, StdoutPump
+from tawebeval.evaluations.run import EvaluatorRun, RunResult, StdoutPump
 from tawebeval.linux.child import StartedProcess
-from tawebeval.linux.filetree import remove
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import SandboxedRun
-from tawebeval.sandbox.workspace import FileRefused, Workspace, log_name
+from tawebeval.sandbox.workspace import FileRefused, Workspace, derive_log_name
 from tawebeval.webhooks.callback import Callback
 
 _UNCOUNTED = 1024  # bytes of form and stderr that count as the fixed cost of an evaluation
@@ -51,12 +51,12 @@ log = Logger()
 class Evaluation:
     """One run of an evaluator on one submission, and the owner of its `StdoutPump`.
 
-    - `upload`: the directory of the form's files, None once the workspace has them.
-    - `ring`: the events; `share`: its part of the memory for all events.
-    - `run`: set while the evaluator runs; `result`: set after that.
-    - `times`: when each state began, in seconds since the epoch.
-    - `changed`: notified of new events and of the end.
-    - `cleaned_up`: set, to the evaluation, when its processes and directories are gone.
+    - `upload_directory`: the directory of the form's files, None once the workspace has them.
+    - `ring`: the events; `ring_share`: its part of the memory for all events.
+    - `run`: set while the evaluator runs; `run_result`: set after that.
+    - `state_times`: when each state began, in seconds since the epoch.
+    - `change_condition`: notified of new events and of the end.
+    - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
     - `on_full(evaluation)`: called when the ring becomes full; may make room.
 
     The registry keeps many evaluations in memory. Text of callers and evaluators is kept as bytes,
@@ -70,24 +70,24 @@ class Evaluation:
         converter=pack_request, on_setattr=attrs.setters.NO_OP, repr=False
     )
     seed: int
-    upload: Path | None
+    upload_directory: Path | None
     workspace: Workspace
-    _context: EvaluationContext
+    context: EvaluationContext
     caller: str = ANONYMOUS
     _on_full: Callable[[Evaluation], object] = lambda evaluation: None
-    ring: Ring = attrs.field(factory=Ring)
-    share: Share = attrs.field(init=False)
-    state: State = State.QUEUED
+    ring: EventRing = attrs.field(factory=EventRing)
+    ring_share: RingShare = attrs.field(init=False)
+    state: EvaluationState = EvaluationState.QUEUED
     failure: EvaluationFailure | None = None
     callback: Callback | None = None
     commit: Commit | None = None
-    run: Run | None = None
-    result: RunResult | None = None
+    run: EvaluatorRun | None = None
+    run_result: RunResult | None = None
     markers: Markers | None = None
-    times: dict[str, float] = attrs.field(factory=dict)
+    state_times: dict[str, float] = attrs.field(factory=dict)
     _since: float = 0.0  # when its state began, in seconds of the clock
-    changed: Condition[None] = attrs.field(factory=Condition)
-    cleaned_up: OneShot[Evaluation] = attrs.field(factory=OneShot)
+    change_condition: Condition[None] = attrs.field(factory=Condition)
+    cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _pump: StdoutPump | None = None
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
@@ -98,31 +98,31 @@ class Evaluation:
     _has_misplaced_marker: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.share = self._context.budget.add_share(
+        self.ring_share = self.context.ring_budget.add_share(
             self.caller, partial(self._on_full, self), self._on_room
         )
 
     @property
-    def name(self) -> str:
+    def log_name(self) -> str:
         """Name in the log, from which the identifier cannot be guessed."""
-        return log_name(self.identifier)
+        return derive_log_name(self.identifier)
 
     @property
     def request(self) -> EvaluationRequest:
         """The form; after the start without the fields that only a start needs."""
         return unpack_request(self._request)
 
-    def begin(self, slots: RunSlots) -> None:
+    def enter_queue(self, slots: RunSlots) -> None:
         """Enter the queue, and run as soon as there is a slot."""
-        self.times["created"] = self._context.time()
-        self._since = self._context.clock.seconds()
-        self._context.tally.record_accepted()
+        self.state_times["created"] = self.context.read_wall_clock()
+        self._since = self.context.clock.seconds()
+        self.context.counters.record_accepted()
         log.info("{evaluation}: {state}; caller {caller!r}, commit {commit}", **self._log_fields())
         self._startup = self._in_background(self._fetch_and_start(slots))
 
     def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
         return run_in_background(
-            coroutine, log, "{evaluation}: defect of the daemon", evaluation=self.name
+            coroutine, log, "{evaluation}: defect of the daemon", evaluation=self.log_name
         )
 
     def stop(self, reason: EvaluationFailure) -> None:
@@ -136,7 +136,7 @@ class Evaluation:
 
     def abandon(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""
-        seconds = self._context.configuration.evaluations.abandon_after
+        seconds = self.context.configuration.evaluations.abandon_after
         words = f"no client has asked for the events in {seconds:g} seconds"
         log.info("{evaluation}: stopped: {why}", why=words, **self._log_fields())
         self.stop(EvaluationFailure("lost", f"{words} (evaluations.abandon_after)"))
@@ -146,44 +146,46 @@ class Evaluation:
         if self._pump is not None:
             self._pump.on_acknowledge()
         else:
-            self.share.resize(self.ring.size)
+            self.ring_share.resize(self.ring.size)
 
-    def check_readers(self, cursor: int, *, wanted: bool) -> None:
+    def check_reader_timeout(self, cursor: int, *, wanted: bool) -> None:
         """Stop the evaluation if it has waited too long for its readers.
 
         `cursor` is the last cursor up to which a client has read. `wanted` is whether another
         evaluation waits for the slot.
         """
         if self.run is not None:
-            limit = self._context.configuration.evaluations.paused
-            self.run.check_readers(limit, self.ring.measure_before(cursor), wanted=wanted)
+            limit = self.context.configuration.evaluations.paused
+            self.run.check_reader_timeout(
+                limit, self.ring.measure_bytes_before(cursor), wanted=wanted
+            )
 
-    def forget(self, final_state: State) -> None:
+    def discard_events(self, final_state: EvaluationState) -> None:
         """Discard all events of a cleaned-up evaluation; its state becomes DRAINED or EXPIRED."""
         self._enter(final_state)
         self.ring.acknowledge(self.ring.newest)
-        self.share.release()
+        self.ring_share.release()
 
     async def _fetch_and_start(self, slots: RunSlots) -> None:
         """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
-        repositories = self._context.repositories
+        repositories = self.context.checkout_source
         try:
-            if fetched := repositories.needs_network(*self._checkout_arguments()):
+            if fetched := repositories.checkout_needs_network(*self._checkout_arguments()):
                 self._slots = slots
-                slots.reserve(self.identifier, self.caller)
+                slots.reserve_turn(self.identifier, self.caller)
                 await self._fetch()
             await self._wait_for_slot(slots)
-            checkout = self._checkout = await repositories.check_out(
+            checkout = self._checkout = await repositories.check_out_commit(
                 *self._checkout_arguments(), again=fetched
             )
             self.commit = checkout.commit
-            if self._context.quota_directories is not None:
-                directory = await self._context.quota_directories.get()
+            if self.context.quota_directories is not None:
+                directory = await self.context.quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
-            sandboxed = self._sandboxed = self._context.sandbox.make_run(self.workspace, checkout)
+            sandboxed = self._sandboxed = self.context.sandbox.make_run(self.workspace, checkout)
             run = self._make_run(sandboxed)
             self._is_launching = True  # no cancelling from here on: the child would be lost
-            started = await self._context.threads.run(self._launch, sandboxed, checkout)
+            started = await self.context.threads.run_in_thread(self._launch, sandboxed, checkout)
             self._adopt(run, started)
         except EvaluationFailure as error:
             await self._conclude(error)
@@ -192,16 +194,16 @@ class Evaluation:
         except OSError as error:
             # A path of the machine stays in the log. The error is no defect: no traceback.
             words = "{evaluation}: the evaluator could not be run: {error}"
-            log.error(words, evaluation=self.name, error=error)  # noqa: TRY400
+            log.error(words, evaluation=self.log_name, error=error)  # noqa: TRY400
             await self._conclude(_not_run(error.strerror))
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             log.failure(
-                "{evaluation}: defect: the evaluator could not be run", evaluation=self.name
+                "{evaluation}: defect: the evaluator could not be run", evaluation=self.log_name
             )
             await self._conclude(_not_run(type(error).__name__))
 
     def _checkout_arguments(self) -> tuple[Repository, str, str]:
-        """Return the arguments of `check_out`, unpacked for each call to keep the queue small."""
+        """Return the arguments of `check_out_commit`, unpacked each time: a small queue."""
         request = self.request
         return request.repository, request.commit_oid, self.caller
 
@@ -210,90 +212,92 @@ class Evaluation:
 
         Until then the evaluation counts against the caller's share of fetches.
         """
-        fetches = self._context.fetch_slots
-        await fetches.acquire(self.identifier, self.caller)
-        self._enter(State.FETCHING)
+        fetches = self.context.fetch_slots
+        await fetches.acquire_slot(self.identifier, self.caller)
+        self._enter(EvaluationState.FETCHING)
         try:
-            checkout = await self._context.repositories.check_out(*self._checkout_arguments())
+            checkout = await self.context.checkout_source.check_out_commit(
+                *self._checkout_arguments()
+            )
             self.commit = checkout.commit
             checkout.release()  # a queued evaluation pins nothing in the cache
         finally:
-            fetches.suspend(self.identifier)
+            fetches.suspend_slot(self.identifier)
 
     async def _wait_for_slot(self, slots: RunSlots) -> None:
-        slot = slots.acquire(self.identifier, self.caller)
-        if self.state is State.FETCHING and not slot.called:
-            self._enter(State.QUEUED)
+        slot = slots.acquire_slot(self.identifier, self.caller)
+        if self.state is EvaluationState.FETCHING and not slot.called:
+            self._enter(EvaluationState.QUEUED)
         await slot
         self._slots = slots
-        self._context.fetch_slots.release(self.identifier)
-        if self.state is State.QUEUED:
-            self._enter(State.FETCHING)
+        self.context.fetch_slots.release_slot(self.identifier)
+        if self.state is EvaluationState.QUEUED:
+            self._enter(EvaluationState.FETCHING)
 
-    def _make_run(self, sandboxed: SandboxedRun) -> Run:
+    def _make_run(self, sandboxed: SandboxedRun) -> EvaluatorRun:
         """Return the run that the started evaluator will drive."""
-        context, clock = self._context, self._context.clock
+        context, clock = self.context, self.context.clock
         settings, limits = context.configuration.evaluations, context.configuration.limits
-        markers = self.markers = Markers.generate(context.random)
-        parser = Parser(markers, max_value=limits.data_value, max_file=limits.file)
-        pump = self._pump = StdoutPump(clock, parser, self.ring, self.share, self)
-        return Run(clock, pump, settings.grace, sandboxed, context.threads)
+        markers = self.markers = Markers.generate(context.random_bytes)
+        parser = SegiParser(markers, max_value=limits.data_value, max_file=limits.file)
+        pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_share, self)
+        return EvaluatorRun(clock, pump, settings.grace, sandboxed, context.threads)
 
     def _launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
         """Create the workspace and start the evaluator. Blocks. Raises: EvaluationFailure, OSError.
 
         All blocking work is in this one call: each change of threads costs time.
         """
-        assert self.upload is not None, "only this method takes it"
-        self.workspace.create(self.upload, sandboxed.view)
-        self.upload = None
-        directory = self.workspace.working_directory(self.request.directory, checkout.path)
+        assert self.upload_directory is not None, "only this method takes it"
+        self.workspace.create_directories(self.upload_directory, sandboxed.workspace_view)
+        self.upload_directory = None
+        directory = self.workspace.locate_working_directory(self.request.directory, checkout.path)
         return self._launch_in(directory, sandboxed)
 
     def _launch_in(self, directory: Path, sandboxed: SandboxedRun) -> StartedProcess:
         if self._stop_reason is not None:
             raise self._stop_reason
         assert self.markers is not None, "made with the run"
-        request, workspace, view = self.request, self.workspace, sandboxed.view
+        request, workspace, view = self.request, self.workspace, sandboxed.workspace_view
         environment = build_environment(
-            self._context.configuration.evaluations.environment,
-            home=str(view.translate(workspace.home)),
-            temporary=str(view.translate(workspace.temporary)),
+            self.context.configuration.evaluations.environment,
+            home=str(view.translate_path(workspace.home_directory)),
+            temporary=str(view.translate_path(workspace.temporary_directory)),
             seed=self.seed,
             submission={
-                file.field: str(view.translate(workspace.submission_path(file)))
+                file.field: str(view.translate_path(workspace.locate_submitted_file(file)))
                 for file in request.submission
             },
             markers=self.markers,
         )
-        return sandboxed.start(request.evaluator_cmd, environment, directory)
+        return sandboxed.start_evaluator(request.evaluator_cmd, environment, directory)
 
-    def _adopt(self, run: Run, started: StartedProcess) -> None:
+    def _adopt(self, run: EvaluatorRun, started: StartedProcess) -> None:
         """Connect the started evaluator to its run; kill it if `stop` was called meanwhile."""
-        self._context.spawn.adopt(run, started)
+        self.context.spawner.adopt_child(run, started)
         self._drop_start_fields()
         self.run = run
         self._startup = None
-        self._enter(State.RUNNING)
+        self._enter(EvaluationState.RUNNING)
         assert self._sandboxed is not None, "made before the start"
-        self._context.monitor.add_run(self._sandboxed, run.stop)
-        context = self._context
-        self._sandboxed.serve_submissions(context.clock, context.threads, context.spawn)
-        run.ended.add_callback(self._on_run_ended)
+        self.context.limit_monitor.add_run(self._sandboxed, run.stop)
+        context = self.context
+        self._sandboxed.serve_submissions(context.clock, context.threads, context.spawner)
+        run.run_ended.add_callback(self._on_run_ended)
         if self._stop_reason is not None:
             run.stop(self._stop_reason)
             run.kill()  # no grace time: no client has seen it run
 
-    def _on_run_ended(self, run: Run) -> None:
+    def _on_run_ended(self, run: EvaluatorRun) -> None:
         assert self._sandboxed is not None, "made before the start"
-        self._context.monitor.remove_run(self._sandboxed)
+        self.context.limit_monitor.remove_run(self._sandboxed)
         if run.stderr:
             words = "{evaluation}: end of stderr: {stderr!r}"
             log.info(words, **self._log_fields(), stderr=run.stderr)
         if self._pump is not None and run.failure is None:
             self._has_misplaced_marker = self._pump.has_misplaced_marker
         # A run holds its parser, and the parser up to a whole data block or file: drop both.
-        self.result, self.run, self._pump = run.result, None, None
+        self.run_result, self.run, self._pump = run.result, None, None
         self._in_background(self._conclude(run.failure))
 
     def _drop_start_fields(self) -> None:
@@ -302,15 +306,15 @@ class Evaluation:
     def _on_room(self) -> None:
         """Go on: the ring is not full any more."""
         if self._pump is not None:
-            self._pump.on_room()
+            self._pump.on_ring_room()
 
     # PumpOwner
 
-    def on_events(self) -> None:
+    def on_new_events(self) -> None:
         """Wake the clients that wait for events."""
-        self.changed.notify(None)
+        self.change_condition.notify(None)
 
-    def on_pause(self, paused: bool) -> None:
+    def on_pause_change(self, paused: bool) -> None:
         """Stop the clock of the run while the ring is full."""
         assert self.run is not None, "the pump has a run"
         self.run.set_paused(paused)
@@ -320,10 +324,10 @@ class Evaluation:
         assert self.run is not None, "the pump has a run"
         self.run.on_lost_events()
 
-    async def read_file(self, wanted: WantedFile) -> bytes:
+    async def read_referenced_file(self, wanted: FileReference) -> bytes:
         """Return the content of a file that the evaluator names. Raises: FileRefused."""
         assert self.run is not None, "the pump has a run"
-        content = await self._context.threads.run(self._read_file, wanted.path)
+        content = await self.context.threads.run_in_thread(self._read_file, wanted.path)
         size = base64_size(len(content))
         if self.run.count_output(size) < size:
             raise FileRefused(f"{wanted.path!r} exceeds the rest of limits.output")
@@ -334,52 +338,56 @@ class Evaluation:
         assert self._checkout is not None, "made before the start"
         return self.workspace.read_file(
             path,
-            self.workspace.working_directory(self.request.directory, self._checkout.path),
-            self._context.configuration.limits.file,
-            self._sandboxed.view,
+            self.workspace.locate_working_directory(self.request.directory, self._checkout.path),
+            self.context.configuration.limits.file,
+            self._sandboxed.workspace_view,
         )
 
-    def _enter(self, state: State) -> None:
-        before, self.state = self.state, transition(self.state, state)
-        self.times.setdefault(state.value, self._context.time())
-        now = self._context.clock.seconds()
+    def _enter(self, state: EvaluationState) -> None:
+        before, self.state = self.state, check_transition(self.state, state)
+        self.state_times.setdefault(state.value, self.context.read_wall_clock())
+        now = self.context.clock.seconds()
         after, self._since = now - self._since, now
         reason = self.failure.reason if self.failure else ""
-        self._context.tally.record_transition(before, state, after, reason)
+        self.context.counters.record_transition(before, state, after, reason)
         self._log_step(after)
 
     def _log_step(self, after: float) -> None:
         """Log the present state; the state before has lasted `after` seconds."""
         fields: dict[str, Any] = {**self._log_fields(), "after": after}
         words = _STEP
-        if self.state is State.RUNNING:
-            limits = self._context.configuration.limits
+        if self.state is EvaluationState.RUNNING:
+            limits = self.context.configuration.limits
             words += _LIMITS + f"{format_size(limits.memory)} of memory"
             fields.update(wall_clock=limits.wall_clock, cpu=limits.cpu, memory=limits.memory)
-        elif self.state in (State.FINISHED, State.FAILED, State.CANCELLED):
+        elif self.state in (
+            EvaluationState.FINISHED,
+            EvaluationState.FAILED,
+            EvaluationState.CANCELLED,
+        ):
             if self.failure is not None:
                 words += ": {reason}: {failure}"
                 fields.update(reason=self.failure.reason, failure=self.failure.message)
-            if self.result is not None:
-                usage = self.result.usage
+            if self.run_result is not None:
+                usage = self.run_result.usage
                 words += _PRINTED
                 fields["events"] = self.ring.newest
                 if usage.cpu_seconds is not None:
                     words += _PROCESSOR
                     fields["cpu_seconds"] = usage.cpu_seconds
-                if usage.peak_memory is not None:
-                    words += f", {format_size(usage.peak_memory)} of memory"
+                if usage.peak_memory_bytes is not None:
+                    words += f", {format_size(usage.peak_memory_bytes)} of memory"
                 if self._has_misplaced_marker:
                     words += f"; {MISPLACED_MARKER}"
                 elif not self.ring.newest:
                     words += "; the evaluator printed nothing"
-                    fields["peak_memory_bytes"] = usage.peak_memory
+                    fields["peak_memory_bytes"] = usage.peak_memory_bytes
         log.info(words, **fields)
 
     def _log_fields(self) -> dict[str, Any]:
         """Return the fields of each log line."""
         return {
-            "evaluation": self.name,
+            "evaluation": self.log_name,
             "caller": self.caller,
             "commit": self.request.commit_oid,
             "state": self.state.value,
@@ -390,28 +398,30 @@ class Evaluation:
         # A copy without the traceback, and without the members that only the event shows.
         self.failure = failure and EvaluationFailure(failure.reason, failure.message)
         lost = failure if failure is not None and failure.reason == "lost" else None
-        if self._stop_reason is None and (lost is None or lost.is_alarming):
+        if self._stop_reason is None and (lost is None or lost.is_daemon_fault):
             fault = None if lost is None else lost.message
-            self._context.tally.set_fault(fault, self._context.clock.seconds())
+            self.context.counters.set_latest_fault(fault, self.context.clock.seconds())
         if failure is None:
-            self._enter(State.FINISHED)
+            self._enter(EvaluationState.FINISHED)
         else:
-            self.ring.append(encode_error(failure.reason, failure.message, failure.members))
+            self.ring.append_batch(
+                encode_error(failure.reason, failure.message, failure.extra_members)
+            )
             cancelled = failure.reason == "cancelled"
-            self._enter(State.CANCELLED if cancelled else State.FAILED)
-        self.times["ended"] = self._context.time()
+            self._enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
+        self.state_times["ended"] = self.context.read_wall_clock()
         self.ring.close()
         self._drop_start_fields()
-        self.share.remove_limit()
-        self.share.resize_kept(max(0, self._kept_bytes - _UNCOUNTED))
-        self.share.resize(self.ring.size)
+        self.ring_share.remove_limit()
+        self.ring_share.resize_beside_ring(max(0, self._kept_bytes - _UNCOUNTED))
+        self.ring_share.resize(self.ring.size)
         self._stop_reason = None
-        self.changed.notify(None)
+        self.change_condition.notify(None)
 
     @property
     def _kept_bytes(self) -> int:
         """Bytes of the caller and the evaluator, besides events, that are kept after the end."""
-        stderr = self.result.stderr_tail if self.result is not None else b""
+        stderr = self.run_result.stderr_tail if self.run_result is not None else b""
         url = self.callback.url if self.callback is not None else ""
         return len(self._request) + len(stderr) + len(url)
 
@@ -421,16 +431,16 @@ class Evaluation:
             self._end(failure)
         finally:
             if self._slots is not None:
-                self._slots.release(self.identifier)
-            self._context.fetch_slots.release(self.identifier)
+                self._slots.release_slot(self.identifier)
+            self.context.fetch_slots.release_slot(self.identifier)
             await self._clean_up()
-            self.cleaned_up.set(self)
+            self.cleanup_event.set_value(self)
 
     async def _clean_up(self) -> None:
         sandboxed, workspace, upload, checkout = (
             self._sandboxed,
             self.workspace,
-            self.upload,
+            self.upload_directory,
             self._checkout,
         )
         self._sandboxed = self._checkout = None
@@ -440,26 +450,26 @@ class Evaluation:
                 if sandboxed is not None:
                     sandboxed.close()
             finally:  # a killed process that is not gone yet is only in the way of its cgroup
-                workspace.remove()
+                workspace.remove_content()
                 if upload is not None:
-                    remove(upload)
+                    remove_tree(upload)
 
         try:
-            await self._context.cleanups.attempt(
-                f"{self.name}: removal of its processes and directories",
+            await self.context.cleanup_queue.attempt_call(
+                f"{self.log_name}: removal of its processes and directories",
                 remove_all,
                 on_success=self._return_quota_directory,
             )
         except Exception:  # noqa: BLE001  (the evaluation ends all the same)
             log.failure(
                 "{evaluation}: its processes and directories could not be removed",
-                evaluation=self.name,
+                evaluation=self.log_name,
             )
         if checkout is not None:
             checkout.release()
 
     def _return_quota_directory(self) -> None:
-        free, directory = self._context.quota_directories, self.workspace.quota_directory
+        free, directory = self.context.quota_directories, self.workspace.quota_directory
         if free is not None and directory is not None:
             free.put(directory)
 

@@ -7,7 +7,7 @@ import signal
 
 from tawebeval.config import LimitSettings
 from tawebeval.errors import format_size
-from tawebeval.sandbox.base import Exit
+from tawebeval.sandbox.base import EvaluatorExit
 
 # What programs and libraries write to stderr, in any language's runtime.
 _NETWORK = re.compile(
@@ -30,7 +30,7 @@ _CANNOT_EXECUTE, _NOT_FOUND = 126, 127  # exit statuses of shells
 
 
 def explain_exit(
-    end: Exit,
+    end: EvaluatorExit,
     stderr: str,
     limits: LimitSettings,
     *,
@@ -59,7 +59,7 @@ MISPLACED_MARKER = (
 """The hint about a begin marker in the middle of a line."""
 
 
-def _find_hint(end: Exit, stderr: str, limits: LimitSettings, has_network: bool) -> str:
+def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_network: bool) -> str:
     """Return the likely reason of a bad exit and its remedy; "" if none is known."""
     if end.status == _CANNOT_EXECUTE and _DENIED.search(stderr):
         return (

@@ -20,43 +20,43 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from tawebeval.core.events import Batch
+from tawebeval.core.events import EventBatch
 from tawebeval.core.form import EvaluationRequest
-from tawebeval.core.identifiers import IDENTIFIER, Identifiers
-from tawebeval.core.ring import Reader, Retention
-from tawebeval.core.states import State
+from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
+from tawebeval.core.ring import EventRetention, StreamPosition
+from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationNotFound
 from tawebeval.evaluations.evaluation import Evaluation
 
-RESUME = 30.0
+RESUME_SECONDS = 30.0
 """Seconds for which events are kept for the client of a stream that was cut."""
 
-_IDENTIFIER = re.compile(IDENTIFIER)
+_IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 _NOTED = 8 * 1024  # bytes of a connection between two positions that are noted, at least
 
 
 @attrs.frozen
-class Upload:
+class ReceivedForm:
     """A form that has arrived, with its files below `directory`.
 
-    `key` is the `Idempotency-Key`, None without one; `digest` identifies the form's content.
-    `size` is the number of bytes that the form takes of the space for uploads.
+    `idempotency_key` is the `Idempotency-Key`, None without one; `form_digest` identifies the
+    form's content. `size` is the number of bytes that the form takes of the space for uploads.
     """
 
     request: EvaluationRequest
     directory: Path
-    key: str | None = None
-    digest: bytes = b""
+    idempotency_key: str | None = None
+    form_digest: bytes = b""
     size: int = 0
 
 
-class Connection(Protocol):
+class ReaderConnection(Protocol):
     """A connection that knows how much of its output the client has read."""
 
-    def progress(self) -> tuple[int, int]:
+    def measure_progress(self) -> tuple[int, int]:
         """Return the bytes written to the connection, and the bytes that the client has read."""
 
-    def probe(self, wanted: bool) -> None:
+    def set_probing(self, wanted: bool) -> None:
         """Start or stop asking the client's machine for its acknowledgements.
 
         Without new data that machine need not report that the client has read more.
@@ -66,73 +66,78 @@ class Connection(Protocol):
 class UnprobedConnection:
     """A connection without knowledge of the client: all bytes written count as read."""
 
-    def progress(self) -> tuple[int, int]:
+    def measure_progress(self) -> tuple[int, int]:
         """Return that no byte is on the way."""
         return 0, 0
 
-    def probe(self, wanted: bool) -> None:
+    def set_probing(self, wanted: bool) -> None:
         """Do nothing."""
 
 
 @attrs.define
-class Readers:
+class EvaluationReaders:
     """The readers of one evaluation: streams, and clients that ask for pages.
 
-    A client of pages is expected back until `paged`, in seconds of the clock. (A client that waits
-    longer for a page has all events.) `sent` is whether a stream has sent all events and the end.
-    `furthest` is the last cursor up to which a client has read.
+    A client of pages is expected back until `next_page_deadline`, in seconds of the clock. (A
+    client that waits longer for a page has all events.) `was_sent_completely` is whether a stream
+    has sent all events and the end. `furthest_read_cursor` is the last cursor up to which a client
+    has read.
     """
 
     evaluation: Evaluation
-    retention: Retention
+    retention: EventRetention
     _clock: IReactorTime
-    paged: float = float("-inf")
-    sent: bool = False
-    furthest: int = 0
+    next_page_deadline: float = float("-inf")
+    was_sent_completely: bool = False
+    furthest_read_cursor: int = 0
     _streams: dict[Subscription, None] = attrs.field(factory=dict)
     _retry: IDelayedCall | None = None
 
-    def add_stream(self, stream: Subscription) -> Reader:
+    def add_stream(self, stream: Subscription) -> StreamPosition:
         """Keep the events that the client of a stream has yet to read."""
         self._streams[stream] = None
         return self.retention.add_reader(stream.position)
 
-    def remove_stream(self, stream: Subscription, reader: Reader, *, cut: bool) -> None:
-        """Remove a stream; if it was `cut` the client has `RESUME` seconds to come back."""
+    def remove_stream(self, stream: Subscription, reader: StreamPosition, *, cut: bool) -> None:
+        """Remove a stream; if it was `cut` the client has `RESUME_SECONDS` seconds to come back."""
         del self._streams[stream]
         if cut:
-            self.retention.cut_reader(reader, stream.position, self._clock.seconds() + RESUME)
+            self.retention.expect_resume(
+                reader, stream.position, self._clock.seconds() + RESUME_SECONDS
+            )
         else:
             self.retention.remove_reader(reader)
-        self.make_room()
+        self.discard_read_events()
 
     def acknowledge(self, after: int) -> None:
         """Record that a client has asked for the page after a cursor."""
-        self.furthest = max(self.furthest, after)
+        self.furthest_read_cursor = max(self.furthest_read_cursor, after)
         if self.retention.acknowledge(after):  # most pages are asked for twice: no new room
-            self.make_room()
+            self.discard_read_events()
 
-    def make_room(self) -> None:
+    def discard_read_events(self) -> None:
         """Discard events that no reader needs, and let the evaluator write on.
 
         To be called when a reader needs less, and when the ring has become full.
         """
         for stream in self._streams:
-            stream.update_taken()
+            stream.update_taken_cursor()
         now = self._clock.seconds()
-        paged = now < self.paged
-        self.retention.make_room(self.evaluation.share.limit, now=now, is_paged=paged)
+        paged = now < self.next_page_deadline
+        self.retention.discard_taken_events(
+            self.evaluation.ring_share.limit, now=now, is_paged=paged
+        )
         self.evaluation.on_acknowledge()
         self._plan_retry(now)
 
     def _plan_retry(self, now: float) -> None:
-        """Call `make_room` again when no page, or no resumed stream, is expected any longer.
+        """Call `discard_read_events` again when no page and no resumed stream is expected.
 
         All streams may have read all events, and then nothing else would call it.
         """
-        times = (self.paged, self.retention.resume_until or self.paged)
+        times = (self.next_page_deadline, self.retention.resume_deadline or self.next_page_deadline)
         expected = [time - now for time in times if time > now]
-        held = bool(len(self.retention) and expected) and self.evaluation.share.is_full
+        held = bool(len(self.retention) and expected) and self.evaluation.ring_share.is_full
         if held and self._retry is None:
             self._retry = self._clock.callLater(min(expected), self._on_retry)
         elif not held and self._retry is not None:
@@ -141,7 +146,7 @@ class Readers:
 
     def _on_retry(self) -> None:
         self._retry = None
-        self.make_room()
+        self.discard_read_events()
 
 
 @attrs.define(eq=False)
@@ -155,11 +160,11 @@ class Subscription:
     """
 
     position: int
-    _readers: Readers
+    _readers: EvaluationReaders
     _registered: set[Subscription]
     _on_left: Callable[[], object]
-    connection: Connection = attrs.field(factory=UnprobedConnection)
-    _reader: Reader = attrs.field(init=False)
+    connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
+    _reader: StreamPosition = attrs.field(init=False)
     _has_acknowledged: bool = False  # whether the client acknowledges events itself
     # Ends of pieces: bytes written to the connection, and the cursor after the events.
     _written: deque[tuple[int, int]] = attrs.field(factory=deque)
@@ -168,12 +173,12 @@ class Subscription:
         self._reader = self._readers.add_stream(self)
         self._registered.add(self)
         # If the ring is full and this stream has read all of it, nothing else would make room.
-        self._readers.make_room()
+        self._readers.discard_read_events()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         is_complete = error is None and self.has_ended
         if is_complete:
-            self._readers.sent = True
+            self._readers.was_sent_completely = True
         self._readers.remove_stream(self, self._reader, cut=not is_complete)
         self._registered.remove(self)
         self._on_left()
@@ -184,24 +189,24 @@ class Subscription:
         ring = self._readers.evaluation.ring
         return ring.is_closed and self.position == ring.newest
 
-    def read(self, limit: int) -> Batch:
+    def read_events(self, limit: int) -> EventBatch:
         """Read the next events, at most `limit` bytes but at least one event if there are any."""
-        batch = self._readers.evaluation.ring.read(self.position, limit)
+        batch = self._readers.evaluation.ring.read_events(self.position, limit)
         self.position += batch.count
         return batch
 
     def wait_for_events(self) -> Deferred[None]:
         """Return a Deferred that fires at the next events, or at the end."""
-        return self._readers.evaluation.changed.wait()
+        return self._readers.evaluation.change_condition.wait()
 
-    def note_written(self) -> None:
+    def note_events_written(self) -> None:
         """Record that all events read so far were written to the connection."""
         if not self._has_acknowledged:
-            written, _ = self.connection.progress()
+            written, _ = self.connection.measure_progress()
             if len(self._written) > 1 and written - self._written[-2][0] < _NOTED:
                 self._written.pop()
             self._written.append((written, self.position))
-        self._readers.make_room()
+        self._readers.discard_read_events()
 
     def probe_client(self) -> bool:
         """Have the connection probe the client if the evaluator may wait for this client.
@@ -209,16 +214,19 @@ class Subscription:
         Return whether it may: the ring is full, and the client was sent events that it has not
         shown to have.
         """
-        held = self._readers.evaluation.share.is_full and self._reader.taken < self.position
-        self.connection.probe(held and not self._has_acknowledged)
+        held = (
+            self._readers.evaluation.ring_share.is_full
+            and self._reader.taken_cursor < self.position
+        )
+        self.connection.set_probing(held and not self._has_acknowledged)
         return held
 
-    def update_taken(self) -> None:
+    def update_taken_cursor(self) -> None:
         """Record what the client has read by now: those events may be discarded."""
         if self._has_acknowledged:
             self._written.clear()
         elif self._written:
-            _, read = self.connection.progress()
+            _, read = self.connection.measure_progress()
             while self._written and self._written[0][0] <= read:
                 self._take(self._written.popleft()[1])
 
@@ -231,81 +239,86 @@ class Subscription:
         if cursor > self.position:
             return False
         self._has_acknowledged = True
-        if cursor > self._reader.taken:
+        if cursor > self._reader.taken_cursor:
             self._take(cursor)
-            self._readers.make_room()
+            self._readers.discard_read_events()
         return True
 
     def _take(self, cursor: int) -> None:
-        self._reader.taken = cursor
-        self._readers.furthest = max(self._readers.furthest, cursor)
+        self._reader.taken_cursor = cursor
+        self._readers.furthest_read_cursor = max(self._readers.furthest_read_cursor, cursor)
 
 
 @attrs.define(eq=False)
-class Record:
+class EvaluationRecord:
     """The registry's record of one evaluation.
 
-    `key`, `digest` and `size` are those of the upload. `number` counts accepted evaluations;
-    `asked` is the time of a client's last request, in seconds of the clock. `final_state` is
-    DRAINED or EXPIRED once the evaluation is forgotten.
+    `idempotency_key`, `form_digest` and `memory_size` are those of the upload. `sequence_number`
+    counts accepted evaluations; `last_request_time` is the time of a client's last request, in
+    seconds of the clock. `final_state` is DRAINED or EXPIRED once the evaluation is forgotten.
     """
 
     evaluation: Evaluation
-    key: str | None
-    digest: bytes
-    size: int
+    idempotency_key: str | None
+    form_digest: bytes
+    memory_size: int
     caller: str
-    number: int
-    asked: float
-    readers: Readers
-    final_state: State | None = None
+    sequence_number: int
+    last_request_time: float
+    readers: EvaluationReaders
+    final_state: EvaluationState | None = None
 
     @property
-    def is_awaited(self) -> bool:
+    def is_client_waiting(self) -> bool:
         """Whether a client waits for events just now, has a stream, or awaits the callback.
 
         A callback does not count while the ring is full: without a reader there is no end.
         """
         evaluation = self.evaluation
-        if len(evaluation.changed) or len(self.readers.retention):
+        if len(evaluation.change_condition) or len(self.readers.retention):
             return True
-        is_due = evaluation.callback is not None and not evaluation.cleaned_up.is_set
-        return is_due and not evaluation.share.is_full
+        is_due = evaluation.callback is not None and not evaluation.cleanup_event.is_set
+        return is_due and not evaluation.ring_share.is_full
 
     def release_if_unused(self) -> None:
         """Release the events once the record is forgotten, the run over, and no stream reads."""
         if (
             self.final_state is not None
-            and self.evaluation.cleaned_up.is_set
+            and self.evaluation.cleanup_event.is_set
             and not len(self.readers.retention)
         ):
-            self.evaluation.forget(self.final_state)
+            self.evaluation.discard_events(self.final_state)
 
 
-class Records:
-    """Index of the records that are not forgotten; `accepted` is the number of all until now."""
+class RecordIndex:
+    """Index of the records that are not forgotten.
 
-    def __init__(self, identities: Identifiers, clock: IReactorTime) -> None:
+    `accepted_count` is the number of all until now.
+    """
+
+    def __init__(self, identities: IdentifierIssuer, clock: IReactorTime) -> None:
         self._identities = identities
         self._clock = clock
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, EvaluationRecord] = {}
         # Evaluations that are not cleaned up, and the others, each by the time of the last request.
         # The end of an evaluation counts as a request, too.
-        self._active: OrderedDict[str, Record] = OrderedDict()
-        self._kept: OrderedDict[str, Record] = OrderedDict()
-        self._sent: dict[str, Record] = {}  # of `_kept`, those that a stream has sent to the end
-        self._keys: dict[tuple[str, str], Record] = {}
+        self._active: OrderedDict[str, EvaluationRecord] = OrderedDict()
+        self._kept: OrderedDict[str, EvaluationRecord] = OrderedDict()
+        self._sent: dict[
+            str, EvaluationRecord
+        ] = {}  # of `_kept`, those that a stream has sent to the end
+        self._keys: dict[tuple[str, str], EvaluationRecord] = {}
         self._kept_counts: Counter[str] = Counter()  # by caller
-        self.accepted = 0
+        self.accepted_count = 0
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._records
 
-    def __getitem__(self, identifier: str) -> Record:
+    def __getitem__(self, identifier: str) -> EvaluationRecord:
         return self._records[identifier]
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         """Number of evaluations that have ended and are not forgotten."""
         return len(self._kept)
 
@@ -313,7 +326,9 @@ class Records:
         """Count the evaluations of a caller that have ended and are not forgotten."""
         return self._kept_counts[caller]
 
-    def find(self, identifier: str, caller: str, *, reads: bool = True) -> Record | None:
+    def find_record(
+        self, identifier: str, caller: str, *, reads: bool = True
+    ) -> EvaluationRecord | None:
         """Return a record, None for a forgotten one. Raises: EvaluationNotFound.
 
         The request keeps the evaluation from being expired. If the request `reads` no events it
@@ -326,80 +341,92 @@ class Records:
         ):
             raise EvaluationNotFound(malformed=not _IDENTIFIER.fullmatch(identifier))
         if record is not None:
-            needs_reader = record.evaluation.state.has_ended or record.evaluation.share.is_full
+            needs_reader = record.evaluation.state.has_ended or record.evaluation.ring_share.is_full
             if reads or not needs_reader:
-                self.touch(record)
+                self.note_client_request(record)
         return record
 
-    def find_by_key(self, key: str | None, caller: str) -> Record | None:
+    def find_by_key(self, key: str | None, caller: str) -> EvaluationRecord | None:
         """Return the caller's record with an `Idempotency-Key`, if there is one."""
         return None if key is None else self._keys.get((caller, key))
 
-    def find_abandoned(self, seconds: float) -> list[Record]:
+    def find_abandoned(self, seconds: float) -> list[EvaluationRecord]:
         """Return running and queued evaluations that no client has asked for in `seconds`."""
         return self._find_unasked(self._active, seconds)
 
-    def find_unread(self, seconds: float) -> list[Record]:
+    def find_unread(self, seconds: float) -> list[EvaluationRecord]:
         """Return ended evaluations that no client has asked for in `seconds`."""
         return self._find_unasked(self._kept, seconds)
 
-    def _find_unasked(self, records: OrderedDict[str, Record], seconds: float) -> list[Record]:
+    def _find_unasked(
+        self, records: OrderedDict[str, EvaluationRecord], seconds: float
+    ) -> list[EvaluationRecord]:
         latest = self._clock.seconds() - seconds
         found = []
         for record in records.values():
-            if record.asked > latest:
+            if record.last_request_time > latest:
                 break
-            if not record.is_awaited:
+            if not record.is_client_waiting:
                 found.append(record)
         return found
 
-    def find_paged(self) -> list[str]:
+    def find_read_by_pages(self) -> list[str]:
         """Return the identifiers of evaluations whose next page a client is expected to ask for."""
         now = self._clock.seconds()
-        return [name for name, record in self._records.items() if now < record.readers.paged]
+        return [
+            name
+            for name, record in self._records.items()
+            if now < record.readers.next_page_deadline
+        ]
 
-    def list_of(self, caller: str, after: int, limit: int) -> list[Record]:
+    def list_records(self, caller: str, after: int, limit: int) -> list[EvaluationRecord]:
         """Return up to `limit` records of a caller after the `number` `after`, in order."""
         records = self._records.values()
         return nsmallest(
             limit,
-            (record for record in records if record.caller == caller and record.number > after),
-            key=lambda record: record.number,
+            (
+                record
+                for record in records
+                if record.caller == caller and record.sequence_number > after
+            ),
+            key=lambda record: record.sequence_number,
         )
 
-    def add(self, evaluation: Evaluation, upload: Upload, caller: str) -> Record:
+    def add_record(
+        self, evaluation: Evaluation, upload: ReceivedForm, caller: str
+    ) -> EvaluationRecord:
         """Add the record of a new evaluation, and return it."""
-        self.accepted += 1
+        self.accepted_count += 1
         identifier = evaluation.identifier
-        readers = Readers(evaluation, Retention(evaluation.ring), self._clock)
-        record = self._records[identifier] = self._active[identifier] = Record(
+        readers = EvaluationReaders(evaluation, EventRetention(evaluation.ring), self._clock)
+        record = self._records[identifier] = self._active[identifier] = EvaluationRecord(
             evaluation,
-            upload.key,
-            upload.digest if upload.key is not None else b"",
+            upload.idempotency_key,
+            upload.form_digest if upload.idempotency_key is not None else b"",
             upload.size,
             caller,
-            self.accepted,
+            self.accepted_count,
             self._clock.seconds(),
             readers,
         )
-        if upload.key is not None:
-            self._keys[caller, upload.key] = record
+        if upload.idempotency_key is not None:
+            self._keys[caller, upload.idempotency_key] = record
         return record
 
-    def touch(self, record: Record) -> None:
+    def note_client_request(self, record: EvaluationRecord) -> None:
         """Record a client's request for an evaluation, unless the evaluation is forgotten."""
         identifier = record.evaluation.identifier
         if identifier in self._records:
-            record.asked = self._clock.seconds()
+            record.last_request_time = self._clock.seconds()
             (self._active if identifier in self._active else self._kept).move_to_end(identifier)
 
-    def make_room(self, record: Record) -> None:
+    def make_ring_room(self, record: EvaluationRecord) -> None:
         """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
         if record.evaluation.callback is not None:
-            self.touch(record)  # until now the callback has kept it
-        record.readers.make_room()
+            self.note_client_request(record)  # until now the callback has kept it
+        record.readers.discard_read_events()
 
-    def end(self, record: Record) -> None:
+    def note_evaluation_end(self, record: EvaluationRecord) -> None:
         """Record that only the events of an evaluation are left."""
         identifier = record.evaluation.identifier
         if self._active.pop(identifier, None) is not None:
@@ -408,17 +435,17 @@ class Records:
             self._note_left(record)
         record.release_if_unused()
 
-    def note_unsubscribed(self, record: Record) -> None:
+    def note_stream_end(self, record: EvaluationRecord) -> None:
         """Record that a stream of an evaluation has ended."""
         self._note_left(record)
         record.release_if_unused()
 
-    def _note_left(self, record: Record) -> None:
-        self.touch(record)
-        if record.readers.sent and record.evaluation.identifier in self._kept:
+    def _note_left(self, record: EvaluationRecord) -> None:
+        self.note_client_request(record)
+        if record.readers.was_sent_completely and record.evaluation.identifier in self._kept:
             self._sent[record.evaluation.identifier] = record
 
-    def forget(self, identifier: str, final_state: State) -> None:
+    def forget_record(self, identifier: str, final_state: EvaluationState) -> None:
         """Drop a record, if it is there; `final_state` is DRAINED or EXPIRED."""
         record = self._records.pop(identifier, None)
         if record is None:
@@ -429,12 +456,12 @@ class Records:
             self._kept_counts[record.caller] -= 1
             if not self._kept_counts[record.caller]:
                 del self._kept_counts[record.caller]
-        if record.key is not None:
-            del self._keys[record.caller, record.key]
+        if record.idempotency_key is not None:
+            del self._keys[record.caller, record.idempotency_key]
         record.final_state = final_state
         record.release_if_unused()
 
-    def forget_sent(self, caller: str | None = None) -> bool:
+    def forget_sent_evaluation(self, caller: str | None = None) -> bool:
         """Forget one evaluation that a stream has sent to the end; return whether there was one.
 
         The oldest such evaluation of the caller, or of all callers for None, that no client reads
@@ -442,8 +469,8 @@ class Records:
         """
         now = self._clock.seconds()
         for identifier, record in self._sent.items():
-            is_read = record.is_awaited or now < record.readers.paged
+            is_read = record.is_client_waiting or now < record.readers.next_page_deadline
             if caller in (None, record.caller) and not is_read:
-                self.forget(identifier, State.EXPIRED)
+                self.forget_record(identifier, EvaluationState.EXPIRED)
                 return True
         return False

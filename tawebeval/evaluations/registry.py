@@ -12,9 +12,9 @@ import orjson
 from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
-from tawebeval.core.budget import Spool
+from tawebeval.core.budget import UploadBudget
 from tawebeval.core.form import draw_seed
-from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import (
     DUMMY_END,
     EventPage,
@@ -23,27 +23,27 @@ from tawebeval.core.pages import (
     parse_cursor,
     read_page,
 )
-from tawebeval.core.states import State
+from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import FairQueue, run_in_background
 from tawebeval.errors import (
-    Busy,
+    CallerShareExceeded,
     EvaluationExpired,
     EvaluationFailure,
+    IdempotencyKeyReused,
     InvalidCursor,
-    KeyReused,
-    OverShare,
-    Stopping,
+    ServerBusy,
+    ServerStopping,
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import Record, Records, Subscription, Upload
+from tawebeval.evaluations.records import EvaluationRecord, ReceivedForm, RecordIndex, Subscription
 from tawebeval.evaluations.shutdown import Drain
-from tawebeval.evaluations.status import build_status, build_summary, format_time
-from tawebeval.linux.filetree import remove
-from tawebeval.sandbox.workspace import Workspace, directory_of
+from tawebeval.evaluations.status import build_listing_entry, build_status, format_time
+from tawebeval.linux.filetree import remove_tree
+from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.callback import Callback
-from tawebeval.webhooks.deliveries import Callbacks
+from tawebeval.webhooks.deliveries import CallbackQueue
 
 _RETRY_AFTER = 5  # seconds, if the queue is full
 _RETRY_LATER = 30  # seconds, if too many events are unread
@@ -56,7 +56,7 @@ log = Logger()
 
 
 @attrs.frozen
-class Listing:
+class EvaluationListing:
     """Some evaluations of one caller, in the order of their acceptance.
 
     `begin` is the cursor before the first of them, None at the start of the list; `end` is the
@@ -69,7 +69,7 @@ class Listing:
     data: list[dict[str, Any]]
 
 
-class Registry:
+class EvaluationRegistry:
     """All evaluations of the daemon, whose directories lie below `root`.
 
     `bounds` are the arguments of the queue for run slots (`FairQueue`). `callbacks` delivers the
@@ -82,32 +82,32 @@ class Registry:
     def __init__(
         self,
         context: EvaluationContext,
-        identities: Identifiers,
+        identities: IdentifierIssuer,
         bounds: tuple[int, int, int, int],
         root: Path,
-        callbacks: Callbacks,
+        callbacks: CallbackQueue,
     ) -> None:
-        self._context = context
+        self.context = context
         self._clock = context.clock
-        self._started = format_time(context.time())
+        self._started = format_time(context.read_wall_clock())
         self._identities = identities
         self._root = root
         self._callbacks = callbacks
-        self._records = Records(identities, context.clock)
-        self._mark = context.random(_MARK).hex()  # cursors of another start are refused by it
-        self.queue = FairQueue(*bounds, admits=self._has_memory)
+        self.records = RecordIndex(identities, context.clock)
+        self._mark = context.random_bytes(_MARK).hex()  # cursors of another start are refused by it
+        self.run_queue = FairQueue(*bounds, admits=self._has_memory)
         # Evaluations with a process or a directory left, also those without a record.
-        self._alive: dict[str, Record] = {}
+        self._alive: dict[str, EvaluationRecord] = {}
         self.subscriptions: set[Subscription] = set()
-        self._drain = Drain(self._alive, self._records, self.subscriptions, self._clock)
-        self.spool = Spool(context.configuration.limits.uploads)
+        self._drain = Drain(self._alive, self.records, self.subscriptions, self._clock)
+        self.upload_budget = UploadBudget(context.configuration.limits.uploads)
 
     # Admission
 
-    def check_open(self) -> None:
+    def check_not_stopping(self) -> None:
         """Raise Stopping if the daemon is about to stop."""
         if self._drain.has_begun:
-            raise Stopping
+            raise ServerStopping
 
     def check_admission(self, caller: str = "") -> None:
         """Raise Stopping, OverShare or Busy if a new evaluation would be refused.
@@ -116,67 +116,69 @@ class Registry:
         forgets evaluations that a stream has sent to the end: they are kept only for clients that
         have lost some of the events.
         """
-        self.check_open()
-        while self._has_kept_share(caller) and self._records.forget_sent(caller):
+        self.check_not_stopping()
+        while self._has_kept_share(caller) and self.records.forget_sent_evaluation(caller):
             pass
-        while self._has_too_much_kept() and self._records.forget_sent():
+        while self._has_too_much_kept() and self.records.forget_sent_evaluation():
             pass
         if self._has_kept_share(caller):
-            raise OverShare(
+            raise CallerShareExceeded(
                 "too many of your finished evaluations are unread (callers.kept); read them, or"
                 " discard them by GET /evaluation/ID/events?after=end",
                 _RETRY_LATER,
             )
         if not self._has_memory(caller):
-            raise OverShare(
+            raise CallerShareExceeded(
                 "your unread events use up your share of memory (callers.buffers); read them, or"
                 " discard those of finished evaluations by GET /evaluation/ID/events?after=end",
                 _RETRY_LATER,
             )
         if self._has_too_much_kept():
-            raise Busy(
+            raise ServerBusy(
                 "too many finished evaluations are unread (evaluations.kept, buffers.total); try"
                 " again later",
                 _RETRY_LATER,
             )
-        if self.queue.is_share_used(caller):
-            raise OverShare(
+        if self.run_queue.is_share_used_up(caller):
+            raise CallerShareExceeded(
                 "too many of your evaluations are queued (callers.queued); try again later",
                 _RETRY_AFTER,
             )
-        if self.queue.is_full(caller):
-            raise Busy("the queue is full (evaluations.queued); try again later", _RETRY_AFTER)
+        if self.run_queue.is_full(caller):
+            raise ServerBusy(
+                "the queue is full (evaluations.queued); try again later", _RETRY_AFTER
+            )
 
     def _has_memory(self, caller: str) -> bool:
         """Return whether a caller may use more memory for events; the queue asks, too.
 
         If not, the queue is dispatched as soon as the caller uses less.
         """
-        budget = self._context.budget
-        while budget.is_share_used(caller) and self._records.forget_sent(caller):
+        budget = self.context.ring_budget
+        while budget.is_share_used_up(caller) and self.records.forget_sent_evaluation(caller):
             pass
-        if not budget.is_share_used(caller):
+        if not budget.is_share_used_up(caller):
             return True
-        budget.call_on_relief(caller, self.queue.dispatch)
+        budget.call_when_share_free(caller, self.run_queue.dispatch_slots)
         return False
 
     def _has_too_much_kept(self) -> bool:
         return (
-            self._records.kept >= self._context.configuration.evaluations.kept
-            or self._context.budget.is_spent
+            self.records.kept_count >= self.context.configuration.evaluations.kept
+            or self.context.ring_budget.is_exhausted
         )
 
     def _has_kept_share(self, caller: str) -> bool:
         """Return whether a caller has as many unread finished evaluations as `callers.kept`."""
-        configuration = self._context.configuration
+        configuration = self.context.configuration
         share = configuration.callers.kept
         if caller == ANONYMOUS or not 0 < share < configuration.evaluations.kept:
             return False
-        return self._records.count_kept(caller) >= share
+        return self.records.count_kept(caller) >= share
 
     # Life of an evaluation
 
-    def accept(self, upload: Upload, caller: str = "") -> str:
+    def accept_form(self, upload: ReceivedForm, caller: str = "") -> str:
         """Queue a new evaluation and return its identifier.
 
         A form with an `Idempotency-Key` that the caller has used before is discarded; its answer
@@ -185,42 +187,42 @@ class Registry:
         Raises: KeyReused (the first form was another one), Stopping, OverShare, Busy, InvalidField
         (the daemon does not call the `callback_url`).
         """
-        known = self._records.find_by_key(upload.key, caller)
+        known = self.records.find_by_key(upload.idempotency_key, caller)
         if known is not None:
-            if known.digest != upload.digest:
-                raise KeyReused(
+            if known.form_digest != upload.form_digest:
+                raise IdempotencyKeyReused(
                     "Idempotency-Key: this key was used with another form; send a new key"
                 )
             self.discard_upload(upload.directory, upload.size)
             return known.evaluation.identifier
         url = upload.request.callback_url
-        callback = None if url is None else self._callbacks.expect(url, caller)
+        callback = None if url is None else self._callbacks.create_callback(url, caller)
         self.check_admission(caller)
         evaluation = self._make_evaluation(upload, caller, callback)
-        self._alive[evaluation.identifier] = self._records.add(evaluation, upload, caller)
-        evaluation.cleaned_up.add_callback(self._on_cleaned_up)
-        evaluation.begin(self.queue)
+        self._alive[evaluation.identifier] = self.records.add_record(evaluation, upload, caller)
+        evaluation.cleanup_event.add_callback(self._on_cleaned_up)
+        evaluation.enter_queue(self.run_queue)
         return evaluation.identifier
 
     def _make_evaluation(
-        self, upload: Upload, caller: str, callback: Callback | None
+        self, upload: ReceivedForm, caller: str, callback: Callback | None
     ) -> Evaluation:
-        identifier = self._identities.issue(caller)
+        identifier = self._identities.issue_identifier(caller)
         seed = upload.request.seed
         return Evaluation(
             identifier=identifier,
             request=upload.request,
-            seed=draw_seed(self._context.random) if seed is None else seed,
-            upload=upload.directory,
-            workspace=Workspace(self._root / directory_of(identifier)),
-            context=self._context,
+            seed=draw_seed(self.context.random_bytes) if seed is None else seed,
+            upload_directory=upload.directory,
+            workspace=Workspace(self._root / derive_directory_name(identifier)),
+            context=self.context,
             caller=caller,
             callback=callback,
             on_full=self._on_full,
         )
 
     def _on_full(self, evaluation: Evaluation) -> None:
-        self._records.make_room(self._alive[evaluation.identifier])
+        self.records.make_ring_room(self._alive[evaluation.identifier])
 
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         record = self._alive[evaluation.identifier]
@@ -228,40 +230,40 @@ class Registry:
             # Before `end`: it changes the state of an evaluation that has no record any more.
             self._notify(evaluation)
         finally:
-            self._records.end(record)
+            self.records.note_evaluation_end(record)
             del self._alive[evaluation.identifier]
-            self.spool.remove(record.size)
-            self.queue.dispatch()
-            self._drain.on_progress()
+            self.upload_budget.remove_bytes(record.memory_size)
+            self.run_queue.dispatch_slots()
+            self._drain.on_drain_progress()
 
     def _notify(self, evaluation: Evaluation) -> None:
         """Send the callback of an evaluation that has ended, if its form asks for one."""
         callback = evaluation.callback
         if callback is not None:
-            self._callbacks.send(
-                callback, evaluation.name, lambda: orjson.dumps(build_status(evaluation, None))
+            self._callbacks.start_delivery(
+                callback, evaluation.log_name, lambda: orjson.dumps(build_status(evaluation, None))
             )
 
     def discard_upload(self, directory: Path, size: int) -> None:
         """Remove the `directory` of a form that becomes no evaluation; give back `size` bytes."""
-        attempt = self._context.cleanups.attempt(
+        attempt = self.context.cleanup_queue.attempt_call(
             "removal of an upload",
-            remove,
+            remove_tree,
             directory,
-            on_success=lambda: self.spool.remove(size),
+            on_success=lambda: self.upload_budget.remove_bytes(size),
         )
         run_in_background(attempt, log, "an upload could not be removed")
 
-    async def cancel(self, identifier: str, caller: str = "") -> None:
+    async def cancel_evaluation(self, identifier: str, caller: str = "") -> None:
         """Stop an evaluation and return when only its events are left.
 
         An evaluation that has ended is left as it is. Raises: EvaluationNotFound.
         """
-        record = self._records.find(identifier, caller, reads=False)
+        record = self.records.find_record(identifier, caller, reads=False)
         record = record or self._alive.get(identifier)
         if record is not None:
             record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
-            await record.evaluation.cleaned_up.wait()
+            await record.evaluation.cleanup_event.wait()
 
     # Events: pages and streams
 
@@ -306,10 +308,10 @@ class Registry:
         To be called right after `read_page` has returned a page without news. Raises: as
         `read_page`.
         """
-        record = self._records[identifier]
+        record = self.records[identifier]
         try:
             with suppress(WaitTimedOut):
-                await record.evaluation.changed.wait().addTimeout(wait, self._clock)
+                await record.evaluation.change_condition.wait().addTimeout(wait, self._clock)
         finally:  # also when the client has gone: it may ask again
             self._expect_next_page(record)
         return self.read_page(identifier, after, caller, limit)
@@ -345,33 +347,33 @@ class Registry:
             locate_cursor(record.evaluation.ring, after or None, skip)
         return record is not None
 
-    def _find_at(self, identifier: str, after: str | None, caller: str) -> Record | None:
+    def _find_at(self, identifier: str, after: str | None, caller: str) -> EvaluationRecord | None:
         """Return the record in which to read after a cursor; None after the very end."""
         cursor = parse_cursor(after)
-        record = self._records.find(identifier, caller)
+        record = self.records.find_record(identifier, caller)
         if record is None and cursor != DUMMY_END:
             raise EvaluationExpired(self._started)
         if cursor == DUMMY_END and (record is None or record.evaluation.ring.is_closed):
             return None
         return record
 
-    def _read(self, record: Record, after: str | None, limit: int | None) -> EventPage:
-        most = self._context.configuration.buffers.page
+    def _read(self, record: EvaluationRecord, after: str | None, limit: int | None) -> EventPage:
+        most = self.context.configuration.buffers.page
         size = most if limit is None else min(limit, most)
         return read_page(record.evaluation.ring, after or None, size)
 
-    def _expect_next_page(self, record: Record) -> None:
-        record.readers.paged = self._clock.seconds() + _NEXT_PAGE
+    def _expect_next_page(self, record: EvaluationRecord) -> None:
+        record.readers.next_page_deadline = self._clock.seconds() + _NEXT_PAGE
 
-    def _on_unsubscribed(self, record: Record) -> None:
-        self._records.note_unsubscribed(record)
-        self.queue.dispatch()  # what the stream has sent may have been in a caller's way
-        self._drain.on_progress()
+    def _on_unsubscribed(self, record: EvaluationRecord) -> None:
+        self.records.note_stream_end(record)
+        self.run_queue.dispatch_slots()  # what the stream has sent may have been in a caller's way
+        self._drain.on_drain_progress()
 
     def _drop_read(self, identifier: str) -> None:
         """Forget an evaluation that was read to its end."""
-        self._records.forget(identifier, State.DRAINED)
-        self._drain.on_progress()
+        self.records.forget_record(identifier, EvaluationState.DRAINED)
+        self._drain.on_drain_progress()
 
     # Status and lists
 
@@ -380,22 +382,22 @@ class Registry:
 
         A look at the status does not keep an evaluation that waits for a reader of its events.
         """
-        record = self._records.find(identifier, caller, reads=False)
+        record = self.records.find_record(identifier, caller, reads=False)
         if record is None:
             raise EvaluationExpired(self._started)
-        return build_status(record.evaluation, self.queue.find_position(identifier))
+        return build_status(record.evaluation, self.run_queue.find_waiter_position(identifier))
 
-    def list_evaluations(self, after: str | None, caller: str = "") -> Listing:
+    def list_evaluations(self, after: str | None, caller: str = "") -> EvaluationListing:
         """Return up to 100 evaluations of a caller that were accepted after a cursor.
 
         None and the empty cursor stand for the start of the list. Raises: InvalidCursor.
         """
         number = self._parse_list_cursor(after) if after else 0
-        found = self._records.list_of(caller, number, _LISTED + 1)
-        return Listing(
+        found = self.records.list_records(caller, number, _LISTED + 1)
+        return EvaluationListing(
             after or None,
-            f"{self._mark}-{found[_LISTED - 1].number}" if len(found) > _LISTED else None,
-            [build_summary(record.evaluation) for record in found[:_LISTED]],
+            f"{self._mark}-{found[_LISTED - 1].sequence_number}" if len(found) > _LISTED else None,
+            [build_listing_entry(record.evaluation) for record in found[:_LISTED]],
         )
 
     def _parse_list_cursor(self, cursor: str) -> int:
@@ -403,7 +405,7 @@ class Registry:
         if (
             mark != self._mark
             or not _NUMBER.fullmatch(number)
-            or int(number) > self._records.accepted
+            or int(number) > self.records.accepted_count
         ):
             raise InvalidCursor(
                 f"after: {cursor[:80]!r} is not a cursor of this list, or it is from before the"
@@ -413,25 +415,27 @@ class Registry:
 
     # Housekeeping and shutdown
 
-    def expire(self) -> None:
+    def expire_evaluations(self) -> None:
         """Forget evaluations that no client asks for, and stop those whose readers are too slow.
 
         To be called about once a second.
         """
-        settings = self._context.configuration.evaluations
-        for record in self._records.find_abandoned(settings.abandon_after):
+        settings = self.context.configuration.evaluations
+        for record in self.records.find_abandoned(settings.abandon_after):
             record.evaluation.abandon()
-            self._records.forget(record.evaluation.identifier, State.EXPIRED)
-        for record in self._records.find_unread(settings.retain):
-            self._records.forget(record.evaluation.identifier, State.EXPIRED)
-        for identifier, wanted in self.queue.list_holders():
+            self.records.forget_record(record.evaluation.identifier, EvaluationState.EXPIRED)
+        for record in self.records.find_unread(settings.retain):
+            self.records.forget_record(record.evaluation.identifier, EvaluationState.EXPIRED)
+        for identifier, wanted in self.run_queue.list_slot_holders():
             record = self._alive[identifier]
-            record.evaluation.check_readers(record.readers.furthest, wanted=wanted)
-        self.queue.dispatch()  # the time in which pages are expected may have passed
+            record.evaluation.check_reader_timeout(
+                record.readers.furthest_read_cursor, wanted=wanted
+            )
+        self.run_queue.dispatch_slots()  # the time in which pages are expected may have passed
 
-    def stop_now(self) -> None:
+    def end_drain(self) -> None:
         """End the time that `close` gives to running evaluations."""
-        self._drain.stop_now()
+        self._drain.end_drain()
 
     async def close(self, drain: float = 0) -> bool:
         """Accept nothing more, end all evaluations and return when their processes are gone.
@@ -439,4 +443,4 @@ class Registry:
         Running evaluations have `drain` seconds to end by themselves; readers then have some
         seconds for the last events. Return whether there was an evaluation or a reader.
         """
-        return await self._drain.close(drain)
+        return await self._drain.drain_evaluations(drain)

@@ -1,8 +1,9 @@
 """One run of an evaluator: stdout on the way into the ring, limits, clock and exit.
 
-`ChildProcess` (`linux.child`) reads stdout and stderr in pieces and calls a `Run`. The run counts
-the bytes and hands stdout to its `StdoutPump`. The pump has a `Parser` (`core.segi`) make events of
-the bytes, and appends these to the ring. No other module lies between the pipe and the ring.
+`ChildProcess` (`linux.child`) reads stdout and stderr in pieces and calls a `EvaluatorRun`. The run
+counts the bytes and hands stdout to its `StdoutPump`. The pump has a `SegiParser` (`core.segi`)
+make events of the bytes, and appends these to the ring. No other module lies between the pipe and
+the ring.
 
 Back-pressure goes the other way: the pump pauses the child's stdout while the ring is full, while
 a file is read, and while the parser has more input than it parses in one turn of the reactor. The
@@ -25,32 +26,32 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.core import text
-from tawebeval.core.budget import Share
-from tawebeval.core.events import Batch
-from tawebeval.core.fileblock import WantedFile
-from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Parser
-from tawebeval.deferreds import OneShot, WorkerThreads
+from tawebeval.core.budget import RingShare
+from tawebeval.core.events import EventBatch
+from tawebeval.core.fileblock import FileReference
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import SegiParser
+from tawebeval.deferreds import OneShotEvent, WorkerThreads
 from tawebeval.errors import (
     EvaluationFailure,
-    Reason,
+    FailureReason,
     build_limit_failure,
-    build_unread_failure,
+    build_slow_reader_failure,
     format_size,
 )
 from tawebeval.evaluations.exits import explain_exit
-from tawebeval.linux.cgroups.group import Usage
-from tawebeval.linux.child import ProcessTransport, Producer
-from tawebeval.sandbox.base import Exit, SandboxedRun, build_cpu_failure
+from tawebeval.linux.cgroups.group import ResourceUsage
+from tawebeval.linux.child import ProcessTransport, StdoutProducer
+from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_failure
 from tawebeval.sandbox.workspace import FileRefused
 
-PARTIAL_LINE = 0.02
+PARTIAL_LINE_DELAY = 0.02
 """Seconds that a partial line waits for its rest (contract, section 4)."""
 
-STDERR_TAIL = 8 * 1024
+STDERR_TAIL_BYTES = 8 * 1024
 """Bytes of stderr that are kept, and bytes of UTF-8 that are shown (contract, section 4)."""
 
-READ_RATE = 64 * 1024
+MIN_READ_RATE = 64 * 1024
 """Bytes of events per second that make up for a second in which a run waits for its readers."""
 
 _WANTED = 4  # divides `evaluations.paused` for a run whose slot another evaluation waits for
@@ -58,7 +59,7 @@ _IN_ALL = 10  # multiplies it for the sum of all pauses, however much was read i
 
 # A run over one of these limits gets no grace time in which it could take more. A run that is over
 # its time, or is cancelled, may clean up.
-_AT_ONCE: frozenset[Reason] = frozenset(
+_AT_ONCE: frozenset[FailureReason] = frozenset(
     {"memory", "processes", "disk", "file_size", "output", "stderr"}
 )
 _LOST = EvaluationFailure(
@@ -81,16 +82,16 @@ log = Logger()
 class PumpOwner(Protocol):
     """Owner of a `StdoutPump`: the evaluation."""
 
-    def on_events(self) -> None:
+    def on_new_events(self) -> None:
         """Handle new events in the ring."""
 
-    def on_pause(self, paused: bool) -> None:
+    def on_pause_change(self, paused: bool) -> None:
         """Handle that the ring has become full, or has room again."""
 
     def on_lost_events(self) -> None:
         """Handle the loss of events by a defect of the daemon: the run is to be killed."""
 
-    def read_file(self, wanted: WantedFile) -> Awaitable[bytes]:
+    def read_referenced_file(self, wanted: FileReference) -> Awaitable[bytes]:
         """Return the content of a file. Raises: FileRefused."""
 
 
@@ -98,9 +99,9 @@ class StdoutPump:
     """Pump from the stdout of one evaluator through the parser into its ring.
 
     While the ring's `share` of the buffers is full the pump parses nothing, reads no file and
-    pauses the producer; the share calls `on_room` when that ends. `done` is set when stdout has
-    ended and all its events are in the ring. `has_failed` is set when a defect of the daemon has
-    lost events; the pump then drops the rest of stdout.
+    pauses the producer; the share calls `on_ring_room` when that ends. `output_stored` is set when
+    stdout has ended and all its events are in the ring. `has_failed` is set when a defect of the
+    daemon has lost events; the pump then drops the rest of stdout.
     """
 
     __slots__ = (
@@ -119,26 +120,26 @@ class StdoutPump:
         "_ring",
         "_share",
         "_turn",
-        "done",
         "has_failed",
+        "output_stored",
     )
 
     def __init__(
         self,
         clock: IReactorTime,
-        parser: Parser,
-        ring: Ring,
-        share: Share,
+        parser: SegiParser,
+        ring: EventRing,
+        share: RingShare,
         owner: PumpOwner,
     ) -> None:
-        self.done: OneShot[None] = OneShot()
+        self.output_stored: OneShotEvent[None] = OneShotEvent()
         self.has_failed = False
         self._clock = clock
         self._parser = parser
         self._ring = ring
         self._share = share
         self._owner = owner
-        self._producer: Producer | None = None
+        self._producer: StdoutProducer | None = None
         self._full = False
         self._paused = False
         self._reading = False
@@ -154,7 +155,7 @@ class StdoutPump:
         """Whether a begin marker was text."""
         return self._parser.has_misplaced_marker
 
-    def start(self, producer: Producer) -> None:
+    def start(self, producer: StdoutProducer) -> None:
         """Set the producer, whose stdout `feed` gets, and which the pump pauses."""
         self._producer = producer
 
@@ -162,12 +163,12 @@ class StdoutPump:
         """Parse a chunk of stdout."""
         self._attempt(self._parse, self._parser.feed, chunk)
 
-    def end(self) -> None:
+    def on_stdout_end(self) -> None:
         """Handle the end of stdout."""
         self._ended = True
         self._attempt(self._plan)
         if self.has_failed:
-            self.done.set(None)
+            self.output_stored.set_value(None)
 
     def on_acknowledge(self) -> None:
         """Handle a discard of events: the ring may have room, or other rings may have taken it."""
@@ -175,7 +176,7 @@ class StdoutPump:
             self._share.resize(self._ring.size)
         self._attempt(self._resize)
 
-    def drain(self) -> None:
+    def accept_remaining_output(self) -> None:
         """Accept the rest of stdout however full the ring is: the processes have ended.
 
         The rest is at most the content of a pipe. Files that it names may be many times as large:
@@ -189,7 +190,7 @@ class StdoutPump:
         self._refusing = True
         self._attempt(self._plan)
 
-    def on_room(self) -> None:
+    def on_ring_room(self) -> None:
         """Go on: the ring is not full any more."""
         self._attempt(self._plan)
 
@@ -208,20 +209,20 @@ class StdoutPump:
         self._cancel_calls()
         self._owner.on_lost_events()
         if self._ended:
-            self.done.set(None)
+            self.output_stored.set_value(None)
         elif self._producer is not None:
             self._producer.resumeProducing()  # the end of stdout is still needed
 
-    def _parse(self, parse: Callable[..., Batch], *arguments: Any) -> None:
+    def _parse(self, parse: Callable[..., EventBatch], *arguments: Any) -> None:
         """Call a method of the parser, and put its events into the ring."""
         self._put(parse(*arguments))
         self._plan()
 
-    def _put(self, batch: Batch) -> None:
-        self._ring.append(batch)
+    def _put(self, batch: EventBatch) -> None:
+        self._ring.append_batch(batch)
         self._share.resize(self._ring.size)
         if batch.count:
-            self._owner.on_events()
+            self._owner.on_new_events()
 
     def _resize(self) -> None:
         self._share.resize(self._ring.size)
@@ -234,12 +235,14 @@ class StdoutPump:
         full = self._must_wait()
         if full is not self._full:
             self._full = full
-            self._owner.on_pause(full)
-        busy = self._parser.has_pending or self._parser.wanted_file is not None
+            self._owner.on_pause_change(full)
+        busy = self._parser.has_pending_input or self._parser.awaited_file is not None
         if busy and not (full or self._reading or self._turn):
             self._turn = self._clock.callLater(0, self._attempt, self._take_turn)
         if self._flush is None and self._parser.has_partial_line:
-            self._flush = self._clock.callLater(PARTIAL_LINE, self._attempt, self._deliver_partial)
+            self._flush = self._clock.callLater(
+                PARTIAL_LINE_DELAY, self._attempt, self._deliver_partial
+            )
         paused = full or busy
         if paused is not self._paused and self._producer is not None:
             self._paused = paused
@@ -254,18 +257,18 @@ class StdoutPump:
         """Return whether the next step has to wait for room in the ring."""
         if not self._draining:
             return self._share.is_full
-        wants_file = self._parser.wanted_file is not None and not self._refusing
+        wants_file = self._parser.awaited_file is not None and not self._refusing
         return wants_file and self._share.size >= self._share.limit
 
     def _take_turn(self) -> None:
         """Parse on, or read the wanted file, unless other rings have taken the room."""
         self._share.resize(self._ring.size)
         self._turn = None
-        wanted = self._parser.wanted_file
+        wanted = self._parser.awaited_file
         if self._must_wait():
             self._plan()
         elif wanted is None:
-            self._parse(self._parser.proceed)
+            self._parse(self._parser.parse_pending)
         elif self._draining and self._share.size >= self._share.limit:
             self._parse(
                 self._parser.refuse_file,
@@ -275,9 +278,9 @@ class StdoutPump:
             self._reading = True
             Deferred.fromCoroutine(self._read(wanted))
 
-    async def _read(self, wanted: WantedFile) -> None:
+    async def _read(self, wanted: FileReference) -> None:
         try:
-            content = await self._owner.read_file(wanted)
+            content = await self._owner.read_referenced_file(wanted)
         except FileRefused as error:
             step: Callable[[], None] = partial(self._parse, self._parser.refuse_file, str(error))
         except Exception as error:  # noqa: BLE001  (whatever the defect is)
@@ -289,7 +292,7 @@ class StdoutPump:
 
     def _deliver_partial(self) -> None:
         self._flush = None
-        self._parse(self._parser.flush)
+        self._parse(self._parser.flush_partial_line)
 
     def _cancel_calls(self) -> None:
         for call in (self._flush, self._turn):
@@ -302,28 +305,28 @@ class StdoutPump:
         self._cancel_calls()
         self._put(self._parser.finish())
         self._share.remove_limit()  # no pause lasts beyond the end of stdout
-        self.done.set(None)
+        self.output_stored.set_value(None)
 
 
 @attrs.frozen
 class RunResult:
     """Result of a run, kept as long as the record of its evaluation.
 
-    `exit` is None if no evaluator ran. `paused_seconds` is the time in which the run waited for
-    readers. `stderr_tail` has at most `STDERR_TAIL` bytes.
+    `exit_status` is None if no evaluator ran. `paused_seconds` is the time in which the run waited
+    for readers. `stderr_tail` has at most `STDERR_TAIL_BYTES` bytes.
     """
 
-    exit: Exit | None
-    usage: Usage
+    exit_status: EvaluatorExit | None
+    usage: ResourceUsage
     paused_seconds: float
     stderr_tail: bytes = attrs.field(repr=False)
 
     @property
     def stderr(self) -> str:
-        """The tail of stderr as text of at most `STDERR_TAIL` bytes of UTF-8."""
+        """The tail of stderr as text of at most `STDERR_TAIL_BYTES` bytes of UTF-8."""
         # U+FFFD is longer than the byte that it replaces.
         shown = self.stderr_tail.decode("utf-8", "replace").encode()
-        return text.take_tail(shown, STDERR_TAIL).decode()
+        return text.take_tail(shown, STDERR_TAIL_BYTES).decode()
 
 
 @attrs.define
@@ -331,7 +334,7 @@ class _Pauses:
     """Pauses of a run that waits for its readers, in seconds.
 
     `total` is the sum of all pauses. `owed` grows by the same seconds, and shrinks by a second for
-    each `READ_RATE` bytes read, down to 0.
+    each `MIN_READ_RATE` bytes read, down to 0.
     """
 
     total: float = 0.0
@@ -359,26 +362,26 @@ class _Pauses:
     def reduce_owed(self, read: int) -> None:
         """Reduce `owed`; `read` is the number of bytes that readers have read in all."""
         more = max(0, read - self._read)  # `read` shrinks if a batch read to its end has grown
-        self.owed = max(0.0, self.owed - more / READ_RATE)
+        self.owed = max(0.0, self.owed - more / MIN_READ_RATE)
         self._read += more
 
 
-class Run(ProcessProtocol):
+class EvaluatorRun(ProcessProtocol):
     """Protocol of the evaluator's process: applies the limits, and learns of stdout and the exit.
 
     The process is known only as a `ProcessTransport` (`linux.child`). That Protocol is the seam
     for a process that outlives the daemon: another implementation can take the place of
     `ChildProcess` without a change here.
 
-    `ended` is set, to the run, when the process tree is gone and all output is in the ring.
-    `failure` is the reason of a stop or a bad exit, None after a good one. `exit` is None until
-    the end, and if no evaluator ran. `usage` is known at the end. `grace` is the time between TERM
-    and KILL, in seconds.
+    `run_ended` is set, to the run, when the process tree is gone and all output is in the ring.
+    `failure` is the reason of a stop or a bad exit, None after a good one. `exit_status` is None
+    until the end, and if no evaluator ran. `usage` is known at the end. `grace` is the time between
+    TERM and KILL, in seconds.
     """
 
     failure: EvaluationFailure | None = None
-    exit: Exit | None = None
-    usage = Usage(None, None)
+    exit_status: EvaluatorExit | None = None
+    usage = ResourceUsage(None, None)
 
     def __init__(
         self,
@@ -388,7 +391,7 @@ class Run(ProcessProtocol):
         sandboxed: SandboxedRun,
         threads: WorkerThreads,
     ) -> None:
-        self.ended: OneShot[Run] = OneShot()
+        self.run_ended: OneShotEvent[EvaluatorRun] = OneShotEvent()
         self._clock = clock
         self._pump = pump
         self._grace = grace
@@ -401,7 +404,7 @@ class Run(ProcessProtocol):
         self._pauses = _Pauses()
         self._timeout: IDelayedCall | None = None
         self._kill: IDelayedCall | None = None
-        self._tree_ended: OneShot[None] = OneShot()
+        self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self._process: ProcessTransport
 
     @property
@@ -412,7 +415,7 @@ class Run(ProcessProtocol):
     @property
     def result(self) -> RunResult:
         """The result so far."""
-        return RunResult(self.exit, self.usage, self.paused_seconds, self._stderr)
+        return RunResult(self.exit_status, self.usage, self.paused_seconds, self._stderr)
 
     @property
     def paused_seconds(self) -> float:
@@ -435,7 +438,7 @@ class Run(ProcessProtocol):
         """Stop the clock of `limits.wall_clock` while the run waits for readers; restart it."""
         self._stop_clock()
         now = self._clock.seconds()
-        if not paused and self._process.running:
+        if not paused and self._process.is_running:
             self._running_since = now
             self._timeout = self._clock.callLater(max(self._time_left, 0), self._on_timeout)
         self._pauses.set_paused(paused, now)
@@ -448,7 +451,7 @@ class Run(ProcessProtocol):
             self._time_left -= self._clock.seconds() - self._running_since
             self._running_since = None
 
-    def check_readers(self, limit: float, read: int, *, wanted: bool) -> None:
+    def check_reader_timeout(self, limit: float, read: int, *, wanted: bool) -> None:
         """Stop a paused run that has waited too long for its readers.
 
         `limit` is `evaluations.paused`, in seconds. `read` is the number of bytes of events that
@@ -463,9 +466,11 @@ class Run(ProcessProtocol):
             return
         why = " while other evaluations waited for its run slot" if wanted else ""
         if pauses.owed >= most:
-            self.stop(build_unread_failure(limit, f"for {pauses.owed:.0f} seconds{why}"))
+            self.stop(build_slow_reader_failure(limit, f"for {pauses.owed:.0f} seconds{why}"))
         elif pauses.total >= most * _IN_ALL:
-            self.stop(build_unread_failure(limit, f"for {pauses.total:.0f} seconds in all{why}"))
+            self.stop(
+                build_slow_reader_failure(limit, f"for {pauses.total:.0f} seconds in all{why}")
+            )
 
     def _on_timeout(self) -> None:
         self._timeout = None
@@ -481,8 +486,8 @@ class Run(ProcessProtocol):
         gets KILL at once, even if it is being stopped for another reason. Files that stdout names
         no longer wait for readers.
         """
-        running, at_once = self._process.running, reason.reason in _AT_ONCE
-        if self.failure is None and (running or not self._pump.done.is_set):
+        running, at_once = self._process.is_running, reason.reason in _AT_ONCE
+        if self.failure is None and (running or not self._pump.output_stored.is_set):
             self.failure = reason
             if running and not at_once:
                 self._kill = self._clock.callLater(self._grace, self.kill)
@@ -502,7 +507,7 @@ class Run(ProcessProtocol):
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self._process.running:
+        if self._process.is_running:
             self._sandboxed.send_signal(self._process, number)
 
     def outReceived(self, data: bytes) -> None:
@@ -530,7 +535,7 @@ class Run(ProcessProtocol):
         left = limit - self._stderr_size
         self._stderr_size += len(data)
         if left > 0:
-            self._stderr = text.take_tail(self._stderr + data[:left], STDERR_TAIL)
+            self._stderr = text.take_tail(self._stderr + data[:left], STDERR_TAIL_BYTES)
         if len(data) > left:
             self.stop(
                 build_limit_failure(
@@ -539,12 +544,12 @@ class Run(ProcessProtocol):
             )
 
     def _check_delay(self) -> None:
-        if self._process.delay > _MOST_DELAY:
+        if self._process.slow_read_seconds > _MOST_DELAY:
             self.stop(_DELAYED)
 
     def outConnectionLost(self) -> None:
         """Tell the pump the end of stdout."""
-        self._pump.end()
+        self._pump.on_stdout_end()
 
     def processExited(self, reason: Failure) -> None:
         """Kill the processes that the evaluator has left."""
@@ -555,14 +560,14 @@ class Run(ProcessProtocol):
 
     async def _end_tree(self) -> None:
         try:
-            await self._sandboxed.kill_remaining()
+            await self._sandboxed.kill_remaining_processes()
         finally:
-            self._tree_ended.set(None)
+            self._tree_ended.set_value(None)
             if self.failure is not None:
                 self._pump.refuse_files()
             # The rest in the pipe is little: read it, so that the run can end.
-            self._pump.drain()
-            self._process.read_remaining()
+            self._pump.accept_remaining_output()
+            self._process.read_remaining_output()
 
     def processEnded(self, reason: Failure) -> None:
         """Interpret the exit; all output has been read."""
@@ -574,43 +579,47 @@ class Run(ProcessProtocol):
 
     async def _conclude(self, status: int | None, number: int | None) -> None:
         await self._tree_ended.wait()
-        await self._pump.done.wait()
+        await self._pump.output_stored.wait()
         if self._pump.has_failed:
             self.failure = self.failure or _LOST
         try:
-            self.exit = self._sandboxed.interpret_exit(status, number)
+            self.exit_status = self._sandboxed.interpret_exit(status, number)
         except EvaluationFailure as error:
             # The limits of the run may be too low for the sandbox itself.
             over = self.failure or await self._ask(self._sandboxed.check_limits, True)
             self.failure = over or self._with_stderr(error)
-        self.usage = await self._ask(self._sandboxed.read_usage, self._process.usage) or Usage(
-            None, None
-        )
+        self.usage = await self._ask(
+            self._sandboxed.read_usage, self._process.resource_usage
+        ) or ResourceUsage(None, None)
         self._add_waited_usage()
-        if self.failure is None and self.exit is not None and self.exit != Exit(0):
+        if (
+            self.failure is None
+            and self.exit_status is not None
+            and self.exit_status != EvaluatorExit(0)
+        ):
             self.failure = await self._ask(
                 self._sandboxed.check_limits, True
-            ) or self._explain_exit(self.exit)
-        self.ended.set(self)
+            ) or self._explain_exit(self.exit_status)
+        self.run_ended.set_value(self)
 
     async def _ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
         """Return the answer of the sandboxed run; None if it raises, for the run has to end."""
         try:
-            return await self._threads.run(question, *arguments)
+            return await self._threads.run_in_thread(question, *arguments)
         except Exception:  # noqa: BLE001
             log.failure("defect: {question} of a run failed", question=question.__name__)
             return None
 
     def _add_waited_usage(self) -> None:
         """Use the processor time of wait4(2) if no cgroup counts it."""
-        usage, waited = self.usage, self._process.usage
+        usage, waited = self.usage, self._process.resource_usage
         if usage.cpu_seconds is None and waited is not None:
             self.usage = attrs.evolve(usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
 
     def _with_stderr(self, error: EvaluationFailure) -> EvaluationFailure:
-        return attrs.evolve(error, members={**error.members, "stderr": self.stderr})
+        return attrs.evolve(error, extra_members={**error.extra_members, "stderr": self.stderr})
 
-    def _explain_exit(self, end: Exit) -> EvaluationFailure:
+    def _explain_exit(self, end: EvaluatorExit) -> EvaluationFailure:
         """Return the failure for a bad exit, which may come from a limit of one process."""
         limits, number, status = self._sandboxed.limits, end.signal, end.status
         # Any process can send itself SIGXCPU: the usage has to fit.

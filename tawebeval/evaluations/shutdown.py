@@ -9,11 +9,11 @@ from twisted.internet.defer import gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from tawebeval.core.states import State
-from tawebeval.deferreds import Condition, poll_until
+from tawebeval.core.states import EvaluationState
+from tawebeval.deferreds import Condition, wait_until
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import Record, Records, Subscription
+from tawebeval.evaluations.records import EvaluationRecord, RecordIndex, Subscription
 
 _LAST_READ = 5.0  # seconds in which readers can still take the last events
 
@@ -24,12 +24,12 @@ log = Logger()
 class Drain:
     """Shutdown of the registry, from the last accepted evaluation until nothing is left.
 
-    `alive` are the evaluations with a process or a directory. The registry calls `on_progress`
-    whenever an evaluation is cleaned up or forgotten, or a stream ends.
+    `alive` are the evaluations with a process or a directory. The registry calls
+    `on_drain_progress` whenever an evaluation is cleaned up or forgotten, or a stream ends.
     """
 
-    _alive: Mapping[str, Record]
-    _records: Records
+    _alive: Mapping[str, EvaluationRecord]
+    _records: RecordIndex
     _subscriptions: Collection[Subscription]
     _clock: IReactorTime
     has_begun: bool = False
@@ -37,8 +37,8 @@ class Drain:
     _page_readers: dict[str, None] = attrs.field(factory=dict)
     _progress: Condition[None] = attrs.field(factory=Condition)
 
-    def on_progress(self) -> None:
-        """Check again whether `close` can go on."""
+    def on_drain_progress(self) -> None:
+        """Check again whether `drain_evaluations` can go on."""
         self._progress.notify(None)
 
     def add_page_reader(self, identifier: str) -> None:
@@ -46,12 +46,12 @@ class Drain:
         if self.has_begun:
             self._page_readers[identifier] = None
 
-    def stop_now(self) -> None:
+    def end_drain(self) -> None:
         """End the time that running evaluations have."""
         self._is_urgent = True
-        self.on_progress()
+        self.on_drain_progress()
 
-    async def close(self, drain: float) -> bool:
+    async def drain_evaluations(self, drain: float) -> bool:
         """End queued evaluations at once and running ones after `drain` seconds; await readers.
 
         Readers have some seconds for the last events. Return whether there was an evaluation or a
@@ -59,7 +59,7 @@ class Drain:
         """
         self.has_begun = True
         was_active = bool(self._alive)
-        self._stop([one for one in self._evaluations() if one.state is State.QUEUED])
+        self._stop([one for one in self._evaluations() if one.state is EvaluationState.QUEUED])
         if drain and self._alive and not self._is_urgent:
             log.info(
                 "stopping: {count} evaluations have {drain:g} seconds to end (service.drain);"
@@ -68,10 +68,10 @@ class Drain:
                 drain=drain,
             )
             await self._wait(lambda: self._is_urgent or not self._alive, drain)
-        ends = [evaluation.cleaned_up.wait() for evaluation in self._evaluations()]
+        ends = [evaluation.cleanup_event.wait() for evaluation in self._evaluations()]
         self._stop(self._evaluations())
         await gatherResults(ends)
-        for identifier in self._records.find_paged():
+        for identifier in self._records.find_read_by_pages():
             self.add_page_reader(identifier)
         was_active = was_active or bool(self._subscriptions or self._page_readers)
         await self._wait(self._is_all_read, _LAST_READ)
@@ -99,4 +99,4 @@ class Drain:
 
     async def _wait(self, is_done: Callable[[], bool], seconds: float) -> None:
         """Return when `is_done()` is true, at the latest after `seconds`."""
-        await poll_until(is_done, self._progress, seconds, self._clock)
+        await wait_until(is_done, self._progress, seconds, self._clock)

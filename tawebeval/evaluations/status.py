@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from tawebeval.core.states import State
+from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations.evaluation import Evaluation
 
 
@@ -17,22 +17,22 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
     `position` is the number of evaluations before this one in the queue, None outside of it.
     """
     request, commit, ring = evaluation.request, evaluation.commit, evaluation.ring
-    result = evaluation.result
+    result = evaluation.run_result
     run = evaluation.run or result
     document: dict[str, Any] = {
         "evaluation_id": evaluation.identifier,
-        "log_name": evaluation.name,
+        "log_name": evaluation.log_name,
         "state": evaluation.state.value,
-        "queue_place": position if evaluation.state is State.QUEUED else None,
+        "queue_place": position if evaluation.state is EvaluationState.QUEUED else None,
         "repository": request.repository.url,
         "commit_oid": request.commit_oid,
-        "tree_oid": commit and commit.tree,
+        "tree_oid": commit and commit.tree_oid,
         "directory": request.directory,
         "evaluator_cmd": request.shown_command,
         "seed": evaluation.seed,
         "created": _time(evaluation, "created"),
-        "fetching": _time(evaluation, State.FETCHING.value),
-        "running": _time(evaluation, State.RUNNING.value),
+        "fetching": _time(evaluation, EvaluationState.FETCHING.value),
+        "running": _time(evaluation, EvaluationState.RUNNING.value),
         "ended": _time(evaluation, "ended"),
         "exit": None,
         "usage": None,
@@ -44,14 +44,16 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "paused_seconds": round(run.paused_seconds, 3) if run else 0,
     }
     if result is not None:
-        document["exit"] = result.exit and attrs.asdict(result.exit)
+        document["exit"] = result.exit_status and attrs.asdict(result.exit_status)
         document["usage"] = {
             "cpu_seconds": result.usage.cpu_seconds and round(result.usage.cpu_seconds, 3),
-            "peak_memory_bytes": result.usage.peak_memory,
+            "peak_memory_bytes": result.usage.peak_memory_bytes,
             "wall_seconds": round(
-                evaluation.times["ended"] - evaluation.times[State.RUNNING.value], 3
+                evaluation.state_times["ended"]
+                - evaluation.state_times[EvaluationState.RUNNING.value],
+                3,
             )
-            if "ended" in evaluation.times
+            if "ended" in evaluation.state_times
             else None,
         }
     if evaluation.failure is not None:
@@ -70,7 +72,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
     return document
 
 
-def build_summary(evaluation: Evaluation) -> dict[str, Any]:
+def build_listing_entry(evaluation: Evaluation) -> dict[str, Any]:
     """Return the members of the status document that a list shows."""
     return {
         "evaluation_id": evaluation.identifier,
@@ -81,7 +83,7 @@ def build_summary(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _time(evaluation: Evaluation, name: str) -> str | None:
-    moment = evaluation.times.get(name)
+    moment = evaluation.state_times.get(name)
     return None if moment is None else format_time(moment)
 
 

@@ -14,11 +14,11 @@ from typing import Protocol
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.core.budget import Spool
+from tawebeval.core.budget import UploadBudget
 from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
-from tawebeval.linux.filetree import add_path
+from tawebeval.linux.filetree import add_path_to_errors
 
-BATCH = 512 * 1024
+WRITE_BATCH_BYTES = 512 * 1024
 """Bytes of a form that are gathered before a thread writes them; fewer at its end."""
 
 _PER_FILE = 1024  # bytes of memory that a file takes besides its content
@@ -35,7 +35,7 @@ class UploadSource(Protocol):
     def resume_body(self) -> None:
         """Read the body again; no effect if it is not paused."""
 
-    def refuse(self, error: Exception) -> None:
+    def refuse_request(self, error: Exception) -> None:
         """Answer the request with an error, which may be an OSError."""
 
 
@@ -52,15 +52,15 @@ class _Piece:
 class UploadWriter:
     """Writer of the files of one form below `directory`, which the first write creates.
 
-    `used` is whether `directory` may exist. `spool.in_memory` counts the bytes that are gathered or
-    being written.
+    `has_begun_writing` is whether `directory` may exist. `spool.bytes_in_memory` counts the bytes
+    that are gathered or being written.
     """
 
     directory: Path
     _source: UploadSource
-    _spool: Spool
+    _spool: UploadBudget
     _threads: WorkerThreads
-    used: bool = False
+    has_begun_writing: bool = False
     _gathered: list[_Piece] = attrs.field(factory=list)
     _size: int = 0  # bytes of memory of the gathered pieces
     _file: Path = Path()  # the file that is arriving
@@ -70,12 +70,12 @@ class UploadWriter:
     _batch_written: Condition[None] = attrs.field(factory=Condition)
     _on_idle: Callable[[], object] | None = None
 
-    def begin(self, path: Path) -> None:
+    def begin_file(self, path: Path) -> None:
         """Begin a file at a path relative to the directory."""
         self._file = path
         self._gather(_Piece(path, begins=True), _PER_FILE)
 
-    def add(self, content: bytes | bytearray) -> None:
+    def add_content(self, content: bytes | bytearray) -> None:
         """Add content to the file that was begun last."""
         if not self._gathered:
             self._gather(_Piece(self._file, begins=False), _PER_FILE)
@@ -93,7 +93,7 @@ class UploadWriter:
 
     def _count(self, size: int) -> None:
         self._size += size
-        self._spool.in_memory += size
+        self._spool.bytes_in_memory += size
 
     async def finish(self) -> None:
         """Return when all files are written. May be cancelled. Raises: OSError."""
@@ -123,11 +123,11 @@ class UploadWriter:
         """Whether the gathered pieces are to be written once no thread writes."""
         if self._error is not None or not self._gathered:
             return False
-        return self._complete or self._size >= BATCH or self._spool.is_crowded
+        return self._complete or self._size >= WRITE_BATCH_BYTES or self._spool.is_memory_full
 
     def _write_if_due(self) -> None:
         if self._is_due:
-            self._writing = self.used = True
+            self._writing = self.has_begun_writing = True
             run_in_background(self._write(), log, "defect: an upload could not be written")
 
     async def _write(self) -> None:
@@ -135,11 +135,11 @@ class UploadWriter:
             while self._is_due:
                 size = self._size
                 pieces = self._take_gathered()
-                self._spool.in_memory += size
+                self._spool.bytes_in_memory += size
                 try:
-                    await self._threads.run(_write, self.directory, pieces)
+                    await self._threads.run_in_thread(_write, self.directory, pieces)
                 finally:
-                    self._spool.in_memory -= size
+                    self._spool.bytes_in_memory -= size
                 self._source.resume_body()
         except Exception as error:  # noqa: BLE001  (the client is told of any error)
             self._error = error
@@ -148,7 +148,7 @@ class UploadWriter:
         if self._on_idle is not None:
             self._on_idle()
         elif self._error is not None and not self._complete:
-            self._source.refuse(self._error)
+            self._source.refuse_request(self._error)
 
 
 def _write(directory: Path, pieces: list[_Piece]) -> None:
@@ -160,7 +160,10 @@ def _write(directory: Path, pieces: list[_Piece]) -> None:
         if piece.begins:
             path.parent.mkdir(mode=0o755, parents=True)
         # Unbuffered: bytes that the disk has refused must not be written again by close().
-        with add_path(path), open(path, "xb" if piece.begins else "ab", buffering=0) as file:
+        with (
+            add_path_to_errors(path),
+            open(path, "xb" if piece.begins else "ab", buffering=0) as file,
+        ):
             rest = memoryview(piece.content)
             while rest:
                 rest = rest[file.write(rest) :]

@@ -1,16 +1,16 @@
 """Checked-out trees of commits, fetched from the URLs of strangers and cached.
 
-An evaluation names a URL and a commit. `cache.RepositoryCache.check_out` returns a
+An evaluation names a URL and a commit. `cache.RepositoryCache.check_out_commit` returns a
 `core.checkout.Checkout` for them: a read-only tree that nobody removes until it is released.
 Commits are fetched at most once, concurrent requests share one fetch, and the least recently used
 repositories and checkouts are evicted.
 
 `cache.RepositoryCache`: all repositories and checkouts, within a size on the disk.
 `repository.BareRepository`: one bare repository: fetches, markers of commits, maintenance.
-`checkouts.Checkouts`: the checked-out trees, one for each tree.
-`commits`: the size of a commit's tree, from the output of git, before it is checked out.
-`command.Git`: one git command, hardened, bounded and in a sandbox; `stderr` classifies its failure.
-`remotes.Remotes`: the route from a URL to the one permitted address.
+`checkouts.CheckoutCache`: the checked-out trees, one for each tree. `commits`: the size of a
+commit's tree, from the output of git, before it is checked out. `command.GitRunner`: one git
+command, hardened, bounded and in a sandbox; `stderr_patterns` classifies its failure.
+`remotes.RemoteResolver`: the route from a URL to the one permitted address.
 `credentials.Credential`: a secret of private repositories; `keyring.Keyring` reads their files.
 
 `daemon.assembly` builds the cache and hands it to evaluations, which know it as a Protocol

@@ -20,26 +20,29 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.counters import CacheCounters
 from tawebeval.core.form import Repository
-from tawebeval.core.tally import CacheTally
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.git.checkouts import SUFFIX, Checkouts
-from tawebeval.git.command import Git
+from tawebeval.git.checkouts import CHECKOUT_SUFFIX, CheckoutCache
+from tawebeval.git.command import GitRunner
 from tawebeval.git.credentials import Credential
 from tawebeval.git.keyring import Keyring
-from tawebeval.git.remotes import Remotes
+from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import BareRepository, FetchLimits
-from tawebeval.git.stderr import is_corrupt
-from tawebeval.linux.filetree import remove
+from tawebeval.git.stderr_patterns import is_repository_corrupt
+from tawebeval.linux.filetree import remove_tree
 
 log = Logger()
 
 
 @attrs.frozen
 class _CheckoutRequest:
-    """A commit to check out, and the credential to fetch it with; `again` as in `check_out`."""
+    """A commit to check out, and the credential to fetch it with.
+
+    `again` as in `check_out_commit`.
+    """
 
     repository: Repository
     oid: str
@@ -67,9 +70,9 @@ class RepositoryCache:
     def __init__(
         self,
         root: Path,
-        git: Git,
+        git: GitRunner,
         threads: WorkerThreads,
-        remotes: Remotes,
+        remotes: RemoteResolver,
         limits: FetchLimits,
         keyring: Keyring,
         *,
@@ -82,39 +85,39 @@ class RepositoryCache:
         self._remotes = remotes
         self._limits = limits
         self._keyring = keyring
-        self.tally = CacheTally()
+        self.counters = CacheCounters()
         # Used since uses were last noted on the disk, the latest last.
         self._recently_used: dict[Path, None] = {}
         self._is_noting = False
         self._detached = 0
-        self._checkouts = Checkouts(root, threads, self.tally, self._record_use)
+        self._checkouts = CheckoutCache(root, threads, self.counters, self._record_use)
         # In the order of their last use.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._maintenance_queue: dict[str, None] = {}  # names, the longest waiting first
         self._maintenance: Deferred[None] | None = None
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def disk_sizes(self) -> dict[str, int]:
         """The bytes of `repositories` and of `checkouts` on the disk."""
         repositories = sum(entry.size for entry in self._entries.values())
-        return {"repositories": repositories, "checkouts": self._checkouts.size}
+        return {"repositories": repositories, "checkouts": self._checkouts.disk_bytes}
 
-    def load(self) -> None:
+    def load_existing(self) -> None:
         """Take over the cache of an earlier daemon, as far as it fits. Blocks."""
         found = []
         for path in self._root.iterdir():
-            if path.suffix in (".git", SUFFIX):
+            if path.suffix in (".git", CHECKOUT_SUFFIX):
                 found.append((path.stat().st_mtime, path))
             else:
-                remove(path)  # half made, or half removed
+                remove_tree(path)  # half made, or half removed
         for _, path in sorted(found):
-            if path.suffix == SUFFIX:
-                self._checkouts.load(path)
+            if path.suffix == CHECKOUT_SUFFIX:
+                self._checkouts.load_checkout(path)
             else:
                 entry = self._add(path.name)
-                entry.size = entry.bare.load()
+                entry.size = entry.bare.load_existing()
         for path in self._detach_excess():
-            remove(path)
+            remove_tree(path)
 
     def _add(self, name: str) -> _Entry:
         bare = BareRepository(
@@ -123,8 +126,10 @@ class RepositoryCache:
         entry = self._entries[name] = _Entry(bare)
         return entry
 
-    def needs_network(self, repository: Repository, oid: str, caller: str = ANONYMOUS) -> bool:
-        """Tell whether `check_out` would fetch over a network. Blocks briefly.
+    def checkout_needs_network(
+        self, repository: Repository, oid: str, caller: str = ANONYMOUS
+    ) -> bool:
+        """Tell whether `check_out_commit` would fetch over a network. Blocks briefly.
 
         Raises: EvaluationError.
         """
@@ -132,9 +137,9 @@ class RepositoryCache:
             return False
         credential = self._keyring.choose_credential(repository.url, caller)
         entry = self._entries.get(self._name(repository.url, credential))
-        return entry is None or entry.bare.find_marked(oid) is None
+        return entry is None or entry.bare.find_marked_commit(oid) is None
 
-    async def check_out(
+    async def check_out_commit(
         self, repository: Repository, oid: str, caller: str = ANONYMOUS, *, again: bool = False
     ) -> Checkout:
         """Return the checkout of a commit, which is fetched first unless the cache has it.
@@ -151,35 +156,35 @@ class RepositoryCache:
                 return await self._provide(entry, request)
             except EvaluationFailure as error:
                 # Without a commit the cached repository is not damaged: the server's is.
-                stderr = str(error.members.get("stderr", ""))
-                if error.reason == "lost" or not (had_commits and is_corrupt(stderr)):
+                stderr = str(error.extra_members.get("stderr", ""))
+                if error.reason == "lost" or not (had_commits and is_repository_corrupt(stderr)):
                     raise
                 log.warn(
                     "{path} is damaged; fetching it again: {stderr}",
                     path=entry.bare.path,
                     stderr=stderr,
                 )
-            await entry.bare.discard(generation)
+            await entry.bare.discard_generation(generation)
             return await self._provide(entry, request)
 
     async def _provide(self, entry: _Entry, request: _CheckoutRequest) -> Checkout:
-        commit = entry.bare.find_marked(request.oid)
+        commit = entry.bare.find_marked_commit(request.oid)
         if not request.again:
-            self.tally.record_lookup("commits", commit is not None)
+            self.counters.record_lookup("commits", commit is not None)
         if commit is None:
-            commit = await entry.fetches.run(
+            commit = await entry.fetches.run_once(
                 (request.repository, request.oid), lambda: self._fetch(entry, request)
             )
-        self._limits.tree.check(commit.files, commit.size)
-        before = self._checkouts.size
-        checkout = await self._checkouts.provide(
+        self._limits.tree_limits.check_tree(commit.file_count, commit.size)
+        before = self._checkouts.disk_bytes
+        checkout = await self._checkouts.provide_checkout(
             entry.bare.path.stem,
             commit,
-            partial(entry.bare.check_out, commit),
+            partial(entry.bare.check_out_commit, commit),
             again=request.again,
         )
         try:
-            if self._checkouts.size > before:
+            if self._checkouts.disk_bytes > before:
                 await self._evict()
         except BaseException:
             checkout.release()
@@ -202,16 +207,16 @@ class RepositoryCache:
             yield entry
         finally:
             entry.users -= 1
-            if entry.users or not entry.bare.is_blank:
+            if entry.users or not entry.bare.is_empty:
                 self._record_use(entry.bare.path)
             else:  # otherwise made-up URLs would fill memory and disk
-                await self._threads.run(remove, self._detach(name))
+                await self._threads.run_in_thread(remove_tree, self._detach(name))
 
     def _record_use(self, path: Path) -> None:
         self._recently_used.pop(path, None)
         self._recently_used[path] = None
 
-    def note_uses(self) -> None:
+    def save_recent_uses(self) -> None:
         """Start to write recent uses to the disk, if any, unless that is under way."""
         if self._recently_used and not self._is_noting:
             used = tuple(self._recently_used)
@@ -221,14 +226,16 @@ class RepositoryCache:
 
     async def _note(self, used: Sequence[Path]) -> None:
         try:
-            await self._threads.run(_touch_all, used)
+            await self._threads.run_in_thread(_touch_all, used)
         finally:
             self._is_noting = False
 
     async def _fetch(self, entry: _Entry, request: _CheckoutRequest) -> Commit:
         begin, ended = self._limits.clock.seconds(), "failed"
         try:
-            commit = await entry.bare.fetch(request.repository, request.oid, request.credential)
+            commit = await entry.bare.fetch_commit(
+                request.repository, request.oid, request.credential
+            )
             ended = "fetched"
         except CancelledError:
             ended = "cancelled"
@@ -236,14 +243,14 @@ class RepositoryCache:
         else:
             return commit
         finally:
-            self.tally.fetches[ended] += 1
-            self.tally.durations.observe(self._limits.clock.seconds() - begin)
-            entry.size = await self._threads.run(entry.bare.measure)
+            self.counters.fetches[ended] += 1
+            self.counters.fetch_durations.count_value(self._limits.clock.seconds() - begin)
+            entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
             if entry.bare.needs_maintenance:
                 self._maintenance_queue[entry.bare.path.name] = None
             await self._evict()
 
-    def maintain(self) -> None:
+    def start_maintenance(self) -> None:
         """Start maintenance of the repository that has waited longest, unless one is under way."""
         if not self._maintenance_queue or self._maintenance is not None:
             return
@@ -265,11 +272,11 @@ class RepositoryCache:
         entry.size += before  # old and new packs are on the disk together
         try:
             await self._evict()
-            await entry.bare.maintain(before)
+            await entry.bare.combine_packs(before)
         except CancelledError:
             log.info("{path}: maintenance stopped, as a fetch began or the daemon stops", path=path)
         except (EvaluationFailure, OSError) as error:
-            members = error.members if isinstance(error, EvaluationFailure) else {}
+            members = error.extra_members if isinstance(error, EvaluationFailure) else {}
             log.warn(
                 "{path}: maintenance has failed: {error}: {stderr}",
                 path=path,
@@ -278,7 +285,7 @@ class RepositoryCache:
             )
         finally:
             entry.users -= 1
-            entry.size = await self._threads.run(entry.bare.measure)
+            entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
 
     async def close(self) -> None:
         """Stop maintenance, and wait for its end."""
@@ -290,7 +297,7 @@ class RepositoryCache:
     async def _evict(self) -> None:
         """Remove the least recently used until the rest fits."""
         for path in self._detach_excess():
-            await self._threads.run(remove, path)
+            await self._threads.run_in_thread(remove_tree, path)
 
     def _detach_excess(self) -> list[Path]:
         """Rename the least recently used; return the new paths, for removal.
@@ -298,13 +305,13 @@ class RepositoryCache:
         Checkouts, which are made again without a network, get half of the capacity.
         """
         excess = list(self._checkouts.detach_excess(self._capacity // 2))
-        repositories = self.sizes["repositories"]
+        repositories = self.disk_sizes["repositories"]
         for name, entry in list(self._entries.items()):
-            if repositories + self._checkouts.size > self._capacity and not entry.users:
+            if repositories + self._checkouts.disk_bytes > self._capacity and not entry.users:
                 repositories -= entry.size
-                self.tally.evictions += 1
+                self.counters.evictions += 1
                 excess.append(self._detach(name))
-                excess += self._checkouts.detach_all(entry.bare.path.stem)
+                excess += self._checkouts.detach_repository(entry.bare.path.stem)
                 log.info(
                     "{path} is evicted from the cache: " + format_size(entry.size),
                     path=name,

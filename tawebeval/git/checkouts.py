@@ -20,12 +20,14 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.tally import CacheTally
+from tawebeval.core.counters import CacheCounters
 from tawebeval.deferreds import SingleFlight, WorkerThreads
-from tawebeval.linux.filetree import remove, walk
+from tawebeval.linux.filetree import remove_tree, walk_tree
 
-SUFFIX = ".tree"
-_NAME = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(SUFFIX)}", re.ASCII)
+CHECKOUT_SUFFIX = ".tree"
+_NAME = re.compile(
+    rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(CHECKOUT_SUFFIX)}", re.ASCII
+)
 
 TreeWriter = Callable[[Path, Path], Awaitable[None]]
 """Function that checks a tree out into the first directory, with git's index in the second."""
@@ -53,8 +55,8 @@ class _StoredCheckout:
         self.users -= 1
 
 
-class Checkouts:
-    """The checkouts in the directory `root`; `size` is their bytes on the disk.
+class CheckoutCache:
+    """The checkouts in the directory `root`; `disk_bytes` is their bytes on the disk.
 
     `on_use` is called with the path of a checkout at each use.
     """
@@ -63,11 +65,11 @@ class Checkouts:
         self,
         root: Path,
         threads: WorkerThreads,
-        tally: CacheTally | None = None,
+        tally: CacheCounters | None = None,
         on_use: Callable[[Path], object] = lambda path: None,
     ) -> None:
-        self.size = 0
-        self._tally = tally or CacheTally()
+        self.disk_bytes = 0
+        self._tally = tally or CacheCounters()
         self._on_use = on_use
         self._root = root
         self._threads = threads
@@ -76,7 +78,7 @@ class Checkouts:
         self._creations: SingleFlight[str, None] = SingleFlight()
         self._count = 0  # of names for unfinished and detached directories
 
-    def load(self, path: Path) -> None:
+    def load_checkout(self, path: Path) -> None:
         """Take over a checkout of an earlier daemon, or remove it if it is incomplete. Blocks.
 
         Call this for the least recently used checkout first.
@@ -90,9 +92,9 @@ class Checkouts:
             self._add(path, size)
         else:
             log.warn("{path} is damaged; removing it", path=path)
-            remove(path)
+            remove_tree(path)
 
-    async def provide(
+    async def provide_checkout(
         self, repository: str, commit: Commit, write: TreeWriter, *, again: bool = False
     ) -> Checkout:
         """Return a checkout of a commit of `repository`, a name; `write` makes a missing one.
@@ -100,12 +102,12 @@ class Checkouts:
         Concurrent calls for one tree share one `write`. `again`: not the first request
         of the evaluation, and so not counted. Raises: what `write` raises.
         """
-        name = f"{repository}-{commit.tree}-{commit.files}-{commit.size}{SUFFIX}"
+        name = f"{repository}-{commit.tree_oid}-{commit.file_count}-{commit.size}{CHECKOUT_SUFFIX}"
         stored = self._find(name)
         if not again:
             self._tally.record_lookup("checkouts", stored is not None)
         while stored is None:
-            await self._creations.run(name, lambda: self._create(name, write))
+            await self._creations.run_once(name, lambda: self._create(name, write))
             stored = self._find(name)
         self._on_use(stored.path)
         return stored.use(commit)
@@ -140,20 +142,20 @@ class Checkouts:
             return size
 
         try:
-            await self._threads.run(begin)
+            await self._threads.run_in_thread(begin)
             await write(tree, index)
-            size = await self._threads.run(finish)
+            size = await self._threads.run_in_thread(finish)
             self._add(self._root / name, size)
         finally:
-            await self._threads.run(remove, unfinished)
+            await self._threads.run_in_thread(remove_tree, unfinished)
 
     def _add(self, path: Path, size: int) -> None:
         if path.name not in self._stored:
             self._stored[path.name] = _StoredCheckout(path, size)
-            self.size += size
+            self.disk_bytes += size
 
     def _forget(self, name: str) -> None:
-        self.size -= self._stored.pop(name).size
+        self.disk_bytes -= self._stored.pop(name).size
 
     def detach_excess(self, capacity: int) -> Iterator[Path]:
         """Rename the least recently used until the rest has at most `capacity` bytes.
@@ -161,10 +163,10 @@ class Checkouts:
         Checkouts in use stay. Yields the new paths, for removal.
         """
         for name, stored in list(self._stored.items()):
-            if self.size > capacity and not stored.users:
+            if self.disk_bytes > capacity and not stored.users:
                 yield self._detach(name)
 
-    def detach_all(self, repository: str) -> Iterator[Path]:
+    def detach_repository(self, repository: str) -> Iterator[Path]:
         """Rename all checkouts of a repository that are not in use. Yields the new paths."""
         for name, stored in list(self._stored.items()):
             if name.startswith(f"{repository}-") and not stored.users:
@@ -185,7 +187,7 @@ def _measure(path: Path) -> tuple[int, int, int]:
     count = size = use = 0
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for _, status in walk(top):
+        for _, status in walk_tree(top):
             count += 1
             size += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
             use += status.st_blocks * 512

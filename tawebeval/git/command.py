@@ -22,14 +22,14 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from tawebeval.core import text
-from tawebeval.core.hosts import SSH
-from tawebeval.deferreds import OneShot, wait_shielded
+from tawebeval.core.hosts import SSH_COMMAND
+from tawebeval.deferreds import OneShotEvent, wait_shielded
 from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
 from tawebeval.git.credentials import Login
-from tawebeval.git.stderr import find_disk_error, is_killed, is_out_of_memory
+from tawebeval.git.stderr_patterns import find_disk_error, is_git_killed, is_git_memory_exhausted
 from tawebeval.linux.child import ChildProcess, Spawner
 from tawebeval.linux.launcher import OOM_SCORE_ADJ
-from tawebeval.sandbox.commands import (
+from tawebeval.sandbox.command_sandbox import (
     BWRAP_PREFIX,
     READ_ONLY,
     CommandSandbox,
@@ -37,14 +37,15 @@ from tawebeval.sandbox.commands import (
     UnsandboxedCommands,
 )
 
-PATH = "/usr/local/bin:/usr/bin:/bin"
+PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
 """The directories in which git and its helpers are found."""
 
 _OLDEST = (2, 37)  # older ones lack `http.curloptResolve`, and would look a checked name up again
 
 _VERSION = re.compile(r"git version (\d+)\.(\d+)\S*")
 _REMEDY = (
-    f"install git {_OLDEST[0]}.{_OLDEST[1]} or newer in a directory of the daemon's PATH, {PATH}"
+    f"install git {_OLDEST[0]}.{_OLDEST[1]} or newer in a directory of the daemon's PATH,"
+    f" {PROGRAM_PATH}"
 )
 
 _STDERR_KEPT = 8 * 1024  # bytes
@@ -90,14 +91,15 @@ class GitResult:
     """The end of a git command; `status` is -N after the signal N.
 
     `stdout` and `stderr` are the last 64 KiB and 8 KiB that git printed, `stderr` without
-    credentials and without the path of the cache; `is_whole` tells that `stderr` is not cut.
+    credentials and without the path of the cache; `is_stderr_complete` tells that `stderr` is not
+    cut.
     """
 
     status: int
     stdout: str
     stderr: str
-    timed_out: bool = False
-    is_whole: bool = True
+    is_timed_out: bool = False
+    is_stderr_complete: bool = True
 
 
 class _CommandProtocol(ProcessProtocol):
@@ -117,12 +119,12 @@ class _CommandProtocol(ProcessProtocol):
         cache: Path,
     ) -> None:
         self._kill = kill
-        self.ended: OneShot[GitResult] = OneShot()
+        self.ended: OneShotEvent[GitResult] = OneShotEvent()
         self.refused: EvaluationFailure | None = None
         self._on_stdout = on_stdout
         self._login = login
         self._cache = f"{cache}/"
-        self._margin = login.max_length if login is not None else 0
+        self._margin = login.longest_password_form if login is not None else 0
         self._printed = {1: b"", 2: b""}
         self._size = {1: 0, 2: 0}  # bytes
 
@@ -155,7 +157,7 @@ class _CommandProtocol(ProcessProtocol):
 
     def processExited(self, reason: Failure) -> None:
         self.child.signal_group(signal.SIGKILL)
-        self.child.read_remaining()
+        self.child.read_remaining_output()
 
     def processEnded(self, reason: Failure) -> None:
         status = 0
@@ -163,13 +165,15 @@ class _CommandProtocol(ProcessProtocol):
             status = reason.value.exitCode or -(reason.value.signal or 0)
         stdout = self._printed[1].decode("utf-8", "replace")
         is_whole = self._size[2] == len(self._printed[2]) <= _STDERR_KEPT
-        self.ended.set(GitResult(status, stdout, self._clean_stderr(), is_whole=is_whole))
+        self.ended.set_value(
+            GitResult(status, stdout, self._clean_stderr(), is_stderr_complete=is_whole)
+        )
 
     def _clean_stderr(self) -> str:
         """Return stderr without secrets and without the path of the cache."""
         stderr = self._printed[2].decode("utf-8", "replace").replace(self._cache, "")
         if self._login is not None:
-            stderr = self._login.scrub(stderr)
+            stderr = self._login.scrub_password(stderr)
             if len(self._printed[2]) > _STDERR_KEPT:
                 # The kept part may begin in the middle of a password.
                 stderr = stderr[self._margin :]
@@ -186,7 +190,7 @@ def _open_login(login: Login | None) -> Iterator[int | None]:
     descriptor, writing = os.pipe()
     try:
         try:
-            os.write(writing, login.answer)
+            os.write(writing, login.credential_answer)
         finally:
             os.close(writing)
         yield descriptor
@@ -204,7 +208,7 @@ def _chain(commands: Iterable[Sequence[str]]) -> Sequence[str]:
 
 
 @attrs.frozen
-class Git:
+class GitRunner:
     """Runner of git commands, each in a process of its own, bounded and in a sandbox.
 
     `protocols`: those over which git may fetch, as GIT_ALLOW_PROTOCOL names them.
@@ -222,7 +226,7 @@ class Git:
     _entry: Sequence[str] = ()
     _niceness: int = 0
 
-    async def run(
+    async def run_command(
         self,
         repository: Path,
         *arguments: str,
@@ -251,14 +255,14 @@ class Git:
         Raises: EvaluationError if git could not be started or was killed, the disk fails, or the
         memory does not suffice; OSError if there is no shell.
         """
-        command = _CommandProtocol(self._box.kill, on_stdout, login, repository.parent)
+        command = _CommandProtocol(self._box.kill_command, on_stdout, login, repository.parent)
         git = ["git", f"--git-dir={repository}"]
         for setting, value in _SETTINGS.items():
             git += ["-c", f"{setting}={value}"]
         argv = [*_chain([*git, *one] for one in next_commands), *git]
         with (
             _open_login(login) as descriptor,
-            self._box.enter(repository, reach) as (prefix, opened),
+            self._box.prepare_command(repository, reach) as (prefix, opened),
         ):
             if login is not None:
                 # A shell that git starts reads the login from the pipe; no argument has it.
@@ -280,7 +284,7 @@ class Git:
                 timer = None
         if command.refused is not None:
             raise command.refused
-        result = attrs.evolve(result, timed_out=timer is not None)
+        result = attrs.evolve(result, is_timed_out=timer is not None)
         self._raise_for_machine(result, serving=source is not None)
         return result
 
@@ -302,21 +306,21 @@ class Git:
         daemon tries its disks anyway. Only the shell and the sandbox print before git does.
         """
         printed = {"stderr": result.stderr}
-        beginning = result.stderr if result.status and result.is_whole else ""
+        beginning = result.stderr if result.status and result.is_stderr_complete else ""
         if beginning.startswith(f"{_SHELL}: "):
             raise EvaluationFailure(
                 "lost", "git could not be started; see `tawebeval doctor`", printed
             )
         if beginning.startswith(BWRAP_PREFIX):
             message = "the sandbox of git could not be started; see `tawebeval doctor`"
-            raise EvaluationFailure("lost", message, printed, is_alarming=not serving)
+            raise EvaluationFailure("lost", message, printed, is_daemon_fault=not serving)
         if result.status and (disk_error := find_disk_error(result.stderr)):
             message = f"git cannot use the disk: {disk_error}"
-            raise EvaluationFailure("lost", message, printed, is_alarming=False)
-        if is_killed(result.status, result.stderr) and not result.timed_out:
+            raise EvaluationFailure("lost", message, printed, is_daemon_fault=False)
+        if is_git_killed(result.status, result.stderr) and not result.is_timed_out:
             message = "git was killed: the server is short of memory, or its disk fails"
-            raise EvaluationFailure("lost", message, printed, is_alarming=False)
-        if result.status and is_out_of_memory(result.stderr, serving=serving):
+            raise EvaluationFailure("lost", message, printed, is_daemon_fault=False)
+        if result.status and is_git_memory_exhausted(result.stderr, serving=serving):
             raise EvaluationFailure(
                 "repository",
                 f"git needs over {format_size(self._memory)} of memory (repositories.memory) for"
@@ -326,7 +330,7 @@ class Git:
 
     def _environment(self) -> dict[str, str]:
         return {
-            "PATH": PATH,
+            "PATH": PROGRAM_PATH,
             "LC_ALL": "C",
             "HOME": "/nonexistent",
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -334,7 +338,7 @@ class Git:
             "GIT_ATTR_NOSYSTEM": "1",
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_ASKPASS": "/bin/true",
-            "GIT_SSH_COMMAND": SSH,
+            "GIT_SSH_COMMAND": SSH_COMMAND,
             "GIT_ALLOW_PROTOCOL": ":".join(self._protocols),
             "GIT_PROTOCOL_FROM_USER": "0",
             "GIT_NO_REPLACE_OBJECTS": "1",
@@ -342,7 +346,7 @@ class Git:
         }
 
 
-def check_git() -> str:
+def check_git_version() -> str:
     """Return the output of `git version`. Blocks.
 
     Raises ConfigurationError, with the remedy, if git does not run or is too old.
@@ -350,7 +354,7 @@ def check_git() -> str:
     try:
         printed = subprocess.run(
             ["git", "version"],
-            env={"PATH": PATH, "LC_ALL": "C", "HOME": "/nonexistent"},
+            env={"PATH": PROGRAM_PATH, "LC_ALL": "C", "HOME": "/nonexistent"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

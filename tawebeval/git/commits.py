@@ -21,24 +21,29 @@ _PATH_MAX = 4096  # bytes: PATH_MAX of Linux
 
 @attrs.frozen
 class TreeLimits:
-    """The size that a tree may have: `files` counts directories and links, too; `size` is bytes."""
+    """The size that a tree may have: `max_files` counts directories and links, too.
 
-    files: int
-    size: int
+    `max_bytes` is bytes.
+    """
 
-    def check(self, files: int, size: int) -> None:
+    max_files: int
+    max_bytes: int
+
+    def check_tree(self, files: int, size: int) -> None:
         """Raise EvaluationError if a tree with these many `files` and bytes is over a limit."""
-        if files > self.files:
+        if files > self.max_files:
             raise EvaluationFailure(
                 "repository",
-                f"the commit has over {self.files} files and directories (repositories.tree_files)",
-                {"limit": "repositories.tree_files", "value": self.files},
+                f"the commit has over {self.max_files} files and directories "
+                "(repositories.tree_files)",
+                {"limit": "repositories.tree_files", "value": self.max_files},
             )
-        if size > self.size:
+        if size > self.max_bytes:
             raise EvaluationFailure(
                 "repository",
-                f"the commit's files are over {format_size(self.size)} (repositories.tree_bytes)",
-                {"limit": "repositories.tree_bytes", "value": self.size},
+                f"the commit's files are over {format_size(self.max_bytes)} "
+                "(repositories.tree_bytes)",
+                {"limit": "repositories.tree_bytes", "value": self.max_bytes},
             )
 
 
@@ -50,7 +55,7 @@ class TreeMeter:
     """
 
     _limits: TreeLimits
-    files: int = 0
+    file_count: int = 0
     size: int = 0
     _rest: bytes = b""
 
@@ -60,10 +65,10 @@ class TreeMeter:
         for entry in entries:
             head, _, path = entry.partition(b"\t")
             self._check_path(path)
-            self.files += 1
+            self.file_count += 1
             size = head.split()[-1]
             self.size += int(size) if size.isdigit() else 0
-            self._limits.check(self.files, self.size)
+            self._limits.check_tree(self.file_count, self.size)
         self._check_path(self._rest.partition(b"\t")[2])
 
     def _check_path(self, path: bytes) -> None:
@@ -73,7 +78,7 @@ class TreeMeter:
             )
 
 
-def inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
+def build_inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
     """Return the two git commands whose output `CommitInspection` reads."""
     return (
         ("log", "--no-walk", "--no-show-signature", "--format=%H %T", oid, "--"),
@@ -82,7 +87,7 @@ def inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
 
 
 class CommitInspection:
-    """Parser of the output of `inspection_commands`, read in chunks.
+    """Parser of the output of `build_inspection_commands`, read in chunks.
 
     `before`: number of commands, without output of interest, that run before them in the same
     sandbox. A NUL ends the output of each command but the last, if the command exited with 0.
@@ -118,4 +123,4 @@ class CommitInspection:
         # git also takes the OID of a tag for the commit that the tag names.
         if found is None or found[1].decode() != self._oid:
             return None
-        return Commit(self._oid, found[2].decode(), self._meter.files, self._meter.size)
+        return Commit(self._oid, found[2].decode(), self._meter.file_count, self._meter.size)

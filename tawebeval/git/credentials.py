@@ -15,7 +15,14 @@ from urllib.parse import quote
 
 import attrs
 
-from tawebeval.core.hosts import DEFAULT_PORTS, Address, Target, format_address, is_public, matches
+from tawebeval.core.hosts import (
+    DEFAULT_PORTS,
+    Address,
+    UrlServer,
+    format_address,
+    is_public_address,
+    matches_host_pattern,
+)
 from tawebeval.errors import EvaluationFailure, format_size
 
 MAX_PASSWORD_SIZE = 2048
@@ -36,18 +43,18 @@ class Login:
     _password: str = attrs.field(repr=False)
 
     @property
-    def answer(self) -> bytes:
+    def credential_answer(self) -> bytes:
         """The answer to git's request for a credential (git-credential(1))."""
         return f"username={self._username}\npassword={self._password}\n".encode()
 
-    def scrub(self, text: str) -> str:
+    def scrub_password(self, text: str) -> str:
         """Return `text` with stars for the password, plain or encoded as in HTTP."""
         for form in self._forms():
             text = text.replace(form, "***")
         return text
 
     @property
-    def max_length(self) -> int:
+    def longest_password_form(self) -> int:
         """Bytes of the longest form of the password in a text."""
         return max(len(form.encode()) for form in self._forms())
 
@@ -64,7 +71,7 @@ class Credential:
     `host`: a pattern of `HostPolicy`. `port`: 0 is the default port of the protocol.
     `callers`: names of the callers who may use it; empty: all.
     `secret`: content of the password or key file, for the identity.
-    `password`: for HTTP; None: ssh uses the files `key` and `known_hosts`.
+    `password`: for HTTP; None: ssh uses the files `key_file` and `known_hosts_file`.
     """
 
     host: str
@@ -73,15 +80,15 @@ class Credential:
     callers: Sequence[str]
     secret: bytes = attrs.field(repr=False)
     password: str | None = attrs.field(default=None, repr=False)
-    key: str = ""
-    known_hosts: str = ""
+    key_file: str = ""
+    known_hosts_file: str = ""
 
-    def is_for(self, target: Target, caller: str) -> bool:
+    def is_usable_for(self, target: UrlServer, caller: str) -> bool:
         """Tell whether the credential is for this server, and whether the caller may use it."""
         protocols = ("https", "http") if self.password is not None else ("ssh",)
         return (
             target.protocol in protocols
-            and matches(target.host, self.host)
+            and matches_host_pattern(target.host, self.host)
             and target.port == (self.port or DEFAULT_PORTS[target.protocol])
             and (not self.callers or caller in self.callers)
         )
@@ -92,17 +99,17 @@ class Credential:
         The callers are no part of it: another caller who may use the credential may read what it
         has fetched. A new secret changes the identity, since it may open other repositories.
         """
-        named = "\0".join((self.host, str(self.port), self.username, self.key))
+        named = "\0".join((self.host, str(self.port), self.username, self.key_file))
         return hmac.digest(key, named.encode() + b"\0" + self.secret, "sha256")
 
-    def make_login(self, target: Target, address: Address) -> Login | None:
+    def make_login(self, target: UrlServer, address: Address) -> Login | None:
         """Return the login for the server at `address`, None for a key.
 
         Raises: EvaluationError if the password would cross the internet unencrypted.
         """
         if self.password is None:
             return None
-        if target.protocol == "http" and is_public(address):
+        if target.protocol == "http" and is_public_address(address):
             raise EvaluationFailure(
                 "repository",
                 f"the credentials for {target.host} are sent over https only; use an https URL",
@@ -112,9 +119,9 @@ class Credential:
         return Login(f"{target.protocol}://{host}{port}", self.username, self.password)
 
     @property
-    def files(self) -> Sequence[str]:
+    def ssh_files(self) -> Sequence[str]:
         """Files that ssh has to read."""
-        return () if self.password is not None else (self.key, self.known_hosts)
+        return () if self.password is not None else (self.key_file, self.known_hosts_file)
 
     @property
     def ssh_options(self) -> Sequence[str]:
@@ -124,10 +131,10 @@ class Credential:
         return (
             "-F/dev/null",
             f"-oUser={self.username}",
-            f"-i{self.key}",
+            f"-i{self.key_file}",
             "-oIdentitiesOnly=yes",
             "-oIdentityAgent=none",
-            f"-oUserKnownHostsFile={self.known_hosts}",
+            f"-oUserKnownHostsFile={self.known_hosts_file}",
             "-oGlobalKnownHostsFile=/dev/null",
             "-oStrictHostKeyChecking=yes",
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import CredentialSettings
-from tawebeval.core.hosts import parse_target
+from tawebeval.core.hosts import parse_url_server
 from tawebeval.errors import ConfigurationError
 from tawebeval.git.credentials import Credential, parse_password
 from tawebeval.linux.ownership import warn_of_readable_file
@@ -39,17 +39,17 @@ class Keyring:
 
         Raises: ValueError for an invalid URL.
         """
-        target = parse_target(url)
+        target = parse_url_server(url)
         if target is None:
             return None
-        return next((one for one in self._credentials if one.is_for(target, caller)), None)
+        return next((one for one in self._credentials if one.is_usable_for(target, caller)), None)
 
     def derive_identity(self, credential: Credential) -> bytes:
         """Return the identity of a credential under the daemon's key."""
         return credential.derive_identity(self._key)
 
     @property
-    def files(self) -> Sequence[Path]:
+    def secret_files(self) -> Sequence[Path]:
         """All files of the credentials; ssh reads its files again for each fetch."""
         return tuple(
             Path(self._directory, name)
@@ -58,10 +58,10 @@ class Keyring:
             if name
         )
 
-    def reloadables(self) -> Iterator[Reloadable[Sequence[Credential]]]:
+    def list_reloadables(self) -> Iterator[Reloadable[Sequence[Credential]]]:
         """Yield the reloadable files; none without credentials."""
         if self._settings:
-            yield Reloadable(_SETTING, self.files, self._read, self._apply)
+            yield Reloadable(_SETTING, self.secret_files, self._read, self._apply)
 
     def _apply(self, credentials: Sequence[Credential]) -> None:
         self._credentials = credentials
@@ -93,8 +93,8 @@ class Keyring:
             callers=entry.callers,
             secret=secret,
             password=password,
-            key=key,
-            known_hosts=known_hosts,
+            key_file=key,
+            known_hosts_file=known_hosts,
         )
 
     def _read_file(self, name: str, setting: str) -> tuple[Path, bytes]:

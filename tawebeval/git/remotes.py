@@ -10,7 +10,14 @@ from typing import Any
 
 import attrs
 
-from tawebeval.core.hosts import HostPolicy, Route, Target, build_route, parse_path, parse_target
+from tawebeval.core.hosts import (
+    GitRoute,
+    HostPolicy,
+    UrlServer,
+    build_git_route,
+    parse_local_path,
+    parse_url_server,
+)
 from tawebeval.errors import EvaluationFailure, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
 from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, Resolver, UnknownHost
@@ -20,7 +27,7 @@ KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
 @attrs.define
-class Remotes:
+class RemoteResolver:
     """The operator's rules for URLs, and the look-up of their hosts.
 
     `own`: directories of the daemon, from which nobody fetches; absolute, without symbolic links.
@@ -45,29 +52,29 @@ class Remotes:
 
     async def find_route(
         self, url: str, credential: Credential | None = None, timeout: float = LOOKUP_TIMEOUT
-    ) -> tuple[Route, Login | None]:
+    ) -> tuple[GitRoute, Login | None]:
         """Return the route to a repository, and the login for its server, None without one.
 
         `timeout`: seconds for the look-up of the host. Raises: EvaluationError.
         """
         target = self._target(url)
         if target is None:
-            path = parse_path(url)
+            path = parse_local_path(url)
             # git also finds `x.git` by the name `x`.
-            return Route(url, source=path, readable=(path, f"{path}.git")), None
+            return GitRoute(url, local_path=path, readable_paths=(path, f"{path}.git")), None
         try:
-            address = await self._addresses.find(target, timeout)
+            address = await self._addresses.find_address(target, timeout)
         except (ForbiddenHost, UnknownHost) as error:
             raise EvaluationFailure("repository", str(error)) from None
         except LookupFailed as error:
-            raise EvaluationFailure("lost", str(error), is_alarming=False) from None
+            raise EvaluationFailure("lost", str(error), is_daemon_fault=False) from None
         if credential is None:
-            return build_route(url, target, address), None
+            return build_git_route(url, target, address), None
         login = credential.make_login(target, address)
-        found = build_route(url, target, address, credential.ssh_options)
-        return attrs.evolve(found, readable=credential.files), login
+        found = build_git_route(url, target, address, credential.ssh_options)
+        return attrs.evolve(found, readable_paths=credential.ssh_files), login
 
-    def check_source(self, path: str) -> None:
+    def check_local_repository(self, path: str) -> None:
         """Check the path of a repository of this machine. Blocks.
 
         Raises: EvaluationError for the daemon's own directories, what is in them or contains them,
@@ -90,14 +97,14 @@ class Remotes:
                     f"{path} is in a directory of the daemon or the kernel; move the repository",
                 )
 
-    def _target(self, url: str) -> Target | None:
+    def _target(self, url: str) -> UrlServer | None:
         try:
-            target = parse_target(url)
+            target = parse_url_server(url)
         except ValueError as error:
             raise EvaluationFailure("repository", f"the repository's URL {error}") from None
         try:
             if target is not None:
-                self._addresses.check(target)
+                self._addresses.check_host(target)
         except ForbiddenHost as error:
             raise EvaluationFailure("repository", str(error)) from None
         return target

@@ -26,17 +26,17 @@ from twisted.internet.task import LoopingCall
 
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
-from tawebeval.core.hosts import Route
+from tawebeval.core.hosts import GitRoute
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.git.command import Git, GitResult
-from tawebeval.git.commits import CommitInspection, TreeLimits, inspection_commands
+from tawebeval.git.command import GitResult, GitRunner
+from tawebeval.git.commits import CommitInspection, TreeLimits, build_inspection_commands
 from tawebeval.git.credentials import Credential
-from tawebeval.git.remotes import Remotes
-from tawebeval.git.stderr import explain_fetch, is_commit_missing, is_unadvertised
-from tawebeval.linux.filetree import remove
+from tawebeval.git.remotes import RemoteResolver
+from tawebeval.git.stderr_patterns import explain_fetch, is_commit_missing, is_commit_unadvertised
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.resolver import LOOKUP_TIMEOUT
-from tawebeval.sandbox.commands import SandboxAccess
+from tawebeval.sandbox.command_sandbox import SandboxAccess
 
 _T = TypeVar("_T")
 
@@ -90,31 +90,31 @@ class FetchLimits:
     """Limits of fetches and trees.
 
     `timeout`: seconds for a fetch with all its attempts, and as many for checking out.
-    `size`: bytes that each attempt may add to the repository.
-    `tree`: limits of the commit's tree.
+    `max_bytes`: bytes that each attempt may add to the repository.
+    `tree_limits`: limits of the commit's tree.
     """
 
     clock: Any
     timeout: float
-    size: int
-    tree: TreeLimits
+    max_bytes: int
+    tree_limits: TreeLimits
 
 
 @attrs.define
 class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
-    One lock covers fetches, maintenance and removal. `generation` counts removals (`discard`).
-    `is_blank` tells that no fetch has added anything yet.
+    One lock covers fetches, maintenance and removal. `generation` counts removals
+    (`discard_generation`). `is_empty` tells that no fetch has added anything yet.
     """
 
     path: Path
-    _git: Git
+    _git: GitRunner
     _threads: WorkerThreads
-    _remotes: Remotes
+    _remotes: RemoteResolver
     _limits: FetchLimits
     generation: int = 0
-    is_blank: bool = True
+    is_empty: bool = True
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
     _packing: Deferred[None] | None = None
     _fetches: int = 0
@@ -123,7 +123,7 @@ class BareRepository:
     _maintenance_step: int = _MAINTENANCE_FILES
     _maintenance_due: int = _MAINTENANCE_FILES  # files
 
-    def find_marked(self, oid: str) -> Commit | None:
+    def find_marked_commit(self, oid: str) -> Commit | None:
         """Return the commit if it has a marker. Blocks briefly."""
         try:
             marker = _MARKER.fullmatch(self._marker(oid).read_text())
@@ -136,7 +136,7 @@ class BareRepository:
 
     def _mark(self, commit: Commit) -> None:
         unfinished = self._marker(commit.oid).with_suffix(".new")
-        unfinished.write_text(f"{commit.tree} {commit.files} {commit.size}")
+        unfinished.write_text(f"{commit.tree_oid} {commit.file_count} {commit.size}")
         self._markers_size += unfinished.stat().st_blocks * 512
         unfinished.replace(self._marker(commit.oid))
 
@@ -149,20 +149,20 @@ class BareRepository:
         except OSError:
             return False
 
-    def load(self) -> int:
+    def load_existing(self) -> int:
         """Take over the repository of an earlier daemon; return its bytes on the disk. Blocks."""
         self.remove_leftovers()
         self._markers_size = _disk_usage(_list_files(self.path / _MARKERS))
-        return self.measure()
+        return self.measure_disk_bytes()
 
-    def measure(self) -> int:
+    def measure_disk_bytes(self) -> int:
         """Return the bytes of the repository on the disk. Blocks.
 
         Markers, of which there may be many, are counted as they are written.
         """
         found = _list_files(self.path)
         self._files = len(found)
-        self.is_blank = not self.has_commits and not any(
+        self.is_empty = not self.has_commits and not any(
             name.startswith("objects") for name in found
         )
         return _disk_usage(found) + self._markers_size + _DIRECTORIES_SIZE
@@ -171,17 +171,17 @@ class BareRepository:
         """Remove what a killed git leaves: locks and unfinished packs. Blocks."""
         for pattern in _LEFTOVERS:
             for leftover in self.path.glob(pattern):
-                remove(leftover)
+                remove_tree(leftover)
         for part in self.path.glob("objects/pack/pack-*"):
             if not all(part.with_suffix(suffix).exists() for suffix in (".pack", ".idx")):
-                remove(part)
+                remove_tree(part)
 
     @property
     def needs_maintenance(self) -> bool:
         """Whether fetches have added so many files that maintenance is due."""
         return self._files >= self._maintenance_due
 
-    async def maintain(self, max_pack_size: int) -> None:
+    async def combine_packs(self, max_pack_size: int) -> None:
         """Combine the packs of fetches into packs of at most `max_pack_size` bytes.
 
         Raises: CancelledError if a fetch has waited for 5 seconds, or this has waited as long for
@@ -198,12 +198,12 @@ class BareRepository:
         finally:
             self._packing = None
             try:
-                await self._threads.run(self._finish_maintenance)
+                await self._threads.run_in_thread(self._finish_maintenance)
             finally:
                 self._lock.release()
 
     async def _pack(self, max_pack_size: int) -> None:
-        result = await self._git.run(
+        result = await self._git.run_command(
             self.path,
             *_REPACK,
             next_commands=_TIDY_COMMANDS,
@@ -216,7 +216,7 @@ class BareRepository:
 
     def _finish_maintenance(self) -> None:
         self.remove_leftovers()
-        self.measure()
+        self.measure_disk_bytes()
         self._maintenance_due = self._files + self._maintenance_step
 
     async def _acquire(self) -> None:
@@ -225,20 +225,20 @@ class BareRepository:
             _cancel_late(self._packing, self._limits.clock)
         await self._lock.acquire()
 
-    async def check_out(self, commit: Commit, tree: Path, index: Path) -> None:
+    async def check_out_commit(self, commit: Commit, tree: Path, index: Path) -> None:
         """Check a marked commit out into the directory `tree`; `index` is one for git's index.
 
         Raises: EvaluationError.
         """
-        result = await self._git.run(
+        result = await self._git.run_command(
             self.path,
             f"--work-tree={tree}",
-            *("read-tree", "--reset", "-u", commit.tree),
+            *("read-tree", "--reset", "-u", commit.tree_oid),
             environment={"GIT_INDEX_FILE": str(index / "index")},
             timeout=self._limits.timeout,
             reach=SandboxAccess((tree, index)),
         )
-        if result.timed_out:
+        if result.is_timed_out:
             seconds = self._limits.timeout
             raise _failed(
                 f"the checkout of the commit took over {seconds:g} seconds"
@@ -250,7 +250,7 @@ class BareRepository:
         if result.status:
             raise _failed("git could not check out the commit; see stderr", result)
 
-    async def discard(self, generation: int) -> None:
+    async def discard_generation(self, generation: int) -> None:
         """Remove the repository, if it is still of that `generation`; the next fetch creates it."""
         await self._acquire()
         try:
@@ -259,11 +259,11 @@ class BareRepository:
                 damaged = self.path.with_suffix(".damaged")
                 with suppress(FileNotFoundError):
                     self.path.rename(damaged)
-                await self._threads.run(remove, damaged)
+                await self._threads.run_in_thread(remove_tree, damaged)
         finally:
             self._lock.release()
 
-    async def fetch(
+    async def fetch_commit(
         self, repository: Repository, oid: str, credential: Credential | None = None
     ) -> Commit:
         """Fetch a commit, mark it and return it; without a network if git has it already.
@@ -288,17 +288,17 @@ class BareRepository:
         await self._acquire()
         complete = False
         try:
-            created = await self._threads.run(self._create, repository.url)
+            created = await self._threads.run_in_thread(self._create, repository.url)
             commit = None if created else await self._inspect_commit(oid)
             if commit is None:
                 commit = await self._fetch_commit(repository, oid, credential)
-            await self._threads.run(self._mark, commit)
+            await self._threads.run_in_thread(self._mark, commit)
             complete = True
             return commit
         finally:
             try:
                 if not complete:
-                    await self._threads.run(self.remove_leftovers)
+                    await self._threads.run_in_thread(self.remove_leftovers)
             finally:
                 self._lock.release()
 
@@ -307,7 +307,7 @@ class BareRepository:
         if self.path.exists():
             return False
         unfinished = self.path.with_suffix(".new")
-        remove(unfinished)
+        remove_tree(unfinished)
         create_repository(unfinished)
         (unfinished / _MARKERS).mkdir()
         (unfinished / "url").write_text(url + "\n")
@@ -320,9 +320,9 @@ class BareRepository:
 
         Raises: EvaluationError if its tree is over the limits.
         """
-        inspection = CommitInspection(oid, self._limits.tree)
-        log, ls_tree = inspection_commands(oid)
-        result = await self._git.run(
+        inspection = CommitInspection(oid, self._limits.tree_limits)
+        log, ls_tree = build_inspection_commands(oid)
+        result = await self._git.run_command(
             self.path, *log, next_commands=(ls_tree,), on_stdout=inspection.feed
         )
         return _inspected(inspection, result)
@@ -334,28 +334,32 @@ class BareRepository:
         # Before the timeout of the fetch: a silent name server is not the repository's fault.
         lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
         route, login = await self._remotes.find_route(repository.url, credential, lookup)
-        if route.source is not None:
-            await self._threads.run(self._remotes.check_source, route.source)
-        reach = SandboxAccess((self.path,), route.readable, network=route.source is None)
-        serve = () if route.source is None else (_SERVE_OTHER_USERS,)
+        if route.local_path is not None:
+            await self._threads.run_in_thread(
+                self._remotes.check_local_repository, route.local_path
+            )
+        reach = SandboxAccess(
+            (self.path,), route.readable_paths, has_network=route.local_path is None
+        )
+        serve = () if route.local_path is None else (_SERVE_OTHER_USERS,)
         self._fetches += 1
         ref = f"refs/commits/{self._fetches % _REFS}"
         for arguments in _fetch_arguments(repository, route, f"{oid}:{ref}"):
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not arguments[0].startswith("--depth"):
                 deepen = (f"--depth={_INFINITE_DEPTH}",)
-            inspection = CommitInspection(oid, self._limits.tree, before=1)
+            inspection = CommitInspection(oid, self._limits.tree_limits, before=1)
             fetch = partial(
-                self._git.run,
+                self._git.run_command,
                 self.path,
                 *(*_FETCH, *serve, *deepen, *arguments),
                 # In the sandbox of the fetch, which saves the start of another one.
-                next_commands=inspection_commands(oid),
+                next_commands=build_inspection_commands(oid),
                 on_stdout=inspection.feed,
                 environment=route.environment,
-                max_file_size=self._limits.size,
+                max_file_size=self._limits.max_bytes,
                 login=login,
-                source=route.source,
+                source=route.local_path,
                 reach=reach,
             )
             result = await fetch_within_limits(
@@ -367,7 +371,7 @@ class BareRepository:
                     return commit
             elif is_commit_missing(result.stderr):
                 break
-            elif not is_unadvertised(result.stderr):
+            elif not is_commit_unadvertised(result.stderr):
                 raise _failed(explain_fetch(result.stderr), result)
         raise EvaluationFailure(
             "commit",
@@ -382,7 +386,7 @@ def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:
 
 
 def _fetch_arguments(
-    repository: Repository, route: Route, commit: str
+    repository: Repository, route: GitRoute, commit: str
 ) -> Iterator[tuple[str, ...]]:
     """Yield the arguments of `git fetch` that may bring a commit, the cheapest first.
 
@@ -460,14 +464,14 @@ async def fetch_within_limits(
 
     Raises: EvaluationError, of `fetch` or for too many bytes.
     """
-    before = await threads.run(_list_files, repository)
+    before = await threads.run_in_thread(_list_files, repository)
     over = False
     fetching = Deferred.fromCoroutine(fetch())
 
     async def measure() -> None:
         nonlocal over
-        now = await threads.run(_list_files, repository)
-        if not over and _disk_usage(now) - _disk_usage(before) > limits.size:
+        now = await threads.run_in_thread(_list_files, repository)
+        if not over and _disk_usage(now) - _disk_usage(before) > limits.max_bytes:
             over = True
             fetching.cancel()
 
@@ -480,21 +484,25 @@ async def fetch_within_limits(
         if not over:
             raise
     except EvaluationFailure:
-        if not await threads.run(_is_over, repository, before, limits.size, is_complete()):
-            await threads.run(_undo, repository, before)
+        if not await threads.run_in_thread(
+            _is_over, repository, before, limits.max_bytes, is_complete()
+        ):
+            await threads.run_in_thread(_undo, repository, before)
             raise
     else:
-        if not await threads.run(_is_over, repository, before, limits.size, is_complete()):
+        if not await threads.run_in_thread(
+            _is_over, repository, before, limits.max_bytes, is_complete()
+        ):
             return result
     finally:
         polling.stop()
-    if is_complete() or not await threads.run(_undo, repository, before):
+    if is_complete() or not await threads.run_in_thread(_undo, repository, before):
         # The fetch ended before it was measured, and refs name its objects: remove all.
-        await threads.run(remove, repository)
+        await threads.run_in_thread(remove_tree, repository)
     raise EvaluationFailure(
         "repository",
-        f"the repository is over {format_size(limits.size)} (repositories.fetch_bytes)",
-        {"limit": "repositories.fetch_bytes", "value": limits.size},
+        f"the repository is over {format_size(limits.max_bytes)} (repositories.fetch_bytes)",
+        {"limit": "repositories.fetch_bytes", "value": limits.max_bytes},
     )
 
 

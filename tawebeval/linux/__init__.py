@@ -9,10 +9,11 @@ packages `sandbox` and `git` use them.
 - `launcher` and `launcher_client`: a small helper process that starts evaluators at less cost than
   the daemon could. `LauncherClient` takes a `LaunchSpec`, and `OverlayLayers` to mount. `launcher`
   imports nothing of tawebeval, for it runs as a program from a memfd.
-- `reaper`: `Orphans` are processes that have left their parent; `end_stale_processes` ends those
-  that a dead daemon has left.
+- `reaper`: `OrphanReaper` are processes that have left their parent; `kill_stale_processes` ends
+  those that a dead daemon has left.
 - `cgroups`: limits and usage of whole process trees; `rlimits`: the limits of the daemon itself.
-- `privileges`: `Privileges` gives up root for good; `Credentials` is the process's own identity.
+- `privileges`: `Privileges` gives up root for good; `ProcessCredentials` is the process's own
+  identity.
 - `filetree`: walking, copying and removing directory trees made by strangers; `ownership`: owners
   and modes of files, and secret files.
 

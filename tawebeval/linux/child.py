@@ -42,10 +42,10 @@ _SLOW = 0.005  # seconds of processor time, a hundred times as long as a read ta
 class PipeOwner(Protocol):
     """The receiver of a child's output; `name` is the child's descriptor, 1 or 2."""
 
-    def received(self, name: int, chunk: bytes) -> None:
+    def on_pipe_data(self, name: int, chunk: bytes) -> None:
         """Take bytes that were read."""
 
-    def lost(self, name: int) -> None:
+    def on_pipe_end(self, name: int) -> None:
         """Take the end of the pipe, once."""
 
 
@@ -56,8 +56,8 @@ class PipeReader:
     A pipe that is found full is made larger, for its writer waits. The pipes of a user other than
     root have one limit together (pipe(7)), so pipes that are never full stay small.
 
-    `closed` tells whether the pipe's end was reached. `delay` is the processor time of slow reads
-    in seconds: each read wakes all epoll instances that watch the pipe.
+    `is_closed` tells whether the pipe's end was reached. `slow_read_seconds` is the processor time
+    of slow reads in seconds: each read wakes all epoll instances that watch the pipe.
     """
 
     __slots__ = (
@@ -67,26 +67,28 @@ class PipeReader:
         "_owner",
         "_paused",
         "_reactor",
-        "closed",
-        "delay",
-        "name",
+        "descriptor_number",
+        "is_closed",
+        "slow_read_seconds",
     )
 
     def __init__(self, reactor: Any, descriptor: int, name: int, owner: PipeOwner) -> None:
-        self.name = name
-        self.closed = False
-        self.delay = 0.0
+        self.descriptor_number = name
+        self.is_closed = False
+        self.slow_read_seconds = 0.0
         self._reactor = reactor
         self._descriptor = descriptor
         self._owner = owner
         self._paused = False
-        self._left: int | None = None  # bytes to read before closing; None before `read_remaining`
+        self._left: int | None = (
+            None  # bytes to read before closing; None before `read_remaining_output`
+        )
         self._holds = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
         reactor.addReader(self)
 
     def fileno(self) -> int:
         """Return the pipe's descriptor, -1 when closed."""
-        return -1 if self.closed else self._descriptor
+        return -1 if self.is_closed else self._descriptor
 
     def logPrefix(self) -> str:
         """Return the name for log lines."""
@@ -107,8 +109,8 @@ class PipeReader:
             self._enlarge()
         took = thread_time() - began
         if took > _SLOW:
-            self.delay += took
-        self._owner.received(self.name, chunk)
+            self.slow_read_seconds += took
+        self._owner.on_pipe_data(self.descriptor_number, chunk)
         return None
 
     def _enlarge(self) -> None:
@@ -118,44 +120,44 @@ class PipeReader:
 
     def connectionLost(self, reason: Failure) -> None:
         """Close the pipe."""
-        if self.closed:
+        if self.is_closed:
             return
         self._reactor.removeReader(self)
-        self.closed = True
+        self.is_closed = True
         os.close(self._descriptor)
-        self._owner.lost(self.name)
+        self._owner.on_pipe_end(self.descriptor_number)
 
     def pauseProducing(self) -> None:
         """Stop reading, so that the child blocks once the pipe is full."""
-        if not self._paused and not self.closed:
+        if not self._paused and not self.is_closed:
             self._paused = True
             self._reactor.removeReader(self)
 
     def resumeProducing(self) -> None:
         """Resume reading."""
-        if self._paused and not self.closed:
+        if self._paused and not self.is_closed:
             self._paused = False
             if self._left is None:
                 self._reactor.addReader(self)
             else:
                 self._reactor.callLater(0, self._drain)
 
-    def read_remaining(self) -> None:
+    def read_remaining_output(self) -> None:
         """Read the bytes that the pipe holds now, and close it: other writers may remain."""
-        if not self.closed:
+        if not self.is_closed:
             self._reactor.removeReader(self)
             self._left = _held(self._descriptor)
             self._reactor.callLater(0, self._drain)
 
     def _drain(self) -> None:
-        if self.closed or (self._paused and self._left):
+        if self.is_closed or (self._paused and self._left):
             return
         assert self._left is not None
         chunk = os.read(self._descriptor, min(_READ, self._left)) if self._left else b""
         if chunk:
             self._left -= len(chunk)
             self._reactor.callLater(0, self._drain)
-            self._owner.received(self.name, chunk)
+            self._owner.on_pipe_data(self.descriptor_number, chunk)
         else:
             self.connectionLost(Failure(CONNECTION_DONE))
 
@@ -212,12 +214,12 @@ def start_child(
             umask=0o022,
         )
         process.returncode = 0  # so that Popen does not wait for the child
-        started = open_child(process.pid, stdout[0], stderr[0])
+        started = open_started_child(process.pid, stdout[0], stderr[0])
         reading.pop_all()
         return started
 
 
-def open_child(pid: int, stdout: int, stderr: int) -> StartedProcess:
+def open_started_child(pid: int, stdout: int, stderr: int) -> StartedProcess:
     """Open a pidfd for a child of this process; without one, kill the child. Raises: OSError."""
     try:
         return StartedProcess(pid, os.pidfd_open(pid), stdout, stderr)
@@ -285,13 +287,13 @@ class _PidReader:
         self._reactor.removeReader(self)
         os.close(self._descriptor)
         self._descriptor = -1
-        self._child.exited()
+        self._child.on_exit()
 
     def connectionLost(self, reason: Failure) -> None:
         """Do nothing: the reactor stops, and the child with it."""
 
 
-class Producer(Protocol):
+class StdoutProducer(Protocol):
     """The stdout of a process, which can be paused (`IPushProducer`)."""
 
     def pauseProducing(self) -> None:
@@ -301,7 +303,7 @@ class Producer(Protocol):
         """Read stdout again."""
 
 
-class ProcessTransport(Producer, Protocol):
+class ProcessTransport(StdoutProducer, Protocol):
     """A process whose output and exit drive a `ProcessProtocol`: what a run of an evaluator needs.
 
     Implemented by `ChildProcess`, for children of the daemon. The duties:
@@ -311,28 +313,28 @@ class ProcessTransport(Producer, Protocol):
       once, and `childConnectionLost(1 or 2)` at their ends; between `pauseProducing` and
       `resumeProducing` read no stdout, so that the process blocks once its pipe is full;
     - call `processExited(reason)` once at the process's own end: `ProcessDone`, or
-      `ProcessTerminated` with the exit code or the signal; `running` is False from then on;
+      `ProcessTerminated` with the exit code or the signal; `is_running` is False from then on;
     - call `processEnded(reason)` once after that and after both ends of output.
 
-    `usage` is the resource usage, None until the end. `delay` is the processor time of slow reads,
-    in seconds.
+    `resource_usage` is the resource usage, None until the end. `slow_read_seconds` is the processor
+    time of slow reads, in seconds.
     """
 
     pid: int
-    usage: struct_rusage | None
+    resource_usage: struct_rusage | None
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the process itself runs, whatever its own children do."""
 
     @property
-    def delay(self) -> float:
+    def slow_read_seconds(self) -> float:
         """The processor time of slow reads of stdout and stderr, in seconds."""
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the process group, also after the process's own end."""
 
-    def read_remaining(self) -> None:
+    def read_remaining_output(self) -> None:
         """Read the bytes that the pipes hold now, and close them: other processes may hold them."""
 
 
@@ -340,11 +342,21 @@ class ChildProcess:
     """A running child: the transport of its `ProcessProtocol`, and a `ProcessTransport`.
 
     Of `IProcessTransport` it has `pid` and the methods of a producer; there is no stdin to write
-    to, and signals go to the whole process group. `usage` is the resource usage of the child and of
-    the children that it waited for; None until its end. Thousands may run, so each is small.
+    to, and signals go to the whole process group. `resource_usage` is the resource usage of the
+    child and of the children that it waited for; None until its end. Thousands may run, so each is
+    small.
     """
 
-    __slots__ = ("_ended", "_protocol", "_reaped", "_reason", "_stderr", "_stdout", "pid", "usage")
+    __slots__ = (
+        "_ended",
+        "_protocol",
+        "_reaped",
+        "_reason",
+        "_stderr",
+        "_stdout",
+        "pid",
+        "resource_usage",
+    )
 
     def __init__(
         self,
@@ -354,7 +366,7 @@ class ChildProcess:
         reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
         """Take over a child. `reaped(pid)` is called when the kernel may use `pid` again."""
-        self.usage: struct_rusage | None = None
+        self.resource_usage: struct_rusage | None = None
         self.pid = started.pid
         self._reaped = reaped
         self._protocol = protocol
@@ -366,27 +378,27 @@ class ChildProcess:
         protocol.makeConnection(self)
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the child itself runs, whatever its own children do."""
         return self._reason is None
 
     @property
-    def delay(self) -> float:
+    def slow_read_seconds(self) -> float:
         """The processor time of slow reads of stdout and stderr, in seconds."""
-        return self._stdout.delay + self._stderr.delay
+        return self._stdout.slow_read_seconds + self._stderr.slow_read_seconds
 
-    def received(self, name: int, chunk: bytes) -> None:
+    def on_pipe_data(self, name: int, chunk: bytes) -> None:
         """Pass on output of the child."""
         self._protocol.childDataReceived(name, chunk)
 
-    def lost(self, name: int) -> None:
+    def on_pipe_end(self, name: int) -> None:
         """Take the end of stdout or stderr."""
         self._protocol.childConnectionLost(name)
         self._check_end()
 
-    def exited(self) -> None:
+    def on_exit(self) -> None:
         """Reap the child, and tell the protocol its exit status."""
-        _, status, self.usage = os.wait4(self.pid, 0)
+        _, status, self.resource_usage = os.wait4(self.pid, 0)
         self._reaped(self.pid)
         code = os.waitstatus_to_exitcode(status)
         self._reason = Failure(
@@ -400,8 +412,8 @@ class ChildProcess:
     def _check_end(self) -> None:
         if (
             self._reason is not None
-            and self._stdout.closed
-            and self._stderr.closed
+            and self._stdout.is_closed
+            and self._stderr.is_closed
             and not self._ended
         ):
             self._ended = True
@@ -412,10 +424,10 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def read_remaining(self) -> None:
+    def read_remaining_output(self) -> None:
         """Read what the pipes hold now, and close them: other processes may keep them open."""
-        self._stdout.read_remaining()
-        self._stderr.read_remaining()
+        self._stdout.read_remaining_output()
+        self._stderr.read_remaining_output()
 
     def pauseProducing(self) -> None:
         """Stop reading the child's stdout."""
@@ -447,9 +459,9 @@ class Spawner:
         """Start a child, as `start_child` does. Blocks, hardly. Raises: OSError."""
         started = start_child(argv, environment, directory, descriptors)
         self._children.add(started.pid)
-        return self.adopt(protocol, started)
+        return self.adopt_child(protocol, started)
 
-    def adopt(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
+    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
         """Let a child that another program has started drive a protocol from now on."""
         return ChildProcess(self._reactor, protocol, started, self._reaped)
 
@@ -471,12 +483,12 @@ class Spawner:
         self._children.discard(pid)
 
     @property
-    def knows_all(self) -> bool:
+    def is_every_child_known(self) -> bool:
         """Whether every child is known: none is expected."""
         return not self._expected
 
     @property
-    def running(self) -> int:
+    def child_count(self) -> int:
         """The number of children that were not reaped yet."""
         return len(self._children)
 

@@ -29,7 +29,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def add_path(path: Path) -> Iterator[None]:
+def add_path_to_errors(path: Path) -> Iterator[None]:
     """Add `path` to an OSError of the body that names none, as errors of writing do."""
     try:
         yield
@@ -39,7 +39,7 @@ def add_path(path: Path) -> Iterator[None]:
         raise
 
 
-def is_full(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Tell whether the disk, or the user's quota, is full."""
     return error.errno in _FULL
 
@@ -51,7 +51,7 @@ def mentions_full_disk(said: str) -> bool:
 
 def describe_disk_error(error: OSError) -> str:
     """Return path and reason of an error, with the remedy if the disk is full."""
-    remedy = f"; {DISK_FULL_REMEDY}" if is_full(error) else ""
+    remedy = f"; {DISK_FULL_REMEDY}" if is_disk_full(error) else ""
     return f"{error.filename}: {error.strerror}{remedy}"
 
 
@@ -84,7 +84,7 @@ _PIECE = 2**30  # maximum bytes to copy by one call
 _APART = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-def walk(top: int) -> Iterator[tuple[str, os.stat_result]]:
+def walk_tree(top: int) -> Iterator[tuple[str, os.stat_result]]:
     """Yield relative path and status of everything below the open directory `top`.
 
     A directory comes before its entries. Symbolic links are not followed as long as nobody changes
@@ -116,8 +116,8 @@ def copy_tree(source: Path, target: Path) -> None:
     try:
         into = os.open(target, _FLAGS)
         try:
-            with add_path(target):
-                for path, status in walk(below):
+            with add_path_to_errors(target):
+                for path, status in walk_tree(below):
                     _copy_one(path, stat.S_IFMT(status.st_mode), status, below, into)
         finally:
             os.close(into)
@@ -164,7 +164,7 @@ _LEVELS = 16  # of directories, for each of which a descriptor is open
 _ENTRIES = 500  # that are removed in this process
 
 
-def remove(directory: Path) -> None:
+def remove_tree(directory: Path) -> None:
     """Remove a directory with its content, if it exists. Raises: OSError."""
     if not os.path.lexists(directory) or _remove_small(directory):
         return
@@ -176,10 +176,10 @@ def remove(directory: Path) -> None:
             raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(directory))
 
 
-def empty(directory: Path) -> None:
+def empty_directory(directory: Path) -> None:
     """Remove the content of a directory. Raises: OSError."""
     for path in directory.iterdir():
-        remove(path)
+        remove_tree(path)
 
 
 def _remove_small(directory: Path) -> bool:

@@ -10,8 +10,8 @@ gone, and the overlay with it. So there is nothing to unmount, and namespaces re
 many there are. To mount takes a user namespace in which a process has all capabilities; outside of
 that it has none, and none of them is handed on.
 
-An order is a message with descriptors: of a file with the words of it (`encode`), of a socket for
-the report, and of what the program gets as 1, 2 and so on; its stdin is `/dev/null`. The report
+An order is a message with descriptors: of a file with the words of it (`encode_order`), of a socket
+for the report, and of what the program gets as 1, 2 and so on; its stdin is `/dev/null`. The report
 begins, when all is ready for the program, with the number of its process, the devices that files of
 the overlay have, and the descriptor of the overlay's top. If the socket is closed after that, the
 program has begun. Otherwise there is a last message, of why not. All this ends with the connection
@@ -31,13 +31,13 @@ import socket
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-READY = b"ready"
+READY_MESSAGE = b"ready"
 """The first message on the connection; a number after it is an errno, and the last one."""
 MOUNT, START = b"mount", b"start"
 """What has failed, in the last message of a report: number, one of these, errno and path."""
 OOM_SCORE_ADJ = 500
 """What programs have, so that the kernel kills them before the daemon (proc(5))."""
-DESCRIPTORS = 16
+MAX_DESCRIPTORS = 16
 """How many a program can have, at most, and an order besides its file and the report."""
 
 _CLONE_NEWNS, _CLONE_PARENT = 0x20000, 0x8000
@@ -59,7 +59,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def encode(*parts: Iterable[bytes]) -> bytes:
+def encode_order(*parts: Iterable[bytes]) -> bytes:
     """Return the words of an order, none of which has a NUL in it.
 
     The parts are: the lower, the upper and the work directory of the overlay, or a mount namespace
@@ -72,14 +72,14 @@ def encode(*parts: Iterable[bytes]) -> bytes:
     return b"\0".join([counts.encode(), *(word for words in lists for word in words)])
 
 
-def decode(order: bytes) -> list[list[bytes]]:
-    """Return the parts that `encode` was given."""
+def decode_order(order: bytes) -> list[list[bytes]]:
+    """Return the parts that `encode_order` was given."""
     counts, *words = order.split(b"\0")
     rest = iter(words)
     return [[next(rest) for _ in range(int(count))] for count in counts.split()]
 
 
-def receive(connection: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+def receive_message(connection: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
     """Receive a message, with that many descriptors at most, which no program inherits.
 
     (What Python has for it does not pass on the flag that they need from their first moment.)
@@ -125,7 +125,7 @@ def _fork_twice() -> int:
     return 0
 
 
-def mount(layers: Sequence[bytes]) -> tuple[int, set[int]]:
+def mount_overlay(layers: Sequence[bytes]) -> tuple[int, set[int]]:
     """Mount an overlay over its upper directory, for this process alone.
 
     Return its top, and the devices of its files.
@@ -187,18 +187,18 @@ def _device_of_old_files(top: int) -> Iterator[int]:
             os.close(descriptor)
 
 
-def become(words: int, report: socket.socket, outputs: Sequence[int]) -> None:
+def execute_order(words: int, report: socket.socket, outputs: Sequence[int]) -> None:
     """Become the program of an order. Returns where that fails, which the report tells."""
     step = MOUNT
     try:
         order = os.pread(words, os.fstat(words).st_size, 0)
-        layers, groups, limits, argv, variables, (directory, niceness) = decode(order)
+        layers, groups, limits, argv, variables, (directory, niceness) = decode_order(order)
         environment = dict(each.split(b"=", 1) for each in variables)
         tops, numbers = [], [os.getpid()]
         if len(layers) == 1:
             enter_mounts(layers[0])
         elif layers:
-            top, devices = mount(layers)
+            top, devices = mount_overlay(layers)
             tops.append(top)
             numbers += devices
         step = START
@@ -226,7 +226,7 @@ def _enter(group: bytes) -> None:
         os.close(descriptor)
 
 
-def wait(connection: socket.socket, taken: int) -> None:
+def wait_for_order(connection: socket.socket, taken: int) -> None:
     """Wait for an order, and become what it says. Who reads from `taken` is told of that.
 
     Returns when there will be none any more. Until then this is in the process group of the
@@ -239,16 +239,16 @@ def wait(connection: socket.socket, taken: int) -> None:
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _, descriptors = receive(connection, 1, DESCRIPTORS + 2)
+    _, descriptors = receive_message(connection, 1, MAX_DESCRIPTORS + 2)
     if descriptors:
         os.setsid()
         os.write(taken, _TAKEN)
         os.close(taken)
         words, report, *outputs = descriptors
-        become(words, socket.socket(fileno=report), outputs)
+        execute_order(words, socket.socket(fileno=report), outputs)
 
 
-def serve(connection: socket.socket) -> None:
+def serve_connection(connection: socket.socket) -> None:
     """Have somebody wait for each order until the connection is closed. Raises OSError.
 
     One who ends without an order is the last one, too: another might end like him, and so on.
@@ -257,7 +257,7 @@ def serve(connection: socket.socket) -> None:
         reading, taken = os.pipe()
         if not fork_sibling():
             try:
-                wait(connection, taken)
+                wait_for_order(connection, taken)
             finally:
                 os._exit(_FAILED)
         os.close(taken)
@@ -292,15 +292,15 @@ def main() -> None:
     _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
     # No descriptor that comes with an order is one of those that a program shall get it as.
-    connection = os.dup2(1, DESCRIPTORS + 1, inheritable=False)
+    connection = os.dup2(1, MAX_DESCRIPTORS + 1, inheritable=False)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for number in range(DESCRIPTORS + 1):
+    for number in range(MAX_DESCRIPTORS + 1):
         if number != null:
             os.dup2(null, number, inheritable=False)
     with socket.socket(fileno=connection) as orders:
-        orders.send(READY)
+        orders.send(READY_MESSAGE)
         try:
-            serve(orders)
+            serve_connection(orders)
         except OSError as error:
             orders.send(b"%d" % (error.errno or 0))
 

@@ -23,8 +23,8 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.linux import launcher
-from tawebeval.linux.child import StartedProcess, open_child, open_pipe
-from tawebeval.linux.filetree import remove
+from tawebeval.linux.child import StartedProcess, open_pipe, open_started_child
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import User
 
 _ENDED = "the launcher of evaluators has ended"
@@ -40,11 +40,11 @@ class OverlayMountError(OSError):
 class MountedOverlay:
     """A mounted overlay: a descriptor of its top directory, and the devices of its files."""
 
-    top: int
-    devices: frozenset[int]
+    top_descriptor: int
+    device_numbers: frozenset[int]
 
 
-def read_report(report: socket.socket) -> tuple[int, MountedOverlay | None]:
+def read_launch_report(report: socket.socket) -> tuple[int, MountedOverlay | None]:
     """Return the number of the started child, and its overlay, if any.
 
     Raises: OSError. ConnectionError and TimeoutError mean that the launcher is of no use any more.
@@ -52,7 +52,7 @@ def read_report(report: socket.socket) -> tuple[int, MountedOverlay | None]:
     pid, devices, tops = 0, list[int](), list[int]()
     try:
         while True:
-            message, descriptors = launcher.receive(report, _MESSAGE, 1)
+            message, descriptors = launcher.receive_message(report, _MESSAGE, 1)
             tops += descriptors
             if not message:
                 break
@@ -102,8 +102,8 @@ class LaunchSpec:
     """A program to start, with everything that its process gets.
 
     - `descriptors`: the program has them under the numbers from `FIRST_DESCRIPTOR` on.
-    - `groups`: the files of cgroups to which the process writes "0" to enter.
-    - `limits`: soft and hard limits, by the RLIMIT numbers of `resource`.
+    - `cgroup_files`: the files of cgroups to which the process writes "0" to enter.
+    - `rlimits`: soft and hard limits, by the RLIMIT numbers of `resource`.
     - `niceness`: the increment over the daemon's nice value.
     - `mounts_of`: a started program, by its number, that mounted an overlay and still runs: the
       process sees its mounts.
@@ -113,8 +113,8 @@ class LaunchSpec:
     environment: Mapping[str, str]
     directory: str
     descriptors: Sequence[int] = ()
-    groups: Sequence[str] = ()
-    limits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
+    cgroup_files: Sequence[str] = ()
+    rlimits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
     niceness: int = 0
     mounts_of: int | None = None
 
@@ -137,10 +137,10 @@ def _words(launch: LaunchSpec, layers: OverlayLayers | None) -> bytes:
         mounts = (layers.lower, layers.upper, layers.work)
     elif launch.mounts_of is not None:
         mounts = (f"/proc/{launch.mounts_of}/ns/mnt",)
-    return launcher.encode(
+    return launcher.encode_order(
         map(os.fsencode, mounts),
-        map(os.fsencode, launch.groups),
-        (f"{number}:{soft}:{hard}".encode() for number, (soft, hard) in launch.limits.items()),
+        map(os.fsencode, launch.cgroup_files),
+        (f"{number}:{soft}:{hard}".encode() for number, (soft, hard) in launch.rlimits.items()),
         map(os.fsencode, launch.argv),
         (os.fsencode(f"{name}={value}") for name, value in launch.environment.items()),
         [os.fsencode(launch.directory), b"%d" % launch.niceness],
@@ -224,7 +224,7 @@ def _start(python: Sequence[str], user: User | None) -> LauncherProcess:
         theirs.close()
         started = LauncherProcess(process, ours)
         try:
-            if ours.recv(len(launcher.READY)) == launcher.READY:
+            if ours.recv(len(launcher.READY_MESSAGE)) == launcher.READY_MESSAGE:
                 return started
             said = os.pread(complaint, _COMPLAINT, 0).decode(errors="replace").strip()
             if not said:
@@ -251,15 +251,15 @@ class LauncherClient:
     def __init__(self, *, mounting: bool = False, user: User | None = None) -> None:
         self._mounting = mounting
         self._user = user
-        self._launcher: LauncherProcess | None = None
+        self.launcher: LauncherProcess | None = None
         self._lock = Lock()
 
-    def open(self) -> None:
-        """Start the launcher now; otherwise `start` does. Raises: OSError."""
+    def start_launcher(self) -> None:
+        """Start the launcher now; otherwise `start_program` does. Raises: OSError."""
         with self._lock:
             self._current()
 
-    def start(
+    def start_program(
         self, launch: LaunchSpec, layers: OverlayLayers | None = None
     ) -> tuple[StartedProcess, MountedOverlay | None]:
         """Start a program; with `layers` mount their overlay, whose top the caller closes.
@@ -273,7 +273,7 @@ class LauncherClient:
             # The program cannot begin any more: its report would be refused.
             log.warn("{what}; starting another one", what=error.strerror)
             if layers is not None:  # the kernel refuses a work directory that was used before
-                remove(layers.work)
+                remove_tree(layers.work)
                 layers.work.mkdir()
             return self._start(launch, layers)
 
@@ -290,7 +290,7 @@ class LauncherClient:
                 given = [words, theirs.fileno(), stdout[1], stderr[1], *launch.descriptors]
                 asked = self._ask(given)
             try:
-                pid, overlay = read_report(report)
+                pid, overlay = read_launch_report(report)
             except TimeoutError:
                 self._drop(asked)
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
@@ -299,8 +299,8 @@ class LauncherClient:
                 self._drop(asked)
                 raise error from None
             if overlay is not None:
-                reading.callback(os.close, overlay.top)
-            started = open_child(pid, stdout[0], stderr[0])
+                reading.callback(os.close, overlay.top_descriptor)
+            started = open_started_child(pid, stdout[0], stderr[0])
             reading.pop_all()
             return started, overlay
 
@@ -322,14 +322,14 @@ class LauncherClient:
             return asked
 
     def _current(self) -> LauncherProcess:
-        if self._launcher is None:
-            self._launcher = start_launcher(mounting=self._mounting, user=self._user)
-        return self._launcher
+        if self.launcher is None:
+            self.launcher = start_launcher(mounting=self._mounting, user=self._user)
+        return self.launcher
 
     def _drop(self, launcher: LauncherProcess) -> None:
         """End a launcher, unless it was replaced already."""
         with self._lock:
-            if self._launcher is launcher:
+            if self.launcher is launcher:
                 self._end()
 
     def close(self) -> None:
@@ -338,6 +338,6 @@ class LauncherClient:
             self._end()
 
     def _end(self) -> None:
-        if self._launcher is not None:
-            self._launcher.close()
-            self._launcher = None
+        if self.launcher is not None:
+            self.launcher.close()
+            self.launcher = None

@@ -64,7 +64,7 @@ def give_directory(directory: Path, user: User) -> None:
 
 
 def _check_way(directory: Path, part: str, status: os.stat_result, user: User) -> None:
-    if not is_roots_alone(status):
+    if not is_writable_only_by_root(status):
         raise ConfigurationError(
             f"{directory}: cannot create it for {user.name}, as other users may write to its parent"
             f" {part!r}; {_by_hand(directory, user)}"
@@ -88,33 +88,33 @@ def check_owner(directory: Path, names: Iterable[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             owner = path.lstat().st_uid
             if owner != uid:
-                raise ConfigurationError(_foreign(path, owner, user_name(uid), directory))
+                raise ConfigurationError(_foreign(path, owner, get_user_name(uid), directory))
 
 
 def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> str:
     remedy = shlex.join(["chown", "-R", "--no-dereference", f"{user}:", str(whole or path)])
     return (
-        f"{path} belongs to {user_name(owner)}, and the daemon runs as {user}; "
+        f"{path} belongs to {get_user_name(owner)}, and the daemon runs as {user}; "
         f"to give it to {user}: {remedy}"
     )
 
 
 def _by_hand(directory: Path, user: User) -> str:
-    return f"name another directory, or create it: {install_command(directory, user.name)}"
+    return f"name another directory, or create it: {build_install_command(directory, user.name)}"
 
 
-def install_command(directory: Path, user: str) -> str:
+def build_install_command(directory: Path, user: str) -> str:
     """Return the shell command by which root makes a directory for a user."""
     return shlex.join(["install", "-d", "-m", "700", "-o", user, str(directory)])
 
 
-def is_roots_alone(status: os.stat_result) -> bool:
+def is_writable_only_by_root(status: os.stat_result) -> bool:
     """Tell whether only root can put something into a directory, or take others' out of it."""
     others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return status.st_uid == 0 and (not others or bool(status.st_mode & stat.S_ISVTX))
 
 
-def user_name(uid: int) -> str:
+def get_user_name(uid: int) -> str:
     """Return the name of a user, or its number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -129,7 +129,7 @@ Content = TypeVar("Content")
 log = Logger()
 
 
-def read_secrets(path: Path, parse: Callable[[str], Content]) -> Content:
+def read_secret_file(path: Path, parse: Callable[[str], Content]) -> Content:
     """Return `parse(text)` of a UTF-8 file. Blocks.
 
     Raises: ConfigurationError, with the path; also for a ConfigurationError of `parse`.
@@ -144,7 +144,7 @@ def read_secrets(path: Path, parse: Callable[[str], Content]) -> Content:
         raise ConfigurationError(f"{path}: {error}") from None
 
 
-def find_secrets_file(
+def find_secret_file(
     configured: str, credential: str, environment: Mapping[str, str]
 ) -> Path | None:
     """Return the path of a secret file: the configured one, or a credential of systemd's.

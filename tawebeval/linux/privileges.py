@@ -8,8 +8,9 @@
 4. `drop_privileges`: the rest goes. From here on programs may be run.
 5. `check`: nothing of root is left, also after twistd's `--uid`.
 
-`Credentials` is the kernel's view of the process: Python's `os` has neither prctl(2) nor capset(2).
-The rights that these two take away are the calling thread's, so there must be no other thread.
+`ProcessCredentials` is the kernel's view of the process: Python's `os` has neither prctl(2) nor
+capset(2). The rights that these two take away are the calling thread's, so there must be no other
+thread.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ _VERSION_3 = 0x20080522  # of capset's arguments: two words of 32 bits for each 
 _SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 
 
-class Credentials:
+class ProcessCredentials:
     """The credentials of this process (credentials(7)). Every method raises OSError."""
 
-    def user_ids(self) -> tuple[int, int, int]:
+    def get_user_ids(self) -> tuple[int, int, int]:
         """Return the real, effective and saved user."""
         return os.getresuid()
 
-    def group_ids(self) -> tuple[int, int, int]:
+    def get_group_ids(self) -> tuple[int, int, int]:
         """Return the real, effective and saved group."""
         return os.getresgid()
 
-    def groups(self) -> frozenset[int]:
+    def get_supplementary_groups(self) -> frozenset[int]:
         """Return the supplementary groups."""
         return frozenset(os.getgroups())
 
-    def set_groups(self, groups: Iterable[int]) -> None:
+    def set_supplementary_groups(self, groups: Iterable[int]) -> None:
         """Set the supplementary groups."""
         os.setgroups(list(groups))
 
@@ -70,11 +71,11 @@ class Credentials:
         """Set environment variables."""
         os.environ.update(variables)
 
-    def threads(self) -> int:
+    def count_threads(self) -> int:
         """Return the number of threads."""
         return len(os.listdir("/proc/self/task"))
 
-    def capabilities(self) -> int:
+    def get_capabilities(self) -> int:
         """Return the capabilities in any set but the bounding one, as a bit mask."""
         found = 0
         with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
@@ -112,12 +113,12 @@ class Credentials:
         """Ignore setuid bits: no executed program has more rights than this process."""
         prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
-    def hide(self) -> None:
+    def forbid_tracing(self) -> None:
         """Forbid other processes of the user to trace this one or to read its memory."""
         prctl(_PR_SET_DUMPABLE, 0)
 
-    def is_hidden(self) -> bool:
-        """Tell whether `hide` is in effect: a change of user may end it."""
+    def is_tracing_forbidden(self) -> bool:
+        """Tell whether `forbid_tracing` is in effect: a change of user may end it."""
         return prctl(_PR_GET_DUMPABLE) == 0
 
 
@@ -157,10 +158,10 @@ class User:
 class Privileges:
     """The way from the present `credentials` to those of `user`; None keeps the present user."""
 
-    credentials: Credentials
+    credentials: ProcessCredentials
     user: User | None = None
 
-    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+    def build_user_environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return an environment with the variables of the user."""
         if self.user is None:
             return dict(given)
@@ -173,9 +174,9 @@ class Privileges:
             yield
             return
         credentials, user = self.credentials, self.user
-        groups = credentials.groups()
-        gid, uid = credentials.group_ids()[1], credentials.user_ids()[1]
-        credentials.set_groups(sorted(user.groups))
+        groups = credentials.get_supplementary_groups()
+        gid, uid = credentials.get_group_ids()[1], credentials.get_user_ids()[1]
+        credentials.set_supplementary_groups(sorted(user.groups))
         credentials.set_group_ids(_UNCHANGED, user.gid, _UNCHANGED)
         credentials.set_user_ids(_UNCHANGED, user.uid, _UNCHANGED)
         try:
@@ -183,7 +184,7 @@ class Privileges:
         finally:
             credentials.set_user_ids(_UNCHANGED, uid, _UNCHANGED)
             credentials.set_group_ids(_UNCHANGED, gid, _UNCHANGED)
-            credentials.set_groups(sorted(groups))
+            credentials.set_supplementary_groups(sorted(groups))
 
     def become_user(self) -> None:
         """Become the user for good, with no capability but that of binding ports below 1024.
@@ -195,19 +196,19 @@ class Privileges:
             return
         credentials, user = self.credentials, self.user
         try:
-            if credentials.threads() != 1:
+            if credentials.count_threads() != 1:
                 raise SystemExit(
                     "tawebeval: service.user: another thread would keep running as root"
                 )
-            port = credentials.capabilities() & 1 << CAP_NET_BIND_SERVICE
+            port = credentials.get_capabilities() & 1 << CAP_NET_BIND_SERVICE
             with contextlib.suppress(PermissionError):  # the bounding set is not needed below
                 credentials.empty_bounding_set()
             credentials.keep_capabilities()
-            credentials.set_groups(sorted(user.groups))
+            credentials.set_supplementary_groups(sorted(user.groups))
             credentials.set_group_ids(user.gid, user.gid, user.gid)
             credentials.set_user_ids(user.uid, user.uid, user.uid)
             credentials.set_capabilities(port)
-            credentials.hide()
+            credentials.forbid_tracing()
         except OSError as error:
             raise SystemExit(
                 f"tawebeval: service.user: cannot become {user.name}: {error.strerror}"
@@ -224,27 +225,27 @@ class Privileges:
         try:
             credentials.set_capabilities(0)
             credentials.set_no_new_privileges()
-            credentials.hide()
+            credentials.forbid_tracing()
         except OSError as error:
             raise SystemExit(f"tawebeval: cannot drop capabilities: {error.strerror}") from None
-        self.check()
+        self.check_no_root_rights()
 
-    def check(self) -> None:
+    def check_no_root_rights(self) -> None:
         """Check that no right of root is left or can be regained. Raises: SystemExit."""
         credentials, user = self.credentials, self.user
-        if 0 in credentials.user_ids():
+        if 0 in credentials.get_user_ids():
             raise SystemExit("tawebeval: " + _ROOT)
-        if credentials.capabilities() or not credentials.is_hidden():
+        if credentials.get_capabilities() or not credentials.is_tracing_forbidden():
             raise SystemExit(
                 "tawebeval: the daemon still has capabilities that it should have dropped"
             )
         if user is None:
             return
         for is_now, shall_be in (
-            (credentials.user_ids(), (user.uid,) * 3),
-            (credentials.group_ids(), (user.gid,) * 3),
+            (credentials.get_user_ids(), (user.uid,) * 3),
+            (credentials.get_group_ids(), (user.gid,) * 3),
             # The kernel may list the primary group here.
-            (credentials.groups() | {user.gid}, user.groups | {user.gid}),
+            (credentials.get_supplementary_groups() | {user.gid}, user.groups | {user.gid}),
         ):
             if is_now != shall_be:
                 raise SystemExit(
@@ -262,13 +263,13 @@ _ROOT = (
 )
 
 
-def find_privileges(name: str, credentials: Credentials) -> Privileges:
+def find_privileges(name: str, credentials: ProcessCredentials) -> Privileges:
     """Return the privileges to give up; `name` is `service.user`. Raises: ConfigurationError."""
-    if 0 in credentials.user_ids():
+    if 0 in credentials.get_user_ids():
         if not name:
             raise ConfigurationError(_ROOT)
         return Privileges(credentials, find_user(name))
-    if name and find_user(name).uid != credentials.user_ids()[1]:
+    if name and find_user(name).uid != credentials.get_user_ids()[1]:
         raise ConfigurationError(
             f"service.user: only root can change to {name!r}; start the daemon as root or as that"
             " user, or remove the setting"

@@ -1,11 +1,11 @@
 """Processes without a parent that waits for them: orphans of a run, and those of a dead daemon.
 
 Without a sandbox a process may leave its process group, its session and its parent. It then becomes
-a child of the nearest *subreaper*, which the daemon is (prctl(2)). `Orphans` recognises it by what
-it has inherited: the run's secret markers in its environment, or a working directory below the
+a child of the nearest *subreaper*, which the daemon is (prctl(2)). `OrphanReaper` recognises it by
+what it has inherited: the run's secret markers in its environment, or a working directory below the
 run's own. A process that hides both stays; only a process namespace can promise more.
 
-`end_stale_processes` finds, at the start, the processes of a daemon that was killed. In a sandbox
+`kill_stale_processes` finds, at the start, the processes of a daemon that was killed. In a sandbox
 or a cgroup they have ended with it or are found there. Without either they live on, and are
 recognised by a variable of their environment, or a working directory, below the daemon's own
 directories, and by having no terminal. So neither the processes of another daemon are meant, nor an
@@ -42,7 +42,7 @@ def become_subreaper() -> None:
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def children(pid: int | str) -> Iterator[int]:
+def list_children(pid: int | str) -> Iterator[int]:
     """Yield the children of a process (proc(5)); none if it has ended."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -50,11 +50,11 @@ def children(pid: int | str) -> Iterator[int]:
                 yield from map(int, file.read().split())
 
 
-def descendants(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """Return all descendants of a process."""
     found = [pid]
     for one in found:
-        found.extend(children(one))
+        found.extend(list_children(one))
     return found[1:]
 
 
@@ -64,14 +64,14 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-class Orphans:
+class OrphanReaper:
     """The orphans of runs, which become children of the daemon."""
 
     def __init__(self, reactor: Any, spawner: Spawner) -> None:
         self._reactor = reactor
         self._spawner = spawner
 
-    async def kill_marked(self, mark: bytes, directory: str) -> None:
+    async def kill_marked_orphans(self, mark: bytes, directory: str) -> None:
         """Kill the orphans with `mark` in their environment or a directory below `directory`.
 
         Return when they and their descendants have ended, or after five seconds.
@@ -84,7 +84,7 @@ class Orphans:
             if not killed and all(belongs is False for _, belongs in found):
                 return
             for pid in (pid for pid, belongs in found if belongs):
-                for one in (pid, *descendants(pid)):
+                for one in (pid, *list_descendants(pid)):
                     send_signal(one, signal.SIGKILL)
                     killed.add(one)
             await deferLater(self._reactor, _PAUSE)
@@ -103,7 +103,7 @@ class Orphans:
             await deferLater(self._reactor, _PAUSE)
         log.error("process {pid} survives being killed", pid=pid)
 
-    def reap(self) -> None:
+    def reap_ended_orphans(self) -> None:
         """Reap orphans that have ended by themselves, or with their git command."""
         with contextlib.suppress(ChildProcessError):  # there are no children at all
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -119,9 +119,9 @@ class Orphans:
 
     def _adopted(self) -> Iterator[int]:
         """Yield the living children that the daemon has not started, and reap the dead ones."""
-        found = list(children("self"))
+        found = list(list_children("self"))
         # Read before `is_child`: no child that was found can become known after this.
-        complete = self._spawner.knows_all
+        complete = self._spawner.is_every_child_known
         for pid in found:
             if not self._spawner.is_child(pid):
                 with contextlib.suppress(ChildProcessError):
@@ -177,7 +177,7 @@ _STALE_PAUSE = 0.01  # seconds between two searches for stale processes
 _STALE_SEARCHES = 500  # after these 5 s a process hangs in the kernel
 
 
-def end_stale_processes(*roots: Path) -> None:
+def kill_stale_processes(*roots: Path) -> None:
     """Kill the processes that a dead daemon has left below `roots`. Blocks, up to five seconds."""
     ended: set[int] = set()
     for _ in range(_STALE_SEARCHES):
@@ -185,7 +185,7 @@ def end_stale_processes(*roots: Path) -> None:
         if not found:
             break
         for pid in found:
-            for one in (pid, *descendants(pid)):
+            for one in (pid, *list_descendants(pid)):
                 send_signal(one, signal.SIGKILL)
         ended.update(found)
         time.sleep(_STALE_PAUSE)

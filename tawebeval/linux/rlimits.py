@@ -3,7 +3,7 @@
 No evaluator can have more than the daemon, and all evaluators share its processes. Where those run
 out the next fork(2) fails, so that one evaluator is blamed for the processes of the others. Where
 connections take all descriptors no evaluation can begin, and Twisted closes new connections without
-a word: `fit_connections` leaves enough descriptors for the rest.
+a word: `limit_connections` leaves enough descriptors for the rest.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ import msgspec
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.deferreds import count_slots
+from tawebeval.deferreds import count_run_slots
 from tawebeval.errors import ConfigurationError, Problem
-from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupFiles, find_mounts
+from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupOperations, find_own_cgroups
 
 # Pipes, pidfd, files of its sandbox, tree; socket, pipes and pidfd of its broker; and git's.
 _EVALUATION_DESCRIPTORS = 13
 _FETCH_DESCRIPTORS = 6  # pipes, pidfd, a filter of the sandbox, a password
 _SPARE_DESCRIPTORS = 128  # the daemon's own, and connections that are just being refused
-FEWEST_CONNECTIONS = 16  # with fewer there is no use in a start
+MIN_CONNECTIONS = 16  # with fewer there is no use in a start
 _FETCH_PROCESSES = 16  # git's own programs, with their threads, and the sandbox
 _DAEMON_PROCESSES = 64  # the daemon's own threads, the launcher, and its children for a moment
 _WATCH = 180  # bytes of memory that the kernel takes for one epoll watch, at least
-WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
-MORE_PROCESSES = "raise TasksMax= in the unit, or the container's limit of processes"
+MAX_WATCHES_FILE = Path("/proc/sys/fs/epoll/max_user_watches")
+PROCESS_LIMIT_REMEDY = "raise TasksMax= in the unit, or the container's limit of processes"
 """The remedy for too few processes."""
 
 log = Logger()
 
 
 @attrs.frozen
-class Allowance:
+class ResourceAllowance:
     """How many of one resource the daemon may have (None: any number), and may need at once."""
 
-    allowed: int | None
-    needed: int
+    allowed_count: int | None
+    needed_count: int
     remedy: str
 
     def __str__(self) -> str:
         """Return both numbers in a sentence."""
-        many = "any number" if self.allowed is None else self.allowed
-        return f"{many} allowed, and up to {self.needed} may be needed"
+        many = "any number" if self.allowed_count is None else self.allowed_count
+        return f"{many} allowed, and up to {self.needed_count} may be needed"
 
     @property
     def problems(self) -> Sequence[Problem]:
         """The one problem, that there may be too few, or none."""
-        if self.allowed is None or self.allowed >= self.needed:
+        if self.allowed_count is None or self.allowed_count >= self.needed_count:
             return ()
         return (Problem(str(self), self.remedy),)
 
 
-def check_limits(limits: LimitSettings) -> None:
+def check_hard_limits(limits: LimitSettings) -> None:
     """Check that the daemon's hard limits allow an evaluator's limits.
 
     Raises: ConfigurationError.
@@ -89,13 +89,13 @@ def find_lowered_limits() -> Iterator[Problem]:
             )
 
 
-def descriptors(configuration: Configuration) -> Allowance:
+def compute_descriptor_allowance(configuration: Configuration) -> ResourceAllowance:
     """Return the allowance of file descriptors.
 
     Raises ConfigurationError where only a few connections are left beside the evaluations.
     """
-    there, wanted = descriptors_allowed(), descriptors_needed(configuration)
-    fewest = _descriptors_besides(configuration) + FEWEST_CONNECTIONS
+    there, wanted = count_allowed_descriptors(), count_needed_descriptors(configuration)
+    fewest = _descriptors_besides(configuration) + MIN_CONNECTIONS
     if there < fewest:
         raise ConfigurationError(
             f"file descriptors: {there} allowed, and at least {fewest} are needed",
@@ -103,15 +103,15 @@ def descriptors(configuration: Configuration) -> Allowance:
             " callbacks.at_once",
         )
     remedy = f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower http.connections"
-    return Allowance(there, wanted, remedy)
+    return ResourceAllowance(there, wanted, remedy)
 
 
-def descriptors_needed(configuration: Configuration) -> int:
+def count_needed_descriptors(configuration: Configuration) -> int:
     """Return the number of descriptors that the daemon may need at the same time."""
     return configuration.http.connections + _descriptors_besides(configuration)
 
 
-def descriptors_allowed() -> int:
+def count_allowed_descriptors() -> int:
     """Return the descriptors that this process may have after `raise_descriptor_limit`."""
     hard = _hard(resource.RLIMIT_NOFILE)
     return 2**31 - 1 if hard is None else hard
@@ -123,15 +123,15 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def fit_connections(configuration: Configuration) -> Configuration:
+def limit_connections(configuration: Configuration) -> Configuration:
     """Return the configuration with no more connections than descriptors allow; log if fewer.
 
-    Raises ConfigurationError as `descriptors` does.
+    Raises ConfigurationError as `compute_descriptor_allowance` does.
     """
-    found = descriptors(configuration)
+    found = compute_descriptor_allowance(configuration)
     if not found.problems:
         return configuration
-    most = descriptors_allowed() - _descriptors_besides(configuration)
+    most = count_allowed_descriptors() - _descriptors_besides(configuration)
     log.warn(
         "file descriptors: {found}; connections are limited to {most} in place of {connections}"
         " (http.connections); {remedy}",
@@ -144,21 +144,23 @@ def fit_connections(configuration: Configuration) -> Configuration:
     return msgspec.structs.replace(configuration, http=http)
 
 
-def processes(configuration: Configuration) -> Allowance:
+def compute_process_allowance(configuration: Configuration) -> ResourceAllowance:
     """Return the allowance of processes and threads. Blocks, hardly. Raises OSError."""
-    wanted = processes_needed(configuration)
-    remedy = f"{MORE_PROCESSES}, to {wanted}; or lower evaluations.running or limits.processes"
-    return Allowance(processes_allowed(), wanted, remedy)
+    wanted = count_needed_processes(configuration)
+    remedy = (
+        f"{PROCESS_LIMIT_REMEDY}, to {wanted}; or lower evaluations.running or limits.processes"
+    )
+    return ResourceAllowance(count_allowed_processes(), wanted, remedy)
 
 
-def processes_needed(configuration: Configuration) -> int:
+def count_needed_processes(configuration: Configuration) -> int:
     """Return the processes and threads in use if every evaluator uses its whole limit."""
-    running = count_slots(configuration.evaluations.running)
+    running = count_run_slots(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_PROCESSES
     return running * configuration.limits.processes + fetches + _DAEMON_PROCESSES
 
 
-def processes_allowed(proc: Path = Path("/proc/self")) -> int | None:
+def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
     """Return the processes that the daemon and its descendants may have; None is unlimited.
 
     Blocks. Raises: OSError.
@@ -166,15 +168,15 @@ def processes_allowed(proc: Path = Path("/proc/self")) -> int | None:
     return min(_bounds(proc), default=None)
 
 
-def watches(configuration: Configuration) -> Allowance:
+def compute_watch_allowance(configuration: Configuration) -> ResourceAllowance:
     """Return the allowance of epoll watches for evaluators that stay within `limits.memory`.
 
-    The daemon itself needs none (`daemon.polling`). Blocks, hardly. Raises OSError.
+    The daemon itself needs none (`daemon.epoll_fallback`). Blocks, hardly. Raises OSError.
     """
-    running = count_slots(configuration.evaluations.running)
+    running = count_run_slots(configuration.evaluations.running)
     wanted = running * configuration.limits.memory // _WATCH + configuration.http.connections
-    there = int(WATCHES.read_text("ascii"))
-    return Allowance(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
+    there = int(MAX_WATCHES_FILE.read_text("ascii"))
+    return ResourceAllowance(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
 
 
 def _descriptors_besides(configuration: Configuration) -> int:
@@ -182,7 +184,7 @@ def _descriptors_besides(configuration: Configuration) -> int:
 
     Callbacks count also where they are disabled: enabling them takes no connections away.
     """
-    running = count_slots(configuration.evaluations.running)
+    running = count_run_slots(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_DESCRIPTORS
     callbacks = configuration.callbacks.at_once
     return running * _EVALUATION_DESCRIPTORS + fetches + callbacks + _SPARE_DESCRIPTORS
@@ -192,11 +194,11 @@ def _bounds(proc: Path) -> Iterator[int]:
     hard = _hard(resource.RLIMIT_NPROC)
     if hard is not None:
         yield hard
-    found = find_mounts(proc)
-    own = found.controllers.get("pids", found.unified)
+    found = find_own_cgroups(proc)
+    own = found.controller_paths.get("pids", found.unified_path)
     if own is not None:
         for path in (Path(own), *Path(own).parents):  # paths above the mount have no such file
-            most = CgroupDirectory(str(path), CgroupFiles()).number("pids.max")
+            most = CgroupDirectory(str(path), CgroupOperations()).read_number("pids.max")
             if most is not None:
                 yield most
 

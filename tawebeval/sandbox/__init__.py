@@ -1,16 +1,19 @@
 """The sandbox of evaluators and of git, with the directories and limits of each run.
 
 The daemon has one `base.Sandbox`. `probe.open_sandbox` makes it by the setting `sandbox.kind`, and
-`probe.verify` runs a command in it before anything relies on it. For each evaluation it makes a
-`SandboxedRun`, which starts the evaluator, checks its limits, ends its processes and tells its exit
-and usage. `evaluations` calls these methods; other kinds of sandbox implement them (`base`).
+`probe.verify_sandbox` runs a command in it before anything relies on it. For each evaluation it
+makes a `SandboxedRun`, which starts the evaluator, checks its limits, ends its processes and tells
+its exit and usage. `evaluations` calls these methods; other kinds of sandbox implement them
+(`base`).
 
 - `bubblewrap`: the sandbox of installations that strangers use. `base.NoSandbox` is for
   installations that trust all evaluators.
 - `seccomp`: the policy of allowed system calls; `bpf`: the assembler of the filter, which only
   computes.
 - `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
-- `disk`: disk usage, counted or read from a quota; `project_quotas`: quotas that root sets up.
-- `monitor`: `LimitMonitor` checks, while runs go on, the limits that the kernel does not enforce.
-- `commands`: the sandbox of git commands.
+- `disk_usage`: disk usage, counted or read from a quota; `project_quotas`: quotas that root sets
+  up.
+- `limit_monitor`: `LimitMonitor` checks, while runs go on, the limits that the kernel does not
+  enforce.
+- `command_sandbox`: the sandbox of git commands.
 """

@@ -24,14 +24,14 @@ import attrs
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.core.variables import add_tools
+from tawebeval.core.environment import add_tools
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
-from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage
+from tawebeval.linux.cgroups.group import CgroupManager, EvaluationCgroup, ResourceUsage
 from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec
-from tawebeval.linux.reaper import Orphans, descendants, send_signal
-from tawebeval.sandbox.disk import BLOCK, LARGE_USAGE, DiskMeter
+from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
+from tawebeval.sandbox.disk_usage import BLOCK_BYTES, LARGE_USAGE_BYTES, DiskMeter
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import READ_ONLY_NAMES, Workspace, WorkspaceView
 
@@ -44,7 +44,7 @@ _UNNOTICED = 1.0
 
 
 @attrs.frozen
-class Exit:
+class EvaluatorExit:
     """The exit status of an evaluator, or the number of the signal that ended it."""
 
     status: int | None
@@ -62,23 +62,24 @@ class SandboxedRun(ABC):
 
     A kind of sandbox is a subclass with five methods, and a `Sandbox` that makes it:
 
-    - `make_view`: the paths under which the evaluator sees its workspace.
+    - `make_workspace_view`: the paths under which the evaluator sees its workspace.
     - `make_launch_spec`: the program that runs the command. The program is a child of the daemon,
       and its stdout and stderr are the evaluator's. For a container or a remote machine it is a
       client that stays in the foreground, such as `podman run`.
     - `send_signal`: pass a signal on to all processes of the run.
-    - `kill_remaining`: kill what the first process has left, and return when nothing is left that
-      could write to the workspace.
+    - `kill_remaining_processes`: kill what the first process has left, and return when nothing is
+      left that could write to the workspace.
     - `interpret_exit`: the evaluator's own exit, as far as the program's exit tells.
 
     The base class does the rest: it makes the workspace's tree, starts the program in the run's
     cgroup, checks limits and measures usage. A kind that has its own limits or file system
-    overrides `start`, `check_limits`, `read_usage` and `close`. `probe.open_sandbox` chooses the
-    kind by the setting `sandbox.kind`.
+    overrides `start_evaluator`, `check_limits`, `read_usage` and `close`. `probe.open_sandbox`
+    chooses the kind by the setting `sandbox.kind`.
 
-    The order of calls is: `start`; `set_first_process`; any number of `send_signal` and
-    `check_limits`, the latter in a thread; after the first process has exited `kill_remaining`,
-    `interpret_exit`, `check_limits(final=True)` and `read_usage`; `close`, also without a start.
+    The order of calls is: `start_evaluator`; `set_first_process`; any number of `send_signal` and
+    `check_limits`, the latter in a thread; after the first process has exited
+    `kill_remaining_processes`, `interpret_exit`, `check_limits(final=True)` and `read_usage`;
+    `close`, also without a start.
     """
 
     has_network = True  # whether the evaluator reaches the network
@@ -88,17 +89,17 @@ class SandboxedRun(ABC):
         self.workspace = workspace
         self._checkout = checkout
         self._cgroups = sandbox.cgroups
-        self._orphans = sandbox.orphans
-        self._trees = sandbox.trees
+        self._orphans = sandbox.orphan_reaper
+        self._trees = sandbox.writable_trees
         self._tree: int | None = None  # descriptor of the overlay that only the evaluator sees
         self._group: EvaluationCgroup | None = None
         # The limit is for what the evaluator adds. The checkout is there from the start, or an
         # overlay copies a file of it when the evaluator changes the file.
         commit = checkout.commit
-        self._most_disk = limits.disk + commit.size + BLOCK * commit.files
-        self._most_files = limits.disk_files + commit.files
+        self._most_disk = limits.disk + commit.size + BLOCK_BYTES * commit.file_count
+        self._most_files = limits.disk_files + commit.file_count
         self._disk = DiskMeter(
-            workspace.writable,
+            workspace.writable_directory,
             self._most_disk,
             self._most_files,
             self._pids,
@@ -110,35 +111,37 @@ class SandboxedRun(ABC):
         self._first: ProcessTransport | None = None
 
     @property
-    def view(self) -> WorkspaceView:
+    def workspace_view(self) -> WorkspaceView:
         """The paths under which the evaluator sees its workspace."""
-        view = self.make_view()
+        view = self.make_workspace_view()
         if self._tree is None:
             return view
-        return attrs.evolve(view, opened={self.workspace.tree: self._tree})
+        return attrs.evolve(view, path_descriptors={self.workspace.tree_directory: self._tree})
 
     @abstractmethod
-    def make_view(self) -> WorkspaceView:
+    def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace, without an overlay's descriptor."""
 
-    def start(
+    def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> StartedProcess:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks.
 
-        The caller has to adopt the child (`Spawner.adopt`). Raises: OSError.
+        The caller has to adopt the child (`Spawner.adopt_child`). Raises: OSError.
         """
         # Other users can read the names of cgroups: the identifier must not be among them.
-        self._group = self._cgroups.make(self.workspace.root.name, self.limits)
+        self._group = self._cgroups.make_evaluation_cgroup(self.workspace.root.name, self.limits)
         launch = self.make_launch_spec(command, environment, directory)
         launch = attrs.evolve(
-            launch, groups=self._group.list_entry_files(), niceness=self._cgroups.niceness
+            launch, cgroup_files=self._group.list_entry_files(), niceness=self._cgroups.niceness
         )
         with self._orphans.expect_child() as tell:
-            started, overlay = self._trees.start(self._checkout.path, self.workspace, launch)
+            started, overlay = self._trees.start_program(
+                self._checkout.path, self.workspace, launch
+            )
             tell(started.pid)
         if overlay is not None:
-            self._tree, self._disk.devices = overlay.top, overlay.devices
+            self._tree, self._disk.device_numbers = overlay.top_descriptor, overlay.device_numbers
         return started
 
     @abstractmethod
@@ -147,8 +150,8 @@ class SandboxedRun(ABC):
     ) -> LaunchSpec:
         """Return the program by which the shell runs `command` in `directory`.
 
-        `directory` is a path of the daemon's. `start` adds cgroups and the nice value. Raises:
-        OSError.
+        `directory` is a path of the daemon's. `start_evaluator` adds cgroups and the nice value.
+        Raises: OSError.
         """
 
     @abstractmethod
@@ -156,11 +159,11 @@ class SandboxedRun(ABC):
         """Send a signal to all processes of the run; `child` is the first, and still runs."""
 
     @abstractmethod
-    async def kill_remaining(self) -> None:
+    async def kill_remaining_processes(self) -> None:
         """Kill the processes that the first one has left, and return after their end."""
 
     @abstractmethod
-    def interpret_exit(self, status: int | None, number: int | None) -> Exit:
+    def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit, by the exit status or signal of the first process.
 
         Raises: EvaluationError, if the evaluator was not even started.
@@ -173,9 +176,9 @@ class SandboxedRun(ABC):
     def serve_submissions(  # noqa: B027  (a kind may do nothing)
         self, reactor: Any, threads: WorkerThreads, spawner: Spawner
     ) -> None:
-        """Run programs of the submission when the evaluator asks, from now to `kill_remaining`.
+        """Run programs of the submission when the evaluator asks.
 
-        Without a sandbox the evaluator runs them itself.
+        It may ask until `kill_remaining_processes`. Without a sandbox it runs them itself.
         """
 
     def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
@@ -187,29 +190,29 @@ class SandboxedRun(ABC):
         limits = self.limits
         # An exited run may wait for its readers for long, and uses nothing but the disk.
         if self._group is not None and (final or self._running):
-            over = self._group.exceeded(0 if final else _UNNOTICED)
+            over = self._group.find_exceeded_limits(0 if final else _UNNOTICED)
             if "memory" in over:
                 what = f"used over {format_size(limits.memory)} of memory"
                 return build_limit_failure("memory", "memory", what, limits.memory)
             if "processes" in over:
                 what = f"started over {limits.processes} processes and threads"
                 return build_limit_failure("processes", "processes", what, limits.processes)
-            if self._group.over_cpu(limits.cpu):
+            if self._group.is_over_cpu_limit(limits.cpu):
                 return build_cpu_failure(limits)
-        disk = self._disk.look(again=final, work=work)
+        disk = self._disk.measure_usage(again=final, work=work)
         if disk.size > self._most_disk:
             what = f"wrote over {format_size(limits.disk)} to the disk"
             return build_limit_failure("disk", "disk", what, limits.disk)
-        if disk.files > self._most_files or disk.too_deep:
+        if disk.file_count > self._most_files or disk.is_too_deep:
             what = f"made over {limits.disk_files} files and directories, or nested them too deeply"
             return build_limit_failure("disk", "disk_files", what, limits.disk_files)
-        if final and disk.largest >= limits.file_size:
+        if final and disk.largest_file >= limits.file_size:
             what = f"wrote a file of {format_size(limits.file_size)}"
             return build_limit_failure("file_size", "file_size", what, limits.file_size)
         if (
             final
             and self.is_disk_short
-            and (self.disk_bytes >= LARGE_USAGE or self.free_disk < LARGE_USAGE)
+            and (self.disk_bytes >= LARGE_USAGE_BYTES or self.free_disk_bytes < LARGE_USAGE_BYTES)
         ):
             return self.make_disk_error()
         return None
@@ -217,17 +220,17 @@ class SandboxedRun(ABC):
     @property
     def disk_bytes(self) -> int:
         """The bytes of the run on the disk, as last counted."""
-        return self._disk.use.size
+        return self._disk.last_usage.size
 
     @property
-    def free_disk(self) -> float:
+    def free_disk_bytes(self) -> float:
         """The free bytes of the disk at the last look."""
-        return self._disk.free
+        return self._disk.free_bytes
 
     @property
     def is_disk_short(self) -> bool:
         """Whether less than `limits.free_disk` was free at the last look."""
-        return self.free_disk < self.limits.free_disk
+        return self.free_disk_bytes < self.limits.free_disk
 
     def make_disk_error(self) -> EvaluationFailure:
         """Return the error of a run that is stopped because the disk is nearly full."""
@@ -240,17 +243,17 @@ class SandboxedRun(ABC):
             {"limit": "limits.free_disk", "value": floor},
         )
 
-    def read_usage(self, waited: resource.struct_rusage | None) -> Usage:
+    def read_usage(self, waited: resource.struct_rusage | None) -> ResourceUsage:
         """Return the usage, when all processes have ended. Blocks.
 
         `waited` is the usage that wait4(2) has returned; None if it was not called.
         """
         if self._group is None:
-            return Usage(None, None)
-        return self._group.usage(waited)
+            return ResourceUsage(None, None)
+        return self._group.read_usage(waited)
 
     def close(self) -> None:
-        """Kill the remaining processes and remove what `start` has made. Blocks.
+        """Kill the remaining processes and remove what `start_evaluator` has made. Blocks.
 
         Then make a cgroup ahead, for the next start. Raises: OSError, if killed processes do not
         end soon; call again later.
@@ -259,17 +262,19 @@ class SandboxedRun(ABC):
             os.close(self._tree)
             self._tree = None
         if self._group is not None:
-            self._group.remove()
+            self._group.remove_cgroup()
             self._group = None
-            self._cgroups.make_spare(self.limits)
+            self._cgroups.make_spare_cgroup(self.limits)
 
     @property
     def _running(self) -> bool:
-        return self._first is not None and self._first.running
+        return self._first is not None and self._first.is_running
 
     def _pids(self) -> Iterable[int]:
         # After the first process has ended another one may have its number.
-        return descendants(self._first.pid) if self._first is not None and self._running else ()
+        return (
+            list_descendants(self._first.pid) if self._first is not None and self._running else ()
+        )
 
     def _list_rlimits(self, *, apart: bool) -> Mapping[str, tuple[int, int]]:
         """Return the resource limits of each process, soft and hard, by their names.
@@ -280,7 +285,7 @@ class SandboxedRun(ABC):
         limits of their children.
         """
         limits, core = self.limits, _hard(resource.RLIMIT_CORE)
-        measured = "cpu" in self._cgroups.enforced
+        measured = "cpu" in self._cgroups.enforced_resources
         bounds = {
             "cpu": (limits.cpu, _hard(resource.RLIMIT_CPU) if measured else limits.cpu + 1),
             "fsize": (limits.file_size, limits.file_size),
@@ -293,9 +298,9 @@ class SandboxedRun(ABC):
             "nice": (0, 0),
             "rtprio": (0, 0),
         }
-        if apart and "processes" not in self._cgroups.enforced:
+        if apart and "processes" not in self._cgroups.enforced_resources:
             bounds["nproc"] = (limits.processes, limits.processes)
-        if "memory" not in self._cgroups.enforced:
+        if "memory" not in self._cgroups.enforced_resources:
             bounds["data"] = (limits.memory, limits.memory)
         return bounds
 
@@ -311,9 +316,9 @@ class Sandbox(Protocol):
     """
 
     limits: LimitSettings
-    cgroups: Cgroups
-    orphans: Orphans
-    trees: WritableTrees
+    cgroups: CgroupManager
+    orphan_reaper: OrphanReaper
+    writable_trees: WritableTrees
 
     def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
         """Return the run of an evaluation, not started yet."""
@@ -324,7 +329,7 @@ class UnsandboxedRun(SandboxedRun):
 
     _mark = b""  # empty before the start
 
-    def make_view(self) -> WorkspaceView:
+    def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
         return self.workspace.make_unsandboxed_view()
 
@@ -339,26 +344,28 @@ class UnsandboxedRun(SandboxedRun):
             ["/bin/sh", "-c", command],
             add_tools(environment, str(TOOLS)),
             str(directory),
-            limits={getattr(resource, f"RLIMIT_{name.upper()}"): bounds[name] for name in bounds},
+            rlimits={getattr(resource, f"RLIMIT_{name.upper()}"): bounds[name] for name in bounds},
         )
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the process group, and to descendants that have left it."""
-        strays = descendants(child.pid)
+        strays = list_descendants(child.pid)
         child.signal_group(number)
         for pid in strays:
             send_signal(pid, number)
 
-    async def kill_remaining(self) -> None:
+    async def kill_remaining_processes(self) -> None:
         """Kill the process group, and the orphans of the run."""
         if self._first is not None:
             self._first.signal_group(signal.SIGKILL)
         if self._mark:
-            await self._orphans.kill_marked(self._mark, str(self.workspace.writable))
+            await self._orphans.kill_marked_orphans(
+                self._mark, str(self.workspace.writable_directory)
+            )
 
-    def interpret_exit(self, status: int | None, number: int | None) -> Exit:
+    def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the exit of the shell."""
-        return Exit(status, number)
+        return EvaluatorExit(status, number)
 
 
 @attrs.define
@@ -366,9 +373,9 @@ class NoSandbox:
     """The sandbox of `sandbox.kind = "none"`: runs have the rights of the daemon."""
 
     limits: LimitSettings
-    cgroups: Cgroups
-    orphans: Orphans
-    trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)
+    cgroups: CgroupManager
+    orphan_reaper: OrphanReaper
+    writable_trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)
 
     def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
         """Return the run of an evaluation, not started yet."""

@@ -30,7 +30,7 @@ Instruction = tuple[int, int, int, int]
 """Code, instructions to skip if the test holds and if not, and value."""
 
 
-def fail_with(number: int) -> int:
+def answer_with_errno(number: int) -> int:
     """Return the answer that fails a call with an errno; with 0 the call seems to succeed."""
     return _ERRNO | number
 
@@ -39,21 +39,21 @@ def fail_with(number: int) -> int:
 class ArgumentTest:
     """The condition that the lower 32 bits of an argument are one of `values`.
 
-    - `argument`: its index, from 0 to 5.
-    - `has_bit`: the condition is instead that a bit of one of `values` is set.
+    - `argument_index`: its index, from 0 to 5.
+    - `is_bit_test`: the condition is instead that a bit of one of `values` is set.
     - `mask`: other bits of the argument count as 0.
 
     The kernel ignores the upper half of arguments other than addresses and sizes; so does this.
     """
 
-    argument: int
+    argument_index: int
     values: tuple[int, ...]
-    has_bit: bool = False
+    is_bit_test: bool = False
     mask: int = _WORD
 
 
 @attrs.frozen
-class Case:
+class AnswerCase:
     """The answer to calls that meet all of the conditions."""
 
     answer: int
@@ -61,14 +61,16 @@ class Case:
 
 
 @attrs.frozen
-class Decision:
-    """The answers to one call: that of the first case that applies, or else `otherwise`."""
+class CallDecision:
+    """The answers to one call: that of the first case that applies, or else `default_answer`."""
 
-    otherwise: int
-    cases: tuple[Case, ...] = ()
+    default_answer: int
+    cases: tuple[AnswerCase, ...] = ()
 
 
-def assemble(decisions: Mapping[int, Decision], otherwise: int, architecture: int) -> bytes:
+def assemble_program(
+    decisions: Mapping[int, CallDecision], otherwise: int, architecture: int
+) -> bytes:
     """Return the program that gives the answers in `decisions`, by the number of the call.
 
     `otherwise` is the answer to all other numbers. A call of another architecture, where the
@@ -80,16 +82,16 @@ def assemble(decisions: Mapping[int, Decision], otherwise: int, architecture: in
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, KILL_PROCESS),
         (_LOAD, 0, 0, _NUMBER),
-        *_search(_spans(decisions, Decision(otherwise))),
+        *_search(_spans(decisions, CallDecision(otherwise))),
     ]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def _spans(
-    decisions: Mapping[int, Decision], otherwise: Decision
-) -> Sequence[tuple[int, Decision]]:
+    decisions: Mapping[int, CallDecision], otherwise: CallDecision
+) -> Sequence[tuple[int, CallDecision]]:
     """Return each decision with the first call number to which it applies, in order."""
-    spans: list[tuple[int, Decision]] = []
+    spans: list[tuple[int, CallDecision]] = []
     for start in sorted({0, *decisions, *(number + 1 for number in decisions)}):
         decision = decisions.get(start, otherwise)
         if not spans or spans[-1][1] != decision:
@@ -97,7 +99,7 @@ def _spans(
     return spans
 
 
-def _search(spans: Sequence[tuple[int, Decision]]) -> Sequence[Instruction]:
+def _search(spans: Sequence[tuple[int, CallDecision]]) -> Sequence[Instruction]:
     if len(spans) == 1:
         return _decide(spans[0][1])
     middle = len(spans) // 2
@@ -108,20 +110,20 @@ def _search(spans: Sequence[tuple[int, Decision]]) -> Sequence[Instruction]:
     return [(_AT_LEAST, 0, 1, number), (_JUMP, 0, 0, len(below)), *below, *above]
 
 
-def _decide(decision: Decision) -> Sequence[Instruction]:
+def _decide(decision: CallDecision) -> Sequence[Instruction]:
     code: list[Instruction] = []
     for case in decision.cases:
         code += _try_case(case)
-    return [*code, (_RETURN, 0, 0, decision.otherwise)]
+    return [*code, (_RETURN, 0, 0, decision.default_answer)]
 
 
-def _try_case(case: Case) -> Sequence[Instruction]:
+def _try_case(case: AnswerCase) -> Sequence[Instruction]:
     code: list[Instruction] = [(_RETURN, 0, 0, case.answer)]
     for condition in reversed(case.conditions):
-        jump = _ANY_BIT if condition.has_bit else _EQUAL
+        jump = _ANY_BIT if condition.is_bit_test else _EQUAL
         *others, last = condition.values
         code = [
-            (_LOAD, 0, 0, _ARGUMENT + 8 * condition.argument),
+            (_LOAD, 0, 0, _ARGUMENT + 8 * condition.argument_index),
             *([(_AND, 0, 0, condition.mask)] if condition.mask != _WORD else []),
             *((jump, len(others) - index, 0, value) for index, value in enumerate(others)),
             (jump, 0, len(code), last),

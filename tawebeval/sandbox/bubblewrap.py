@@ -34,21 +34,21 @@ import attrs
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.core.variables import add_tools
+from tawebeval.core.environment import add_tools
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
-from tawebeval.linux.filetree import add_path
+from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
-from tawebeval.linux.reaper import Orphans, descendants, send_signal
-from tawebeval.sandbox.base import TOOLS, Exit, SandboxedRun
+from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
+from tawebeval.sandbox.base import TOOLS, EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.submissions import SOCKET_NAME, SubmissionSocket, make_broker_spec
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 
-def isolation_options(hostname: str) -> Sequence[str]:
+def build_isolation_options(hostname: str) -> Sequence[str]:
     """Return the bwrap options for all namespaces, no capability, and no way to get one."""
     return (
         *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent"),
@@ -68,7 +68,7 @@ def signal_sandbox(child: ProcessTransport, number: int) -> None:
     bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
     process, which ignores signals, the program has not begun or has ended: then kill everything.
     """
-    inside = descendants(child.pid)
+    inside = list_descendants(child.pid)
     for pid in inside:
         send_signal(pid, number if len(inside) > 1 else signal.SIGKILL)
     if not inside:
@@ -111,18 +111,18 @@ _USERS = b"evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534
 _GROUPS = b"evaluator:x:1000:\nnogroup:x:65534:\n"
 
 
-def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
+def build_system_options(accounts: Path, *, network: bool) -> Iterator[str]:
     """Yield the bwrap options that show the system, read-only. Blocks.
 
     `accounts` is the directory of `write_sandbox_files`.
     """
-    yield from programs_view(accounts)
+    yield from build_program_options(accounts)
     yield from _etc(_ETC)
     if network:
-        yield from network_view()
+        yield from build_network_options()
 
 
-def programs_view(accounts: Path) -> Iterator[str]:
+def build_program_options(accounts: Path) -> Iterator[str]:
     """Yield the options for what nearly every program needs. Blocks."""
     yield from ("--ro-bind", "/usr", "/usr")
     for name in _ROOT:
@@ -136,7 +136,7 @@ def programs_view(accounts: Path) -> Iterator[str]:
         yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
 
 
-def network_view() -> Iterator[str]:
+def build_network_options() -> Iterator[str]:
     """Yield the options for what programs need to use a network. Blocks."""
     yield from _etc(_ETC_NETWORK)
 
@@ -155,65 +155,72 @@ def write_sandbox_files(directory: Path) -> None:
     """
     new = directory / "init.new"
     shell = Path("/bin/sh").read_bytes()
-    with add_path(new):
+    with add_path_to_errors(new):
         new.write_bytes(shell)
         new.chmod(0o111)
         new.replace(directory / "init")
-    with add_path(directory / "tools"):
+    with add_path_to_errors(directory / "tools"):
         shutil.copytree(TOOLS, directory / "tools", dirs_exist_ok=True)
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
-        with add_path(directory / name):
+        with add_path_to_errors(directory / name):
             (directory / name).write_bytes(content)
 
 
 @attrs.frozen
-class Descriptors:
+class BubblewrapDescriptors:
     """The descriptors that bwrap needs.
 
-    bwrap reads the system call filter from `filter` and the evaluator's environment, as options,
-    from `environment`. It writes JSON about the sandbox to `status`.
+    bwrap reads the system call filter from `filter_descriptor` and the evaluator's environment, as
+    options, from `environment_descriptor`. It writes JSON about the sandbox to `status_descriptor`.
     """
 
-    filter: int
-    environment: int
-    status: int
+    filter_descriptor: int
+    environment_descriptor: int
+    status_descriptor: int
 
     def __iter__(self) -> Iterator[int]:
         # The last one twice: bwrap hands a descriptor on that is not its own.
-        return iter((self.filter, self.environment, self.status, self.status))
+        return iter(
+            (
+                self.filter_descriptor,
+                self.environment_descriptor,
+                self.status_descriptor,
+                self.status_descriptor,
+            )
+        )
 
 
-_GIVEN = Descriptors(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + 1, FIRST_DESCRIPTOR + 2)
+_GIVEN = BubblewrapDescriptors(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + 1, FIRST_DESCRIPTOR + 2)
 """The numbers that these have in bwrap; `_NOTES` follows."""
 
 
 @attrs.define
-class Bubblewrap:
+class BubblewrapSandbox:
     """The sandbox of `sandbox.kind = "bubblewrap"`.
 
-    - `program`: the path of bwrap.
-    - `accounts`: the directory of `write_sandbox_files`.
-    - `filter`: a descriptor of the system call filter.
-    - `shown`: the options of `system_view`.
-    - `readable`: other paths that evaluators may read (`sandbox.readable`).
+    - `bwrap_path`: the path of bwrap.
+    - `account_files`: the directory of `write_sandbox_files`.
+    - `filter_descriptor`: a descriptor of the system call filter.
+    - `system_options`: the options of `build_system_options`.
+    - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
     """
 
-    program: str
-    accounts: Path
-    filter: int
-    shown: Sequence[str]
-    readable: Sequence[str]
-    network: bool
-    trees: WritableTrees
+    bwrap_path: str
+    account_files: Path
+    filter_descriptor: int
+    system_options: Sequence[str]
+    readable_paths: Sequence[str]
+    has_network: bool
+    writable_trees: WritableTrees
     limits: LimitSettings
-    cgroups: Cgroups
-    orphans: Orphans
+    cgroups: CgroupManager
+    orphan_reaper: OrphanReaper
 
     def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
         """Return the run of an evaluation, not started yet."""
         return BubblewrapRun(workspace, checkout, self)
 
-    def argv(
+    def build_argv(
         self, view: WorkspaceView, directory: Path, runner: Path, command: Sequence[str]
     ) -> Sequence[str]:
         """Return the arguments that run `command` in `directory`, a path in the sandbox.
@@ -221,29 +228,29 @@ class Bubblewrap:
         `runner` is the socket by which submissions are run.
         """
         argv = [
-            self.program,
-            *isolation_options("evaluation"),
+            self.bwrap_path,
+            *build_isolation_options("evaluation"),
             "--as-pid-1",
-            *(("--share-net",) if self.network else ()),
+            *(("--share-net",) if self.has_network else ()),
         ]
-        argv += ["--seccomp", str(_GIVEN.filter)]
-        argv += ["--json-status-fd", str(_GIVEN.status)]
-        argv += ["--args", str(_GIVEN.environment)]
-        argv += [*self.shown, "--proc", "/proc", "--dev", "/dev"]
+        argv += ["--seccomp", str(_GIVEN.filter_descriptor)]
+        argv += ["--json-status-fd", str(_GIVEN.status_descriptor)]
+        argv += ["--args", str(_GIVEN.environment_descriptor)]
+        argv += [*self.system_options, "--proc", "/proc", "--dev", "/dev"]
         # A path of `readable` may lie below /tmp, and must not hide the evaluation's own.
-        own = [pair for pair in view.writable if pair[0].is_relative_to(view.root)]
-        for inside, outside in view.writable:
+        own = [pair for pair in view.writable_paths if pair[0].is_relative_to(view.root)]
+        for inside, outside in view.writable_paths:
             if (inside, outside) not in own:
                 argv += ["--bind", str(outside), str(inside)]
-        for path in self.readable:
+        for path in self.readable_paths:
             argv += ["--ro-bind", path, path]
-        for inside, outside in view.readable:
+        for inside, outside in view.readable_paths:
             argv += ["--ro-bind", str(outside), str(inside)]
         for inside, outside in own:
             argv += ["--bind", str(outside), str(inside)]
-        argv += ["--ro-bind", str(self.accounts / "tools"), str(_TOOLS)]
+        argv += ["--ro-bind", str(self.account_files / "tools"), str(_TOOLS)]
         argv += ["--ro-bind", str(runner), str(_RUNNER)]
-        argv += ["--ro-bind", str(self.accounts / "init"), _INIT]
+        argv += ["--ro-bind", str(self.account_files / "init"), _INIT]
         for place in ("/proc", "/dev", "/"):
             argv += ["--remount-ro", place]
         argv += ["--chdir", str(directory)]
@@ -257,24 +264,26 @@ def _shown(limit: int) -> str:
 class BubblewrapRun(SandboxedRun):
     """One run of bubblewrap."""
 
-    def __init__(self, workspace: Workspace, checkout: Checkout, sandbox: Bubblewrap) -> None:
+    def __init__(
+        self, workspace: Workspace, checkout: Checkout, sandbox: BubblewrapSandbox
+    ) -> None:
         super().__init__(workspace, checkout, sandbox)
         self._sandbox = sandbox
-        self.has_network = sandbox.network
+        self.has_network = sandbox.has_network
         self._opened = contextlib.ExitStack()
-        self._descriptors: Descriptors | None = None
+        self._descriptors: BubblewrapDescriptors | None = None
         self._submissions: SubmissionSocket | None = None
 
-    def make_view(self) -> WorkspaceView:
+    def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
         return self.workspace.make_sandboxed_view(_ROOM)
 
-    def start(
+    def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> StartedProcess:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
         self._submissions = SubmissionSocket(self.workspace.root)
-        return super().start(command, environment, directory)
+        return super().start_evaluator(command, environment, directory)
 
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -288,23 +297,23 @@ class BubblewrapRun(SandboxedRun):
         words = ["--clearenv"]
         for name, value in add_tools(environment, str(_TOOLS)).items():
             words += ["--setenv", name, value]
-        os.pwrite(opened.environment, os.fsencode("\0".join(words)), 0)
-        view = self.make_view()
+        os.pwrite(opened.environment_descriptor, os.fsencode("\0".join(words)), 0)
+        view = self.make_workspace_view()
         inside = [*self._limiter(), "/bin/sh", "-c", command]
         runner = self.workspace.root / SOCKET_NAME
-        argv = self._sandbox.argv(view, view.translate(directory), runner, inside)
+        argv = self._sandbox.build_argv(view, view.translate_path(directory), runner, inside)
         return LaunchSpec(argv, {}, "/", tuple(opened))
 
-    def _open(self) -> Descriptors:
+    def _open(self) -> BubblewrapDescriptors:
         """Open the descriptors for bwrap, once."""
         if self._descriptors is None:
-            filter_ = reopen_filter(self._sandbox.filter)
+            filter_ = reopen_filter(self._sandbox.filter_descriptor)
             self._opened.callback(os.close, filter_)
             files = []
             for name in ("environment", "status"):
                 files.append(os.memfd_create(name, os.MFD_CLOEXEC))
                 self._opened.callback(os.close, files[-1])
-            self._descriptors = Descriptors(filter_, *files)
+            self._descriptors = BubblewrapDescriptors(filter_, *files)
         return self._descriptors
 
     def _limiter(self) -> Sequence[str]:
@@ -314,7 +323,7 @@ class BubblewrapRun(SandboxedRun):
         return ["/usr/bin/prlimit", *options, "--"]
 
     def serve_submissions(self, reactor: Any, threads: WorkerThreads, spawner: Spawner) -> None:
-        """Run programs of the submission when the evaluator asks, from now to `kill_remaining`."""
+        """Run programs of the submission when the evaluator asks."""
         assert self._submissions is not None, "the run was started"
         self._submissions.watch(reactor, threads, spawner, self._start_broker)
 
@@ -322,13 +331,17 @@ class BubblewrapRun(SandboxedRun):
         """Start the broker, in the evaluation's cgroup. Blocks. Raises: OSError."""
         assert self._first is not None, "the evaluator runs"
         assert self._group is not None, "made by the start"
-        view, sandbox = self.make_view(), self._sandbox
+        view, sandbox = self.make_workspace_view(), self._sandbox
         configuration = {
-            "bwrap": [sandbox.program, *isolation_options("submission"), *sandbox.shown],
+            "bwrap": [
+                sandbox.bwrap_path,
+                *build_isolation_options("submission"),
+                *sandbox.system_options,
+            ],
             "places": [
-                *((str(inside), str(outside), True) for inside, outside in view.writable),
-                *((str(inside), str(outside), False) for inside, outside in view.readable),
-                *((path, path, False) for path in sandbox.readable),
+                *((str(inside), str(outside), True) for inside, outside in view.writable_paths),
+                *((str(inside), str(outside), False) for inside, outside in view.readable_paths),
+                *((path, path, False) for path in sandbox.readable_paths),
             ],
             "rlimits": self._list_rlimits(apart=True),
             "memory": self.limits.memory,
@@ -336,7 +349,7 @@ class BubblewrapRun(SandboxedRun):
             "cgroups": self._group.list_directories(),
         }
         spec, opened = make_broker_spec(
-            configuration, listening, sandbox.filter, self._group.list_entry_files()
+            configuration, listening, sandbox.filter_descriptor, self._group.list_entry_files()
         )
         with opened, self._orphans.expect_child() as tell:
             mounts_of = None if self._tree is None else self._first.pid
@@ -349,13 +362,13 @@ class BubblewrapRun(SandboxedRun):
     def _pids(self) -> Iterable[int]:
         """Return the processes of the evaluator and of its submissions."""
         pid = self._submissions.broker_pid if self._submissions is not None else None
-        return [*super()._pids(), *(descendants(pid) if pid is not None else ())]
+        return [*super()._pids(), *(list_descendants(pid) if pid is not None else ())]
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
         signal_sandbox(child, number)
 
-    async def kill_remaining(self) -> None:
+    async def kill_remaining_processes(self) -> None:
         """Kill the first process in the sandbox if it outlives bwrap; all others end with it.
 
         So do the programs of the submission.
@@ -366,12 +379,12 @@ class BubblewrapRun(SandboxedRun):
         if told:
             await self._orphans.kill_child(int(told[1]))
 
-    def interpret_exit(self, status: int | None, number: int | None) -> Exit:
+    def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""
         told = self._told()
         if number is not None:  # bwrap itself was killed
             if b'"child-pid"' in told:
-                return Exit(None, number)
+                return EvaluatorExit(None, number)
             raise EvaluationFailure("lost", f"signal {number} ended the sandbox at its start")
         if b'"exit-code"' not in told:
             raise EvaluationFailure(
@@ -383,12 +396,12 @@ class BubblewrapRun(SandboxedRun):
             what = "the sandbox could not start a process for the evaluator; see `tawebeval doctor`"
             raise EvaluationFailure("lost", what, {"status": status or 0})
         if status is not None and status - _SIGNALLED in _SIGNALS:
-            return Exit(None, status - _SIGNALLED)
-        return Exit(status or 0)
+            return EvaluatorExit(None, status - _SIGNALLED)
+        return EvaluatorExit(status or 0)
 
     def _told(self) -> bytes:
         """Return the JSON objects that bwrap has written."""
-        return os.pread(self._descriptors.status, 4096, 0) if self._descriptors else b""
+        return os.pread(self._descriptors.status_descriptor, 4096, 0) if self._descriptors else b""
 
     def close(self) -> None:
         """Close the descriptors, and remove what the start has made. Blocks. Raises: OSError."""

@@ -32,11 +32,11 @@ log = Logger()
 class WritableTrees:
     """The maker of writable trees, which also starts the programs that write to them.
 
-    Trees are overlays if `problem` is None, and otherwise copies for that reason.
+    Trees are overlays if `overlay_problem` is None, and otherwise copies for that reason.
     """
 
     def __init__(self) -> None:
-        self.problem: str | None = "nothing is mounted yet"
+        self.overlay_problem: str | None = "nothing is mounted yet"
         self._launching = LauncherClient()
         self._proven = False  # whether an overlay was mounted since `use_overlays`
 
@@ -51,20 +51,20 @@ class WritableTrees:
         except OSError as error:
             self.use_copies(str(error.strerror or error), user)
         else:
-            self.problem = None
+            self.overlay_problem = None
             self._proven = False
 
     def use_copies(self, problem: str, user: User | None = None) -> None:
         """Make copies from now on; `problem` is the reason. Blocks. Raises: OSError."""
-        self.problem = problem
+        self.overlay_problem = problem
         self._open(LauncherClient(user=user))
 
     def _open(self, launching: LauncherClient) -> None:
         self._launching.close()
         self._launching = launching
-        launching.open()
+        launching.start_launcher()
 
-    def start(
+    def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
     ) -> tuple[StartedProcess, MountedOverlay | None]:
         """Start a program, with a tree of the workspace that begins as `checkout`. Blocks.
@@ -74,11 +74,13 @@ class WritableTrees:
         OverlayMountError, if no overlay was mounted since `use_overlays`. After the first one, a
         copy stands in for an overlay that cannot be mounted.
         """
-        if self.problem is None:
-            layers = OverlayLayers(checkout, workspace.tree, workspace.work)
+        if self.overlay_problem is None:
+            layers = OverlayLayers(
+                checkout, workspace.tree_directory, workspace.overlay_work_directory
+            )
             layers.work.mkdir()
             try:
-                started = self._launching.start(launch, layers)
+                started = self._launching.start_program(launch, layers)
             except OverlayMountError as error:
                 if not self._proven:
                     raise
@@ -90,12 +92,12 @@ class WritableTrees:
             else:
                 self._proven = True
                 return started
-        copy_tree(checkout, workspace.tree)
-        return self._launching.start(launch)
+        copy_tree(checkout, workspace.tree_directory)
+        return self._launching.start_program(launch)
 
     def start_beside(self, launch: LaunchSpec) -> StartedProcess:
         """Start a program that has no tree of its own. Blocks. Raises: OSError."""
-        return self._launching.start(launch)[0]
+        return self._launching.start_program(launch)[0]
 
     def close(self) -> None:
         """End the launcher; started programs run on. Blocks, hardly."""

@@ -16,20 +16,31 @@ from twisted.logger import Logger
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import ConfigurationError, Problem
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import wait_for_exit
-from tawebeval.linux.filetree import DISK_FULL_REMEDY, add_path, is_full, mentions_full_disk, remove
+from tawebeval.linux.filetree import (
+    DISK_FULL_REMEDY,
+    add_path_to_errors,
+    is_disk_full,
+    mentions_full_disk,
+    remove_tree,
+)
 from tawebeval.linux.launcher_client import OverlayMountError
 from tawebeval.linux.privileges import Privileges
-from tawebeval.linux.reaper import Orphans
+from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import NoSandbox, Sandbox
-from tawebeval.sandbox.bubblewrap import Bubblewrap, network_view, programs_view, system_view
-from tawebeval.sandbox.commands import CommandSandbox, SandboxedCommands, UnsandboxedCommands
+from tawebeval.sandbox.bubblewrap import (
+    BubblewrapSandbox,
+    build_network_options,
+    build_program_options,
+    build_system_options,
+)
+from tawebeval.sandbox.command_sandbox import CommandSandbox, SandboxedCommands, UnsandboxedCommands
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.seccomp import make_filter
 from tawebeval.sandbox.workspace import Workspace
 
-COPIED = "each evaluation copies the tree of its commit, which takes time for large trees"
+COPY_WARNING = "each evaluation copies the tree of its commit, which takes time for large trees"
 """The consequence of overlays that do not work."""
 _OVERLAYS = (
     "overlays need Linux 5.11 or newer, a python3 that every user can execute, and a state"
@@ -102,7 +113,7 @@ log = Logger()
 
 
 def open_sandbox(
-    configuration: Configuration, accounts: Path, cgroups: Cgroups, orphans: Orphans
+    configuration: Configuration, accounts: Path, cgroups: CgroupManager, orphans: OrphanReaper
 ) -> Sandbox:
     """Return the configured sandbox, not probed yet. Blocks.
 
@@ -123,62 +134,62 @@ def check_sandbox(
 
     `privileges`: probe as their user. Raises: ConfigurationError, with the remedy.
     """
-    if isinstance(sandbox, Bubblewrap):
-        problem = probe_with_overlays(sandbox, privileges, places)
+    if isinstance(sandbox, BubblewrapSandbox):
+        problem = probe_overlays_or_copies(sandbox, privileges, places)
         if problem is not None:
             what, remedy = problem
             raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {what}", remedy)
     else:
         try:
-            sandbox.trees.use_copies("no sandbox", privileges.user if privileges else None)
+            sandbox.writable_trees.use_copies("no sandbox", privileges.user if privileges else None)
         except OSError as error:
             raise ConfigurationError(
                 f"no evaluator can be started: {error.strerror}", _PYTHON
             ) from None
 
 
-def find_problems(sandbox: Sandbox) -> Iterator[Problem]:
+def find_sandbox_problems(sandbox: Sandbox) -> Iterator[Problem]:
     """Yield the shortcomings of a sandbox that was checked, and the lack of a sandbox."""
-    if not isinstance(sandbox, Bubblewrap):
+    if not isinstance(sandbox, BubblewrapSandbox):
         yield Problem(
             'sandbox.kind is "none": callers can do all that the daemon\'s user can on this'
             " machine",
             'run `apt-get install bubblewrap`, and remove sandbox.kind = "none"',
         )
-    elif sandbox.trees.problem is not None:
-        yield Problem(f"{COPIED} ({sandbox.trees.problem})", _OVERLAYS)
+    elif sandbox.writable_trees.overlay_problem is not None:
+        yield Problem(f"{COPY_WARNING} ({sandbox.writable_trees.overlay_problem})", _OVERLAYS)
 
 
-def verify(sandbox: Sandbox, places: ProbeDirectories = TEMPORARY_DIRECTORIES) -> None:
+def verify_sandbox(sandbox: Sandbox, places: ProbeDirectories = TEMPORARY_DIRECTORIES) -> None:
     """Check a sandbox, and log its problems. Blocks. Raises: SystemExit, with a message."""
     try:
         check_sandbox(sandbox, places=places)
     except ConfigurationError as error:
         raise SystemExit(f"tawebeval: {error}") from None
-    for problem in find_problems(sandbox):
+    for problem in find_sandbox_problems(sandbox):
         log.warn("{problem}", problem=str(problem))
 
 
 def close_sandbox(sandbox: Sandbox) -> None:
-    """Release what `verify` has made. Blocks, hardly."""
-    sandbox.trees.close()
+    """Release what `verify_sandbox` has made. Blocks, hardly."""
+    sandbox.writable_trees.close()
 
 
 def open_command_sandbox(sandbox: Sandbox, accounts: Path) -> CommandSandbox:
     """Return the sandbox of git commands that goes with `sandbox`. Blocks."""
-    if not isinstance(sandbox, Bubblewrap):
+    if not isinstance(sandbox, BubblewrapSandbox):
         return UnsandboxedCommands()
     return SandboxedCommands(
-        sandbox.program,
+        sandbox.bwrap_path,
         make_filter(internet=True),
-        tuple(programs_view(accounts)),
-        tuple(network_view()),
+        tuple(build_program_options(accounts)),
+        tuple(build_network_options()),
     )
 
 
 def open_bubblewrap(
-    configuration: Configuration, accounts: Path, cgroups: Cgroups, orphans: Orphans
-) -> Bubblewrap:
+    configuration: Configuration, accounts: Path, cgroups: CgroupManager, orphans: OrphanReaper
+) -> BubblewrapSandbox:
     """Return the sandbox of bubblewrap, not probed yet. Blocks. Raises: ConfigurationError."""
     program = shutil.which("bwrap")
     if program is None:
@@ -192,11 +203,11 @@ def open_bubblewrap(
                 f"sandbox.readable[{index}]: {path} does not exist; create or remove it"
             )
     network = configuration.sandbox.network
-    return Bubblewrap(
+    return BubblewrapSandbox(
         program,
         accounts,
         make_filter(internet=network or configuration.sandbox.loopback),
-        tuple(system_view(accounts, network=network)),
+        tuple(build_system_options(accounts, network=network)),
         configuration.sandbox.readable,
         network,
         WritableTrees(),
@@ -206,8 +217,8 @@ def open_bubblewrap(
     )
 
 
-def probe_with_overlays(
-    sandbox: Bubblewrap,
+def probe_overlays_or_copies(
+    sandbox: BubblewrapSandbox,
     privileges: Privileges | None = None,
     places: ProbeDirectories = TEMPORARY_DIRECTORIES,
 ) -> Problem | None:
@@ -217,18 +228,18 @@ def probe_with_overlays(
     """
     user = privileges.user if privileges else None
     try:
-        sandbox.trees.use_overlays(user)
-        problem = probe(sandbox, privileges, places)
-        if problem is not None and sandbox.trees.problem is None:
-            sandbox.trees.use_copies(problem[0], user)
-            problem = probe(sandbox, privileges, places)
+        sandbox.writable_trees.use_overlays(user)
+        problem = probe_bubblewrap(sandbox, privileges, places)
+        if problem is not None and sandbox.writable_trees.overlay_problem is None:
+            sandbox.writable_trees.use_copies(problem[0], user)
+            problem = probe_bubblewrap(sandbox, privileges, places)
     except OSError as error:
         return Problem(f"no process can be started: {error.strerror}", _PYTHON)
     return problem
 
 
-def probe(
-    sandbox: Bubblewrap,
+def probe_bubblewrap(
+    sandbox: BubblewrapSandbox,
     privileges: Privileges | None = None,
     places: ProbeDirectories = TEMPORARY_DIRECTORIES,
 ) -> Problem | None:
@@ -244,11 +255,11 @@ def probe(
                 folders = []
                 for place in (places.checkouts, places.workspaces):
                     folders.append(Path(tempfile.mkdtemp(prefix="tawebeval-", dir=place)))
-                    made.callback(_as(acting, remove), folders[-1])
+                    made.callback(_as(acting, remove_tree), folders[-1])
                 checkout, folder = folders
                 whole = checkout / _DIRECTORY / "file"
                 whole.parent.mkdir()
-                with add_path(whole):
+                with add_path_to_errors(whole):
                     whole.write_text(_WHOLE)
                 upload = folder / "upload"
                 (upload / "submission").mkdir(parents=True)
@@ -256,30 +267,34 @@ def probe(
                 run = sandbox.make_run(
                     workspace, Checkout(Commit("", ""), checkout.resolve(), lambda: None)
                 )
-                workspace.create(upload, run.view)
+                workspace.create_directories(upload, run.workspace_view)
                 # A cgroup that stays now is removed at the daemon's end.
                 made.enter_context(contextlib.suppress(OSError))
                 made.callback(_as(acting, run.close))
-                started = run.start(_PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree)
+                started = run.start_evaluator(
+                    _PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory
+                )
             try:
                 problem = _judge(*wait_for_exit(started, _PATIENCE))
             finally:
-                sandbox.orphans.forget_child(started.pid)
+                sandbox.orphan_reaper.forget_child(started.pid)
             untouched = whole.read_text() == _WHOLE
         except OverlayMountError as error:
             return Problem(f"an overlay cannot be mounted: {error.strerror}", _MEND)
         except TimeoutError as error:
             return Problem(f"a sandbox without an evaluator: {error.strerror}", _MEND)
         except OSError as error:
-            return Problem(str(error), DISK_FULL_REMEDY if is_full(error) else _MEND)
+            return Problem(str(error), DISK_FULL_REMEDY if is_disk_full(error) else _MEND)
     if problem is None and not untouched:
         return Problem("writes of an evaluator reach the cache of checkouts", _MEND)
     return problem
 
 
-def probe_again(sandbox: Sandbox, places: ProbeDirectories) -> Problem | None:
+def probe_sandbox_again(sandbox: Sandbox, places: ProbeDirectories) -> Problem | None:
     """Probe a sandbox that has worked before; None without a sandbox. Blocks."""
-    return probe(sandbox, places=places) if isinstance(sandbox, Bubblewrap) else None
+    return (
+        probe_bubblewrap(sandbox, places=places) if isinstance(sandbox, BubblewrapSandbox) else None
+    )
 
 
 def _as(

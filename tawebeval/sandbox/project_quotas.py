@@ -1,11 +1,11 @@
 """Project quotas: directories whose bytes and files the file system limits.
 
 A *quota directory* holds everything that one evaluation at a time can write. It has a project of
-its own, which new files in it inherit, and root gives that project a quota (`prepare_quotas`).
-The daemon can neither give nor lift a quota, and an evaluator, in its user namespace, cannot move a
-file to another project. statvfs(2) of the directory tells every user the usage of its project, at
-once and exactly. ext4 and xfs have project quotas: quotactl(2); FS_IOC_FSSETXATTR in linux/fs.h.
-Everything here blocks.
+its own, which new files in it inherit, and root gives that project a quota
+(`make_quota_directories`). The daemon can neither give nor lift a quota, and an evaluator, in its
+user namespace, cannot move a file to another project. statvfs(2) of the directory tells every user
+the usage of its project, at once and exactly. ext4 and xfs have project quotas: quotactl(2);
+FS_IOC_FSSETXATTR in linux/fs.h. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import MIB, Configuration
-from tawebeval.deferreds import count_slots
+from tawebeval.deferreds import count_run_slots
 from tawebeval.errors import ConfigurationError, format_size
-from tawebeval.linux.filetree import add_path, is_full
-from tawebeval.linux.ownership import user_name
-from tawebeval.linux.privileges import Credentials, Privileges, User
-from tawebeval.sandbox.disk import BLOCK
+from tawebeval.linux.filetree import add_path_to_errors, is_disk_full
+from tawebeval.linux.ownership import get_user_name
+from tawebeval.linux.privileges import Privileges, ProcessCredentials, User
+from tawebeval.sandbox.disk_usage import BLOCK_BYTES
 
 _NAME = "quotas"
 _UNIT = 2**16  # bytes: quotas are multiples of it, and no file system has larger blocks
@@ -53,18 +53,18 @@ _REMEDY = (
 
 
 @attrs.frozen
-class Quota:
+class ProjectQuota:
     """The limits of a project: bytes, a multiple of 64 KiB; files and directories together."""
 
-    size: int
-    files: int
+    max_bytes: int
+    max_files: int
 
 
-def quota_of(configuration: Configuration) -> Quota:
+def compute_quota(configuration: Configuration) -> ProjectQuota:
     """Return the quota of each evaluation: its limits, plus those of its tree, and a reserve."""
     limits, trees = configuration.limits, configuration.repositories
-    size = limits.disk + trees.tree_bytes + BLOCK * trees.tree_files + MIB
-    return Quota(-(-size // _UNIT) * _UNIT, limits.disk_files + trees.tree_files + 16)
+    size = limits.disk + trees.tree_bytes + BLOCK_BYTES * trees.tree_files + MIB
+    return ProjectQuota(-(-size // _UNIT) * _UNIT, limits.disk_files + trees.tree_files + 16)
 
 
 def find_quota_directories(state: Path) -> Sequence[Path]:
@@ -73,7 +73,7 @@ def find_quota_directories(state: Path) -> Sequence[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def read_quota(directory: Path) -> Quota | None:
+def read_project_quota(directory: Path) -> ProjectQuota | None:
     """Return the quota that the file system enforces on a directory; None if there is none.
 
     Raises: OSError.
@@ -81,70 +81,79 @@ def read_quota(directory: Path) -> Quota | None:
     own, around = os.statvfs(directory), os.statvfs(directory.parent)
     if own.f_blocks >= around.f_blocks:
         return None
-    return Quota(own.f_blocks * own.f_frsize, own.f_files)
+    return ProjectQuota(own.f_blocks * own.f_frsize, own.f_files)
 
 
-def check_quotas(directories: Sequence[Path], configuration: Configuration) -> None:
+def check_quota_directories(directories: Sequence[Path], configuration: Configuration) -> None:
     """Check that quota directories, if any, are enough and have sufficient quotas.
 
     Raises ConfigurationError, OSError.
     """
-    wanted, running = quota_of(configuration), count_slots(configuration.evaluations.running)
+    wanted, running = (
+        compute_quota(configuration),
+        count_run_slots(configuration.evaluations.running),
+    )
     if 0 < len(directories) < running:
         raise ConfigurationError(
             f"{directories[0].parent}: {len(directories)} quota directories for {running}"
             f" evaluations (evaluations.running); {_AGAIN}"
         )
     for directory in directories:
-        quota = read_quota(directory)
+        quota = read_project_quota(directory)
         if quota is None:
             raise ConfigurationError(
                 f"{directory}: the file system enforces no quota; {_REMEDY}; or"
                 f" remove {directory.parent}"
             )
-        if quota.size < wanted.size or quota.files < wanted.files:
+        if quota.max_bytes < wanted.max_bytes or quota.max_files < wanted.max_files:
             raise ConfigurationError(
-                f"{directory}: the quota is {format_size(quota.size)} and {quota.files} files, and"
-                f" an evaluation may need {format_size(wanted.size)} and {wanted.files} files"
+                f"{directory}: the quota is {format_size(quota.max_bytes)} and {quota.max_files} "
+                "files, and"
+                f" an evaluation may need {format_size(wanted.max_bytes)} and {wanted.max_files} "
+                "files"
                 " (limits.disk, limits.disk_files, repositories.tree_bytes,"
                 f" repositories.tree_files, and a reserve); {_AGAIN}"
             )
 
 
-def try_quotas(directories: Sequence[Path]) -> None:
+def probe_quota_enforcement(directories: Sequence[Path]) -> None:
     """Check that each quota directory, which has to be empty, takes no more than its quota.
 
     Raises ConfigurationError, OSError.
     """
     for directory in directories:
-        quota = read_quota(directory)
+        quota = read_project_quota(directory)
         assert quota is not None, "it was checked"
         file = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
-            with add_path(directory):
-                os.posix_fallocate(file, 0, quota.size + MIB)
+            with add_path_to_errors(directory):
+                os.posix_fallocate(file, 0, quota.max_bytes + MIB)
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
         else:
             raise ConfigurationError(
-                f"{directory}: the quota of {format_size(quota.size)} is not enforced; {_REMEDY}"
+                f"{directory}: the quota of {format_size(quota.max_bytes)} is not enforced; "
+                f"{_REMEDY}"
             )
         finally:
             os.close(file)
 
 
-def prepare_quotas(
-    state: Path, configuration: Configuration, first: int, credentials: Credentials
+def make_quota_directories(
+    state: Path, configuration: Configuration, first: int, credentials: ProcessCredentials
 ) -> int:
     """Make a quota directory for each concurrent evaluation, as root; return their number.
 
     All existing ones get the quota of this configuration. They belong to the owner of `state`. The
     first has the project number `first`, the others those after it. Raises: ConfigurationError.
     """
-    quota, running = quota_of(configuration), count_slots(configuration.evaluations.running)
-    limits = _QUOTA.pack(quota.size // 1024, 0, 0, quota.files, 0, 0, 0, 0, _LIMITS)
-    if credentials.user_ids()[1] != 0:
+    quota, running = (
+        compute_quota(configuration),
+        count_run_slots(configuration.evaluations.running),
+    )
+    limits = _QUOTA.pack(quota.max_bytes // 1024, 0, 0, quota.max_files, 0, 0, 0, 0, _LIMITS)
+    if credentials.get_user_ids()[1] != 0:
         raise ConfigurationError("only root can set quotas; run the command as root")
     try:
         with _entered(state.resolve()) as top:
@@ -160,7 +169,7 @@ def prepare_quotas(
         off = error.errno == errno.ESRCH
         why = "project quotas are not enabled" if off else error.strerror
         raise ConfigurationError(f"{state}: {why}; {_REMEDY}") from None
-    check_quotas(directories, configuration)
+    check_quota_directories(directories, configuration)
     return len(directories)
 
 
@@ -199,7 +208,7 @@ def _owner(place: int, state: Path) -> User:
     status = os.fstat(place)
     if status.st_uid == 0:
         raise ConfigurationError(f"{state} belongs to root; chown it to the daemon's user")
-    return User(user_name(status.st_uid), status.st_uid, status.st_gid, frozenset(), "/")
+    return User(get_user_name(status.st_uid), status.st_uid, status.st_gid, frozenset(), "/")
 
 
 def _check_unused(place: int, directory: Path, project: int) -> None:

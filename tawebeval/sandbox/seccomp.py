@@ -19,10 +19,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.sandbox.bpf import ALLOW, ArgumentTest, Case, Decision, assemble, fail_with
+from tawebeval.sandbox.bpf import (
+    ALLOW,
+    AnswerCase,
+    ArgumentTest,
+    CallDecision,
+    answer_with_errno,
+    assemble_program,
+)
 
 # Names of other architectures, and names that this libseccomp does not know, have no effect.
-ALLOWED: Mapping[str, str] = {
+ALLOWED_CALLS: Mapping[str, str] = {
     "files": "_llseek access chdir chmod chown chown32 close close_range copy_file_range creat dup"
     " dup2 dup3 faccessat faccessat2 fadvise64 fadvise64_64 arm_fadvise64_64 fchdir fchmod fchmodat"
     " fchmodat2 fchown fchown32 fchownat fdatasync fgetxattr flistxattr flock fremovexattr"
@@ -67,7 +74,7 @@ ALLOWED: Mapping[str, str] = {
 }
 # Calls that need a privilege, or that namespaces leave open. They fail with EPERM, which programs
 # report as a lack of rights.
-REFUSED: Mapping[str, str] = {
+REFUSED_CALLS: Mapping[str, str] = {
     "mounts": "mount umount2 pivot_root chroot fsopen fsmount fsconfig fspick move_mount open_tree"
     " mount_setattr",
     "namespaces": "unshare setns",
@@ -81,14 +88,14 @@ REFUSED: Mapping[str, str] = {
     "the time of day": "clock_settime settimeofday adjtimex clock_adjtime stime",
 }
 
-_REFUSE = fail_with(errno.EPERM)
+_REFUSE = answer_with_errno(errno.EPERM)
 # glibc's posix_fallocate(3) writes instead after EOPNOTSUPP, and after no other error.
-_UNSUPPORTED = fail_with(errno.EOPNOTSUPP)
+_UNSUPPORTED = answer_with_errno(errno.EOPNOTSUPP)
 # A kernel without the option answers so.
-_NO_OPTION = fail_with(errno.EINVAL)
+_NO_OPTION = answer_with_errno(errno.EINVAL)
 # splice(2) and sendfile(2) answer so where they do not support a descriptor. Programs then read and
 # write.
-_NO_SPLICE = fail_with(errno.EINVAL)
+_NO_SPLICE = answer_with_errno(errno.EINVAL)
 
 _CLONE_NEW = (
     0x00020000,  # CLONE_NEWNS
@@ -137,30 +144,30 @@ _PROTOCOLS = (
 )
 
 
-def _allow_except(*cases: Case) -> Decision:
-    return Decision(ALLOW, cases)
+def _allow_except(*cases: AnswerCase) -> CallDecision:
+    return CallDecision(ALLOW, cases)
 
 
-def _refuse_values(argument: int, *values: int, answer: int = _REFUSE) -> Case:
-    return Case(answer, (ArgumentTest(argument, values),))
+def _refuse_values(argument: int, *values: int, answer: int = _REFUSE) -> AnswerCase:
+    return AnswerCase(answer, (ArgumentTest(argument, values),))
 
 
-def _refuse_bits(argument: int, *bits: int, answer: int = _REFUSE) -> Case:
-    return Case(answer, (ArgumentTest(argument, bits, has_bit=True),))
+def _refuse_bits(argument: int, *bits: int, answer: int = _REFUSE) -> AnswerCase:
+    return AnswerCase(answer, (ArgumentTest(argument, bits, is_bit_test=True),))
 
 
 # Which calls are answered by their arguments, or with another error than the rest.
-_DECISIONS: Mapping[str, Decision] = {
+_DECISIONS: Mapping[str, CallDecision] = {
     # clone3(2) has its flags in memory, where no filter can look: C libraries take clone(2) then.
     "clone": _allow_except(_refuse_bits(0, *_CLONE_NEW)),
     "ioctl": _allow_except(
         # Input for a terminal, as if it were typed there.
         _refuse_values(1, _TIOCSTI, _TIOCLINUX),
         _refuse_values(1, *_FILE_REQUESTS, answer=_UNSUPPORTED),
-        Case(_UNSUPPORTED, (_BTRFS_REQUESTS,)),
+        AnswerCase(_UNSUPPORTED, (_BTRFS_REQUESTS,)),
     ),
     # 40 GB in 0.2 s.
-    "fallocate": Decision(_UNSUPPORTED),
+    "fallocate": CallDecision(_UNSUPPORTED),
     # inotify's predecessor, which also tells what other evaluations open below /usr.
     "fcntl": _allow_except(
         _refuse_values(1, _F_NOTIFY, answer=_NO_OPTION),
@@ -171,19 +178,19 @@ _DECISIONS: Mapping[str, Decision] = {
     # A filter takes of the machine's memory for BPF; a core of one's own idles its sibling.
     "prctl": _allow_except(_refuse_values(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, answer=_NO_OPTION)),
     "setsockopt": _allow_except(
-        Case(_REFUSE, (ArgumentTest(1, (_SOL_SOCKET,)), ArgumentTest(2, _SO_ATTACH))),
+        AnswerCase(_REFUSE, (ArgumentTest(1, (_SOL_SOCKET,)), ArgumentTest(2, _SO_ATTACH))),
     ),
-    "ioprio_set": Decision(_REFUSE, (Case(ALLOW, (ArgumentTest(2, _IO_PRIORITIES),)),)),
+    "ioprio_set": CallDecision(_REFUSE, (AnswerCase(ALLOW, (ArgumentTest(2, _IO_PRIORITIES),)),)),
     # Huge pages, which the operator has set apart for something else.
-    "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, answer=fail_with(errno.ENOMEM))),
+    "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, answer=answer_with_errno(errno.ENOMEM))),
     "memfd_create": _allow_except(_refuse_bits(1, _MFD_HUGETLB, answer=_NO_OPTION)),
-    "shmget": _allow_except(_refuse_bits(2, _SHM_HUGETLB, answer=fail_with(errno.ENOMEM))),
+    "shmget": _allow_except(_refuse_bits(2, _SHM_HUGETLB, answer=answer_with_errno(errno.ENOMEM))),
     # Moving from a silent socket into stdout keeps the pipe locked. The reactor, which reads the
     # pipe, would hang in spite of O_NONBLOCK, and KILL would not end the daemon.
-    **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), Decision(_NO_SPLICE)),
+    **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), CallDecision(_NO_SPLICE)),
     # These write what all others have written, too. What an evaluation writes goes with it.
-    "sync": Decision(fail_with(0)),
-    "syncfs": Decision(fail_with(0)),
+    "sync": CallDecision(answer_with_errno(0)),
+    "syncfs": CallDecision(answer_with_errno(0)),
 }
 _ALIASES = {"fcntl64": "fcntl", "mmap2": "mmap", "sendfile64": "sendfile"}
 
@@ -204,17 +211,17 @@ def make_filter(*, internet: bool) -> int:
             continue  # this version of libseccomp does not know it
         if number >= 0:  # others are of other architectures
             decisions[number] = decision
-    program = assemble(decisions, fail_with(errno.ENOSYS), architecture)
+    program = assemble_program(decisions, answer_with_errno(errno.ENOSYS), architecture)
     descriptor = os.memfd_create("seccomp", os.MFD_CLOEXEC)
     os.pwrite(descriptor, program, 0)
     return descriptor
 
 
-def _list_decisions(*, internet: bool) -> Iterator[tuple[str, Decision]]:
-    for answer, groups in ((ALLOW, ALLOWED), (_REFUSE, REFUSED)):
+def _list_decisions(*, internet: bool) -> Iterator[tuple[str, CallDecision]]:
+    for answer, groups in ((ALLOW, ALLOWED_CALLS), (_REFUSE, REFUSED_CALLS)):
         for names in groups.values():
             for name in names.split():
-                yield name, Decision(answer)
+                yield name, CallDecision(answer)
     yield from _DECISIONS.items()
     for alias, name in _ALIASES.items():
         yield alias, _DECISIONS[name]
@@ -222,14 +229,14 @@ def _list_decisions(*, internet: bool) -> Iterator[tuple[str, Decision]]:
         yield name, _decide_sockets(internet=internet)
 
 
-def _decide_sockets(*, internet: bool) -> Decision:
+def _decide_sockets(*, internet: bool) -> CallDecision:
     """Return which sockets may be made: network namespaces do not cover all families."""
-    cases = [Case(ALLOW, (ArgumentTest(0, (_AF_UNIX,)),))]
+    cases = [AnswerCase(ALLOW, (ArgumentTest(0, (_AF_UNIX,)),))]
     if internet:
         families = ArgumentTest(0, (_AF_INET, _AF_INET6))
-        cases.append(Case(ALLOW, (families, _KINDS, ArgumentTest(2, _PROTOCOLS))))
-        cases.append(Case(fail_with(errno.EPROTONOSUPPORT), (families,)))
-    return Decision(fail_with(errno.EAFNOSUPPORT), tuple(cases))
+        cases.append(AnswerCase(ALLOW, (families, _KINDS, ArgumentTest(2, _PROTOCOLS))))
+        cases.append(AnswerCase(answer_with_errno(errno.EPROTONOSUPPORT), (families,)))
+    return CallDecision(answer_with_errno(errno.EAFNOSUPPORT), tuple(cases))
 
 
 def _library() -> Any:

@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from tawebeval.deferreds import OneShot, WorkerThreads, run_in_background
+from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
 from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.sandbox import broker
@@ -63,7 +63,7 @@ class BrokerProcess(ProcessProtocol):
     """The protocol of a broker; `ended` is set when it has ended."""
 
     def __init__(self) -> None:
-        self.ended: OneShot[None] = OneShot()
+        self.ended: OneShotEvent[None] = OneShotEvent()
         self.process: ProcessTransport | None = None
         self._said = b""
 
@@ -79,18 +79,18 @@ class BrokerProcess(ProcessProtocol):
     def processExited(self, reason: Failure) -> None:
         """Read what it has said: its own children may keep the pipe open."""
         assert self.process is not None, "it has run"
-        self.process.read_remaining()
+        self.process.read_remaining_output()
 
     def processEnded(self, reason: Failure) -> None:
         """Log what it has said, which only a defect makes it do."""
         if self._said:
             said = self._said.decode(errors="replace")
             log.warn("the broker of an evaluation's submissions has failed: {said}", said=said)
-        self.ended.set(None)
+        self.ended.set_value(None)
 
     def kill(self) -> None:
         """Kill the broker; the programs that it runs end with it."""
-        if self.process is not None and self.process.running:
+        if self.process is not None and self.process.is_running:
             self.process.signal_group(signal.SIGKILL)
 
 
@@ -151,11 +151,11 @@ class SubmissionSocket:
 
     async def _start_broker(self) -> None:
         try:
-            started = await self._threads.run(self._start, self._socket.fileno())
+            started = await self._threads.run_in_thread(self._start, self._socket.fileno())
         finally:
             # The broker has the socket now; without one, connections are refused.
             self._socket.close()
-        self._spawner.adopt(self._broker, started)
+        self._spawner.adopt_child(self._broker, started)
         if self._closed:
             self._broker.kill()
 
@@ -163,7 +163,7 @@ class SubmissionSocket:
     def broker_pid(self) -> int | None:
         """The running broker; None if there is none."""
         process = self._broker.process
-        return process.pid if process is not None and process.running else None
+        return process.pid if process is not None and process.is_running else None
 
     async def end(self) -> None:
         """End the broker with all that it runs, and return after its end."""

@@ -24,7 +24,7 @@ import attrs
 
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.linux.filetree import empty, remove
+from tawebeval.linux.filetree import empty_directory, remove_tree
 
 _SUBMISSION = "submission"
 _EXCERPT = 80  # characters of a path in a message
@@ -40,17 +40,18 @@ class FileRefused(Exception):
 class WorkspaceView:
     """The paths under which an evaluator sees its workspace, all of them below `root`.
 
-    `writable` and `readable` are pairs: the evaluator's path and the daemon's. `opened` has the
-    descriptors of directories that are mounted for the evaluator only, by the daemon's path.
+    `writable_paths` and `readable_paths` are pairs: the evaluator's path and the daemon's.
+    `path_descriptors` has the descriptors of directories that are mounted for the evaluator only,
+    by the daemon's path.
     """
 
     root: Path
-    writable: Sequence[tuple[Path, Path]]
-    readable: Sequence[tuple[Path, Path]] = ()
-    opened: Mapping[Path, int] = attrs.field(factory=dict)
+    writable_paths: Sequence[tuple[Path, Path]]
+    readable_paths: Sequence[tuple[Path, Path]] = ()
+    path_descriptors: Mapping[Path, int] = attrs.field(factory=dict)
     _ours: Sequence[Path] = attrs.field(kw_only=True)
 
-    def translate(self, path: Path) -> Path:
+    def translate_path(self, path: Path) -> Path:
         """Return the evaluator's path for one of the daemon's in the workspace."""
         top = next(top for top in self._ours if path.is_relative_to(top))
         return self.root / path.relative_to(top)
@@ -67,52 +68,52 @@ class Workspace:
     quota_directory: Path | None = None
 
     @property
-    def writable(self) -> Path:
+    def writable_directory(self) -> Path:
         """The parent of the directories that the evaluator may write to."""
         return self.quota_directory or self.root
 
     @property
-    def tree(self) -> Path:
+    def tree_directory(self) -> Path:
         """The commit's tree; outside of the sandbox an overlay shows only its changes here."""
-        return self.writable / "tree"
+        return self.writable_directory / "tree"
 
     @property
-    def temporary(self) -> Path:
+    def temporary_directory(self) -> Path:
         """The evaluator's TEMPORARY_DIRECTORY."""
-        return self.writable / "tmp"
+        return self.writable_directory / "tmp"
 
     @property
-    def home(self) -> Path:
+    def home_directory(self) -> Path:
         """The evaluator's HOME."""
-        return self.writable / "home"
+        return self.writable_directory / "home"
 
     @property
-    def work(self) -> Path:
+    def overlay_work_directory(self) -> Path:
         """The work directory of the tree's overlay."""
-        return self.writable / "work"
+        return self.writable_directory / "work"
 
     @property
-    def submission(self) -> Path:
+    def submission_directory(self) -> Path:
         """The directory of the submitted files."""
         return self.root / _SUBMISSION
 
     @property
-    def scratch(self) -> Path:
+    def sandbox_tmp(self) -> Path:
         """The evaluator's /tmp in a sandbox."""
-        return self.writable / "scratch"
+        return self.writable_directory / "scratch"
 
     @property
-    def shared_memory(self) -> Path:
+    def sandbox_shm(self) -> Path:
         """What the evaluator knows as /dev/shm, in a sandbox."""
-        return self.writable / "shm"
+        return self.writable_directory / "shm"
 
-    def submission_path(self, file: SubmissionFile) -> Path:
+    def locate_submitted_file(self, file: SubmissionFile) -> Path:
         """Return the path of a submitted file."""
-        return self.submission / file.field / file.filename
+        return self.submission_directory / file.field / file.filename
 
     def make_unsandboxed_view(self) -> WorkspaceView:
         """Return the view of an evaluator that sees the daemon's paths."""
-        own = (self.tree, self.temporary, self.home)
+        own = (self.tree_directory, self.temporary_directory, self.home_directory)
         return WorkspaceView(Path("/"), [(path, path) for path in own], ours=[Path("/")])
 
     def make_sandboxed_view(self, root: Path) -> WorkspaceView:
@@ -121,23 +122,23 @@ class Workspace:
         return WorkspaceView(
             root,
             [
-                (inside.tree, self.tree),
-                (inside.temporary, self.temporary),
-                (inside.home, self.home),
-                (Path("/tmp"), self.scratch),  # noqa: S108  (a path inside)
-                (Path("/dev/shm"), self.shared_memory),  # noqa: S108
+                (inside.tree_directory, self.tree_directory),
+                (inside.temporary_directory, self.temporary_directory),
+                (inside.home_directory, self.home_directory),
+                (Path("/tmp"), self.sandbox_tmp),  # noqa: S108  (a path inside)
+                (Path("/dev/shm"), self.sandbox_shm),  # noqa: S108
             ],
-            [(inside.submission, self.submission)],
-            ours=[self.root, self.writable],
+            [(inside.submission_directory, self.submission_directory)],
+            ours=[self.root, self.writable_directory],
         )
 
-    def create(self, upload: Path, view: WorkspaceView) -> None:
+    def create_directories(self, upload: Path, view: WorkspaceView) -> None:
         """Take over the uploaded files, and make the directories that `view` lets be written."""
         upload.rename(self.root)
-        for _, directory in view.writable:
+        for _, directory in view.writable_paths:
             directory.mkdir()
 
-    def working_directory(self, directory: str, checkout: Path) -> Path:
+    def locate_working_directory(self, directory: str, checkout: Path) -> Path:
         """Return the path in the tree of `directory`, the form's field. Raises: EvaluationError.
 
         Symbolic links are resolved in `checkout`, and may not lead out of it.
@@ -159,7 +160,7 @@ class Workspace:
                 f"{shown!r} is not a directory of the commit; list them with `git ls-tree -d"
                 " COMMIT`",
             )
-        return self.tree / path.relative_to(checkout)
+        return self.tree_directory / path.relative_to(checkout)
 
     def read_file(self, path: str, directory: Path, limit: int, view: WorkspaceView) -> bytes:
         """Return the content of a file that the evaluator, working in `directory`, names.
@@ -169,21 +170,21 @@ class Workspace:
         """
         if "\0" in path:
             raise FileRefused("the path in a file block contains NUL")
-        absolute = Path(os.path.normpath(view.translate(directory) / path))
-        for inside, ours in view.writable:
+        absolute = Path(os.path.normpath(view.translate_path(directory) / path))
+        for inside, ours in view.writable_paths:
             if absolute.is_relative_to(inside):
-                top = view.opened.get(ours)
+                top = view.path_descriptors.get(ours)
                 return _read_beneath(ours, top, absolute.relative_to(inside).parts, limit, path)
         raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
 
-    def remove(self) -> None:
+    def remove_content(self) -> None:
         """Remove everything but the quota directory itself, whatever the modes are."""
-        remove(self.root)
+        remove_tree(self.root)
         if self.quota_directory is not None:
-            empty(self.quota_directory)
+            empty_directory(self.quota_directory)
 
 
-def directory_of(identifier: str) -> str:
+def derive_directory_name(identifier: str) -> str:
     """Return the name of an evaluation's directory, a digest of the identifier.
 
     Evaluators can read the name in /proc/self/mountinfo, and the identifier alone gives access.
@@ -191,12 +192,12 @@ def directory_of(identifier: str) -> str:
     return hashlib.sha256(identifier.encode()).hexdigest()[:32]
 
 
-def log_name(identifier: str) -> str:
+def derive_log_name(identifier: str) -> str:
     """Return an evaluation's name in the log: the beginning of its directory's name.
 
     Without tokens the identifier lets anybody read and cancel; readers of the log must not.
     """
-    return directory_of(identifier)[:16]
+    return derive_directory_name(identifier)[:16]
 
 
 def _read_beneath(

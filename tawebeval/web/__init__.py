@@ -7,18 +7,17 @@ decides nothing about an evaluation: the registry takes values and returns value
 goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
-- `events`: pages of events (`Poll`), and the choice between a page, a stream (`streams`) and a
+- `events`: pages of events (`EventPoll`), and the choice between a page, a stream (`streams`) and a
   WebSocket (`websockets`).
-- `operations`: health and metrics.
+- `operator_routes`: health and metrics.
 - `static_files`: the page for browsers and the OpenAPI description.
-- `legacy`: the paths and members of 2018.
 
 `fastpath` answers plain polls from the received bytes, without a request object. It lies in one
 file; `routes.make_site` injects it into the site, and `server.channel` knows only the Protocol
 `FastPath`. Without it all requests get the same responses, more slowly.
 
 `WebContext` in `context` has what all routes share: registry, configuration, clock,
-`Authentication` (`auth`), the origin checks of `exposure`, and the `RequestLog` (`access_log`).
+`Authentication` and the origin checks (`auth`), and the `RequestLog` (`access_log`).
 
 `daemon.assembly` builds the context and the site, and applies a reload to them.
 """

@@ -12,11 +12,11 @@ from klein import Klein
 from twisted.logger import Logger
 from werkzeug.exceptions import HTTPException
 
-from tawebeval.core.identifiers import IDENTIFIER
-from tawebeval.core.tally import SHORT_BOUNDS, Histogram
-from tawebeval.sandbox.workspace import log_name
+from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
+from tawebeval.core.identifiers import IDENTIFIER_PATTERN
+from tawebeval.sandbox.workspace import derive_log_name
 
-OTHER = "other"
+OTHER_ROUTE = "other"
 """Route or method of a request that has none of the API's: clients can send any number of others.
 """
 
@@ -24,7 +24,7 @@ EVENTS_ROUTE = "/evaluation/<identifier>/events"
 """Route of pages and streams."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-_IDENTIFIER = re.compile(IDENTIFIER)
+_IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 _MAX_LENGTH = 200  # characters of a path in the log
 
 log = Logger()
@@ -34,39 +34,42 @@ log = Logger()
 class RequestLog:
     """Counts responses and their durations; logs each response if `is_enabled`.
 
-    `answers` counts by method, route and status; `seconds` has the durations by route. A response
-    that waits for events or for the end of an evaluation counts without a duration. `plain_pages`
-    counts the pages of the fast path, which are not in `answers`.
+    `answer_counts` counts by method, route and status; `answer_durations` has the durations by
+    route. A response that waits for events or for the end of an evaluation counts without a
+    duration. `plain_page_count` counts the pages of the fast path, which are not in
+    `answer_counts`.
     """
 
     is_enabled: bool = False
-    plain_pages: int = 0
-    answers: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
-    seconds: defaultdict[str, Histogram] = attrs.field(
-        factory=lambda: defaultdict(lambda: Histogram(SHORT_BOUNDS))
+    plain_page_count: int = 0
+    answer_counts: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
+    answer_durations: defaultdict[str, Histogram] = attrs.field(
+        factory=lambda: defaultdict(lambda: Histogram(SHORT_DURATION_BOUNDS))
     )
 
     def record_answer(self, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count a response; `seconds` is None if it waited for an evaluation."""
-        self.answers[method, route, int(status)] += 1  # HTTPStatus is equal, and hashes otherwise
+        self.answer_counts[method, route, int(status)] += (
+            1  # HTTPStatus is equal, and hashes otherwise
+        )
         if seconds is not None:
-            self.seconds[route].observe(seconds)
+            self.answer_durations[route].count_value(seconds)
 
     def record_plain_page(self, seconds: float | None) -> None:
         """Count a page of the fast path; `seconds` is as for `record_answer`."""
-        self.plain_pages += 1
+        self.plain_page_count += 1
         if seconds is not None:
-            self.seconds[EVENTS_ROUTE].observe(seconds)
+            self.answer_durations[EVENTS_ROUTE].count_value(seconds)
 
     def count_answers(self) -> Counter[tuple[str, str, int]]:
         """Return the number of all responses by method, route and status."""
-        return self.answers + Counter({("GET", EVENTS_ROUTE, 200): self.plain_pages})
+        return self.answer_counts + Counter({("GET", EVENTS_ROUTE, 200): self.plain_page_count})
 
     def record_refusal(self, status: int, client: str) -> None:
         """Count and log the refusal of a connection or of a malformed request."""
-        self.record_answer(OTHER, OTHER, status, None)
+        self.record_answer(OTHER_ROUTE, OTHER_ROUTE, status, None)
         if self.is_enabled:
-            self.write_line(client, "", OTHER, "-", status, 0, 0.0)
+            self.write_line(client, "", OTHER_ROUTE, "-", status, 0, 0.0)
 
     def write_line(
         self, client: str, caller: str, method: str, path: str, status: int, size: int, took: float
@@ -80,7 +83,7 @@ class RequestLog:
             client=client or "-",
             caller=caller,
             method=method,
-            path=_IDENTIFIER.sub(lambda found: log_name(found[0]), path)[:_MAX_LENGTH],
+            path=_IDENTIFIER.sub(lambda found: derive_log_name(found[0]), path)[:_MAX_LENGTH],
             status=status,
             size=size,
             took=took,
@@ -88,29 +91,29 @@ class RequestLog:
 
 
 @attrs.frozen
-class Routes:
+class RouteTable:
     """The routes of a Klein app, for counters."""
 
     _app: Klein
 
-    def match(self, method: bytes, path: bytes) -> tuple[str, str]:
+    def match_route(self, method: bytes, path: bytes) -> tuple[str, str]:
         """Return the method and the route of a request; each may be OTHER."""
         named = method.decode("latin-1")
-        named = named if named in _METHODS else OTHER
+        named = named if named in _METHODS else OTHER_ROUTE
         mapper = self._app.url_map.bind("")
         try:
             rule, _ = mapper.match(decode_path(path), named, return_rule=True)
         except HTTPException:  # which answers that there is none
-            return named, OTHER
+            return named, OTHER_ROUTE
         return named, rule.rule
 
-    def list_all(self) -> Iterator[tuple[str, str]]:
-        """Yield each pair that `match` may return."""
+    def list_routes(self) -> Iterator[tuple[str, str]]:
+        """Yield each pair that `match_route` may return."""
         for rule in self._app.url_map.iter_rules():
             for method in sorted(_METHODS & (rule.methods or _METHODS)):
                 yield method, rule.rule
-        for method in sorted(_METHODS | {OTHER}):
-            yield method, OTHER
+        for method in sorted(_METHODS | {OTHER_ROUTE}):
+            yield method, OTHER_ROUTE
 
 
 def decode_path(path: bytes) -> str:

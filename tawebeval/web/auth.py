@@ -1,8 +1,10 @@
-"""Authentication by bearer tokens, and the rate limit of each caller."""
+"""Bearer tokens and rate limits of callers; who may use a daemon without tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -10,9 +12,9 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import CallerSettings, MetricsSettings
-from tawebeval.core.tokens import ANONYMOUS, Tokens, parse_tokens
-from tawebeval.errors import ConfigurationError, OverShare
-from tawebeval.linux.ownership import find_secrets_file, read_secrets
+from tawebeval.core.tokens import ANONYMOUS, TokenHashes, parse_tokens
+from tawebeval.errors import CallerShareExceeded, ConfigurationError, ForeignOrigin
+from tawebeval.linux.ownership import find_secret_file, read_secret_file
 from tawebeval.reloadable import Reloadable
 
 _CREDENTIAL = "tokens"
@@ -32,7 +34,7 @@ class RateLimit:
     # By caller: the requests left, and the time of that in seconds.
     _left: dict[str, tuple[float, float]] = attrs.field(factory=dict, init=False)
 
-    def spend(self, caller: str) -> None:
+    def count_request(self, caller: str) -> None:
         """Count a request. Raises: OverShare, without counting, if the bucket is empty."""
         if not self.per_minute:
             return
@@ -41,7 +43,7 @@ class RateLimit:
         left = min(self.per_minute, left + (now - since) * self.per_minute / 60)
         if left < 1 - _ROUNDING:
             wait = (1 - left) * 60 / self.per_minute
-            raise OverShare(
+            raise CallerShareExceeded(
                 f"too many requests; the limit is {self.per_minute} per minute"
                 " (callers.requests_per_minute)",
                 max(1, ceil(wait)),
@@ -51,62 +53,65 @@ class RateLimit:
 
 @attrs.define
 class Authentication:
-    """Authentication by the token file `source`; None = anybody may call.
+    """Authentication by the token file `token_file`; None = anybody may call.
 
-    `setting` names the file in messages.
+    `setting_name` names the file in messages.
     """
 
-    rate: RateLimit
-    source: Path | None = None
-    setting: str = "callers.tokens"
-    _tokens: Tokens | None = attrs.field(default=None, init=False)
+    rate_limit: RateLimit
+    token_file: Path | None = None
+    setting_name: str = "callers.tokens"
+    _tokens: TokenHashes | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         """Read the token file. Raises: ConfigurationError."""
-        if self.source is not None:
-            self._tokens = self._read(self.source)
+        if self.token_file is not None:
+            self._tokens = self._read(self.token_file)
 
     @property
-    def is_open(self) -> bool:
+    def is_token_optional(self) -> bool:
         """Whether anybody may call."""
         return self._tokens is None
 
-    def admit(self, authorization: Sequence[bytes]) -> str:
+    def identify_caller(self, authorization: Sequence[bytes]) -> str:
         """Return the caller's name by the headers `Authorization`, and count the request.
 
         Raises: Unauthorized, OverShare.
         """
         if self._tokens is None:
             return ANONYMOUS
-        caller = self._tokens.authenticate(authorization)
-        self.rate.spend(caller)
+        caller = self._tokens.authenticate_caller(authorization)
+        self.rate_limit.count_request(caller)
         return caller
 
-    def reloadables(self) -> Iterator[Reloadable[Tokens]]:
+    def list_reloadables(self) -> Iterator[Reloadable[TokenHashes]]:
         """Yield the token file as a reloadable, if there is one."""
-        if self.source is not None:
+        if self.token_file is not None:
             yield Reloadable(
-                self.setting, (self.source,), partial(self._read, self.source), self._take
+                self.setting_name,
+                (self.token_file,),
+                partial(self._read, self.token_file),
+                self._take,
             )
 
-    def _take(self, tokens: Tokens) -> None:
+    def _take(self, tokens: TokenHashes) -> None:
         self._tokens = tokens
 
-    def _read(self, source: Path) -> Tokens:
+    def _read(self, source: Path) -> TokenHashes:
         try:
-            return read_tokens(source)
+            return read_token_file(source)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{self.setting}: {error}") from None
+            raise ConfigurationError(f"{self.setting_name}: {error}") from None
 
 
-def find_tokens(callers: CallerSettings, environment: Mapping[str, str]) -> Path | None:
+def find_token_file(callers: CallerSettings, environment: Mapping[str, str]) -> Path | None:
     """Return the path of the token file; None if there is none.
 
     It is the configured path, or a credential of systemd (`LoadCredential=tokens:...`). Raises:
     ConfigurationError, if there is a file and `callers.open` is true, or if the credential cannot
     be looked up.
     """
-    found = find_secrets_file(callers.tokens, _CREDENTIAL, environment)
+    found = find_secret_file(callers.tokens, _CREDENTIAL, environment)
     if found is not None and callers.open:
         raise ConfigurationError(
             f"callers.open: true, although {found} has tokens; remove callers.open or"
@@ -115,14 +120,16 @@ def find_tokens(callers: CallerSettings, environment: Mapping[str, str]) -> Path
     return found
 
 
-def find_metrics_tokens(metrics: MetricsSettings, environment: Mapping[str, str]) -> Path | None:
+def find_metrics_token_file(
+    metrics: MetricsSettings, environment: Mapping[str, str]
+) -> Path | None:
     """Return the path of the metrics' token file; None if metrics need no token.
 
     Raises: ConfigurationError, if `metrics.readers` asks for tokens and there is no file.
     """
     if metrics.readers != "tokens":
         return None
-    found = find_secrets_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
+    found = find_secret_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
     if found is None:
         raise ConfigurationError(
             'metrics.readers: "tokens" needs a file of tokens; set metrics.tokens, or'
@@ -131,6 +138,98 @@ def find_metrics_tokens(metrics: MetricsSettings, environment: Mapping[str, str]
     return found
 
 
-def read_tokens(path: Path) -> Tokens:
+def read_token_file(path: Path) -> TokenHashes:
     """Parse the token file at `path`. Raises: ConfigurationError, with file and line."""
-    return read_secrets(path, parse_tokens)
+    return read_secret_file(path, parse_tokens)
+
+
+_LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
+_PARTS = re.compile(r"(?:[^:\\]|\\.)+", re.DOTALL)
+_SETTING = re.compile(r"((?:[^=\\]|\\.)*)=(.*)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[?([^/\]]*?)\]?(?::[0-9]+)?)")
+_SAFE_METHODS = (b"GET", b"HEAD", b"OPTIONS")
+
+
+class EndpointExposure(Enum):
+    """The clients that can connect to an endpoint."""
+
+    LOCAL_PROGRAMS = "programs of this machine"
+    UNKNOWN = "whom the operator lets: the socket is opened by somebody else"
+    OTHER_MACHINES = "other machines, as far as can be seen"
+
+
+def classify_endpoint(endpoint: str) -> EndpointExposure:
+    """Return the exposure of one of Twisted's endpoint strings."""
+    kind, *arguments = _PARTS.findall(endpoint) or [""]
+    if kind == "haproxy":  # a prefix of another endpoint
+        return classify_endpoint(endpoint.partition(":")[2])
+    if kind == "unix":
+        return EndpointExposure.LOCAL_PROGRAMS
+    if kind in ("systemd", "fd"):
+        return EndpointExposure.UNKNOWN
+    interface = ""
+    for argument in arguments:
+        setting = _SETTING.fullmatch(argument)
+        if setting and _ESCAPED.sub(r"\1", setting[1]) == "interface":  # the last one counts
+            interface = _ESCAPED.sub(r"\1", setting[2])
+    local = kind in ("tcp", "tcp6", "ssl") and _LOOPBACK.fullmatch(interface)
+    return EndpointExposure.LOCAL_PROGRAMS if local else EndpointExposure.OTHER_MACHINES
+
+
+def find_doubtful_endpoints(endpoints: Iterable[str]) -> list[str]:
+    """Return the endpoints whose exposure only the operator knows.
+
+    Raises: ConfigurationError, if other machines may reach a daemon without tokens.
+    """
+    unknown = []
+    for endpoint in endpoints:
+        found = classify_endpoint(endpoint)
+        if found is EndpointExposure.OTHER_MACHINES:
+            raise ConfigurationError(
+                f"listen: other machines can reach {endpoint!r}, and without tokens any of them"
+                " could run programs here; set callers.tokens to a file of the lines that"
+                " `tawebeval token new NAME` prints, or listen on tcp:8080:interface=127.0.0.1, or"
+                " set callers.open = true to admit everybody"
+            )
+        if found is EndpointExposure.UNKNOWN:
+            unknown.append(endpoint)
+    return unknown
+
+
+def check_write_origin(
+    method: bytes, origin: str | None, host: str | None, origins: Collection[str]
+) -> None:
+    """Raise ForeignPage for an unsafe method from a page that is not trusted."""
+    if method not in _SAFE_METHODS and not is_trusted_origin(origin, host, origins):
+        raise ForeignOrigin(
+            f"pages of {origin!r:.80} cannot submit or cancel, as this server has no tokens; the"
+            " operator can list the origin in callers.origins"
+        )
+
+
+def check_read_origin(origin: str | None, host: str | None, origins: Collection[str]) -> None:
+    """Raise ForeignPage for a page that is not trusted and may not read this response."""
+    if not is_trusted_origin(origin, host, origins):
+        raise ForeignOrigin(
+            f"pages of {origin!r:.80} cannot read this; the operator can list the origin in"
+            " callers.origins"
+        )
+
+
+def is_trusted_origin(origin: str | None, host: str | None, origins: Collection[str]) -> bool:
+    """Tell whether a request is of no browser page, or of a trusted page.
+
+    `origin` and `host` are the headers `Origin` and `Host`. Trusted are pages of this daemon's own
+    address, and of `origins` (`*` names none). A request without `Origin` is of no page. The
+    address must be a loopback address or localhost: another name may be an attacker's that resolves
+    to this machine (DNS rebinding).
+    """
+    if origin is None or origin in origins:
+        return True
+    found = _ORIGIN.fullmatch(origin)
+    return (
+        found is not None
+        and found[1] == (host or "").lower()
+        and _LOOPBACK.fullmatch(found[2]) is not None
+    )

@@ -13,54 +13,53 @@ from twisted.web.http_headers import Headers
 from tawebeval.config import Configuration
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Unauthorized
-from tawebeval.evaluations.registry import Registry
+from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.access_log import RequestLog
-from tawebeval.web.auth import Authentication
-from tawebeval.web.exposure import check_change, check_read
+from tawebeval.web.auth import Authentication, check_read_origin, check_write_origin
 from tawebeval.web.responses import get_header
 
 
 @attrs.frozen
-class Operations:
+class OperatorSources:
     """Sources of /health/ready and /metrics.
 
-    `obstacles` returns the reasons why the daemon takes no work, empty if it does. `metrics`
-    returns the text format of Prometheus. `readers` authenticates readers of metrics; None unless
-    `metrics.readers` is "tokens".
+    `find_obstacles` returns the reasons why the daemon takes no work, empty if it does.
+    `collect_metrics` returns the text format of Prometheus. `metrics_authentication` authenticates
+    readers of metrics; None unless `metrics.readers` is "tokens".
     """
 
-    obstacles: Callable[[], Sequence[str]] = tuple
-    metrics: Callable[[], bytes] = bytes
-    readers: Authentication | None = None
+    find_obstacles: Callable[[], Sequence[str]] = tuple
+    collect_metrics: Callable[[], bytes] = bytes
+    metrics_authentication: Authentication | None = None
 
 
 @attrs.define(eq=False)
 class WebContext:
     """The dependencies of the routes, and the checks of callers and origins.
 
-    `uploads` is the directory of arriving forms, written by `threads`. A reload replaces
-    `configuration`. `clock` is for deadlines; `time` returns the time of day in seconds since the
-    epoch; `random(n)` returns n random bytes.
+    `upload_directory` is the directory of arriving forms, written by `threads`. A reload replaces
+    `configuration`. `clock` is for deadlines; `read_wall_clock` returns the time of day in seconds
+    since the epoch; `random_bytes(n)` returns n random bytes.
     """
 
-    registry: Registry
+    registry: EvaluationRegistry
     configuration: Configuration
-    uploads: Path
-    random: Callable[[int], bytes]
+    upload_directory: Path
+    random_bytes: Callable[[int], bytes]
     authentication: Authentication
     clock: IReactorTime
     threads: WorkerThreads
-    operations: Operations = attrs.field(factory=Operations)
+    operator_sources: OperatorSources = attrs.field(factory=OperatorSources)
     request_log: RequestLog = attrs.field(factory=RequestLog)
-    time: Callable[[], float] = time.time
+    read_wall_clock: Callable[[], float] = time.time
 
-    def admit(self, method: bytes, headers: Headers) -> str:
+    def identify_caller(self, method: bytes, headers: Headers) -> str:
         """Return the caller of a request with these headers, and count the request.
 
         Raises: Unauthorized, OverShare, ForeignPage.
         """
         self.check_origin(method, headers)
-        return self.authentication.admit(headers.getRawHeaders(b"Authorization", []))
+        return self.authentication.identify_caller(headers.getRawHeaders(b"Authorization", []))
 
     def check_origin(self, method: bytes, headers: Headers) -> None:
         """Raise ForeignPage if a page of another origin may not make this request.
@@ -68,11 +67,11 @@ class WebContext:
         Only daemons without tokens check it (`exposure`).
         """
         callers = self.configuration.callers
-        if self.authentication.is_open and not callers.open:
+        if self.authentication.is_token_optional and not callers.open:
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
-            check_change(method, origin, host, callers.origins)
+            check_write_origin(method, origin, host, callers.origins)
 
-    def check_websocket(self, headers: Headers) -> None:
+    def check_websocket_origin(self, headers: Headers) -> None:
         """Raise ForeignPage for a WebSocket of a page that may not read responses.
 
         Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
@@ -80,9 +79,9 @@ class WebContext:
         origins = self.configuration.callers.origins
         if "*" not in origins:
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
-            check_read(origin, host, origins)
+            check_read_origin(origin, host, origins)
 
-    def check_listing(self, headers: Headers) -> None:
+    def check_listing_access(self, headers: Headers) -> None:
         """Raise Unauthorized or ForeignPage if the client may not list evaluations.
 
         Without tokens, evaluations have no owner. Then only programs of this machine and the
@@ -90,7 +89,7 @@ class WebContext:
         so the `Host` is checked then.
         """
         callers = self.configuration.callers
-        if not self.authentication.is_open:
+        if not self.authentication.is_token_optional:
             return
         if callers.open:
             raise Unauthorized(
@@ -98,4 +97,4 @@ class WebContext:
             )
         host = get_header(headers, "Host")
         origin = get_header(headers, "Origin") or f"http://{host}".lower()
-        check_read(origin, host, callers.origins)
+        check_read_origin(origin, host, callers.origins)

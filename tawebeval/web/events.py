@@ -13,24 +13,35 @@ from werkzeug.http import parse_accept_header
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES
 from tawebeval.core.pages import EventPage
 from tawebeval.errors import HTTPVersionNotSupported, MalformedRequest, NotAcceptable
-from tawebeval.evaluations.registry import Registry
+from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.context import WebContext
-from tawebeval.web.responses import get_argument, get_number, get_preferred_wait, send
+from tawebeval.web.responses import (
+    get_preferred_wait,
+    get_query_argument,
+    get_query_number,
+    prepare_response,
+)
 from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.streams import send_stream
-from tawebeval.web.websockets import is_websocket_request, prepare_handshake, send_messages
+from tawebeval.web.websockets import (
+    is_websocket_request,
+    prepare_handshake,
+    send_websocket_messages,
+)
 
-PAGE = "application/json"
-STREAMS = {
+PAGE_TYPE = "application/json"
+STREAM_FRAMINGS = {
     "text/event-stream": EVENT_STREAM,
     "application/jsonl": JSON_LINES,
     "application/x-ndjson": JSON_LINES,
 }
-OFFERED = (PAGE, *STREAMS)
+OFFERED_TYPES = (PAGE_TYPE, *STREAM_FRAMINGS)
 
 # Media types whose end a client recognises without the end of the connection.
-_COMPLETE = ", ".join(kind for kind in OFFERED if kind == PAGE or STREAMS[kind].end)
+_COMPLETE = ", ".join(
+    kind for kind in OFFERED_TYPES if kind == PAGE_TYPE or STREAM_FRAMINGS[kind].end
+)
 _POLL_AGAIN = b"1"  # seconds; Retry-After of an empty page if the client does not wait
 
 
@@ -38,52 +49,56 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
     """Answer GET /evaluation/{id}/events by a page, a stream or a WebSocket."""
     request.responseHeaders.addRawHeader(b"Vary", b"Accept")
     # A malformed parameter is refused even if this kind of response does not use it.
-    skip, _, _ = get_number(request, "skip") or 0, get_number(request, "wait"), _page_limit(request)
+    skip, _, _ = (
+        get_query_number(request, "skip") or 0,
+        get_query_number(request, "wait"),
+        _page_limit(request),
+    )
     if is_websocket_request(request):
-        context.check_websocket(request.requestHeaders)
+        context.check_websocket_origin(request.requestHeaders)
         prepare_handshake(request)
         subscription = context.registry.subscribe(
-            identifier, get_argument(request, "after"), request.caller, skip
+            identifier, get_query_argument(request, "after"), request.caller, skip
         )
         heartbeat = context.configuration.streams.heartbeat
-        request.is_waiting = True
-        await send_messages(request, subscription, context.clock, heartbeat)
+        request.has_to_wait = True
+        await send_websocket_messages(request, subscription, context.clock, heartbeat)
         return b""
-    media_type = negotiate(request.requestHeaders, OFFERED)
-    if media_type == PAGE:
+    media_type = negotiate_media_type(request.requestHeaders, OFFERED_TYPES)
+    if media_type == PAGE_TYPE:
         poll, page = await read_page(context, request, identifier)
-        set_headers(request, poll.make_link(page, context.configuration.http.base_path))
-        return send(request, page.encode())
+        set_headers(request, poll.make_link_header(page, context.configuration.http.base_path))
+        return prepare_response(request, page.encode_json())
     await _send_stream(context, request, identifier, media_type, skip)
     return b""
 
 
 async def read_page(
     context: WebContext, request: ApiRequest, identifier: str, default_wait: int = 0
-) -> tuple[Poll, EventPage]:
+) -> tuple[EventPoll, EventPage]:
     """Return the poll of a request and its page; set the headers that say when to poll again.
 
     `default_wait` is the wait in seconds if the client names none.
     """
-    after, preferred_wait = get_argument(request, "after"), get_preferred_wait(request)
+    after, preferred_wait = get_query_argument(request, "after"), get_preferred_wait(request)
     max_wait = context.configuration.polls.wait
     limit = _page_limit(request)
-    poll = Poll.create(
+    poll = EventPoll.create(
         request.caller, identifier, after, preferred_wait, max_wait, default_wait, limit
     )
     if request.method == b"HEAD":  # acknowledges nothing
         page = context.registry.peek_page(identifier, after, request.caller, limit)
     else:
         now = poll.read_page(context.registry)
-        request.is_waiting = now is None
+        request.has_to_wait = now is None
         page = now or await poll.wait_for_page(context.registry)
-    set_headers(request, poll.make_headers(page))
+    set_headers(request, poll.make_wait_headers(page))
     return poll, page
 
 
 def _page_limit(request: ApiRequest) -> int | None:
     """Return `?limit=N`, the maximum of bytes of events on a page. Raises: MalformedRequest."""
-    limit = get_number(request, "limit")
+    limit = get_query_number(request, "limit")
     if limit == 0:
         raise MalformedRequest(
             "limit: 0 is too small; the minimum is 1 byte, which gives pages of one event"
@@ -94,7 +109,7 @@ def _page_limit(request: ApiRequest) -> int | None:
 async def _send_stream(
     context: WebContext, request: ApiRequest, identifier: str, media_type: str, skip: int
 ) -> None:
-    framing, after = STREAMS[media_type], get_argument(request, "after")
+    framing, after = STREAM_FRAMINGS[media_type], get_query_argument(request, "after")
     if not framing.end and request.clientproto == b"HTTP/1.0":
         # There the end of the connection ends the response, complete or not.
         raise HTTPVersionNotSupported(
@@ -119,7 +134,7 @@ async def _send_stream(
     request.setHeader(b"Cache-Control", b"no-store")
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
     if subscription is not None:
-        request.is_waiting = True
+        request.has_to_wait = True
         heartbeat = context.configuration.streams.heartbeat
         await send_stream(request, subscription, framing, context.clock, heartbeat)
 
@@ -131,7 +146,7 @@ def _get_last_event_id(request: ApiRequest) -> str | None:
     return values[0].decode("utf-8", "replace") if values else None
 
 
-def negotiate(headers: Headers, offered: Sequence[str]) -> str:
+def negotiate_media_type(headers: Headers, offered: Sequence[str]) -> str:
     """Return the media type of `offered` that the client prefers (RFC 9110, section 12.5.1).
 
     Without a header `Accept` it is the first one. For each type the most specific matching range
@@ -154,18 +169,18 @@ def negotiate(headers: Headers, offered: Sequence[str]) -> str:
 
 
 @attrs.frozen
-class Poll:
+class EventPoll:
     """A request of `caller` for the events of `identifier` that follow the cursor `after`.
 
-    If there are none, the response waits up to `wait` seconds. `is_wait_requested` is whether the
-    client asked for that. `limit` is the maximum of bytes of events on the page; None = the
-    daemon's.
+    If there are none, the response waits up to `wait_seconds` seconds. `is_wait_requested` is
+    whether the client asked for that. `limit` is the maximum of bytes of events on the page; None =
+    the daemon's.
     """
 
     caller: str
     identifier: str
     after: str | None
-    wait: int = 0
+    wait_seconds: int = 0
     is_wait_requested: bool = False
     limit: int | None = None
 
@@ -179,7 +194,7 @@ class Poll:
         max_wait: int,
         default_wait: int = 0,
         limit: int | None = None,
-    ) -> Poll:
+    ) -> EventPoll:
         """Return the poll of a client that would wait for `preferred_wait` seconds.
 
         None stands for `default_wait`. The poll waits for `max_wait` seconds at most.
@@ -187,26 +202,26 @@ class Poll:
         wait = min(default_wait if preferred_wait is None else preferred_wait, max_wait)
         return cls(caller, identifier, after, wait, bool(wait and preferred_wait), limit)
 
-    def read_page(self, registry: Registry) -> EventPage | None:
+    def read_page(self, registry: EvaluationRegistry) -> EventPage | None:
         """Return the page; None if the poll has to wait for it. Raises: RequestError."""
         page = registry.read_page(self.identifier, self.after, self.caller, self.limit)
-        return None if self.wait and not page.has_news else page
+        return None if self.wait_seconds and not page.is_worth_sending else page
 
-    async def wait_for_page(self, registry: Registry) -> EventPage:
+    async def wait_for_page(self, registry: EvaluationRegistry) -> EventPage:
         """Return the page with new events, or when the time is over. Raises: RequestError."""
         return await registry.wait_for_page(
-            self.identifier, self.after, self.wait, self.caller, self.limit
+            self.identifier, self.after, self.wait_seconds, self.caller, self.limit
         )
 
-    def make_headers(self, page: EventPage) -> dict[bytes, bytes]:
+    def make_wait_headers(self, page: EventPage) -> dict[bytes, bytes]:
         """Return the headers that say when to poll again."""
         if self.is_wait_requested:
-            return {b"Preference-Applied": b"wait=%d" % self.wait}
-        if self.wait or page.has_news:
+            return {b"Preference-Applied": b"wait=%d" % self.wait_seconds}
+        if self.wait_seconds or page.is_worth_sending:
             return {}
         return {b"Retry-After": _POLL_AGAIN}
 
-    def make_link(self, page: EventPage, base_path: str) -> dict[bytes, bytes]:
+    def make_link_header(self, page: EventPage, base_path: str) -> dict[bytes, bytes]:
         """Return the header `Link` with the next page's target; empty after the last page."""
         if page.end is None:
             return {}

@@ -6,7 +6,7 @@ recognised by regular expressions. The general path takes all others: requests i
 pipelined, with a body or an unusual header, or that must be refused before their target is known.
 
 The content of a response is not made here. The functions of the general path read the headers, once
-for each connection and block of headers; `Poll` makes the page, `problems` the errors.
+for each connection and block of headers; `EventPoll` makes the page, `problems` the errors.
 `tests/web/test_fastpath.py` compares the bytes of both paths.
 
 `routes.make_site` injects `PollFastPath`. The connection knows only `server.interface.FastPath`.
@@ -25,24 +25,24 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 
-from tawebeval.core.identifiers import IDENTIFIER
+from tawebeval.core.identifiers import IDENTIFIER_PATTERN
 from tawebeval.core.pages import EventPage
 from tawebeval.errors import RequestError
 from tawebeval.web.access_log import EVENTS_ROUTE
 from tawebeval.web.context import WebContext
-from tawebeval.web.events import OFFERED, PAGE, Poll, negotiate
-from tawebeval.web.responses import NO_STORE, NUMBER, parse_prefer_wait
+from tawebeval.web.events import OFFERED_TYPES, PAGE_TYPE, EventPoll, negotiate_media_type
+from tawebeval.web.responses import NO_STORE_HEADERS, NUMBER_PATTERN, parse_prefer_wait
 from tawebeval.web.server import problems
 from tawebeval.web.server.channel import ApiChannel
 from tawebeval.web.server.headers import (
-    JSON,
+    JSON_TYPE,
     encode_date,
     encode_headers,
     encode_status_line,
     make_framing_headers,
     make_general_headers,
 )
-from tawebeval.web.server.interface import GONE
+from tawebeval.web.server.interface import CLIENT_GONE_STATUS
 from tawebeval.web.server.limits import RemoteAddress
 
 _MAX_LENGTH = 4096  # bytes of a request; longer ones are not plain
@@ -50,7 +50,8 @@ _MAX_LENGTH = 4096  # bytes of a request; longer ones are not plain
 _TARGET = (
     rb"/evaluation/(%b)/events"
     rb"(?:\?(?:after=([A-Za-z0-9_-]*)(?:&|(?= )))?(?:wait=(%b)(?:&|(?= )))?"
-    rb"(?:limit=(?!0)(%b))?)?" % (IDENTIFIER.encode(), NUMBER.encode(), NUMBER.encode())
+    rb"(?:limit=(?!0)(%b))?)?"
+    % (IDENTIFIER_PATTERN.encode(), NUMBER_PATTERN.encode(), NUMBER_PATTERN.encode())
 )
 _HEADER = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)\r\n"
 _BLOCK = re.compile(rb"(?:%b)*\r\n" % _HEADER)
@@ -67,15 +68,15 @@ log = Logger()
 class PollHeaders:
     """The result of reading a plain poll's headers.
 
-    `wait` is that of `Prefer`, in seconds. `before` and `behind` are the response's header lines
-    before and behind `Date`.
+    `wait_seconds` is that of `Prefer`, in seconds. `lines_before_date` and `lines_after_date` are
+    the response's header lines before and behind `Date`.
     """
 
     client: RemoteAddress
     authorization: Sequence[bytes] = attrs.field(repr=False)
-    wait: int | None
-    before: bytes
-    behind: bytes
+    wait_seconds: int | None
+    lines_before_date: bytes
+    lines_after_date: bytes
 
 
 class PollFastPath:
@@ -101,7 +102,7 @@ class PollFastPath:
         self._block = b""  # the headers that came last, with the empty line
         self._headers: PollHeaders | None = None  # of `_block`; None if they are not plain
 
-    def try_answer(self, data: bytes) -> bool:
+    def try_answer_poll(self, data: bytes) -> bool:
         """Answer `data` and return True if it is one plain poll; else do nothing.
 
         The connection must be between two requests.
@@ -118,24 +119,24 @@ class PollFastPath:
         headers = self._headers
         if headers is None:
             return False
-        connections, group = self._channel.site.connection_limits, headers.client.group
-        if group and not connections.add_request(group):
+        connections, group = self._channel.site.connection_limits, headers.client.address_group
+        if group and not connections.add_proxied_request(group):
             return False
         try:
-            caller = self._context.authentication.admit(headers.authorization)
+            caller = self._context.authentication.identify_caller(headers.authorization)
         except RequestError:
-            connections.remove_request(group)
+            connections.remove_proxied_request(group)
             return False  # not counted yet: the general path refuses it
         identifier, after, wait, limit = found.groups()
-        poll = Poll.create(
+        poll = EventPoll.create(
             caller,
             identifier.decode(),
             None if after is None else after.decode(),
-            headers.wait if wait is None else int(wait),
+            headers.wait_seconds if wait is None else int(wait),
             self._context.configuration.polls.wait,
             limit=None if limit is None else int(limit),
         )
-        PlainPoll(self._channel, self._context, headers, poll).begin()
+        PlainPoll(self._channel, self._context, headers, poll).start_answer()
         return True
 
 
@@ -153,7 +154,7 @@ class PlainPoll:
     )
 
     def __init__(
-        self, channel: ApiChannel, context: WebContext, headers: PollHeaders, poll: Poll
+        self, channel: ApiChannel, context: WebContext, headers: PollHeaders, poll: EventPoll
     ) -> None:
         self.startedWriting = False
         self._context = context
@@ -162,7 +163,7 @@ class PlainPoll:
         self._poll = poll
         self._waiting: Deferred[EventPage] | None = None
 
-    def begin(self) -> None:
+    def start_answer(self) -> None:
         """Send the page now, or once it has events."""
         self._started_at = self._context.clock.seconds()
         self._channel.start_answer(self)
@@ -183,7 +184,7 @@ class PlainPoll:
             self._waiting.cancel()
         if not self.startedWriting:
             self._end()
-            self._record(GONE, 0)
+            self._record(CLIENT_GONE_STATUS, 0)
 
     def _took(self) -> float:
         """Return the seconds since the poll arrived."""
@@ -191,10 +192,10 @@ class PlainPoll:
 
     def _send(self, page: EventPage) -> None:
         headers = {
-            **self._poll.make_headers(page),
-            **self._poll.make_link(page, self._channel.site.base_path.path),
+            **self._poll.make_wait_headers(page),
+            **self._poll.make_link_header(page, self._channel.site.base_path.prefix),
         }
-        body = page.encode()
+        body = page.encode_json()
         self._write(HTTPStatus.OK, headers, body)
         request_log = self._context.request_log
         request_log.record_plain_page(self._took() if self._waiting is None else None)
@@ -206,7 +207,7 @@ class PlainPoll:
             return
         if not failure.check(RequestError):
             log.failure("defect: a request failed", failure)
-        problem = problems.make_problem(failure.value)
+        problem = problems.convert_error(failure.value)
         self._write(problem.status, problem.headers, problem.body, problems.CONTENT_TYPE)
         self._record(problem.status, len(problem.body))
 
@@ -215,20 +216,20 @@ class PlainPoll:
         status: HTTPStatus,
         headers: dict[bytes, bytes],
         body: bytes,
-        content_type: bytes = JSON,
+        content_type: bytes = JSON_TYPE,
     ) -> None:
         self.startedWriting = True
-        headers = {**headers, **NO_STORE}
-        if self._channel.close_after_last_answer():
+        headers = {**headers, **NO_STORE_HEADERS}
+        if self._channel.check_last_answer():
             headers = {**headers, b"Connection": b"close"}
         self._channel.write(
             b"".join(
                 (
                     encode_status_line(status),
                     encode_headers(make_framing_headers(body, content_type)),
-                    self._headers.before,
-                    encode_date(int(self._context.time())),
-                    self._headers.behind,
+                    self._headers.lines_before_date,
+                    encode_date(int(self._context.read_wall_clock())),
+                    self._headers.lines_after_date,
                     encode_headers(headers),
                     b"\r\n",
                     body,
@@ -239,8 +240,10 @@ class PlainPoll:
         self._channel.requestDone(self)
 
     def _end(self) -> None:
-        if self._headers.client.group:
-            self._channel.site.connection_limits.remove_request(self._headers.client.group)
+        if self._headers.client.address_group:
+            self._channel.site.connection_limits.remove_proxied_request(
+                self._headers.client.address_group
+            )
 
     def _record(self, status: int, size: int) -> None:
         """Count a response without a page, and log it if the access log is enabled."""
@@ -286,9 +289,9 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
     if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
         return None
     try:
-        client = channel.site.address_resolver.resolve(channel.peer, headers)
+        client = channel.site.address_resolver.resolve_client(channel.peer, headers)
         context.check_origin(b"GET", headers)
-        if negotiate(headers, OFFERED) != PAGE:
+        if negotiate_media_type(headers, OFFERED_TYPES) != PAGE_TYPE:
             return None
     except RequestError:
         return None

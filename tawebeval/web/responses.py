@@ -10,20 +10,20 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
 
 from tawebeval.errors import MalformedRequest
-from tawebeval.web.server.headers import JSON, make_framing_headers, set_headers
+from tawebeval.web.server.headers import JSON_TYPE, make_framing_headers, set_headers
 from tawebeval.web.server.request import ApiRequest
 
-NO_STORE = {b"Cache-Control": b"no-store"}
+NO_STORE_HEADERS = {b"Cache-Control": b"no-store"}
 
 MAX_DIGITS = 15
 """Maximum of digits of a whole number; every JSON library keeps that many exactly."""
 
-NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
+NUMBER_PATTERN = rf"[0-9]{{1,{MAX_DIGITS}}}"
 """Pattern of a whole number."""
 
-_NUMBER = re.compile(NUMBER)
+_NUMBER = re.compile(NUMBER_PATTERN)
 _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may be commas in quotes
-_SECONDS = re.compile(rf'[ \t]*("?)({NUMBER})\1[ \t]*')  # in quotes or not, the same
+_SECONDS = re.compile(rf'[ \t]*("?)({NUMBER_PATTERN})\1[ \t]*')  # in quotes or not, the same
 
 
 def cast_request(request: IRequest) -> ApiRequest:
@@ -31,15 +31,15 @@ def cast_request(request: IRequest) -> ApiRequest:
     return cast(ApiRequest, request)
 
 
-def send(request: IRequest, body: bytes, content_type: bytes = JSON) -> bytes:
+def prepare_response(request: IRequest, body: bytes, content_type: bytes = JSON_TYPE) -> bytes:
     """Set the headers of a response with this body, and return the body."""
-    set_headers(request, {**make_framing_headers(body, content_type), **NO_STORE})
+    set_headers(request, {**make_framing_headers(body, content_type), **NO_STORE_HEADERS})
     return body
 
 
-def send_json(request: IRequest, value: Any) -> bytes:
+def prepare_json_response(request: IRequest, value: Any) -> bytes:
     """Return a response of JSON."""
-    return send(request, orjson.dumps(value))
+    return prepare_response(request, orjson.dumps(value))
 
 
 def get_header(headers: Headers, name: str) -> str | None:
@@ -53,7 +53,7 @@ def get_header(headers: Headers, name: str) -> str | None:
         raise MalformedRequest(f"{name}: not UTF-8") from None
 
 
-def get_argument(request: IRequest, name: str) -> str | None:
+def get_query_argument(request: IRequest, name: str) -> str | None:
     """Return a query parameter; None if it is absent. Raises: MalformedRequest."""
     values = cast_request(request).args.get(name.encode(), [])
     if len(values) > 1:
@@ -61,9 +61,9 @@ def get_argument(request: IRequest, name: str) -> str | None:
     return values[0].decode("utf-8", "replace") if values else None
 
 
-def get_number(request: IRequest, name: str) -> int | None:
+def get_query_number(request: IRequest, name: str) -> int | None:
     """Return a query parameter that is a whole number; None if absent. Raises: MalformedRequest."""
-    text = get_argument(request, name)
+    text = get_query_argument(request, name)
     if text is not None and not _NUMBER.fullmatch(text):
         raise MalformedRequest(
             f"{name}: {text[:80]!r} is not a whole number of up to {MAX_DIGITS} digits"
@@ -73,7 +73,7 @@ def get_number(request: IRequest, name: str) -> int | None:
 
 def get_preferred_wait(request: IRequest) -> int | None:
     """Return the wait in seconds of `?wait=N` or `Prefer: wait=N`; None without either."""
-    wait = get_number(request, "wait")
+    wait = get_query_number(request, "wait")
     if wait is not None:
         return wait
     return parse_prefer_wait(request.requestHeaders)

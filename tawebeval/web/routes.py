@@ -18,19 +18,24 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.errors import RequestError
-from tawebeval.web import legacy, operations, static_files
-from tawebeval.web.access_log import Routes, decode_path
+from tawebeval.errors import InvalidField, RequestError
+from tawebeval.web import operator_routes, static_files
+from tawebeval.web.access_log import RouteTable, decode_path
 from tawebeval.web.context import WebContext
-from tawebeval.web.events import send_events
+from tawebeval.web.events import read_page, send_events
 from tawebeval.web.fastpath import PollFastPath
-from tawebeval.web.responses import cast_request, get_argument, send, send_json
+from tawebeval.web.responses import (
+    cast_request,
+    get_query_argument,
+    prepare_json_response,
+    prepare_response,
+)
 from tawebeval.web.server import problems
 from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.request import ApiRequest, ApiSite
-from tawebeval.web.upload import FormReceiver, receive_form
+from tawebeval.web.upload import FormReceiver, make_form_receiver
 
-_OPEN_PATHS = frozenset(operations.OPEN_PATHS + static_files.OPEN_PATHS)
+_OPEN_PATHS = frozenset(operator_routes.TOKENLESS_PATHS + static_files.TOKENLESS_PATHS)
 """Paths that need no caller's token."""
 
 log = Logger()
@@ -47,10 +52,10 @@ def make_app(context: WebContext) -> Klein:
         form = cast_request(request).form
         if not isinstance(form, FormReceiver):
             raise NotFound  # another spelling of the path, for which no form was received
-        identifier = registry.accept(await form.finish(), cast_request(request).caller)
+        identifier = registry.accept_form(await form.finish(), cast_request(request).caller)
         cast_request(request).form = None  # from now on its files are the evaluation's
         request.setHeader(b"Location", f"{base_path}/evaluation/{identifier}".encode())
-        return send_json(request, legacy.make_evaluate_response(identifier))
+        return prepare_json_response(request, make_evaluate_response(identifier))
 
     @app.route("/evaluation/<identifier>/events", methods=["GET"])
     async def events(request: IRequest, identifier: str) -> bytes:
@@ -60,29 +65,31 @@ def make_app(context: WebContext) -> Klein:
     @app.route("/evaluations", methods=["GET"])
     def evaluations(request: IRequest) -> bytes:
         """Return a page of the caller's evaluations."""
-        context.check_listing(request.requestHeaders)
+        context.check_listing_access(request.requestHeaders)
         listing = registry.list_evaluations(
-            get_argument(request, "after"), cast_request(request).caller
+            get_query_argument(request, "after"), cast_request(request).caller
         )
         if listing.end is not None:
             target = f"{base_path}/evaluations?after={listing.end}"
             request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
-        return send_json(request, attrs.asdict(listing))
+        return prepare_json_response(request, attrs.asdict(listing))
 
-    legacy.add_routes(app, context)
-    static_files.add_routes(app)
-    operations.add_routes(app, context)
+    add_legacy_routes(app, context)
+    static_files.add_static_routes(app)
+    operator_routes.add_operator_routes(app, context)
 
     @app.route("/evaluation/<identifier>", methods=["GET"])
     def status(request: IRequest, identifier: str) -> bytes:
         """Return the status document of an evaluation."""
-        return send_json(request, registry.get_status(identifier, cast_request(request).caller))
+        return prepare_json_response(
+            request, registry.get_status(identifier, cast_request(request).caller)
+        )
 
     @app.route("/evaluation/<identifier>", methods=["DELETE"])
     async def cancel(request: IRequest, identifier: str) -> bytes:
         """Cancel an evaluation; respond once it has ended."""
-        cast_request(request).is_waiting = True
-        await registry.cancel(identifier, cast_request(request).caller)
+        cast_request(request).has_to_wait = True
+        await registry.cancel_evaluation(identifier, cast_request(request).caller)
         request.setResponseCode(NO_CONTENT)
         return b""
 
@@ -104,8 +111,8 @@ def make_app(context: WebContext) -> Klein:
 
 
 def _send_problem(request: IRequest, failure: Failure) -> bytes:
-    body = problems.set_problem(cast_request(request), failure.value)
-    return send(request, body, problems.CONTENT_TYPE)
+    body = problems.set_error_response(cast_request(request), failure.value)
+    return prepare_response(request, body, problems.CONTENT_TYPE)
 
 
 def _explain(
@@ -132,43 +139,43 @@ class KleinApplication:
     def __init__(self, context: WebContext) -> None:
         self.context = context
         self.app = make_app(context)
-        self.routes = Routes(self.app)
+        self.routes = RouteTable(self.app)
 
     @property
     def origins(self) -> Collection[str]:
         """The origins whose pages may read responses."""
         return self.context.configuration.callers.origins
 
-    def admit(self, request: IRequest) -> str:
+    def identify_caller(self, request: IRequest) -> str:
         """Return the name of the caller; ANONYMOUS for open paths.
 
         Raises: Unauthorized, OverShare, ForeignPage.
         """
         if collapse_slashes(cast_request(request).path) in _OPEN_PATHS:
             return ANONYMOUS
-        return self.context.admit(request.method, request.requestHeaders)
+        return self.context.identify_caller(request.method, request.requestHeaders)
 
-    def receive_form(self, request: IRequest, length: int | None) -> FormReceiver | None:
+    def make_form_receiver(self, request: IRequest, length: int | None) -> FormReceiver | None:
         """Return the receiver of the form of POST /evaluate. Raises: RequestError."""
         asked = cast_request(request)
         path = collapse_slashes(unquote_to_bytes(asked.path))
         if (asked.method, path) != (b"POST", b"/evaluate"):
             return None
-        return receive_form(self.context, asked.requestHeaders, length, asked.caller, asked)
+        return make_form_receiver(self.context, asked.requestHeaders, length, asked.caller, asked)
 
-    def check_open(self) -> None:
+    def check_not_stopping(self) -> None:
         """Raise Stopping once the registry is closed."""
-        self.context.registry.check_open()
+        self.context.registry.check_not_stopping()
 
-    def discard(self, directory: Path, size: int) -> None:
+    def discard_upload(self, directory: Path, size: int) -> None:
         """Remove an abandoned upload of `size` bytes."""
         self.context.registry.discard_upload(directory, size)
 
     def record_answer(self, request: IRequest, status: int, seconds: float) -> None:
         """Count a response by its route; log it if the access log is enabled."""
         done, request_log = cast_request(request), self.context.request_log
-        method, route = self.routes.match(done.method, done.path)
-        request_log.record_answer(method, route, status, None if done.is_waiting else seconds)
+        method, route = self.routes.match_route(done.method, done.path)
+        request_log.record_answer(method, route, status, None if done.has_to_wait else seconds)
         if request_log.is_enabled:
             path, client = decode_path(done.path), done.remote_address.address
             request_log.write_line(
@@ -190,3 +197,26 @@ def make_site(application: KleinApplication, reactor: Any) -> ApiSite:
         context.configuration.http,
         reactor,
     )
+
+
+def make_evaluate_response(identifier: str) -> dict[str, str]:
+    """Return the response of POST /evaluate; older clients read `id`."""
+    return {"evaluation_id": identifier, "id": identifier}
+
+
+def add_legacy_routes(app: Klein, context: WebContext) -> None:
+    """Add /evaluation_events to `app`, for TuringArena's clients of 2018 (contract, section 7).
+
+    They give up after about 30 seconds of empty pages, and poll fast at first. So a poll waits
+    although the client does not ask for that.
+    """
+
+    @app.route("/evaluation_events", methods=["GET"])
+    async def older_events(request: IRequest) -> bytes:
+        """Return a page of events; wait `polls.older` seconds if the client names none."""
+        identifier = get_query_argument(request, "evaluation")
+        if not identifier:
+            raise InvalidField("evaluation", "is required")
+        wait = context.configuration.polls.older
+        _, page = await read_page(context, cast_request(request), identifier, wait)
+        return prepare_response(request, page.encode_json())

@@ -21,8 +21,8 @@ from werkzeug.exceptions import NotFound
 from werkzeug.http import parse_etags
 
 from tawebeval import __version__
-from tawebeval.web.responses import send
-from tawebeval.web.server.headers import JSON, make_general_headers, set_headers
+from tawebeval.web.responses import prepare_response
+from tawebeval.web.server.headers import JSON_TYPE, make_general_headers, set_headers
 
 DESCRIPTION_PATH = "/openapi.json"
 
@@ -62,7 +62,7 @@ class StaticResource:
     """A content with its headers and its entity tag in quotes (RFC 9110, section 8.8.3)."""
 
     content: bytes = attrs.field(repr=False)
-    media_type: bytes = JSON
+    media_type: bytes = JSON_TYPE
     headers: Mapping[bytes, bytes] = attrs.field(factory=dict, repr=False)
     entity_tag: str = attrs.field(init=False)
 
@@ -70,10 +70,10 @@ class StaticResource:
     def _make_entity_tag(self) -> str:
         return f'"{sha256(self.content).hexdigest()[:32]}"'
 
-    def send(self, request: IRequest) -> bytes:
+    def send_response(self, request: IRequest) -> bytes:
         """Answer with the content, or with 304 if the client has it (RFC 9110, section 13.1.2)."""
         set_headers(request, self.headers)
-        body = send(request, self.content, self.media_type)
+        body = prepare_response(request, self.content, self.media_type)
         request.setHeader(b"Cache-Control", b"no-cache")  # may be cached, must be revalidated
         request.setHeader(b"ETag", self.entity_tag.encode())
         known = request.requestHeaders.getRawHeaders(b"If-None-Match", [])
@@ -85,7 +85,7 @@ class StaticResource:
         return b""
 
 
-def complete_document(document: dict[str, Any]) -> dict[str, Any]:
+def complete_openapi_document(document: dict[str, Any]) -> dict[str, Any]:
     """Add to `document`, in place, what all operations share; return it.
 
     Raises: KeyError, for a header or a problem that the components lack.
@@ -144,7 +144,7 @@ def _reference(components: dict[str, Any], kind: str, name: str) -> dict[str, st
 def _load_resources() -> dict[str, StaticResource]:
     """Return all static resources by path; `static/index.html` is at `/`."""
     package = files("tawebeval.web")
-    document = complete_document(orjson.loads((package / "openapi.json").read_bytes()))
+    document = complete_openapi_document(orjson.loads((package / "openapi.json").read_bytes()))
     # Indented, for people read it, too.
     description = orjson.dumps(document, option=orjson.OPT_INDENT_2)
     resources = {DESCRIPTION_PATH: StaticResource(description)}
@@ -157,29 +157,29 @@ def _load_resources() -> dict[str, StaticResource]:
     return resources
 
 
-RESOURCES: Mapping[str, StaticResource] = _load_resources()
+STATIC_RESOURCES: Mapping[str, StaticResource] = _load_resources()
 
-OPEN_PATHS = tuple(path.encode() for path in RESOURCES)
+TOKENLESS_PATHS = tuple(path.encode() for path in STATIC_RESOURCES)
 """Paths that need no token: a browser has no token until it has the page."""
 
 
-def add_routes(app: Klein) -> None:
+def add_static_routes(app: Klein) -> None:
     """Add the routes of all static resources to `app`."""
 
     @app.route("/", methods=["GET"])
     def page(request: IRequest) -> bytes:
         """Return the page."""
-        return RESOURCES["/"].send(request)
+        return STATIC_RESOURCES["/"].send_response(request)
 
     @app.route("/static/<name>", methods=["GET"])
     def page_file(request: IRequest, name: str) -> bytes:
         """Return a file that the page loads."""
-        resource = RESOURCES.get(f"/static/{name}")
+        resource = STATIC_RESOURCES.get(f"/static/{name}")
         if resource is None:
             raise NotFound
-        return resource.send(request)
+        return resource.send_response(request)
 
     @app.route(DESCRIPTION_PATH, methods=["GET"])
     def description(request: IRequest) -> bytes:
         """Return the OpenAPI description."""
-        return RESOURCES[DESCRIPTION_PATH].send(request)
+        return STATIC_RESOURCES[DESCRIPTION_PATH].send_response(request)

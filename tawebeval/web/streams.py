@@ -19,12 +19,12 @@ from twisted.logger import Logger
 from twisted.web.http import Request
 from zope.interface import implementer
 
-from tawebeval.core.framing import Framing
+from tawebeval.core.framing import StreamFraming
 from tawebeval.deferreds import Condition
-from tawebeval.evaluations.records import Connection, Subscription, UnprobedConnection
+from tawebeval.evaluations.records import ReaderConnection, Subscription, UnprobedConnection
 from tawebeval.web.server.transport import SocketProgress, unwrap_tls
 
-PIECE = 64 * 1024
+PIECE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
 
 _PROBE_INTERVAL = 0.25  # seconds between checks of a slow client, which holds back its evaluator
@@ -35,7 +35,7 @@ log = Logger()
 
 @implementer(IPushProducer)
 @attrs.define(eq=False)
-class Flow:
+class StreamFlowControl:
     """The producer of a stream, which waits until the transport takes more."""
 
     clock: IReactorTime
@@ -65,8 +65,8 @@ class Flow:
 
 async def write_events(
     subscription: Subscription,
-    flow: Flow,
-    framing: Framing,
+    flow: StreamFlowControl,
+    framing: StreamFraming,
     write: Callable[[bytes], object],
     send_heartbeat: Callable[[], object],
     heartbeat: float,
@@ -78,9 +78,9 @@ async def write_events(
     with subscription:
         write(framing.begin)
         while not subscription.has_ended:
-            batch = subscription.read(PIECE)
+            batch = subscription.read_events(PIECE_BYTES)
             if batch.count:
-                write(framing.events(subscription.position - batch.count, batch))
+                write(framing.encode_events(subscription.position - batch.count, batch))
             elif subscription.probe_client():
                 await _await_change(
                     subscription.wait_for_events().addTimeout(_PROBE_INTERVAL, flow.clock)
@@ -92,7 +92,7 @@ async def write_events(
                 send_heartbeat()
             # Also right after a write: more output may arrive in the same turn.
             await flow.wait_until_ready()
-            subscription.note_written()
+            subscription.note_events_written()
         write(framing.end)
 
 
@@ -107,14 +107,14 @@ async def _await_change(change: Deferred[None]) -> bool:
 async def send_stream(
     request: Request,
     subscription: Subscription,
-    framing: Framing,
+    framing: StreamFraming,
     clock: IReactorTime,
     heartbeat: float,
 ) -> None:
     """Answer with the events in this framing; the response ends with the evaluation."""
     channel = request.channel
-    subscription.connection = prepare_connection(channel.transport)
-    flow = Flow(clock)
+    subscription.connection = measure_connection(channel.transport)
+    flow = StreamFlowControl(clock)
     request.registerProducer(flow, True)
     try:
         await write_events(
@@ -134,7 +134,7 @@ async def send_stream(
     request.unregisterProducer()
 
 
-def prepare_connection(transport: Any) -> Connection:
+def measure_connection(transport: Any) -> ReaderConnection:
     """Return the connection's progress for a subscription; limit its send buffer.
 
     Bytes in the kernel's send buffer are lost if the connection breaks.

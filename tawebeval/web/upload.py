@@ -20,7 +20,7 @@ from multipart import (
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
-from tawebeval.core.budget import Spool
+from tawebeval.core.budget import UploadBudget
 from tawebeval.core.form import (
     FIELD_ALIASES,
     TEXT_FIELDS,
@@ -32,11 +32,11 @@ from tawebeval.errors import (
     InvalidField,
     MalformedRequest,
     RequestError,
-    TooLarge,
+    RequestTooLarge,
     UnsupportedMediaType,
     format_size,
 )
-from tawebeval.evaluations.records import Upload
+from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.uploads import UploadSource, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
@@ -50,7 +50,7 @@ _NOT_UTF8 = "the headers of a part must be UTF-8, with the names in them"
 class FormReceiver:
     """Parses one form; `files` writes its files below the subdirectory `submission`.
 
-    `key` is the header `Idempotency-Key`. `received` is the number of bytes received; `spool`
+    `key` is the header `Idempotency-Key`. `received_bytes` is the number of bytes received; `spool`
     counts them until the directory is removed. All methods raise RequestError.
     """
 
@@ -61,14 +61,14 @@ class FormReceiver:
         files: UploadWriter,
         key: str | None,
         configuration: Configuration,
-        spool: Spool,
+        spool: UploadBudget,
     ) -> None:
         """Check the headers. The first byte of the body creates the directory."""
         self._files = files
         self._key = key
         self._protocols = configuration.repositories.protocols
         self._limits = configuration.limits
-        self.received = 0
+        self.received_bytes = 0
         self._spool = spool
         self._fields: dict[str, bytes] = {}  # in UTF-8
         self._submission: list[SubmissionFile] = []
@@ -101,18 +101,18 @@ class FormReceiver:
             raise _make_form_error(error) from None
         self._expected_start = b"\r\n--" + self._parser.boundary
         self._begun = b""  # the first bytes, up to as many as these
-        spool.check_room(length or 0)
+        spool.check_space(length or 0)
 
     def _check_length(self, length: int, words: str) -> None:
         most = self._limits.request_body
         if length > most:
-            raise TooLarge(f"{words} {format_size(most)} (limits.request_body)", limit=most)
+            raise RequestTooLarge(f"{words} {format_size(most)} (limits.request_body)", limit=most)
 
     def feed(self, chunk: bytes) -> None:
         """Parse a part of the body."""
-        self._check_length(self.received + len(chunk), "request body is over")
-        self._spool.add(len(chunk))
-        self.received += len(chunk)
+        self._check_length(self.received_bytes + len(chunk), "request body is over")
+        self._spool.add_bytes(len(chunk))
+        self.received_bytes += len(chunk)
         if len(self._begun) < len(self._expected_start):
             self._check_beginning(chunk)
         try:
@@ -124,7 +124,7 @@ class FormReceiver:
                 else:
                     self._take(event)
         except ParserLimitReached as error:
-            raise TooLarge(
+            raise RequestTooLarge(
                 f"the form has over {self._limits.fields} fields (limits.fields), or too long"
                 f" headers: {error}"
             ) from None
@@ -143,7 +143,7 @@ class FormReceiver:
                 return
         raise MalformedRequest("the form does not begin with the boundary of its Content-Type")
 
-    async def finish(self) -> Upload:
+    async def finish(self) -> ReceivedForm:
         """Parse the end of the body; return the form once its files are on disk."""
         try:
             self._parser.close()
@@ -156,14 +156,14 @@ class FormReceiver:
             await self._files.finish()
         except OSError as error:
             raise report_storage_error(error) from None
-        return Upload(request, self._files.directory, self._key, digest, self.received)
+        return ReceivedForm(request, self._files.directory, self._key, digest, self.received_bytes)
 
     def abandon(self, discard: Callable[[Path, int], object]) -> None:
         """Write nothing more, then call `discard` with the directory and its size in bytes."""
-        if self._files.used:
-            self._files.abandon(lambda: discard(self._files.directory, self.received))
+        if self._files.has_begun_writing:
+            self._files.abandon(lambda: discard(self._files.directory, self.received_bytes))
         else:
-            self._files.abandon(lambda: self._spool.remove(self.received))
+            self._files.abandon(lambda: self._spool.remove_bytes(self.received_bytes))
 
     def _begin(self, part: MultipartSegment) -> None:
         # The parser refuses it only where the line arrives in pieces.
@@ -184,13 +184,13 @@ class FormReceiver:
         else:
             self._submission.append(file)
             self._in_file = True
-            self._files.begin(Path("submission", file.field, file.filename))
+            self._files.begin_file(Path("submission", file.field, file.filename))
 
     def _take(self, chunk: bytes | bytearray) -> None:
         if self._key is not None:
             self._hash.update(chunk)
         if self._in_file:
-            self._files.add(chunk)
+            self._files.add_content(chunk)
         elif self._text is not None:
             self._take_text(self._text, chunk)
 
@@ -198,7 +198,7 @@ class FormReceiver:
         size, most = len(text) + len(chunk), self._max_text
         if size > most:
             setting = " (limits.field)" if most == self._limits.field else ""
-            raise TooLarge(
+            raise RequestTooLarge(
                 f"{self._name}: the field is over {format_size(most)}{setting}",
                 field=self._name,
                 size=size,
@@ -221,21 +221,26 @@ class FormReceiver:
         self._digests[self._name] = self._hash.digest()
 
 
-def receive_form(
+def make_form_receiver(
     context: WebContext, headers: Headers, length: int | None, caller: str, source: UploadSource
 ) -> FormReceiver:
     """Return the receiver of a form with these request headers. Raises: RequestError.
 
     `length` is that of the body in bytes, None if unknown; `source` is the request.
     """
-    spool = context.registry.spool
+    spool = context.registry.upload_budget
     key = get_header(headers, "Idempotency-Key")
     if key is not None and not 0 < len(key) <= _MAX_KEY:
         raise MalformedRequest(f"Idempotency-Key: {len(key)} characters; allowed: 1 to {_MAX_KEY}")
     form = FormReceiver(
         get_header(headers, "Content-Type") or "",
         length,
-        UploadWriter(context.uploads / context.random(16).hex(), source, spool, context.threads),
+        UploadWriter(
+            context.upload_directory / context.random_bytes(16).hex(),
+            source,
+            spool,
+            context.threads,
+        ),
         key,
         context.configuration,
         spool,

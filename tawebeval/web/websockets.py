@@ -26,11 +26,11 @@ from wsproto import ConnectionType
 from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION, H11Handshake
 from wsproto.utilities import ProtocolError
 
-from tawebeval.core.framing import MESSAGES
+from tawebeval.core.framing import WEBSOCKET_MESSAGES
 from tawebeval.errors import MalformedRequest, UnsupportedVersion
 from tawebeval.evaluations.records import Subscription
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.streams import Flow, prepare_connection, write_events
+from tawebeval.web.streams import StreamFlowControl, measure_connection, write_events
 
 _COMPLETE = 1000
 """Close code after the last event."""
@@ -61,18 +61,18 @@ def _ignore_acknowledgement(count: int) -> bool:
 
 
 @attrs.define
-class EventSocket:
+class EventWebSocket:
     """The receiver of one WebSocket, as Twisted drives it.
 
-    `acknowledge(n)` acknowledges n messages, and returns False if fewer were sent.
+    `acknowledge_events(n)` acknowledges n messages, and returns False if fewer were sent.
     `on_message(size)` is called before it with the size of the client's message in bytes.
     """
 
     on_message: Callable[[int], object]
-    acknowledge: Callable[[int], bool] = _ignore_acknowledgement
+    acknowledge_events: Callable[[int], bool] = _ignore_acknowledgement
     transport: WebSocketTransport = attrs.field(init=False)
 
-    def buildProtocol(self, request: Request) -> EventSocket:
+    def buildProtocol(self, request: Request) -> EventWebSocket:
         """Return this receiver."""
         return self
 
@@ -81,7 +81,7 @@ class EventSocket:
         self.transport = transport
 
     def negotiationFinished(self) -> None:
-        """Do nothing: `send_messages` goes on."""
+        """Do nothing: `send_websocket_messages` goes on."""
 
     def pongReceived(self, payload: bytes) -> None:
         """Ignore the answer to a ping, which only keeps the connection open."""
@@ -93,7 +93,7 @@ class EventSocket:
         except (msgspec.DecodeError, RecursionError):
             return
         self.on_message(len(message))
-        if not self.acknowledge(count):
+        if not self.acknowledge_events(count):
             self.transport.loseConnection(_NOT_SENT)
 
     def bytesMessageReceived(self, data: bytes | bytearray) -> None:
@@ -165,7 +165,7 @@ def _set_version(request: Request) -> None:
     request.setHeader(b"Sec-WebSocket-Version", WEBSOCKET_VERSION)
 
 
-async def send_messages(
+async def send_websocket_messages(
     request: ApiRequest, subscription: Subscription | None, clock: IReactorTime, heartbeat: float
 ) -> None:
     """Upgrade the connection to a WebSocket and send the events until the client is gone.
@@ -174,26 +174,28 @@ async def send_messages(
     have been prepared. `heartbeat` is the pause between pings, in seconds.
     """
     channel = request.channel
-    events = EventSocket(channel.forgive_socket_bytes)
-    connection = prepare_connection(channel.transport)
+    events = EventWebSocket(channel.uncount_websocket_bytes)
+    connection = measure_connection(channel.transport)
     WebSocketResource(events).render_GET(request)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:
         subscription.connection = connection
         begin = subscription.position
-        events.acknowledge = lambda count: subscription.acknowledge(begin + count)
-        flow = Flow(clock)
+        events.acknowledge_events = lambda count: subscription.acknowledge(begin + count)
+        flow = StreamFlowControl(clock)
         request.registerProducer(flow, True)
         try:
             ping = events.transport.ping
-            await write_events(subscription, flow, MESSAGES, channel.write, ping, heartbeat)
+            await write_events(
+                subscription, flow, WEBSOCKET_MESSAGES, channel.write, ping, heartbeat
+            )
         except CancelledError:  # the client has gone
             raise
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure("defect: a stream failed")
             code = _FAILED
         finally:
-            events.acknowledge = _ignore_acknowledgement
+            events.acknowledge_events = _ignore_acknowledgement
     channel.close_websocket(code)
     await Deferred()

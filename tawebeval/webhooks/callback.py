@@ -6,7 +6,7 @@ from enum import Enum
 
 import attrs
 
-from tawebeval.core.hosts import Target, format_address, parse_target
+from tawebeval.core.hosts import UrlServer, format_address, parse_url_server
 
 
 class CallbackState(Enum):
@@ -39,15 +39,15 @@ class Callback:
         return self.url.partition("?")[0]
 
     @property
-    def origin(self) -> str:
+    def shown_origin(self) -> str:
         """The URL for the log: scheme, host and port. The path may be a secret, too."""
         target = parse_callback_url(self.url)
         host = format_address(target.address) if target.address else target.host
         return f"{target.protocol}://{host}:{target.port}"
 
 
-def parse_callback_url(url: str) -> Target:
+def parse_callback_url(url: str) -> UrlServer:
     """Parse a URL that the form has accepted as `callback_url`."""
-    target = parse_target(url)
+    target = parse_url_server(url)
     assert target is not None, "only paths have no host"
     return target

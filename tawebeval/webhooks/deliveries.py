@@ -20,15 +20,20 @@ from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import Backoff, Verdict
-from tawebeval.deferreds import UNBOUNDED, Condition, FairQueue, OneShot, run_in_background
+from tawebeval.core.backoff import Backoff, RequestOutcome
+from tawebeval.deferreds import UNBOUNDED, Condition, FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.reloadable import Reloadable
 from tawebeval.resolver import Resolver
 from tawebeval.webhooks.callback import Callback, CallbackState
-from tawebeval.webhooks.sender import AttemptResult, CachedPolicyForHTTPS, Sender, open_sender
-from tawebeval.webhooks.signatures import Secrets
-from tawebeval.webhooks.signing import SecretsFile, find_secrets
+from tawebeval.webhooks.secrets_file import SigningSecretsFile, find_secrets_file
+from tawebeval.webhooks.sender import (
+    AttemptResult,
+    CachedPolicyForHTTPS,
+    WebhookSender,
+    make_webhook_sender,
+)
+from tawebeval.webhooks.signatures import SigningSecrets
 
 _FIELD = "callback_url"
 _OVERHEAD = 4096  # bytes of memory of a delivery besides its document, rounded up
@@ -41,42 +46,42 @@ log = Logger()
 class Delivery:
     """A pending callback with the document to post.
 
-    `evaluation` is the evaluation's name in the log, `event` the Webhook-Id. `given_up` is the
-    reason why no further attempt begins, empty if one may.
+    `evaluation_identifier` is the evaluation's name in the log, `event` the Webhook-Id.
+    `give_up_reason` is the reason why no further attempt begins, empty if one may.
     """
 
     callback: Callback
-    evaluation: str
+    evaluation_identifier: str
     document: bytes = attrs.field(repr=False)
     event: str
-    given_up: str = ""
+    give_up_reason: str = ""
     task: Deferred[None] | None = None
-    done: OneShot[None] = attrs.field(factory=OneShot)
+    finish_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
 
     @property
     def size(self) -> int:
         """Size in bytes, as it counts towards `callbacks.buffer`."""
         return len(self.document) + _OVERHEAD
 
-    def cancel(self) -> None:
+    def cancel_attempt(self) -> None:
         """Cancel the attempt or the pause that is under way."""
         if self.task is not None:
             self.task.cancel()
 
 
-class Callbacks:
+class CallbackQueue:
     """Queue of callbacks. Without `callbacks.enabled` it accepts none.
 
     A caller has at most half of the slots, except with `has_one_caller`: without tokens all
     requests belong to one caller. `random` returns so many random bytes, `time` the seconds since
-    the epoch. `ended` counts deliveries by their final state.
+    the epoch. `ended_counts` counts deliveries by their final state.
     """
 
     def __init__(
         self,
         settings: CallbackSettings,
-        secrets: SecretsFile,
-        sender: Sender,
+        secrets: SigningSecretsFile,
+        sender: WebhookSender,
         *,
         has_one_caller: bool,
         clock: Any,
@@ -97,35 +102,40 @@ class Callbacks:
         self._pauses_end: Condition[None] = Condition()
         self._has_pauses = True
         self._is_stopped = False
-        self.ended: Counter[CallbackState] = Counter()
+        self.ended_counts: Counter[CallbackState] = Counter()
 
     @property
-    def pending(self) -> int:
+    def pending_count(self) -> int:
         """Number of callbacks that are not delivered yet."""
         return len(self._deliveries)
 
-    def reloadables(self) -> Iterator[Reloadable[Secrets]]:
+    def list_reloadables(self) -> Iterator[Reloadable[SigningSecrets]]:
         """Yield the secrets file, unless callbacks are disabled."""
-        return self._secrets.reloadables()
+        return self._secrets.list_reloadables()
 
-    def expect(self, url: str, caller: str) -> Callback:
+    def create_callback(self, url: str, caller: str) -> Callback:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
         if not self._settings.enabled:
             raise InvalidField(_FIELD, "callbacks are disabled (callbacks.enabled)")
-        if not self._secrets.current.has_secret(caller):
+        if not self._secrets.current_secrets.has_secret(caller):
             raise InvalidField(
                 _FIELD,
                 "callbacks to you cannot be signed; ask the operator for a secret"
                 " (callbacks.secrets)",
             )
         try:
-            self._sender.check(url)
+            self._sender.check_url(url)
         except ForbiddenHost as error:
             raise InvalidField(_FIELD, str(error)) from None
         return Callback(url, caller)
 
-    def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
-        """Start a delivery. `document` returns the body, and is called in the state `pending`."""
+    def start_delivery(
+        self, callback: Callback, evaluation: str, document: Callable[[], bytes]
+    ) -> None:
+        """Start a delivery.
+
+        `document` returns the body, and is called in the state `pending_count`.
+        """
         callback.state = CallbackState.PENDING
         event = f"evt_{self._random(16).hex()}"
         delivery = Delivery(callback, evaluation, document(), event)
@@ -144,14 +154,14 @@ class Callbacks:
             self._has_pauses = False
             self._pauses_end.notify(None)
 
-    def stop_now(self) -> None:
+    def give_up_deliveries(self) -> None:
         """Give up all deliveries, present and future."""
         self._is_stopped = True
         deliveries = list(self._deliveries.values())
         for delivery in deliveries:  # all first, since cancelling one frees a slot for the next
             self._give_up(delivery, _STOPPED)
         for delivery in deliveries:
-            delivery.cancel()
+            delivery.cancel_attempt()
 
     async def close(self) -> None:
         """Wait for the last attempts, at most `callbacks.timeout` seconds; give up the rest."""
@@ -159,11 +169,11 @@ class Callbacks:
         with suppress(WaitedInVain):
             done = Deferred.fromCoroutine(self._wait_for_all())
             await done.addTimeout(self._settings.timeout, self._clock)
-        self.stop_now()
+        self.give_up_deliveries()
 
     async def _wait_for_all(self) -> None:
         while self._deliveries:
-            await next(iter(self._deliveries.values())).done.wait()
+            await next(iter(self._deliveries.values())).finish_event.wait()
 
     def _evict(self) -> None:
         """Give up deliveries until the others fit: the oldest of the caller with most bytes."""
@@ -173,17 +183,17 @@ class Callbacks:
             oldest = next(
                 one
                 for one in self._deliveries.values()
-                if one.callback.caller == caller and not one.given_up
+                if one.callback.caller == caller and not one.give_up_reason
             )
             self._give_up(oldest, "the caller's callbacks exceed the buffer (callbacks.buffer)")
             evicted.append(oldest)
         for delivery in evicted:
-            delivery.cancel()
+            delivery.cancel_attempt()
 
     def _give_up(self, delivery: Delivery, reason: str) -> None:
         """Prevent further attempts and release the size. The first reason stays."""
-        if not delivery.given_up:
-            delivery.given_up = reason
+        if not delivery.give_up_reason:
+            delivery.give_up_reason = reason
             self._sizes[delivery.callback.caller] -= delivery.size
 
     async def _run(self, delivery: Delivery) -> None:
@@ -196,27 +206,27 @@ class Callbacks:
         except Exception:  # noqa: BLE001  (a defect must not leave the callback pending)
             log.failure(
                 "{evaluation}: defect: the callback could not be sent",
-                evaluation=delivery.evaluation,
+                evaluation=delivery.evaluation_identifier,
             )
             self._give_up(delivery, "defect of the daemon; its log has the details")
             callback.state = CallbackState.GIVEN_UP
-        if callback.state is CallbackState.GIVEN_UP and delivery.given_up:
+        if callback.state is CallbackState.GIVEN_UP and delivery.give_up_reason:
             before = f"; last error: {callback.last_error}" if callback.last_error else ""
-            callback.last_error = delivery.given_up + before
-        self.ended[callback.state] += 1
+            callback.last_error = delivery.give_up_reason + before
+        self.ended_counts[callback.state] += 1
         self._give_up(delivery, "ended")
         del self._deliveries[delivery.event]
         self._log(delivery)
-        delivery.done.set(None)
+        delivery.finish_event.set_value(None)
 
     async def _deliver(self, delivery: Delivery) -> CallbackState:
         callback = delivery.callback
-        while not delivery.given_up:
+        while not delivery.give_up_reason:
             result = await self._attempt(delivery)
-            if result.verdict is Verdict.ACCEPTED:
+            if result.outcome is RequestOutcome.ACCEPTED:
                 return CallbackState.DELIVERED
             callback.last_error = result.reason
-            if result.verdict is Verdict.REFUSED:
+            if result.outcome is RequestOutcome.REFUSED:
                 return CallbackState.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
             retry_after = min(result.retry_after, self._backoff.longest_delay)
@@ -225,7 +235,7 @@ class Callbacks:
                 break
             if not self._has_pauses:
                 self._give_up(delivery, _STOPPED)
-            elif not delivery.given_up:
+            elif not delivery.give_up_reason:
                 self._log(delivery, delay)
                 with suppress(WaitedInVain):  # the pause ended by time
                     await self._pauses_end.wait().addTimeout(delay, self._clock)
@@ -233,24 +243,24 @@ class Callbacks:
 
     async def _attempt(self, delivery: Delivery) -> AttemptResult:
         callback = delivery.callback
-        await self._slots.acquire(delivery.event, callback.caller)
+        await self._slots.acquire_slot(delivery.event, callback.caller)
         try:
-            if delivery.given_up:
+            if delivery.give_up_reason:
                 raise CancelledError
-            secrets = self._secrets.current
+            secrets = self._secrets.current_secrets
             if not secrets.has_secret(callback.caller):
                 await deferLater(
                     self._clock, 0
                 )  # a few in each turn of the reactor: thousands may wait
                 reason = "the caller's secret was removed from callbacks.secrets"
-                return AttemptResult(Verdict.REFUSED, reason)
+                return AttemptResult(RequestOutcome.REFUSED, reason)
             callback.attempts += 1
-            headers = secrets.sign(
+            headers = secrets.sign_body(
                 callback.caller, delivery.event, int(self._time()), delivery.document
             )
-            return await self._sender.post(callback.url, headers, delivery.document)
+            return await self._sender.post_document(callback.url, headers, delivery.document)
         finally:
-            self._slots.release(delivery.event)
+            self._slots.release_slot(delivery.event)
 
     def _log(self, delivery: Delivery, delay: float | None = None) -> None:
         """Log the end of a delivery, or a failed attempt with the `delay` before the next."""
@@ -259,8 +269,8 @@ class Callbacks:
         log.emit(
             LogLevel.info if delivered or delay is not None else LogLevel.warn,
             "{evaluation}: callback to {origin}: {state}, attempts: {attempts}{error}{again}",
-            evaluation=delivery.evaluation,
-            origin=callback.origin,
+            evaluation=delivery.evaluation_identifier,
+            origin=callback.shown_origin,
             state=callback.state.value,
             attempts=callback.attempts,
             error="" if delivered else f": {callback.last_error}",
@@ -268,7 +278,7 @@ class Callbacks:
         )
 
 
-def open_callbacks(
+def make_callback_queue(
     settings: CallbackSettings,
     environment: Mapping[str, str],
     resolver: Resolver,
@@ -277,18 +287,22 @@ def open_callbacks(
     time: Callable[[], float],
     *,
     has_one_caller: bool,
-) -> Callbacks:
-    """Return the `Callbacks` for `settings`; parameters without a note are those of `Callbacks`.
+) -> CallbackQueue:
+    """Return the `CallbackQueue` for `settings`.
+
+    Parameters without a note are those of `CallbackQueue`.
 
     `environment` is that of the daemon, for the credentials of systemd. Raises: ConfigurationError,
     if callbacks are enabled and the secrets cannot be read.
     """
-    secrets = SecretsFile(find_secrets(settings.secrets, environment) if settings.enabled else None)
+    secrets = SigningSecretsFile(
+        find_secrets_file(settings.secrets, environment) if settings.enabled else None
+    )
     tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
-    return Callbacks(
+    return CallbackQueue(
         settings,
         secrets,
-        open_sender(settings, tls_policy, resolver, reactor, time),
+        make_webhook_sender(settings, tls_policy, resolver, reactor, time),
         has_one_caller=has_one_caller,
         clock=reactor,
         random=random,

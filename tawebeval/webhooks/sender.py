@@ -43,13 +43,13 @@ from zope.interface import implementer
 
 from tawebeval import __version__
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import Verdict, judge_status, parse_retry_after
-from tawebeval.core.hosts import Address, HostPolicy, Target
+from tawebeval.core.backoff import RequestOutcome, classify_status, parse_retry_after
+from tawebeval.core.hosts import Address, HostPolicy, UrlServer
 from tawebeval.errors import ForbiddenHost
 from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
 from tawebeval.webhooks.callback import parse_callback_url
 
-MAX_ANSWER = 64 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024
 """Bytes of an answer, headers included, after which the connection is aborted."""
 
 _CACHED_HOSTS = 8
@@ -58,9 +58,9 @@ _VISIBLE_HEADERS = (b"Retry-After",)
 
 
 class _BoundedProtocol(ProtocolWrapper):
-    """Aborts the connection after `MAX_ANSWER` bytes or the factory's `lifetime`."""
+    """Aborts the connection after `MAX_RESPONSE_BYTES` bytes or the factory's `lifetime`."""
 
-    _left = MAX_ANSWER
+    _left = MAX_RESPONSE_BYTES
     _end: IDelayedCall
 
     def connectionMade(self) -> None:
@@ -132,7 +132,7 @@ class PinnedAgent:
     _reactor: Any
     _tls_policy: IPolicyForHTTPS
     _lifetime: float
-    _target: Target
+    _target: UrlServer
     _address: Address
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  (Twisted's name)
@@ -190,13 +190,13 @@ class AttemptResult:
     `retry_after` is the number of seconds that the receiver asked for, 0 if it did not.
     """
 
-    verdict: Verdict
+    outcome: RequestOutcome
     reason: str
     retry_after: float = 0
 
 
 @attrs.frozen
-class Sender:
+class WebhookSender:
     """Posts JSON documents, each attempt within `timeout` seconds.
 
     `agent` returns an agent for a target that is pinned to an address. `time` returns seconds
@@ -204,16 +204,16 @@ class Sender:
     """
 
     _resolver: CheckedResolver
-    _agent: Callable[[Target, Address], IAgent]
+    _agent: Callable[[UrlServer, Address], IAgent]
     _clock: Any
     _time: Callable[[], float]
     _timeout: float
 
-    def check(self, url: str) -> None:
+    def check_url(self, url: str) -> None:
         """Check the URL without a look-up. Raises: ForbiddenHost."""
-        self._resolver.check(parse_callback_url(url))
+        self._resolver.check_host(parse_callback_url(url))
 
-    async def post(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
+    async def post_document(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
         """Make one attempt. Every failure becomes a result.
 
         A cancellation after the status has arrived has no effect: the status counts.
@@ -223,16 +223,16 @@ class Sender:
             return await attempt.addTimeout(self._timeout, self._clock)
         except TookTooLong:
             reason = f"no answer within {self._timeout:g} seconds (callbacks.timeout)"
-            return AttemptResult(Verdict.RETRY, reason)
+            return AttemptResult(RequestOutcome.RETRY, reason)
 
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
         target = parse_callback_url(url)
         try:
-            address = await self._resolver.find(target)
+            address = await self._resolver.find_address(target)
         except ForbiddenHost as error:
-            return AttemptResult(Verdict.REFUSED, str(error))
+            return AttemptResult(RequestOutcome.REFUSED, str(error))
         except (UnknownHost, LookupFailed) as error:
-            return AttemptResult(Verdict.RETRY, str(error))
+            return AttemptResult(RequestOutcome.RETRY, str(error))
         client = HTTPClient(self._agent(target, address), data_to_body_producer=_Body)
         try:
             response = await client.post(
@@ -244,20 +244,22 @@ class Sender:
                 reactor=self._clock,
             )
         except UnicodeError:  # IDNA (RFC 5891) is stricter than resolvers are
-            return AttemptResult(Verdict.REFUSED, f"the host {target.host} is not a valid name")
+            return AttemptResult(
+                RequestOutcome.REFUSED, f"the host {target.host} is not a valid name"
+            )
         except ConnectingCancelledError:
             raise CancelledError from None
         except ConnectError as error:
             reason = str(error).rstrip(".").rpartition(": ")[2].lower()
-            return AttemptResult(Verdict.RETRY, f"cannot connect to {target.host}: {reason}")
+            return AttemptResult(RequestOutcome.RETRY, f"cannot connect to {target.host}: {reason}")
         except (ResponseFailed, RequestTransmissionFailed) as error:
             if any(reason.check(CancelledError) for reason in error.reasons):
                 raise CancelledError from None
-            return AttemptResult(Verdict.RETRY, _failure_reason(error.reasons))
+            return AttemptResult(RequestOutcome.RETRY, _failure_reason(error.reasons))
         with suppress(Exception):  # the status counts alone, even if this is cancelled now
             await collect(response, lambda _: None)
         return AttemptResult(
-            judge_status(response.code),
+            classify_status(response.code),
             f"the receiver answered with status {response.code}",
             parse_retry_after(
                 response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()
@@ -265,18 +267,21 @@ class Sender:
         )
 
 
-def open_sender(
+def make_webhook_sender(
     settings: CallbackSettings,
     tls_policy: IPolicyForHTTPS,
     resolver: Resolver,
     reactor: Any,
     time: Callable[[], float],
-) -> Sender:
-    """Return the sender by `settings`. `tls_policy` is the TLS policy, `time` as in `Sender`."""
+) -> WebhookSender:
+    """Return the sender by `settings`.
+
+    `tls_policy` is the TLS policy, `time` as in `WebhookSender`.
+    """
     policy = HostPolicy(
         settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
     )
-    return Sender(
+    return WebhookSender(
         CheckedResolver(policy, resolver, reactor),
         partial(PinnedAgent, reactor, tls_policy, settings.timeout),
         reactor,

@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from tawebeval.core.tokens import ANONYMOUS, NAME, read_lines
+from tawebeval.core.tokens import ANONYMOUS, CALLER_NAME, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
 
 _EVERYBODY = "*"  # the anonymous caller's name in the file
-_LINE = re.compile(rf"({NAME.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+/]+={{0,2}})")
+_LINE = re.compile(rf"({CALLER_NAME.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+/]+={{0,2}})")
 _LEAST, _MOST = 24, 64  # bytes, by the specification
 
 
 @attrs.frozen
-class Secrets:
+class SigningSecrets:
     """Secrets by caller. A caller has several while a new secret replaces an old one."""
 
     _secrets: Mapping[str, Sequence[bytes]] = attrs.field(repr=False, factory=dict)
@@ -31,7 +31,7 @@ class Secrets:
         """Return whether the caller has a secret."""
         return caller in self._secrets
 
-    def sign(self, caller: str, identifier: str, time: int, body: bytes) -> dict[str, str]:
+    def sign_body(self, caller: str, identifier: str, time: int, body: bytes) -> dict[str, str]:
         """Return the headers of an attempt to send `body`, with one signature for each secret.
 
         `identifier` is the same for all attempts; `time` is that of this one, in seconds since
@@ -46,14 +46,14 @@ class Secrets:
         }
 
 
-def parse_secrets(text: str) -> Secrets:
-    """Parse a secrets file: lines `NAME whsec_BASE64`; `*` is the anonymous caller.
+def parse_secrets(text: str) -> SigningSecrets:
+    """Parse a secrets file: lines `CALLER_NAME whsec_BASE64`; `*` is the anonymous caller.
 
     Empty lines and lines that begin with `#` are skipped. Raises: ConfigurationError, with the
     number of the line and nothing of its content.
     """
     found: dict[str, list[bytes]] = {}
-    for number, line in read_lines(text):
+    for number, line in read_uncommented_lines(text):
         match = _LINE.fullmatch(line)
         try:
             secret = b64decode(match[2]) if match else b""
@@ -67,4 +67,4 @@ def parse_secrets(text: str) -> Secrets:
         found.setdefault(caller, []).append(secret)
     if not found:
         raise ConfigurationError("the file has no secret; add a line NAME whsec_BASE64")
-    return Secrets(found)
+    return SigningSecrets(found)

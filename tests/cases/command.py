@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from tawebeval.cli import evaluate, evaluations
 from tawebeval.cli import main as command
-from tawebeval.cli.runtime import Server, exit_status
+from tawebeval.cli.runtime import ServerAccess, await_exit_status
 from tawebeval.errors import RequestError
 from tests.cases.client import ClientTestCase
 from tests.fakes.world import OID
@@ -26,21 +26,21 @@ class CommandTestCase(ClientTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.server: Server | None = None
+        self.server: ServerAccess | None = None
         self.meanwhile: Any = lambda: None
         self.file = Path(self.mktemp())
         self.file.write_bytes(b"print(1)\n")
         for module in (evaluate, evaluations):
-            self.patch(module, "run", self.run_work)
+            self.patch(module, "run_with_client", self.run_work)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
 
-    def run_work(self, server: Server, screen: Any, work: Any) -> None:
-        """Do what `run` does, with another client."""
+    def run_work(self, server: ServerAccess, screen: Any, work: Any) -> None:
+        """Do what `run_with_client` does, with another client."""
         self.server = server
         reactor = self.line.service.reactor
         status = self.line.wait(
-            exit_status(screen, work(self.line.client, reactor), reactor), self.meanwhile
+            await_exit_status(screen, work(self.line.client, reactor), reactor), self.meanwhile
         )
         raise SystemExit(status)
 
@@ -67,7 +67,7 @@ class CommandTestCase(ClientTestCase):
 
         def meanwhile() -> None:
             children = self.line.service.world.spawn.children
-            if children and children[-1].running:
+            if children and children[-1].is_running:
                 children[-1].print(b"hello\n" + self.block('{"type": "x", "n": 1.50}'))
                 children[-1].end(status)
 

@@ -18,10 +18,10 @@ from tawebeval.daemon.findings import Finding, Severity
 from tawebeval.errors import Problem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.controllers import MemoryController
-from tawebeval.linux.cgroups.group import Cgroups, Remedy
+from tawebeval.linux.cgroups.group import CgroupManager, CgroupRemedy
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
-from tawebeval.sandbox.bubblewrap import Bubblewrap
+from tawebeval.sandbox.bubblewrap import BubblewrapSandbox
 from tawebeval.sandbox.probe import ProbeDirectories
 from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import FakeTrees
@@ -57,31 +57,31 @@ class DoctorTestCase(SynchronousTestCase):
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
             (doctor, "find_unreadable_directories", lambda: ()),
-            (doctor, "check_git", lambda: "git version 2.39.5"),
-            (probe, "probe_with_overlays", self.probe_with_overlays),
+            (doctor, "check_git_version", lambda: "git version 2.39.5"),
+            (probe, "probe_overlays_or_copies", self.probe_with_overlays),
             (rlimits, "find_lowered_limits", lambda: ()),
-            (rlimits, "WATCHES", watches),
+            (rlimits, "MAX_WATCHES_FILE", watches),
             (doctor_storage, "shutil", usage),
         ):
             self.patch(module, name, fake)
 
-    def open_cgroups(self, name: str, owner: object) -> Cgroups:
+    def open_cgroups(self, name: str, owner: object) -> CgroupManager:
         enforced: Any = {
             what: (MemoryController(), None) for what in RESOURCES if what not in self.missing
         }
         home: Any = SimpleNamespace(close=lambda: self.closed.append(name))
         missing: Any = self.missing
-        return Cgroups([home], enforced, missing, Remedy("a unit", self.systemd_run))
+        return CgroupManager([home], enforced, missing, CgroupRemedy("a unit", self.systemd_run))
 
     def open_sandbox(
-        self, configuration: Configuration, accounts: Path, cgroups: Cgroups, orphans: Any
-    ) -> NoSandbox | Bubblewrap:
+        self, configuration: Configuration, accounts: Path, cgroups: CgroupManager, orphans: Any
+    ) -> NoSandbox | BubblewrapSandbox:
         self.accounts, self.users = accounts, os.listdir(accounts)
         if configuration.sandbox.kind == "none":
             return NoSandbox(configuration.limits, cgroups, orphans, self.trees)
         filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.network
         found = "/usr/bin/bwrap", accounts, filter_, (), (), network, self.trees
-        return Bubblewrap(*found, configuration.limits, cgroups, orphans)
+        return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)
 
     def probe_with_overlays(
         self, sandbox: object, _: object, places: ProbeDirectories
@@ -93,7 +93,9 @@ class DoctorTestCase(SynchronousTestCase):
         """Return all findings."""
         self.file.write_text(settings)
         process = FakeProcess(os.geteuid() or 1000 if uid is None else uid)
-        return list(doctor.examine(self.file, self.environment, process, MemoryReactorClock()))
+        return list(
+            doctor.examine_system(self.file, self.environment, process, MemoryReactorClock())
+        )
 
     def check_ok(self, settings: str = "") -> list[Finding]:
         """Hold that all parts are ok."""

@@ -12,25 +12,25 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
-from tawebeval.core.budget import Budget
-from tawebeval.core.events import Batch
-from tawebeval.core.fileblock import WantedFile
-from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.budget import RingBudget
+from tawebeval.core.events import EventBatch
+from tawebeval.core.fileblock import FileReference
+from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
-from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Parser
-from tawebeval.core.states import State
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import SegiParser
+from tawebeval.core.states import EvaluationState
 from tawebeval.errors import (
     EvaluationFailure,
     RequestError,
 )
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import Upload
-from tawebeval.evaluations.registry import Registry
-from tawebeval.evaluations.run import Run, StdoutPump
-from tawebeval.sandbox.base import Exit
+from tawebeval.evaluations.records import ReceivedForm
+from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.run import EvaluatorRun, StdoutPump
+from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
-from tawebeval.web.events import Poll
+from tawebeval.web.events import EventPoll
 from tests.cases.strategies import (
     MARKERS,
     Event,
@@ -84,7 +84,7 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def end_all(self) -> None:
         """End what still runs."""
-        if self.evaluation.times:
+        if self.evaluation.state_times:
             self.evaluation.stop(CANCELLED)
         self.slot.open()
         self.world.end()
@@ -98,26 +98,26 @@ class EvaluationTestCase(SynchronousTestCase):
             identifier="some",
             request=make_request(**changes),
             seed=7,
-            upload=upload,
+            upload_directory=upload,
             workspace=Workspace(self.root / "some"),
             context=self.world.context(),
         )
 
-    def reserve(self, name: str, caller: str) -> None:
+    def reserve_turn(self, name: str, caller: str) -> None:
         """Count reserved turns."""
         self.reserved += 1
 
-    def acquire(self, name: str, caller: str) -> Deferred[None]:
+    def acquire_slot(self, name: str, caller: str) -> Deferred[None]:
         """Give a slot once `slot` is open."""
         return Deferred.fromCoroutine(self.slot.wait())
 
-    def release(self, name: str) -> None:
+    def release_slot(self, name: str) -> None:
         """Count released slots."""
         self.released += 1
 
     def begin(self) -> None:
         """Begin the evaluation, with this case as its queue."""
-        self.evaluation.begin(self)
+        self.evaluation.enter_queue(self)
 
     def write_file(self) -> bytes:
         """Write a file as the evaluator may; return the block that names it."""
@@ -132,16 +132,18 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""
-        batch = self.evaluation.ring.read(self.evaluation.ring.oldest, 10**9)
+        batch = self.evaluation.ring.read_events(self.evaluation.ring.oldest, 10**9)
         return [json.loads(line) for line in batch.lines.splitlines()]
 
-    def assert_over(self, state: State, reason: str | None, printed: str = "") -> dict[str, Any]:
+    def assert_over(
+        self, state: EvaluationState, reason: str | None, printed: str = ""
+    ) -> dict[str, Any]:
         """Hold that it has ended so, with one final event, and that nothing is left of it.
 
         Returns the final event's payload.
         """
         self.world.turn()
-        self.assertTrue(self.evaluation.cleaned_up.is_set)
+        self.assertTrue(self.evaluation.cleanup_event.is_set)
         self.assertTrue(self.evaluation.ring.is_closed)
         self.assertIs(self.evaluation.state, state)
         self.assertTrue(state.has_ended)
@@ -170,37 +172,37 @@ class RunTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.ring = Ring()
-        budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
+        self.ring = EventRing()
+        budget = RingBudget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
         self.orphans = Gate()
         self.file: Deferred[bytes] = Deferred()  # of one that the evaluator names
         self.held: list[bool] = []
         self.pump = StdoutPump(
             self.clock,
-            Parser(MARKERS),
+            SegiParser(MARKERS),
             self.ring,
-            budget.add_share(on_room=lambda: self.pump.on_room()),
+            budget.add_share(on_room=lambda: self.pump.on_ring_room()),
             self,
         )
         self.sandboxed = FakeSandboxedRun(
             self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
         )
-        self.run = Run(self.clock, self.pump, GRACE, self.sandboxed, InlineThreads())
+        self.run = EvaluatorRun(self.clock, self.pump, GRACE, self.sandboxed, InlineThreads())
         self.child = FakeChild(self.clock, self.run)
         self.run.makeConnection(self.child)
 
-    def on_events(self) -> None:
+    def on_new_events(self) -> None:
         """Do nothing."""
 
     def on_lost_events(self) -> None:
         """Pass on that events are lost, as an evaluation does."""
         self.run.on_lost_events()
 
-    def read_file(self, wanted: WantedFile) -> Deferred[bytes]:
+    def read_referenced_file(self, wanted: FileReference) -> Deferred[bytes]:
         """Let the test supply the file."""
         return self.file
 
-    def on_pause(self, paused: bool) -> None:
+    def on_pause_change(self, paused: bool) -> None:
         """Pass on that the ring is full, or is not any more, as an evaluation does."""
         self.held.append(paused)
         self.run.set_paused(paused)
@@ -211,14 +213,14 @@ class RunTestCase(SynchronousTestCase):
 
     def text(self) -> str:
         """Return what is in the ring, which is text."""
-        batch: Batch = self.ring.read(self.ring.oldest, 10**9)
+        batch: EventBatch = self.ring.read_events(self.ring.oldest, 10**9)
         return "".join(str(event) for event in decode(batch))
 
     def assert_over(self, status: int | None = None, number: int | None = None) -> None:
         """Hold that the run has ended so, and that nothing of it is left to happen."""
         self.turn()
-        self.assertTrue(self.run.ended.is_set)
-        self.assertEqual(self.run.exit, Exit(status, number))
+        self.assertTrue(self.run.run_ended.is_set)
+        self.assertEqual(self.run.exit_status, EvaluatorExit(status, number))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -248,32 +250,34 @@ class PumpTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = TurnClock()
-        self.ring = Ring()
-        self.budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
-        self.share = self.budget.add_share(on_room=lambda: self.pump.on_room())
+        self.ring = EventRing()
+        self.budget = RingBudget(
+            2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call)
+        )
+        self.share = self.budget.add_share(on_room=lambda: self.pump.on_ring_room())
         self.changes = 0
         self.held: list[bool] = []
         self.losses = 0
-        self.files: list[tuple[WantedFile, Deferred[bytes]]] = []
+        self.files: list[tuple[FileReference, Deferred[bytes]]] = []
         self.producer = FakeProducer()
         self.pump = StdoutPump(
             self.clock,
-            Parser(MARKERS, max_value=self.max_value, max_file=self.max_file),
+            SegiParser(MARKERS, max_value=self.max_value, max_file=self.max_file),
             self.ring,
             self.share,
             self,
         )
         self.pump.start(self.producer)
 
-    def on_events(self) -> None:
+    def on_new_events(self) -> None:
         """Count that there are new events."""
         self.changes += 1
 
-    def on_pause(self, paused: bool) -> None:
+    def on_pause_change(self, paused: bool) -> None:
         """Note that the ring is full, or is not any more."""
         self.held.append(paused)
 
-    def read_file(self, wanted: WantedFile) -> Deferred[bytes]:
+    def read_referenced_file(self, wanted: FileReference) -> Deferred[bytes]:
         """Let the test supply the file."""
         content: Deferred[bytes] = Deferred()
         self.files.append((wanted, content))
@@ -294,13 +298,13 @@ class PumpTestCase(SynchronousTestCase):
 
     def events(self) -> list[Event]:
         """Return the events in the ring."""
-        return classify(decode(self.ring.read(self.ring.oldest, 10**9)))
+        return classify(decode(self.ring.read_events(self.ring.oldest, 10**9)))
 
     def end(self) -> None:
         """End stdout, and hold that all is done then."""
-        self.assertFalse(self.pump.done.is_set)
-        self.pump.end()
-        self.assertTrue(self.pump.done.is_set)
+        self.assertFalse(self.pump.output_stored.is_set)
+        self.pump.on_stdout_end()
+        self.assertTrue(self.pump.output_stored.is_set)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -328,29 +332,29 @@ class RegistryTestCase(SynchronousTestCase):
         self.world.clock.advance(5)  # for those who might read on
         self.successResultOf(closed)
 
-    def make(self, seed: int = 1) -> Registry:
+    def make(self, seed: int = 1) -> EvaluationRegistry:
         """Return a registry, such as a daemon makes at its start; it has new `callbacks`."""
         self.callbacks: Any = FakeCallbacks()
-        return Registry(
+        return EvaluationRegistry(
             self.world.context(),
-            Identifiers(KEY, straw(seed)),
+            IdentifierIssuer(KEY, straw(seed)),
             (self.running, self.queued, *self.own),
             Path("/evaluations"),
             self.callbacks,
         )
 
-    def upload(self, key: str | None = None, digest: bytes = b"", **changes: Any) -> Upload:
+    def upload(self, key: str | None = None, digest: bytes = b"", **changes: Any) -> ReceivedForm:
         """Return a form that has arrived."""
-        return Upload(make_request(**changes), Path("/uploads/some"), key, digest)
+        return ReceivedForm(make_request(**changes), Path("/uploads/some"), key, digest)
 
     def accept(self, **settings: Any) -> str:
         """Begin an evaluation."""
-        return self.registry.accept(self.upload(**settings))
+        return self.registry.accept_form(self.upload(**settings))
 
     def expire(self, seconds: float) -> None:
         """Look, that much later, for what nobody has asked for in time."""
         self.world.clock.advance(seconds)
-        self.registry.expire()
+        self.registry.expire_evaluations()
         self.world.turn()
 
     def start(self, printed: bytes = b"") -> tuple[str, FakeChild]:
@@ -367,7 +371,7 @@ class RegistryTestCase(SynchronousTestCase):
 
     def decode(self, page: EventPage) -> dict[str, Any]:
         """Return a page as clients see it: payloads only, for text."""
-        value = json.loads(page.encode())
+        value = json.loads(page.encode_json())
         self.assertEqual(list(value), ["begin", "end", "data"])
         for cursor in (value["begin"], value["end"]):
             self.assertTrue(cursor is None or re.fullmatch("[A-Za-z0-9_-]+", cursor), cursor)
@@ -379,7 +383,7 @@ class RegistryTestCase(SynchronousTestCase):
 
     def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:
         """Ask for a page and wait for it."""
-        return Deferred.fromCoroutine(answer(Poll("", identifier, after, wait), self.registry))
+        return Deferred.fromCoroutine(answer(EventPoll("", identifier, after, wait), self.registry))
 
     def finish(self, child: FakeChild, status: int = 0) -> None:
         """Let a run end."""

@@ -14,16 +14,16 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.deferreds import OneShot, wait_shielded
+from tawebeval.deferreds import OneShotEvent, wait_shielded
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitResult
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Login
 from tawebeval.git.keyring import Keyring
-from tawebeval.git.remotes import Remotes
+from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
-from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
+from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import OID, TREE, InlineThreads
 
@@ -64,7 +64,7 @@ class FakeGit:
         self.script = script
         self.commands: list[Command] = []
 
-    async def run(
+    async def run_command(
         self,
         repository: Path,
         *arguments: str,
@@ -96,7 +96,7 @@ class Running:
 
     def __init__(self) -> None:
         self.killed = 0
-        self._latch: OneShot[GitResult] = OneShot()
+        self._latch: OneShotEvent[GitResult] = OneShotEvent()
 
     def kill(self) -> None:
         """Count; the process ends when the test calls `end`."""
@@ -104,10 +104,10 @@ class Running:
 
     def end(self, result: GitResult = DONE) -> None:
         """Let the command end."""
-        self._latch.set(result)
+        self._latch.set_value(result)
 
     async def result(self) -> GitResult:
-        """Return the result, as `Git.run` does."""
+        """Return the result, as `GitRunner.run_command` does."""
         return await wait_shielded(self._latch, self.kill)
 
 
@@ -147,7 +147,7 @@ class CacheTestCase(SynchronousTestCase):
             self.root,
             self.git,
             threads or InlineThreads(),
-            Remotes(HostPolicy(), self.resolver, self.clock, (self.root,)),
+            RemoteResolver(HostPolicy(), self.resolver, self.clock, (self.root,)),
             FetchLimits(self.clock, 60, self.size, TreeLimits(3, 1000)),
             self.keyring,
             capacity=self.capacity,
@@ -156,7 +156,7 @@ class CacheTestCase(SynchronousTestCase):
     def restart(self, threads: Any = None) -> None:
         """Let another daemon take the cache over."""
         self.cache = self.make(threads)
-        self.cache.load()
+        self.cache.load_existing()
 
     def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
         """Answer as git does."""
@@ -198,7 +198,7 @@ class CacheTestCase(SynchronousTestCase):
             return checkout.commit
 
         repository = Repository(url, branch, depth)
-        requested = Deferred.fromCoroutine(self.cache.check_out(repository, oid, caller))
+        requested = Deferred.fromCoroutine(self.cache.check_out_commit(repository, oid, caller))
         return requested.addCallback(use)
 
     def get(self, *where: str, **settings: Any) -> Commit:

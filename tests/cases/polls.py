@@ -169,7 +169,7 @@ _DATE = re.compile(rb"Date: [^\r]*")
 class NoFastPath:
     """A fast path that takes no request."""
 
-    def try_answer(self, data: bytes) -> bool:
+    def try_answer_poll(self, data: bytes) -> bool:
         """Return False."""
         return False
 
@@ -239,13 +239,13 @@ class World:
 
     def seen(self) -> list[Any]:
         """Return all that can be seen, from outside and of what is kept."""
-        records = self.service.registry._records
+        records = self.service.registry.records
         rings = [record.evaluation.ring for record in records._records.values()]
         return [
             *(_DATE.sub(b"Date:", client.received) for client in self.clients),
             *((client.closed, client.aborted) for client in self.clients),
             *((ring.oldest, ring.newest) for ring in rings),
-            *(len(record.evaluation.changed) for record in records._records.values()),
+            *(len(record.evaluation.change_condition) for record in records._records.values()),
             *(client.channel.phase for client in self.clients),
         ]
 

@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from tawebeval.core.fileblock import MAX_HEADERS, MAX_PATH, InlineFile
+from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH, InlineFile
 from tawebeval.core.segi import Markers
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
@@ -160,7 +160,7 @@ def _content(block: list[bytes], limit: int, files: Files) -> InlineFile:
         raise _Refused
     head = b"".join(line + b"\n" for line in block[: empty[0]])
     body = b"\n".join(block[empty[0] + 1 :])
-    if len(head + block[empty[0]]) > MAX_HEADERS or len(body) > limit:
+    if len(head + block[empty[0]]) > MAX_HEADER_BYTES or len(body) > limit:
         raise _Refused
     headers = _headers(head.decode("utf-8", "replace").split("\n")[:-1])
     name = _disposition(headers.get("content-disposition", "a"))

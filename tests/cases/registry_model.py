@@ -15,14 +15,14 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval import errors
 from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
-from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, MESSAGES, Framing
-from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES, StreamFraming
+from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import DUMMY_END, EventPage
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import RESUME, Subscription
-from tawebeval.evaluations.registry import Registry
-from tawebeval.sandbox.workspace import directory_of
-from tawebeval.web.streams import Flow, write_events
+from tawebeval.evaluations.records import RESUME_SECONDS, Subscription
+from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.sandbox.workspace import derive_directory_name
+from tawebeval.web.streams import StreamFlowControl, write_events
 from tests.cases.event_source import EventSource
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
@@ -125,9 +125,9 @@ class Stream:
 
     identifier: str
     first: int
-    framing: Framing
+    framing: StreamFraming
     subscription: Subscription
-    flow: Flow
+    flow: StreamFlowControl
     received: bytearray = attrs.field(factory=bytearray)
     slow: bool = False
     over: Deferred[None] = attrs.field(init=False)
@@ -190,10 +190,10 @@ class Comparison(RuleBasedStateMachine):
         self.world = World(configuration=configuration, threads=IdleThreads(), running=RUNNING)
         self.world.spawn.obeys = (SIGTERM,)
         self.budget = self.world.budget
-        self.identities = Identifiers(b"k" * 32, straw(1))
+        self.identities = IdentifierIssuer(b"k" * 32, straw(1))
         bounds = (RUNNING, QUEUED, 0, 0)
         context = self.world.context()
-        self.registry = Registry(
+        self.registry = EvaluationRegistry(
             context, self.identities, bounds, Path("/evaluations"), FakeCallbacks()
         )
         self.models: dict[str, Model] = {}
@@ -216,7 +216,7 @@ class Comparison(RuleBasedStateMachine):
 
     def add_model(self, identifier: str, *, running: bool = True) -> None:
         """Add a model of an accepted evaluation."""
-        real = self.registry._records[identifier].evaluation
+        real = self.registry.records[identifier].evaluation
         self.models[identifier] = Model(self.now, real, running=running)
 
     def child(self, identifier: str) -> FakeChild:
@@ -224,7 +224,7 @@ class Comparison(RuleBasedStateMachine):
         (child,) = (
             child
             for child in self.world.spawn.children
-            if Path(child.environment["HOME"]).parent.name == directory_of(identifier)
+            if Path(child.environment["HOME"]).parent.name == derive_directory_name(identifier)
         )
         return child
 
@@ -262,14 +262,14 @@ class Comparison(RuleBasedStateMachine):
 
     def make_room(self) -> bool:
         """Forget evaluations that were sent, as far as needed; return whether that is enough."""
-        used, kept = self.budget.used, self.kept
+        used, kept = self.budget.used_bytes, self.kept
         for identifier in list(self.sent):
             model = self.models[identifier]
             if used < TOTAL - TOTAL // 4 and kept < KEPT:
                 break
             if self.now >= model.paged and not self.is_awaited(identifier):
                 self.forget(identifier)
-                used -= model.real.share.size
+                used -= model.real.ring_share.size
                 kept -= 1
         return used < TOTAL - TOTAL // 4 and kept < KEPT
 
@@ -307,7 +307,7 @@ class Comparison(RuleBasedStateMachine):
         self.streams.remove(one)
         model = self.models[one.identifier]
         if not (model.closed and one.subscription.position == model.newest):
-            model.cut = self.now + RESUME
+            model.cut = self.now + RESUME_SECONDS
         self.gone.append(one)
         if not self.models[one.identifier].forgotten:
             self.models[one.identifier].asked = self.now
@@ -359,7 +359,7 @@ class Comparison(RuleBasedStateMachine):
             assert type(answer) is errors.InvalidCursor
         elif number < oldest:
             assert isinstance(answer, errors.DiscardedCursor)
-            assert answer.members == {"oldest": str(oldest)}
+            assert answer.extra_members == {"oldest": str(oldest)}
         else:
             assert isinstance(answer, EventPage), answer
             model.acknowledged = max(model.acknowledged, number)
@@ -374,7 +374,7 @@ class Comparison(RuleBasedStateMachine):
 
         An `early` page may have been returned with the last text, before the end was reached.
         """
-        value = json.loads(page.encode())
+        value = json.loads(page.encode_json())
         events = [payload(event) for event in value["data"]]
         end = number + len(events)
         assert events == model.events[number:end]
@@ -386,4 +386,4 @@ class Comparison(RuleBasedStateMachine):
         assert len(page.events.lines) <= PAGE or len(events) == 1
 
 
-FRAMINGS = (JSON_LINES, EVENT_STREAM, MESSAGES)
+FRAMINGS = (JSON_LINES, EVENT_STREAM, WEBSOCKET_MESSAGES)

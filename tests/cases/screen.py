@@ -38,6 +38,6 @@ class Shown:
     def show(self, *events: Event) -> str:
         """Show events and close the screen; return stdout."""
         for event in events:
-            self.screen.show(event)
+            self.screen.show_event(event)
         self.screen.close()
         return self.out.getvalue()

@@ -19,9 +19,9 @@ from typing import NoReturn, TypeAlias
 import attrs
 from hypothesis import strategies as st
 
-from tawebeval.core.events import Batch
+from tawebeval.core.events import EventBatch
 from tawebeval.core.fileblock import InlineFile
-from tawebeval.core.segi import Markers, Parser
+from tawebeval.core.segi import Markers, SegiParser
 
 MARKERS = Markers(b"~DB", b"~DE", b"~FB", b"~FE")  # short, so that near misses are frequent
 MAX_VALUE = 40
@@ -49,7 +49,7 @@ def _refuse(constant: str) -> NoReturn:
     raise AssertionError(f"{constant} is no JSON")
 
 
-def decode(batch: Batch) -> list[str | bytes]:
+def decode(batch: EventBatch) -> list[str | bytes]:
     """Decode a batch, and assert everything that the contract promises of each event.
 
     Data events come back as their payload verbatim, files and errors among them.
@@ -131,10 +131,10 @@ def read_file(path: bytes) -> bytes | None:
     return None if path.startswith(b"refused") else path
 
 
-def answer_wanted_file(parser: Parser) -> Batch:
+def answer_wanted_file(parser: SegiParser) -> EventBatch:
     """Supply the file that the parser wants, or refuse it."""
-    assert parser.wanted_file is not None
-    content = read_file(parser.wanted_file.path.encode("utf-8", "surrogateescape"))
+    assert parser.awaited_file is not None
+    content = read_file(parser.awaited_file.path.encode("utf-8", "surrogateescape"))
     return (
         parser.refuse_file("there is no such file")
         if content is None
@@ -142,11 +142,11 @@ def answer_wanted_file(parser: Parser) -> Batch:
     )
 
 
-def run_turns(parser: Parser, first: Batch) -> Iterable[Batch]:
+def run_turns(parser: SegiParser, first: EventBatch) -> Iterable[EventBatch]:
     """Yield `first` and the batches after it, until the parser has parsed all that it can."""
     yield first
-    while parser.has_pending:
-        yield parser.proceed()
+    while parser.has_pending_input:
+        yield parser.parse_pending()
 
 
 def parse(
@@ -162,10 +162,10 @@ def parse(
 
     A wanted file is answered when `late` more chunks have come.
     """
-    parser = Parser(markers, max_value=max_value, max_file=max_file)
+    parser = SegiParser(markers, max_value=max_value, max_file=max_file)
     events: list[str | bytes] = []
 
-    def take(first: Batch) -> None:
+    def take(first: EventBatch) -> None:
         for batch in run_turns(parser, first):
             events.extend(decode(batch))
 
@@ -173,12 +173,12 @@ def parse(
     for chunk, flush in chunks_of(stdout, chunking):
         take(parser.feed(chunk))
         if flush:
-            take(parser.flush())
+            take(parser.flush_partial_line())
         waited += 1
-        while parser.wanted_file is not None and waited > late:
+        while parser.awaited_file is not None and waited > late:
             take(answer_wanted_file(parser))
             waited = 0
-    while parser.wanted_file is not None:
+    while parser.awaited_file is not None:
         take(answer_wanted_file(parser))
     take(parser.finish())
     return events

@@ -13,11 +13,11 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.budget import Spool
+from tawebeval.core.budget import UploadBudget
 from tawebeval.errors import (
     RequestError,
 )
-from tawebeval.evaluations.records import Upload
+from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.uploads import UploadWriter
 from tawebeval.web.upload import FormReceiver
 from tests.fakes.clients import MULTIPART, Part, parts
@@ -48,7 +48,7 @@ class UploadTestCase(SynchronousTestCase):
         self.uploads = Path(self.mktemp())
         self.uploads.mkdir()
         self.count = 0
-        self.spool = Spool(2**40)
+        self.spool = UploadBudget(2**40)
 
     def receiver(
         self,
@@ -66,19 +66,19 @@ class UploadTestCase(SynchronousTestCase):
     def discard(self, directory: Path, size: int) -> None:
         """Remove what there is of a form."""
         shutil.rmtree(directory)
-        self.spool.remove(size)
+        self.spool.remove_bytes(size)
 
-    def finish(self, receiver: FormReceiver) -> Upload:
+    def finish(self, receiver: FormReceiver) -> ReceivedForm:
         """Return the form that has come. Raises what is wrong with it."""
         outcomes: list[Any] = []
         Deferred.fromCoroutine(receiver.finish()).addBoth(outcomes.append)
         (outcome,) = outcomes
         if isinstance(outcome, Failure):
             raise outcome.value
-        upload: Upload = outcome
+        upload: ReceivedForm = outcome
         return upload
 
-    def receive(self, body: bytes, **settings: Any) -> Upload:
+    def receive(self, body: bytes, **settings: Any) -> ReceivedForm:
         """Receive a form in all ways, which must make no difference; return it."""
         uploads = []
         for chunks in chunkings(body):
@@ -88,7 +88,7 @@ class UploadTestCase(SynchronousTestCase):
             uploads.append(self.finish(receiver))
         for upload in uploads[1:]:
             self.assertEqual(upload.request, uploads[0].request)
-            self.assertEqual(upload.digest, uploads[0].digest)
+            self.assertEqual(upload.form_digest, uploads[0].form_digest)
             self.assertEqual(files(upload), files(uploads[0]))
         return uploads[0]
 
@@ -107,12 +107,12 @@ class UploadTestCase(SynchronousTestCase):
             caught.append(raised.exception)
         self.assertEqual({type(one) for one in caught}, {error})
         for one in caught:
-            self.assertEqual(one.members.get("field"), field)
+            self.assertEqual(one.extra_members.get("field"), field)
             self.assertIn(field or "", one.detail)
         return caught[0]
 
 
-def files(upload: Upload) -> dict[str, bytes]:
+def files(upload: ReceivedForm) -> dict[str, bytes]:
     """Return the files of an upload."""
     return {
         str(path.relative_to(upload.directory)): path.read_bytes()

@@ -22,7 +22,7 @@ from tawebeval.config import (
     PollSettings,
     StreamSettings,
 )
-from tawebeval.core.tokens import new_token
+from tawebeval.core.tokens import generate_token
 from tawebeval.web import streams
 from tests.cases import described
 from tests.fakes.children import FakeChild
@@ -176,7 +176,7 @@ class CallerTestCase(WebTestCase):
     def setUp(self) -> None:
         self.configuration = Configuration(callers=self.callers)
         super().setUp()
-        made = {name: new_token(name, os.urandom) for name in ("alice", "bob")}
+        made = {name: generate_token(name, os.urandom) for name in ("alice", "bob")}
         self.headers = {name: f"Bearer {token}" for name, (token, _) in made.items()}
         self.file = Path(self.mktemp())
         self.file.write_text("\n".join(line for _, line in made.values()))
@@ -212,7 +212,7 @@ class StreamTestCase(WebTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(streams, "PIECE", 4096)
+        self.patch(streams, "PIECE_BYTES", 4096)
 
     def turn(self) -> None:
         """Let happen what is due."""
@@ -247,10 +247,10 @@ class StreamTestCase(WebTestCase):
 
     def check_nothing_left(self, identifier: str) -> None:
         """Hold that nobody follows, and nothing waits."""
-        record = self.service.registry._records[identifier]
+        record = self.service.registry.records[identifier]
         self.assertEqual(len(self.service.registry.subscriptions), 0)
         self.assertEqual(len(record.readers.retention), 0)
-        self.assertEqual(len(record.evaluation.changed), 0)
+        self.assertEqual(len(record.evaluation.change_condition), 0)
 
 
 PROXY = IPv4Address("TCP", "10.0.0.1", 1)

@@ -18,14 +18,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli.evaluate import (
     GitCheckout,
     NoCheckout,
-    attend,
+    follow_evaluation,
     inspect_checkout,
     parse_fields,
     propose_https,
-    strip_user,
+    strip_userinfo,
 )
 from tawebeval.cli.follow import EvaluationReader
-from tawebeval.cli.runtime import exit_status
+from tawebeval.cli.runtime import await_exit_status
 from tests.cases.agents import Fate
 from tests.cases.client import STEP
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -131,7 +131,7 @@ class EvaluateTests(CommandTestCase):
         result = self.run_command("evaluate", *REPOSITORY, str(self.file), "--detach")
         self.assertEqual(result.exit_code, 0)
         self.assertRegex(result.stdout, r"\A[a-z2-7]{40}\n\Z")
-        self.assertTrue(self.line.child.running)
+        self.assertTrue(self.line.child.is_running)
 
     def test_usage(self) -> None:
         """What is wrong with the command is 2, and asks nobody."""
@@ -188,8 +188,10 @@ class AttendTests(CommandTestCase):
     def attend(self) -> Deferred[int]:
         """Follow it, as far as there is something."""
         reactor = self.line.service.reactor
-        work = attend(self.line.client, self.identifier, self.shown.screen, reactor, None)
-        ending = Deferred.fromCoroutine(exit_status(self.shown.screen, work, reactor))
+        work = follow_evaluation(
+            self.line.client, self.identifier, self.shown.screen, reactor, None
+        )
+        ending = Deferred.fromCoroutine(await_exit_status(self.shown.screen, work, reactor))
         for _ in range(4):
             self.line.settle()
             reactor.advance(STEP)
@@ -227,7 +229,7 @@ class AttendTests(CommandTestCase):
         self.line.settle()
         again = Shown()
         reader = EvaluationReader(self.line.client, self.identifier, again.screen)
-        following = Deferred.fromCoroutine(reader.follow(self.line.service.reactor))
+        following = Deferred.fromCoroutine(reader.follow_evaluation(self.line.service.reactor))
         following.addErrback(lambda _: None)
         self.line.settle()
         following.cancel()
@@ -235,7 +237,7 @@ class AttendTests(CommandTestCase):
         self.assertEqual((self.shown.out.getvalue(), again.out.getvalue()), ("a\nb", "\nc"))
         self.assertIn(f"the events before {cursor} are discarded", again.notes.getvalue())
         self.line.child.end()
-        result = self.run_command("follow", *reader.resumption.split()[2:])
+        result = self.run_command("follow", *reader.resume_command.split()[2:])
         self.assertEqual((result.exit_code, result.stdout, result.stderr), (0, "\n", ""))
         self.assertEqual(self.line.wait(ending), 1)  # after a timeout
 
@@ -248,7 +250,7 @@ class AttendTests(CommandTestCase):
         signal.raise_signal(signal.SIGINT)
 
         def meanwhile() -> None:
-            if "not cancelled" in self.shown.notes.getvalue() and self.line.child.running:
+            if "not cancelled" in self.shown.notes.getvalue() and self.line.child.is_running:
                 self.line.child.end()
 
         self.assertEqual(self.line.wait(ending, meanwhile), 0)
@@ -259,8 +261,10 @@ class AttendTests(CommandTestCase):
         self.line.child.print(b"a\nb\n")
         self.shown.out.broken = True
         reactor = self.line.service.reactor
-        work = attend(self.line.client, self.identifier, self.shown.screen, reactor, None)
-        self.assertEqual(self.line.wait(exit_status(self.shown.screen, work, reactor)), 141)
+        work = follow_evaluation(
+            self.line.client, self.identifier, self.shown.screen, reactor, None
+        )
+        self.assertEqual(self.line.wait(await_exit_status(self.shown.screen, work, reactor)), 141)
         status = self.line.wait(self.line.client.status(self.identifier))
         self.assertEqual(status["state"], "cancelled")
 
@@ -434,7 +438,7 @@ class CheckoutTests(SynchronousTestCase):
             ("https://example.org/@/a.git", "https://example.org/@/a.git"),
             ("git@example.org:a.git", "git@example.org:a.git"),
         ):
-            self.assertEqual(strip_user(url), shown)
+            self.assertEqual(strip_userinfo(url), shown)
 
     def test_proposed(self) -> None:
         """URLs over ssh and git have an https URL, all others have none."""

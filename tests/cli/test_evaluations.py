@@ -49,7 +49,7 @@ class EvaluationsTests(CommandTestCase):
         text = "\x9b2J\x7f\u202eü"
         for terminal, written in ((True, "\\u009b2J\\u007f\\u202eü"), (False, text)):
             shown = Shown(terminal=terminal)
-            shown.screen.print(dump_json({"a": text}))
+            shown.screen.print_text(dump_json({"a": text}))
             self.assertIn(f'"{written}"', shown.out.getvalue())
             self.assertEqual(json.loads(shown.out.getvalue(), strict=False), {"a": text})
 

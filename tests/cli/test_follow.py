@@ -8,11 +8,11 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.evaluate import attend
-from tawebeval.cli.follow import EvaluationReader, Folder
-from tawebeval.cli.runtime import exit_status
+from tawebeval.cli.evaluate import follow_evaluation
+from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
+from tawebeval.cli.runtime import await_exit_status
 from tawebeval.client import File, Page
-from tawebeval.client.errors import refusal
+from tawebeval.client.errors import build_refusal
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -23,18 +23,22 @@ async def discarded(oldest: str) -> AsyncIterator[Page]:
     """Yield no page, for only what follows that cursor is there."""
     for never in ():
         yield never
-    raise refusal(410, b'{"oldest": "%s"}' % oldest.encode())
+    raise build_refusal(410, b'{"oldest": "%s"}' % oldest.encode())
 
 
 class FollowTests(CommandTestCase):
     """Following on a screen."""
 
     def follow(
-        self, identifier: str, shown: Shown, folder: Folder | None = None, after: str | None = None
+        self,
+        identifier: str,
+        shown: Shown,
+        folder: DownloadDirectory | None = None,
+        after: str | None = None,
     ) -> Awaitable[int]:
         """Follow an evaluation that somebody else has begun."""
         reader = EvaluationReader(self.line.client, identifier, shown.screen, after)
-        return reader.follow(self.line.service.reactor, folder)
+        return reader.follow_evaluation(self.line.service.reactor, folder)
 
     def test_files(self) -> None:
         """Files are saved under their base names; one that cannot be is told of, and makes it 2."""
@@ -43,14 +47,14 @@ class FollowTests(CommandTestCase):
         start = '{"type":"file","content_type":"text/plain","content_base64":"aGk=","filename":'
         self.line.child.print(self.block(f'{start}"../a.txt"}}'))
         self.line.child.end()
-        following = self.follow(identifier, shown, Folder(root))
+        following = self.follow(identifier, shown, DownloadDirectory(root))
         self.assertEqual(self.line.wait(following), 0)
         self.assertEqual((root / "a.txt").read_bytes(), b"hi")
         self.assertIn(f"saved as {root}/a.txt", shown.notes.getvalue())
         identifier = self.line.begin()
         self.line.child.print(self.block(f'{start}".."}}') + b"more\n")
         self.line.child.end()
-        following = self.follow(identifier, shown, Folder(root))
+        following = self.follow(identifier, shown, DownloadDirectory(root))
         self.assertEqual(self.line.wait(following), 2)
         self.assertIn("not saved: ", shown.notes.getvalue())
         self.assertEqual(shown.out.getvalue(), "more\n")
@@ -129,8 +133,8 @@ class FollowTests(CommandTestCase):
             self.assertEqual(result.exit_code, follows, result.stderr)
             self.assertIn(str(error), result.stderr)
             shown, reactor = Shown(), self.line.service.reactor
-            attending = attend(self.line.client, identifier, shown.screen, reactor, None)
-            self.assertEqual(self.line.wait(exit_status(shown.screen, attending, reactor)), 1)
+            attending = follow_evaluation(self.line.client, identifier, shown.screen, reactor, None)
+            self.assertEqual(self.line.wait(await_exit_status(shown.screen, attending, reactor)), 1)
             self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
 
     def test_lost_meanwhile(self) -> None:
@@ -181,12 +185,12 @@ class FolderTests(SynchronousTestCase):
         self.root = Path(self.mktemp())
         self.root.mkdir()
         (self.root / "victim").write_bytes(b"old")
-        self.folder = Folder(self.root / "made" / "here")
+        self.folder = DownloadDirectory(self.root / "made" / "here")
 
     def test_base_name(self) -> None:
         """Only the last component of a name counts, and nothing is written elsewhere."""
         for name in ("a.txt", "../../a.txt", "/etc/a.txt", "..\\a.txt"):
-            path = Folder(self.folder.path).save(file(name))
+            path = DownloadDirectory(self.folder.path).save_file(file(name))
             self.assertEqual(path, self.folder.path / "a.txt")
             self.assertEqual(path.read_bytes(), b"new")
             self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
@@ -197,14 +201,14 @@ class FolderTests(SynchronousTestCase):
         """What is no name is refused."""
         for name in ("", ".", "..", "a/", "a\0b", "x" * 300):
             with self.assertRaises(ValueError):
-                self.folder.save(file(name))
+                self.folder.save_file(file(name))
 
     def test_replaced(self) -> None:
         """A file or a link of that name is replaced by a plain file; its target stays."""
         self.folder.path.mkdir(parents=True)
         (self.folder.path / "a.txt").symlink_to((self.root / "victim").resolve())
         for content in (b"long and old", b"new"):
-            path = Folder(self.folder.path).save(file("a.txt", content))
+            path = DownloadDirectory(self.folder.path).save_file(file("a.txt", content))
             self.assertFalse(path.is_symlink())
             self.assertEqual(path.read_bytes(), content)
         self.assertEqual((self.root / "victim").read_bytes(), b"old")
@@ -215,11 +219,11 @@ class FolderTests(SynchronousTestCase):
         """No file of an evaluation is lost; a failed one leaves neither a trace nor its name."""
         (self.folder.path / "a.txt").mkdir(parents=True)
         with self.assertRaises(OSError):
-            self.folder.save(file("a.txt"))
+            self.folder.save_file(file("a.txt"))
         self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
         (self.folder.path / "a.txt").rmdir()
         names = ["a.txt", "a-2.txt", "a.txt", "b/a.txt", "a-2.txt", "Makefile", "Makefile"]
-        saved = [self.folder.save(file(n, b"%d" % i)) for i, n in enumerate(names)]
+        saved = [self.folder.save_file(file(n, b"%d" % i)) for i, n in enumerate(names)]
         self.assertEqual(
             [path.name for path in saved],
             ["a.txt", "a-2.txt", "a-3.txt", "a-4.txt", "a-2-2.txt", "Makefile", "Makefile-2"],

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.output import OutputLost, Screen, escaped, readable, wants_colour
+from tawebeval.cli.output import (
+    OutputError,
+    Screen,
+    escape_control_characters,
+    format_value,
+    wants_colour,
+)
 from tawebeval.client import Data, EvaluationError, File, Text, Unknown
 from tests.cases.screen import CLEAR, Shown, Stream
 
@@ -44,7 +50,7 @@ class TextTests(SynchronousTestCase):
             ("moc\u202eexe", "moc\\u202eexe"),
             ("Zürich 東京 👍🏽\tx\n", "Zürich 東京 👍🏽\tx\n"),
         ):
-            self.assertEqual(escaped(text), shown)
+            self.assertEqual(escape_control_characters(text), shown)
 
     def test_line_ends(self) -> None:
         r"""`\r\n` ends a line also where it comes in two events; `\r` alone is written out."""
@@ -56,7 +62,7 @@ class TextTests(SynchronousTestCase):
     def test_partial(self) -> None:
         """A partial line is seen at once, and ends on a terminal before somebody else's line."""
         shown = Shown(terminal=True)
-        shown.screen.show(Text("half"))
+        shown.screen.show_event(Text("half"))
         shown.screen.flush()
         self.assertEqual(shown.out.getvalue(), "half")
         self.assertEqual(shown.show(Data("1"), Text("rest")), "half\n1\nrest\n")
@@ -141,16 +147,16 @@ class OtherTests(SynchronousTestCase):
         """It stands on a terminal until something else is said, and in a line of its own."""
         shown = Shown(terminal=True)
         self.assertTrue(shown.screen.shows_progress)
-        shown.screen.progress("queued")
-        shown.screen.progress("run\x1bning")
+        shown.screen.show_progress("queued")
+        shown.screen.show_progress("run\x1bning")
         self.assertEqual(shown.show(Text("a")), f"{CLEAR}queued{CLEAR}run\\u001bning{CLEAR}a\n")
         shown = Shown(terminal=True)
-        shown.screen.show(Text("a"))
-        shown.screen.progress("waiting")
+        shown.screen.show_event(Text("a"))
+        shown.screen.show_progress("waiting")
         self.assertEqual(shown.show(Text("b")), f"a\n{CLEAR}waiting{CLEAR}b\n")
         shown = Shown()
         self.assertFalse(shown.screen.shows_progress)
-        shown.screen.progress("queued")
+        shown.screen.show_progress("queued")
         self.assertEqual((shown.show(), shown.notes.getvalue()), ("", ""))
 
     def test_readable(self) -> None:
@@ -171,7 +177,7 @@ class OtherTests(SynchronousTestCase):
             ("9" * 5000, "9" * 5000),
             (f'["{"x" * 5000}"]', f'["{"x" * 5000}"]'),
         ):
-            self.assertEqual(readable(Data(written)), expected)
+            self.assertEqual(format_value(Data(written)), expected)
 
 
 class BrokenStreamTests(SynchronousTestCase):
@@ -190,26 +196,26 @@ class BrokenStreamTests(SynchronousTestCase):
         """A full disk is reported once; later output, also that at exit, is discarded."""
         stream = self.stream(os.open("/dev/full", os.O_WRONLY))
         screen = Screen(stream, Stream(False), False)
-        screen.show(Text("a"))
-        with self.assertRaises(OutputLost) as caught:
+        screen.show_event(Text("a"))
+        with self.assertRaises(OutputError) as caught:
             screen.flush()
         self.assertEqual(str(caught.exception), f"stdout: {os.strerror(errno.ENOSPC)}")
-        self.assertFalse(caught.exception.unread)
-        screen.print("b" * 100_000)
+        self.assertFalse(caught.exception.is_broken_pipe)
+        screen.print_text("b" * 100_000)
         stream.close()  # writes what is buffered
 
     def test_unread(self) -> None:
         """A pipe without a reader is told from a full disk, also within a write."""
         stream = self.stream()
-        with self.assertRaises(OutputLost) as caught:
-            Screen(stream, Stream(False), False).show(Text("a" * 1_000_000))
-        self.assertTrue(caught.exception.unread)
+        with self.assertRaises(OutputError) as caught:
+            Screen(stream, Stream(False), False).show_event(Text("a" * 1_000_000))
+        self.assertTrue(caught.exception.is_broken_pipe)
         stream.close()
 
     def test_notes(self) -> None:
         """A broken stderr raises nothing, for no one could read it."""
         stream = self.stream()
         screen = Screen(Stream(False), stream, False)
-        screen.note("a")
-        screen.note("b")
+        screen.show_message("a")
+        screen.show_message("b")
         stream.close()

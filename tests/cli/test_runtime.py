@@ -10,9 +10,15 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.runtime import RetryNotes, Server, UploadBar, exit_status, handle_signals
+from tawebeval.cli.runtime import (
+    RetryMessages,
+    ServerAccess,
+    UploadBar,
+    await_exit_status,
+    cancel_on_signals,
+)
 from tawebeval.config import MIB
-from tawebeval.core.tokens import new_token
+from tawebeval.core.tokens import generate_token
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import CLEAR, Shown
@@ -45,7 +51,7 @@ class SignalTests(SynchronousTestCase):
     def test_first(self) -> None:
         """Each of the three cancels once, and leaves the next Ctrl-C to end the program."""
         for number in NUMBERS:
-            with handle_signals(self.cancel, InlineReactor()) as received:
+            with cancel_on_signals(self.cancel, InlineReactor()) as received:
                 signal.raise_signal(number)
                 self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
                 self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
@@ -57,7 +63,7 @@ class SignalTests(SynchronousTestCase):
 
     def test_again(self) -> None:
         """A command that cleans up is cancelled by each further SIGINT and SIGTERM."""
-        with handle_signals(self.cancel, InlineReactor(), cleans_up=True):
+        with cancel_on_signals(self.cancel, InlineReactor(), cleans_up=True):
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
                 signal.raise_signal(number)
         self.assertEqual(self.calls, 3)
@@ -65,7 +71,7 @@ class SignalTests(SynchronousTestCase):
     def test_ignored(self) -> None:
         """Under nohup SIGHUP has no effect, before and after."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with handle_signals(self.cancel, InlineReactor()):
+        with cancel_on_signals(self.cancel, InlineReactor()):
             signal.raise_signal(signal.SIGHUP)
         self.assertEqual(self.calls, 0)
         self.assertEqual(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
@@ -81,7 +87,7 @@ class ExitStatusTests(CommandTestCase):
             shown = Shown()
             work = self.line.client.cancel("x")
             ending = Deferred.fromCoroutine(
-                exit_status(shown.screen, work, self.line.service.reactor)
+                await_exit_status(shown.screen, work, self.line.service.reactor)
             )
             self.line.settle()
             signal.raise_signal(number)
@@ -97,7 +103,7 @@ class ExitStatusTests(CommandTestCase):
             raise PermissionError(13, "Permission denied", "a.py")
 
         shown = Shown()
-        status = self.line.wait(exit_status(shown.screen, work(), self.line.service.reactor))
+        status = self.line.wait(await_exit_status(shown.screen, work(), self.line.service.reactor))
         self.assertEqual((status, shown.notes.getvalue()), (2, "a.py: Permission denied\n"))
 
     def test_server(self) -> None:
@@ -121,7 +127,7 @@ class RetryNotesTests(SynchronousTestCase):
     def test_terminal(self) -> None:
         """A terminal shows each retry on a line of its own, and once the recovery."""
         shown = Shown(terminal=True)
-        notes = RetryNotes(shown.screen)
+        notes = RetryMessages(shown.screen)
         shown.show()
         notes.on_recovery()
         shown.out.write("half")
@@ -138,7 +144,7 @@ class RetryNotesTests(SynchronousTestCase):
     def test_pipe(self) -> None:
         """A program that reads stderr gets nothing of it."""
         shown = Shown()
-        notes = RetryNotes(shown.screen)
+        notes = RetryMessages(shown.screen)
         notes.on_retry("no connection", 6.0)
         notes.on_recovery()
         self.assertEqual(shown.notes.getvalue(), "")
@@ -176,7 +182,7 @@ class UploadBarTests(SynchronousTestCase):
 class ServerTests(CommandTestCase):
     """Where the server and the token come from."""
 
-    def asked(self, *options: str, **env: str) -> Server:
+    def asked(self, *options: str, **env: str) -> ServerAccess:
         """Return what is asked."""
         self.run_command("list", *options, env={f"TAWEBEVAL_{k}": v for k, v in env.items()})
         assert self.server is not None
@@ -216,7 +222,7 @@ class ServerTests(CommandTestCase):
         """Who has no token is told how to give one."""
         folder = Path(self.mktemp())
         folder.mkdir()
-        (folder / "tokens").write_text(new_token("alice", os.urandom)[1])
+        (folder / "tokens").write_text(generate_token("alice", os.urandom)[1])
         self.line = self.make(tokens=folder / "tokens")
         result = self.run_command("list")
         self.assertEqual(result.exit_code, 2)

@@ -15,8 +15,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.output import OutputLost
-from tawebeval.cli.try_command import MarkerReplacer, RawProtocol, scratch_directory
+from tawebeval.cli.output import OutputError
+from tawebeval.cli.try_command import MarkerReplacer, RawOutputProtocol, make_scratch_directory
 from tawebeval.core.segi import Markers
 from tests.cases.screen import Shown
 from tests.fakes.world import straw
@@ -113,7 +113,7 @@ class RawProtocolTests(SynchronousTestCase):
     def test_all(self) -> None:
         """It is told everything, and of that stdout is shown."""
         noted, shown, reason = Noted(), Shown(), Failure(ProcessDone(0))
-        heard = RawProtocol(noted, MarkerReplacer(MARKERS), shown.screen, self.fail)
+        heard = RawOutputProtocol(noted, MarkerReplacer(MARKERS), shown.screen, self.fail)
         heard.makeConnection("the child")
         heard.childDataReceived(1, b"a")
         heard.childDataReceived(2, b"b")
@@ -134,12 +134,14 @@ class RawProtocolTests(SynchronousTestCase):
     def test_unread(self) -> None:
         """Where nobody reads the screen that is told, and the protocol goes on."""
         noted, shown = Noted(), Shown()
-        unread: list[OutputLost] = []
+        unread: list[OutputError] = []
 
         shown.out.broken = True
-        heard = RawProtocol(noted, MarkerReplacer(MARKERS), shown.screen, unread.append)
+        heard = RawOutputProtocol(noted, MarkerReplacer(MARKERS), shown.screen, unread.append)
         heard.childDataReceived(1, b"a")
-        self.assertEqual((noted.told, [why.unread for why in unread]), ([(1, b"a")], [True]))
+        self.assertEqual(
+            (noted.told, [why.is_broken_pipe for why in unread]), ([(1, b"a")], [True])
+        )
 
 
 class ScratchTests(SynchronousTestCase):
@@ -152,7 +154,7 @@ class ScratchTests(SynchronousTestCase):
 
     def test_removed(self) -> None:
         """One goes with its trial."""
-        with scratch_directory() as place:
+        with make_scratch_directory() as place:
             (place / "a").mkdir()
             self.assertEqual(list(self.around.iterdir()), [place])
         self.assertEqual(list(self.around.iterdir()), [])
@@ -166,7 +168,7 @@ class ScratchTests(SynchronousTestCase):
         kept.mkdir()
         (self.around / "tawebeval-try-link").symlink_to(kept)
         (self.around / "tawebeval-try-file").touch()
-        with scratch_directory() as one, scratch_directory() as other:
+        with make_scratch_directory() as one, make_scratch_directory() as other:
             self.assertFalse(left.exists())
             self.assertEqual(
                 {path.name for path in self.around.iterdir()},

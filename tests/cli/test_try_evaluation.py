@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.try_evaluation import NO_COMMIT, WorkingTree, read_pages, write_upload
+from tawebeval.cli.try_evaluation import NO_COMMIT, WorkingTreeSource, read_pages, write_upload
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
 from tawebeval.config import BufferSettings, Configuration
@@ -41,8 +41,8 @@ class WorkingTreeTests(SynchronousTestCase):
     def copy(self, files: int = 100, size: int = 10_000, without: Path | None = None) -> Path:
         """Return the copy; `files` and `size` are the limits."""
         without = without or self.base / "copy"
-        tree = WorkingTree(self.root, without, TreeLimits(files, size), InlineThreads())
-        checked_out = tree.check_out(Repository("u"), NO_COMMIT, "")
+        tree = WorkingTreeSource(self.root, without, TreeLimits(files, size), InlineThreads())
+        checked_out = tree.check_out_commit(Repository("u"), NO_COMMIT, "")
         results: list[Any] = []
         Deferred.fromCoroutine(checked_out).addBoth(results.append)
         if isinstance(results[0], Failure):
@@ -58,7 +58,7 @@ class WorkingTreeTests(SynchronousTestCase):
         self.assertEqual(os.readlink(tree / "link"), "inner")
         self.assertEqual(os.readlink(tree / "dangling"), "/nonexistent")
         self.assertEqual(list((tree / "inner" / "empty").iterdir()), [])
-        self.assertEqual((self.commit.files, self.commit.size), (6, 1005))
+        self.assertEqual((self.commit.file_count, self.commit.size), (6, 1005))
         (tree / "run.sh").write_text("changed")
         shutil.rmtree(tree / "inner")
         self.assertEqual((self.root / "run.sh").read_text(), "true\n")
@@ -157,7 +157,7 @@ class PagesTests(SynchronousTestCase):
                 found.extend(page.events)
 
         reading = Deferred.fromCoroutine(read())
-        evaluation.begin(FairQueue(running=1, queued=0))
+        evaluation.enter_queue(FairQueue(running=1, queued=0))
         lines = [b"line %d\n" % number for number in range(2000)]
         for index in range(0, len(lines), 100):
             world.child.print(b"".join(lines[index : index + 100]))
@@ -176,5 +176,5 @@ class PagesTests(SynchronousTestCase):
         )
         assert isinstance(last, ErrorEvent)
         self.assertEqual(last.members["status"], 3)
-        self.assertTrue(evaluation.cleaned_up.is_set)
+        self.assertTrue(evaluation.cleanup_event.is_set)
         self.assertEqual(evaluation.ring.size, 0)

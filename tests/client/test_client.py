@@ -25,10 +25,10 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
-from tawebeval.client.client import base_url
+from tawebeval.client.client import normalize_server_url
 from tawebeval.config import PollSettings
 from tawebeval.core.backoff import Backoff
-from tawebeval.core.tokens import new_token
+from tawebeval.core.tokens import generate_token
 from tests.cases.agents import Fate
 from tests.cases.client import ClientTestCase, Line, gathered, text
 
@@ -287,7 +287,7 @@ class OtherTests(ClientTestCase):
         """A token is sent with everything; without it nothing is to be had."""
         folder = Path(self.mktemp())
         folder.mkdir()
-        token, entry = new_token("alice", random.Random(3).randbytes)
+        token, entry = generate_token("alice", random.Random(3).randbytes)
         (folder / "tokens").write_text(entry + "\n")
         self.line = self.make(tokens=folder / "tokens", token=token)
         identifier = self.line.begin()
@@ -299,8 +299,8 @@ class OtherTests(ClientTestCase):
 
     def test_urls(self) -> None:
         """A server is a URL of http or https without anything behind the path."""
-        self.assertEqual(base_url("http://localhost:8080/"), "http://localhost:8080")
-        self.assertEqual(base_url("https://[::1]/judge//"), "https://[::1]/judge")
+        self.assertEqual(normalize_server_url("http://localhost:8080/"), "http://localhost:8080")
+        self.assertEqual(normalize_server_url("https://[::1]/judge//"), "https://[::1]/judge")
         for wrong in (
             *("", "localhost:8080", "ftp://a", "http://", "http://a:b", "http://a:0"),
             *("http://a?x", "http://a#x", "http://me:secret@a", "http://[::1"),
@@ -313,7 +313,7 @@ class OtherTests(ClientTestCase):
     def refused(self, server: str) -> str:
         """Return why a URL is refused."""
         with self.assertRaises(ValueError) as caught:
-            base_url(server)
+            normalize_server_url(server)
         return str(caught.exception)
 
 
@@ -378,7 +378,7 @@ class BreakingLineTests(SynchronousTestCase):
         def meanwhile() -> None:
             if todo:
                 line.child.print(todo.pop(0).encode())
-            elif line.child.running:
+            elif line.child.is_running:
                 line.child.end()
 
         found: list[Event] = []

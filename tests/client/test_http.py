@@ -171,7 +171,9 @@ class RepeatTests(ClientTestCase):
             is_plain_http,
         )
         with self.assertRaises(Unavailable) as caught:
-            self.line.wait(session.send(Request("GET", "/"), Backoff(2, 1, 10), lambda _: None))
+            self.line.wait(
+                session.send_request(Request("GET", "/"), Backoff(2, 1, 10), lambda _: None)
+            )
         self.attempts = len(asked)
         self.refused = caught.exception.is_refused_connection
         return str(caught.exception)

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.backoff import Backoff, Verdict, judge_status, parse_retry_after
+from tawebeval.core.backoff import Backoff, RequestOutcome, classify_status, parse_retry_after
 
 BACKOFFS = st.builds(
     Backoff,
-    attempts=st.integers(1, 5000),
+    max_attempts=st.integers(1, 5000),
     first_delay=st.floats(1e-6, 1e9),
     longest_delay=st.floats(1e-6, 1e9),
-    longest_asked=st.floats(0, 1e12),
+    longest_retry_after=st.floats(0, 1e12),
 )
 CHANCES = st.floats(0, 1, exclude_max=True)
 
@@ -24,11 +24,11 @@ class VerdictTests(SynchronousTestCase):
     def test_table(self) -> None:
         """2xx is taken, 5xx and two others ask for patience, the rest is a no."""
         for status in (200, 201, 204, 299):
-            self.assertIs(judge_status(status), Verdict.ACCEPTED, status)
+            self.assertIs(classify_status(status), RequestOutcome.ACCEPTED, status)
         for status in (408, 429, 500, 501, 503, 599):
-            self.assertIs(judge_status(status), Verdict.RETRY, status)
+            self.assertIs(classify_status(status), RequestOutcome.RETRY, status)
         for status in (199, 300, 301, 304, 307, 308, 400, 401, 403, 404, 410, 422, 499):
-            self.assertIs(judge_status(status), Verdict.REFUSED, status)
+            self.assertIs(classify_status(status), RequestOutcome.REFUSED, status)
 
 
 class RetryAfterTests(SynchronousTestCase):
@@ -73,7 +73,7 @@ class BackoffTests(SynchronousTestCase):
 
     def test_asked(self) -> None:
         """What the other side asks for is kept, or given up; a time gone by is none."""
-        backoff = Backoff(9, 4, 30, longest_asked=600)
+        backoff = Backoff(9, 4, 30, longest_retry_after=600)
         self.assertEqual(backoff.draw_delay(1, 0.5, 10), 12)
         self.assertEqual(backoff.draw_delay(1, 0.5, 600), 602)
         self.assertIsNone(backoff.draw_delay(1, 0.5, 601))
@@ -83,7 +83,7 @@ class BackoffTests(SynchronousTestCase):
     def test_bounds(self, backoff: Backoff, made: int, chance: float, asked: float) -> None:
         """There is a delay as long as there are attempts and patience; it is never too short."""
         delay = backoff.draw_delay(made, chance, asked)
-        if made >= backoff.attempts or asked > backoff.longest_asked:
+        if made >= backoff.max_attempts or asked > backoff.longest_retry_after:
             assert delay is None
             return
         assert delay is not None
@@ -94,8 +94,8 @@ class BackoffTests(SynchronousTestCase):
         """The delay grows with the chance from nothing, and its range never shrinks."""
         lesser, greater = sorted((one, other))
         delays = [backoff.draw_delay(made, chance) for chance in (0, lesser, greater)]
-        if made < backoff.attempts:
+        if made < backoff.max_attempts:
             assert delays == sorted(delay for delay in delays if delay is not None)
             assert delays[0] == 0
-        if made + 1 < backoff.attempts:
+        if made + 1 < backoff.max_attempts:
             assert (backoff.draw_delay(made, one) or 0) <= (backoff.draw_delay(made + 1, one) or 0)

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import budget as module
-from tawebeval.core.budget import Budget, Share, Spool
-from tawebeval.errors import Busy
+from tawebeval.core.budget import RingBudget, RingShare, UploadBudget
+from tawebeval.errors import ServerBusy
 
 # Of the total a quarter, rounded down, is the reserve; the rest is common.
 TOTAL, COMMON, EACH, READ = 1333, 1000, 300, 10
@@ -58,12 +58,12 @@ class BudgetTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(module, "_TURN", READ)
         self.turns = Turns()
-        self.budget = Budget(TOTAL, EACH, self.running, self.turns.call_later)
-        self.reopened: list[Share] = []
+        self.budget = RingBudget(TOTAL, EACH, self.running, self.turns.call_later)
+        self.reopened: list[RingShare] = []
 
     def add_share(
         self, size: int = 0, on_full: Callable[[], None] = lambda: None, reads: int = 0
-    ) -> Share:
+    ) -> RingShare:
         """Return a new share of `size` bytes, which grows to `reads` bytes when reopened."""
 
         def on_room() -> None:
@@ -85,7 +85,7 @@ class LimitTests(BudgetTestCase):
         self.assertFalse(share.is_full)
         share.resize(EACH)
         self.assertTrue(share.is_full)
-        self.assertEqual(self.budget.used, EACH)
+        self.assertEqual(self.budget.used_bytes, EACH)
 
     def test_as_much_as_is_free(self) -> None:
         """If less is free than `per_ring`, a ring may hold as much as is free."""
@@ -94,7 +94,7 @@ class LimitTests(BudgetTestCase):
         self.assertFalse(third.is_full)
         third.resize(200)
         self.assertTrue(third.is_full)
-        self.assertEqual(self.budget.used, 800)
+        self.assertEqual(self.budget.used_bytes, 800)
         self.assertFalse(self.add_share(99).is_full)
         self.assertEqual([first.is_full, second.is_full], [True, True])
 
@@ -105,13 +105,13 @@ class LimitTests(BudgetTestCase):
             for share in shares:
                 if not share.is_full:
                     share.resize(share.size + 1)
-        sizes = {share.size for share in shares} | {COMMON - self.budget.used}
+        sizes = {share.size for share in shares} | {COMMON - self.budget.used_bytes}
         self.assertLessEqual(max(sizes) - min(sizes), len(shares))
 
     def test_empty(self) -> None:
         """An empty ring is never full, and one with a byte is, when everything is used."""
         self.add_share(COMMON + 50)
-        self.assertTrue(self.budget.is_spent)
+        self.assertTrue(self.budget.is_exhausted)
         share = self.add_share()
         self.assertFalse(share.is_full)
         share.resize(1)
@@ -120,23 +120,23 @@ class LimitTests(BudgetTestCase):
     def test_spent(self) -> None:
         """Nothing but the reserve is left at three quarters of the total, not one byte before."""
         share = self.add_share(COMMON - 1)
-        self.assertFalse(self.budget.is_spent)
+        self.assertFalse(self.budget.is_exhausted)
         share.resize(COMMON)
-        self.assertTrue(self.budget.is_spent)
+        self.assertTrue(self.budget.is_exhausted)
 
     def test_kept(self) -> None:
         """Bytes kept beside a ring count but do not fill the ring; freed ones reopen others."""
         first, second = self.add_share(1), self.add_share(200)
-        first.resize_kept(COMMON - 250)
-        self.assertEqual((first.is_full, self.budget.used), (False, COMMON - 49))
-        self.assertEqual(self.budget.limit, 49)
+        first.resize_beside_ring(COMMON - 250)
+        self.assertEqual((first.is_full, self.budget.used_bytes), (False, COMMON - 49))
+        self.assertEqual(self.budget.ring_limit, 49)
         second.resize(200)
         self.assertTrue(second.is_full)
-        first.resize_kept(10)
+        first.resize_beside_ring(10)
         self.turns.settle()
         self.assertEqual(self.reopened, [second])
         first.release()
-        self.assertEqual(self.budget.used, 200)
+        self.assertEqual(self.budget.used_bytes, 200)
 
     def test_unbound(self) -> None:
         """A share without its limit is never full, but counts."""
@@ -144,7 +144,7 @@ class LimitTests(BudgetTestCase):
         share.remove_limit()
         self.assertEqual((share.is_full, self.reopened), (False, [share]))
         share.resize(COMMON)
-        self.assertEqual((share.is_full, self.budget.used), (False, COMMON))
+        self.assertEqual((share.is_full, self.budget.used_bytes), (False, COMMON))
         self.turns.settle()
         self.assertEqual(self.reopened, [share])
 
@@ -169,11 +169,11 @@ class LimitTests(BudgetTestCase):
         """A released share holds nothing, calls nothing, and cannot grow again."""
         share, other = self.add_share(COMMON), self.add_share(1)
         share.release()
-        self.assertEqual((self.budget.used, share.is_full), (1, False))
+        self.assertEqual((self.budget.used_bytes, share.is_full), (1, False))
         share.resize(50)
-        self.assertEqual(self.budget.used, 1)
+        self.assertEqual(self.budget.used_bytes, 1)
         share.release()
-        self.assertEqual(self.budget.used, 1)
+        self.assertEqual(self.budget.used_bytes, 1)
         self.turns.settle()
         self.assertEqual(self.reopened, [other])
 
@@ -190,7 +190,7 @@ class CallerShareTests(BudgetTestCase):
 
     def start(self, per_caller: int) -> None:
         """Begin with a budget of such shares."""
-        self.budget = Budget(TOTAL, EACH, self.running, self.turns.call_later, per_caller)
+        self.budget = RingBudget(TOTAL, EACH, self.running, self.turns.call_later, per_caller)
 
     def count(self) -> None:
         """Count the calls on relief."""
@@ -203,20 +203,20 @@ class CallerShareTests(BudgetTestCase):
         first.resize(200)
         second.resize(299)
         other.resize(499)
-        self.assertFalse(self.budget.is_share_used("alice"))
+        self.assertFalse(self.budget.is_share_used_up("alice"))
         second.resize(300)
-        self.assertTrue(self.budget.is_share_used("alice"))
-        self.assertFalse(self.budget.is_share_used("bob"))
-        self.assertFalse(self.budget.is_share_used("carol"))
+        self.assertTrue(self.budget.is_share_used_up("alice"))
+        self.assertFalse(self.budget.is_share_used_up("bob"))
+        self.assertFalse(self.budget.is_share_used_up("carol"))
         first.release()
-        self.assertFalse(self.budget.is_share_used("alice"))
+        self.assertFalse(self.budget.is_share_used_up("alice"))
 
     def test_relieved(self) -> None:
         """The call on relief is made once, in another turn, when a caller is below its share."""
         share = self.budget.add_share("alice")
         share.resize(500)
         for _ in range(2):
-            self.budget.call_on_relief("alice", self.count)
+            self.budget.call_when_share_free("alice", self.count)
         for size in (600, 500):
             share.resize(size)
         self.budget.add_share("bob").release()
@@ -232,11 +232,11 @@ class CallerShareTests(BudgetTestCase):
     def test_nobody_in_particular(self) -> None:
         """Without callers there are no shares, nor with 0, or as much as there is for all."""
         self.budget.add_share().resize(COMMON)
-        self.assertFalse(self.budget.is_share_used(""))
+        self.assertFalse(self.budget.is_share_used_up(""))
         for own, used in ((0, False), (COMMON, False), (COMMON - 1, True)):
             self.start(own)
             self.budget.add_share("alice").resize(COMMON)
-            self.assertIs(self.budget.is_share_used("alice"), used)
+            self.assertIs(self.budget.is_share_used_up("alice"), used)
 
     def test_nothing_left(self) -> None:
         """Nothing is stored of callers that hold nothing."""
@@ -251,7 +251,7 @@ class ReserveTests(BudgetTestCase):
 
     running = RUNNING
 
-    def fill(self, share: Share) -> int:
+    def fill(self, share: RingShare) -> int:
         """Fill a ring byte by byte; return the size at which it is full."""
         while not share.is_full:
             share.resize(share.size + 1)
@@ -262,8 +262,8 @@ class ReserveTests(BudgetTestCase):
         self.add_share(COMMON).remove_limit()
         shares = [self.add_share() for _ in range(RUNNING)]
         self.assertEqual([self.fill(share) for share in shares], [RESERVED] * RUNNING)
-        self.assertEqual(TOTAL - self.budget.used, RESERVED)
-        self.assertTrue(self.budget.is_spent)
+        self.assertEqual(TOTAL - self.budget.used_bytes, RESERVED)
+        self.assertTrue(self.budget.is_exhausted)
 
     def test_not_beside_what_is_common(self) -> None:
         """While more than that is free for all the reserve changes nothing."""
@@ -274,7 +274,7 @@ class ReserveTests(BudgetTestCase):
 
     def test_never_more_than_each(self) -> None:
         """Where few are filled at once the part of each is what one may have, and no more."""
-        self.budget = Budget(TOTAL, 100, 1, self.turns.call_later)
+        self.budget = RingBudget(TOTAL, 100, 1, self.turns.call_later)
         self.add_share(COMMON).remove_limit()
         self.assertEqual(self.fill(self.add_share()), 100)
 
@@ -350,7 +350,7 @@ class RoomTests(BudgetTestCase):
         large.resize(COMMON - 20 - 45)
         self.turns.settle()
         self.assertEqual(len(self.reopened), 5)
-        self.assertLessEqual(self.budget.used, COMMON)
+        self.assertLessEqual(self.budget.used_bytes, COMMON)
 
 
 class Machine(RuleBasedStateMachine):
@@ -359,9 +359,9 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.turns = Turns()
-        self.budget = Budget(TOTAL, EACH, RUNNING, self.turns.call_later)
-        self.shares: list[Share] = []
-        self.reading: set[Share] = set()  # as their owner knows from `is_full` and `on_room`
+        self.budget = RingBudget(TOTAL, EACH, RUNNING, self.turns.call_later)
+        self.shares: list[RingShare] = []
+        self.reading: set[RingShare] = set()  # as their owner knows from `is_full` and `on_room`
 
     @rule()
     def enter(self) -> None:
@@ -369,7 +369,7 @@ class Machine(RuleBasedStateMachine):
         self.shares.append(share)
         self.reading.add(share)
 
-    def note(self, share: Share) -> None:
+    def note(self, share: RingShare) -> None:
         """Do as an intake does after each change of its own."""
         if share.is_full:
             self.reading.discard(share)
@@ -408,8 +408,8 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def bounded(self) -> None:
         """Count what there is, which is over the total by one read for each at most."""
-        assert self.budget.used == sum(share.size for share in self.shares)
-        assert self.budget.used <= TOTAL + READ * len(self.shares)
+        assert self.budget.used_bytes == sum(share.size for share in self.shares)
+        assert self.budget.used_bytes <= TOTAL + READ * len(self.shares)
         assert all(share.size < EACH + READ for share in self.shares)
 
     @invariant()
@@ -419,13 +419,13 @@ class Machine(RuleBasedStateMachine):
             assert share.is_full == (share not in self.reading)
             assert share.size or share in self.reading
             if share.is_full and not self.turns.calls:
-                assert share.size >= self.budget.limit
+                assert share.size >= self.budget.ring_limit
 
     @invariant()
     def the_reserve_is_there(self) -> None:
         """Let nobody wait with less than its part of the reserve, as long as that is free."""
         for share in self.shares:
-            if share.size < RESERVED and self.budget.used <= TOTAL - RESERVED:
+            if share.size < RESERVED and self.budget.used_bytes <= TOTAL - RESERVED:
                 assert not share.is_full or self.turns.calls
 
     def teardown(self) -> None:
@@ -434,7 +434,7 @@ class Machine(RuleBasedStateMachine):
             share.resize(0)
         self.turns.settle()
         assert self.reading == set(self.shares)
-        assert self.budget.used == 0
+        assert self.budget.used_bytes == 0
 
 
 class InterleavingTests(BudgetTestCase):
@@ -446,45 +446,45 @@ class InterleavingTests(BudgetTestCase):
 
 
 class SpoolTests(SynchronousTestCase):
-    """`Spool`: bytes of uploads."""
+    """`UploadBudget`: bytes of uploads."""
 
     def test_limit(self) -> None:
         """Bytes up to the limit fit, not one more; the error says when to retry."""
-        spool = Spool(100)
-        spool.add(60)
-        spool.add(40)
-        error = self.assertRaises(Busy, spool.add, 1)
+        spool = UploadBudget(100)
+        spool.add_bytes(60)
+        spool.add_bytes(40)
+        error = self.assertRaises(ServerBusy, spool.add_bytes, 1)
         self.assertGreater(error.retry_after, 0)
-        self.assertEqual(spool.stored, 100)
-        spool.remove(10)
-        spool.add(10)
+        self.assertEqual(spool.stored_bytes, 100)
+        spool.remove_bytes(10)
+        spool.add_bytes(10)
 
     def test_check(self) -> None:
         """A check of an announced size reserves nothing."""
-        spool = Spool(100)
+        spool = UploadBudget(100)
         for _ in range(3):
-            spool.check_room(100)
-        self.assertEqual(spool.stored, 0)
-        spool.add(1)
-        self.assertRaises(Busy, spool.check_room, 100)
-        spool.check_room(99)
+            spool.check_space(100)
+        self.assertEqual(spool.stored_bytes, 0)
+        spool.add_bytes(1)
+        self.assertRaises(ServerBusy, spool.check_space, 100)
+        spool.check_space(99)
 
     def test_refused(self) -> None:
         """A size that does not fit is not counted."""
-        spool = Spool(100)
-        self.assertRaises(Busy, spool.add, 101)
-        spool.add(100)
+        spool = UploadBudget(100)
+        self.assertRaises(ServerBusy, spool.add_bytes, 101)
+        spool.add_bytes(100)
 
     def test_crowded(self) -> None:
         """Forms must wait for the disk from 32 MiB in memory on."""
-        spool = Spool(100)
-        self.assertFalse(spool.is_crowded)
-        spool.in_memory = 32 * 2**20
-        self.assertTrue(spool.is_crowded)
+        spool = UploadBudget(100)
+        self.assertFalse(spool.is_memory_full)
+        spool.bytes_in_memory = 32 * 2**20
+        self.assertTrue(spool.is_memory_full)
 
     def test_too_much_back(self) -> None:
         """More bytes than were added cannot be removed."""
-        spool = Spool(100)
-        spool.add(10)
-        self.assertRaises(AssertionError, spool.remove, 11)
-        self.assertRaises(AssertionError, spool.remove, -1)
+        spool = UploadBudget(100)
+        spool.add_bytes(10)
+        self.assertRaises(AssertionError, spool.remove_bytes, 11)
+        self.assertRaises(AssertionError, spool.remove_bytes, -1)

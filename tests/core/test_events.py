@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.events import (
-    NOTHING,
-    TERMINATOR,
-    Batch,
+    EMPTY_BATCH,
+    LINE_TERMINATOR,
+    EventBatch,
     base64_size,
     encode_data,
     encode_error,
@@ -44,12 +44,12 @@ class TextTests(SynchronousTestCase):
     def test_nothing(self) -> None:
         """No text is no event."""
         self.check(b"", [])
-        self.assertEqual(encode_text(b""), NOTHING)
+        self.assertEqual(encode_text(b""), EMPTY_BATCH)
 
     def test_exact_bytes(self) -> None:
         """The form on the wire: compact, keys in the contract's order, one event per line."""
         lines = b'{"type":"text","payload":"a"}\n{"type":"text","payload":"\\n"}\n'
-        self.assertEqual(encode_text(b"a\n"), Batch(2, lines))
+        self.assertEqual(encode_text(b"a\n"), EventBatch(2, lines))
 
     def test_lines(self) -> None:
         """Each line is one event, each terminator another."""
@@ -107,7 +107,7 @@ class TextTests(SynchronousTestCase):
 
     def test_terminator(self) -> None:
         r"""`\n` and nothing else."""
-        self.assertEqual(TERMINATOR, b"\n")
+        self.assertEqual(LINE_TERMINATOR, b"\n")
 
 
 class DataTests(SynchronousTestCase):
@@ -116,7 +116,7 @@ class DataTests(SynchronousTestCase):
     def test_verbatim(self) -> None:
         """A value stands in its event exactly as it was written."""
         self.assertEqual(
-            encode_data(b'{"a" : 1.0}'), Batch(1, b'{"type":"data","payload":{"a" : 1.0}}\n')
+            encode_data(b'{"a" : 1.0}'), EventBatch(1, b'{"type":"data","payload":{"a" : 1.0}}\n')
         )
 
     @given(st.text(), st.text(), st.binary())
@@ -167,4 +167,4 @@ class BatchTests(SynchronousTestCase):
         batch = encode_text(b"a\n") + encode_data(b"1")
         self.assertEqual(batch.count, 3)
         self.assertEqual(decode(batch), ["a", "\n", b"1"])
-        self.assertEqual(NOTHING + batch + NOTHING, batch)
+        self.assertEqual(EMPTY_BATCH + batch + EMPTY_BATCH, batch)

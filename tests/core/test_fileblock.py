@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.fileblock import (
-    MAX_HEADERS,
+    MAX_HEADER_BYTES,
     MAX_PATH,
     FileBlock,
     FileBlockError,
+    FileReference,
     InlineFile,
-    WantedFile,
 )
 from tawebeval.core.text import MAX_FILENAME
 from tests.cases.strategies import any_bytes
@@ -45,21 +45,21 @@ HEADER_PIECES = (
 )
 
 
-def parse(block: bytes, limit: int = LIMIT) -> InlineFile | WantedFile:
+def parse(block: bytes, limit: int = LIMIT) -> InlineFile | FileReference:
     """Take a block whose end marker is to be added."""
     gathered = FileBlock(END, limit)
     assert gathered.feed(block + b"\n" + END + b"\n") == b""
-    return gathered.parse()
+    return gathered.parse_file()
 
 
-def parse_bytewise(block: bytes, limit: int = LIMIT) -> InlineFile | WantedFile:
+def parse_bytewise(block: bytes, limit: int = LIMIT) -> InlineFile | FileReference:
     """Do the same byte by byte."""
     gathered = FileBlock(END, limit)
     *most, last = block + b"\n" + END + b"\n"
     for byte in most:
         assert gathered.feed(bytes([byte])) is None
     assert gathered.feed(bytes([last])) == b""
-    return gathered.parse()
+    return gathered.parse_file()
 
 
 class FeedTests(SynchronousTestCase):
@@ -76,13 +76,15 @@ class FeedTests(SynchronousTestCase):
         for part in (b"\nbody\n", b"~F", b"E"):
             self.assertIs(block.feed(part), None)
         self.assertEqual(block.feed(b"\nrest"), b"rest")
-        self.assertEqual(block.parse(), InlineFile("file", "application/octet-stream", b"body"))
+        self.assertEqual(
+            block.parse_file(), InlineFile("file", "application/octet-stream", b"body")
+        )
 
     def test_first_line(self) -> None:
         """The end marker may stand on the first line, before any header."""
         block = FileBlock(END, LIMIT)
         self.assertEqual(block.feed(b"~FE\nrest"), b"rest")
-        self.assertRaises(FileBlockError, block.parse)
+        self.assertRaises(FileBlockError, block.parse_file)
 
     def test_whole_lines_only(self) -> None:
         """With anything before or after it the end marker is part of the body."""
@@ -93,7 +95,7 @@ class FeedTests(SynchronousTestCase):
         """The empty line after the headers may be the terminator before the end marker."""
         block = FileBlock(END, LIMIT)
         self.assertEqual(block.feed(b"Content-Type: a/b\n\n~FE\n"), b"")
-        self.assertEqual(block.parse(), InlineFile("file", "a/b", b""))
+        self.assertEqual(block.parse_file(), InlineFile("file", "a/b", b""))
 
     @given(any_bytes, st.lists(st.integers(1, 9)))
     def test_chunks(self, data: bytes, sizes: list[int]) -> None:
@@ -114,7 +116,7 @@ class FeedTests(SynchronousTestCase):
 def outcome(block: FileBlock) -> object:
     """Return what a block says, be it an error; any other exception goes through."""
     try:
-        return block.parse()
+        return block.parse_file()
     except FileBlockError as error:
         return str(error)
 
@@ -141,18 +143,18 @@ class HeaderTests(SynchronousTestCase):
         """With `X-SEGI-As: path` the body is a path, kept as it was written."""
         self.assertEqual(
             parse(b"Content-Type: a/b\nX-SEGI-As: path\n\n../out/a b.txt"),
-            WantedFile("a b.txt", "a/b", "../out/a b.txt"),
+            FileReference("a b.txt", "a/b", "../out/a b.txt"),
         )
 
     def test_path_with_a_name(self) -> None:
         """A name in the headers goes before the path's own."""
         headers = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="b"\n\n'
         self.assertEqual(
-            parse(headers + b"dir/a"), WantedFile("b", "application/octet-stream", "dir/a")
+            parse(headers + b"dir/a"), FileReference("b", "application/octet-stream", "dir/a")
         )
         # Then the path is whatever names a file for the system, UTF-8 or not.
         wanted = parse(headers + b"dir/\xff\n")
-        self.assertEqual(wanted, WantedFile("b", "application/octet-stream", "dir/\udcff\n"))
+        self.assertEqual(wanted, FileReference("b", "application/octet-stream", "dir/\udcff\n"))
 
     def test_path_that_is_no_name(self) -> None:
         """Without a name in the headers the path must end in one that can be shown."""
@@ -405,12 +407,12 @@ class LimitTests(SynchronousTestCase):
             block = FileBlock(END, LIMIT)
             self.assertIs(block.feed(b"\n" + b"x" * 20_000 + b"\n~FE\n"[:at]), None)
             self.assertEqual(block.feed(b"\n~FE\n"[at:] + b"rest"), b"rest")
-            self.assertRaises(FileBlockError, block.parse)
+            self.assertRaises(FileBlockError, block.parse_file)
 
     def test_headers(self) -> None:
         """Headers are bounded as well, apart from the body."""
         line = b"X-Long: "
-        longest = line + b"x" * (MAX_HEADERS - len(line) - 1)
+        longest = line + b"x" * (MAX_HEADER_BYTES - len(line) - 1)
         self.assertEqual(parse(longest + b"\n\nx").filename, "file")
         with self.assertRaises(FileBlockError):
             parse(longest + b"x\n\nx")
@@ -427,6 +429,6 @@ class LimitTests(SynchronousTestCase):
     def test_both_at_their_limits(self) -> None:
         """Headers and body may both be at their limits, however the block comes."""
         line = b"X-Long: "
-        block = line + b"x" * (MAX_HEADERS - len(line) - 1) + b"\n\n" + b"x" * LIMIT
+        block = line + b"x" * (MAX_HEADER_BYTES - len(line) - 1) + b"\n\n" + b"x" * LIMIT
         self.assertEqual(len(parse(block).content), LIMIT)
         self.assertEqual(len(parse_bytewise(block).content), LIMIT)

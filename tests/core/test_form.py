@@ -23,7 +23,7 @@ from tawebeval.core.form import (
     parse_form,
     parse_submission_file,
 )
-from tawebeval.core.hosts import parse_target
+from tawebeval.core.hosts import parse_url_server
 from tawebeval.errors import InvalidField
 from tests.cases.strategies import file_names
 
@@ -48,7 +48,7 @@ class Tables(SynchronousTestCase):
     def check_refused(self, field: str, value: str | None) -> None:
         """Hold that a value (None: a field that is missing) is refused and the field named."""
         error = self.assertRaises(InvalidField, parse, {field: value})
-        self.assertEqual(error.members, {"field": field}, value)
+        self.assertEqual(error.extra_members, {"field": field}, value)
         self.assertTrue(error.detail.startswith(f"{field}: "), error.detail)
         self.assertTrue(error.detail.isprintable(), error.detail)
 
@@ -84,7 +84,7 @@ class SubmissionTests(SynchronousTestCase):
             error = self.assertRaises(
                 InvalidField, parse_submission_file, "submission[source]", filename
             )
-            self.assertEqual(error.members, {"field": "submission[source]"})
+            self.assertEqual(error.extra_members, {"field": "submission[source]"})
 
     def test_names(self) -> None:
         """NAME is a lower-case word; any other name that starts with `submission` is refused."""
@@ -99,7 +99,7 @@ class SubmissionTests(SynchronousTestCase):
         ):  # fmt: skip
             for filename in ("x", None):
                 error = self.assertRaises(InvalidField, parse_submission_file, name, filename)
-                self.assertEqual(error.members, {"field": name})
+                self.assertEqual(error.extra_members, {"field": name})
 
     def test_long_field_is_not_shown_whole(self) -> None:
         """The error does not repeat a megabyte to whoever sent it."""
@@ -129,7 +129,7 @@ class SubmissionTests(SynchronousTestCase):
     def test_at_least_one(self) -> None:
         """A form without any is refused."""
         error = self.assertRaises(InvalidField, parse_form, LEAST, (), ALL)
-        self.assertEqual(error.members, {"field": "submission"})
+        self.assertEqual(error.extra_members, {"field": "submission"})
 
 
 class FormTests(Tables):
@@ -265,7 +265,7 @@ class DirectoryTests(Tables):
             directory = parse({"directory": text}).directory
         except InvalidField as error:
             assert bad
-            assert error.members == {"field": "directory"}
+            assert error.extra_members == {"field": "directory"}
             return
         assert not bad
         assert not directory.startswith("/")
@@ -514,7 +514,7 @@ class CallbackTests(Tables):
         assert accepted == url
         assert re.fullmatch(r"[\x21-\x7e]+", url)
         read = URI.fromBytes(url.encode())
-        ours = parse_target(url)
+        ours = parse_url_server(url)
         assert ours is not None
         host = read.host.decode().strip("[]").lower()
         assert (read.scheme.decode(), read.port) == (ours.protocol, ours.port)

@@ -8,16 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.forwarded import UNIX, Proxies, canonicalize, group_address
+from tawebeval.core.forwarded import (
+    UNIX_PEERS,
+    TrustedProxies,
+    canonicalize_address,
+    find_address_group,
+)
 from tawebeval.errors import MalformedRequest
 
-TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX)
-FORWARDED = Proxies.parse(TRUSTED, "Forwarded")
-PLAIN = Proxies.parse(TRUSTED, "X-Forwarded-For")
+TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX_PEERS)
+FORWARDED = TrustedProxies.parse(TRUSTED, "Forwarded")
+PLAIN = TrustedProxies.parse(TRUSTED, "X-Forwarded-For")
 
 HIDDEN = st.from_regex(r"\A_[A-Za-z0-9._-]{1,64}\Z")
 ADDRESSES = st.ip_addresses().map(str)
-OTHERS_MODE = ADDRESSES.map(canonicalize).filter(lambda address: not PLAIN.is_trusted(address))
+OTHERS_MODE = ADDRESSES.map(canonicalize_address).filter(
+    lambda address: not PLAIN.is_trusted(address)
+)
 PROXIES = st.sampled_from(["127.0.0.1", "10.1.2.3", "2001:db8:1::7"])
 PORTS = st.none() | st.integers(0, 65535).map(str)
 HIDDEN_PORTS = PORTS | HIDDEN
@@ -66,35 +73,37 @@ class NodeTests(SynchronousTestCase):
     def test_addresses(self, address: str, port: str | None, data: st.DataObject) -> None:
         """An address comes through, whatever its port, in both headers."""
         node = with_port(address, port)
-        self.assertEqual(FORWARDED.find_client([data.draw(elements(node))]), address)
-        self.assertEqual(PLAIN.find_client([node]), address)
+        self.assertEqual(FORWARDED.find_client_address([data.draw(elements(node))]), address)
+        self.assertEqual(PLAIN.find_client_address([node]), address)
 
     @given(OTHERS_MODE)
     def test_without_brackets(self, address: str) -> None:
         """`X-Forwarded-For` has IPv6 addresses without brackets; `Forwarded` never."""
-        self.assertEqual(PLAIN.find_client([address]), address)
+        self.assertEqual(PLAIN.find_client_address([address]), address)
         if ":" in address:
-            self.assertRaises(MalformedRequest, FORWARDED.find_client, [f'for="{address}"'])
+            self.assertRaises(MalformedRequest, FORWARDED.find_client_address, [f'for="{address}"'])
 
     @given(HIDDEN, HIDDEN_PORTS, st.data())
     def test_hidden(self, name: str, port: str | None, data: st.DataObject) -> None:
         """A name with which a proxy hides an address is a name."""
         node = name if port is None else f"{name}:{port}"
-        self.assertEqual(FORWARDED.find_client([data.draw(elements(node))]), name)
-        self.assertEqual(PLAIN.find_client([node]), name)
-        self.assertEqual(group_address(name), "")
+        self.assertEqual(FORWARDED.find_client_address([data.draw(elements(node))]), name)
+        self.assertEqual(PLAIN.find_client_address([node]), name)
+        self.assertEqual(find_address_group(name), "")
 
     def test_unknown(self) -> None:
         """What the proxy does not know is empty, and nobody's word is taken in its place."""
         for value in ("for=unknown", 'for="Unknown:80"', "proto=https", "for=192.0.2.1, by=_x"):
-            self.assertEqual(FORWARDED.find_client([value]), "")
+            self.assertEqual(FORWARDED.find_client_address([value]), "")
         for value in ("unknown", "unix:", "192.0.2.1, unknown"):
-            self.assertEqual(PLAIN.find_client([value]), "")
+            self.assertEqual(PLAIN.find_client_address([value]), "")
 
     def test_mapped(self) -> None:
         """An IPv4 address within one of IPv6 is that address, also as a proxy's."""
-        self.assertEqual(PLAIN.find_client(["::ffff:192.0.2.1"]), "192.0.2.1")
-        self.assertEqual(PLAIN.find_client(["192.0.2.1, [::ffff:127.0.0.1]:7"]), "192.0.2.1")
+        self.assertEqual(PLAIN.find_client_address(["::ffff:192.0.2.1"]), "192.0.2.1")
+        self.assertEqual(
+            PLAIN.find_client_address(["192.0.2.1, [::ffff:127.0.0.1]:7"]), "192.0.2.1"
+        )
 
     def test_no_address(self) -> None:
         """What should be an address and is none is refused, with the name of the header."""
@@ -103,13 +112,15 @@ class NodeTests(SynchronousTestCase):
             *("[fe80::1%eth0]", "example.org", "_", "_" + "a" * 65, "1.2.3.4:", "1.2.3.4:123456"),
             *("1.2.3.4:x", "-", "'1.2.3.4'", "unknown1", "1.2.3.4 5", "[::1]x"),
         ):
-            error = self.assertRaises(MalformedRequest, PLAIN.find_client, [node])
+            error = self.assertRaises(MalformedRequest, PLAIN.find_client_address, [node])
             self.assertEqual(
                 str(error),
                 f"X-Forwarded-For: {node!r} is not an IP address; configure the proxy to send the"
                 " client's address",
             )
-            error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [f'for="{node}"'])
+            error = self.assertRaises(
+                MalformedRequest, FORWARDED.find_client_address, [f'for="{node}"']
+            )
             self.assertTrue(
                 str(error).startswith(f"Forwarded: {node!r} is not an IP address"), error
             )
@@ -128,13 +139,13 @@ class ForwardedTests(SynchronousTestCase):
             ('for=192.0.2.43, for="[2001:db8:cafe::17]", for=10.0.0.1', "2001:db8:cafe::17"),
             ("for=_hidden, for=_SEVKISEK", "_SEVKISEK"),
         ):
-            self.assertEqual(FORWARDED.find_client([value]), client)
+            self.assertEqual(FORWARDED.find_client_address([value]), client)
 
     def test_nothing(self) -> None:
         """Without an element a proxy asks for itself; empty ones do not count (RFC 9110, 5.6.1)."""
         for values in ([], [""], [" , ,"], [";"]):
-            self.assertIsNone(FORWARDED.find_client(values))
-        self.assertEqual(FORWARDED.find_client([",for=192.0.2.1, ,", ""]), "192.0.2.1")
+            self.assertIsNone(FORWARDED.find_client_address(values))
+        self.assertEqual(FORWARDED.find_client_address([",for=192.0.2.1, ,", ""]), "192.0.2.1")
 
     def test_broken(self) -> None:
         """A header that is not of that form is refused as a whole, for its ends are not clear."""
@@ -143,17 +154,17 @@ class ForwardedTests(SynchronousTestCase):
             *("for= 192.0.2.1", "for=192.0.2.1 for=192.0.2.2", "for=[::1]", 'for="a"b', 'x="\\'),
             *("for=192.0.2.1;x", "for=1.2.3.4:80", "ä=1"),
         ):
-            error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [value])
+            error = self.assertRaises(MalformedRequest, FORWARDED.find_client_address, [value])
             self.assertIn("is not a list of pairs", str(error))
         for value in ("for=192.0.2.1;for=192.0.2.2", "a=1;A=2"):
-            error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [value])
+            error = self.assertRaises(MalformedRequest, FORWARDED.find_client_address, [value])
             self.assertIn("occurs twice", str(error))
 
     def test_long(self) -> None:
         """The longest headers that may come do not take longer than others, byte for byte."""
         for value in (" " * 32_000 + "x", '"' * 32_000, 'a="' + "\\\\" * 16_000, "a=b;" * 8_000):
-            self.assertRaises(MalformedRequest, FORWARDED.find_client, [value])
-            self.assertRaises(MalformedRequest, PLAIN.find_client, [value])
+            self.assertRaises(MalformedRequest, FORWARDED.find_client_address, [value])
+            self.assertRaises(MalformedRequest, PLAIN.find_client_address, [value])
 
 
 class TrustTests(SynchronousTestCase):
@@ -164,8 +175,8 @@ class TrustTests(SynchronousTestCase):
         """Whatever a client claims, its own address stands where the first proxy has put it."""
         said = [with_port(each, None) for each in (client, *proxies)]
         lines = [word, ", ".join(said[:cut]), ", ".join(said[cut:])]
-        self.assertEqual(PLAIN.find_client(lines), client)
-        self.assertEqual(PLAIN.find_client([",".join(lines)]), client)
+        self.assertEqual(PLAIN.find_client_address(lines), client)
+        self.assertEqual(PLAIN.find_client_address([",".join(lines)]), client)
 
     @given(st.data(), st.lists(ADDRESSES, max_size=3), OTHERS_MODE, st.lists(PROXIES, max_size=3))
     def test_forwarded_forgery(
@@ -174,13 +185,13 @@ class TrustTests(SynchronousTestCase):
         """So it is in `Forwarded`, in one line or in several."""
         nodes = [with_port(each, None) for each in (*word, client, *proxies)]
         said = [data.draw(elements(node)) for node in nodes]
-        self.assertEqual(FORWARDED.find_client(said), client)
-        self.assertEqual(FORWARDED.find_client([" , ".join(said)]), client)
+        self.assertEqual(FORWARDED.find_client_address(said), client)
+        self.assertEqual(FORWARDED.find_client_address([" , ".join(said)]), client)
 
     @given(st.lists(PROXIES, min_size=1, max_size=3))
     def test_only_proxies(self, proxies: list[str]) -> None:
         """Where all are proxies the first of them is who asks."""
-        self.assertEqual(PLAIN.find_client([",".join(proxies)]), proxies[0])
+        self.assertEqual(PLAIN.find_client_address([",".join(proxies)]), proxies[0])
 
     def test_trusts(self) -> None:
         """Trusted are those that are listed, and nobody without a list, or without an address."""
@@ -189,17 +200,17 @@ class TrustTests(SynchronousTestCase):
             *(("2001:db8:1:2::3", True), ("2001:db8:2::", False), ("", False), ("unix", False)),
         ):
             self.assertEqual(PLAIN.is_trusted(address), trusted, address)
-            self.assertFalse(Proxies.parse((UNIX,), "Forwarded").is_trusted(address))
+            self.assertFalse(TrustedProxies.parse((UNIX_PEERS,), "Forwarded").is_trusted(address))
         self.assertTrue(PLAIN.trusts_unix)
-        self.assertFalse(Proxies.parse(("::1",), "Forwarded").trusts_unix)
+        self.assertFalse(TrustedProxies.parse(("::1",), "Forwarded").trusts_unix)
 
     def test_too_wide(self) -> None:
         """Networks in which strangers may be are found; a single address is named on purpose."""
-        fine = ("192.0.2.1", "2001:db8::1", "10.0.0.0/8", "127.0.0.0/30", "fd00::/8", UNIX)
-        self.assertEqual(Proxies.parse(fine, "Forwarded").find_wide_networks(), [])
+        fine = ("192.0.2.1", "2001:db8::1", "10.0.0.0/8", "127.0.0.0/30", "fd00::/8", UNIX_PEERS)
+        self.assertEqual(TrustedProxies.parse(fine, "Forwarded").find_public_networks(), [])
         wide = ("0.0.0.0/0", "::/0", "10.0.0.0/7", "192.0.2.0/31", "2001:db8::/64")
         self.assertEqual(
-            tuple(Proxies.parse((*fine, *wide), "Forwarded").find_wide_networks()), wide
+            tuple(TrustedProxies.parse((*fine, *wide), "Forwarded").find_public_networks()), wide
         )
 
 
@@ -219,11 +230,11 @@ class GroupTests(SynchronousTestCase):
             ("", ""),
             ("_hidden", ""),
         ):
-            self.assertEqual(group_address(address), group)
+            self.assertEqual(find_address_group(address), group)
 
     @given(st.ip_addresses())
     def test_canonical(self, address: IPv4Address | IPv6Address) -> None:
         """An address has one spelling, whichever it came in."""
-        name = canonicalize(address.exploded)
-        self.assertEqual(canonicalize(name), name)
-        self.assertEqual(canonicalize(str(address).upper()), name)
+        name = canonicalize_address(address.exploded)
+        self.assertEqual(canonicalize_address(name), name)
+        self.assertEqual(canonicalize_address(str(address).upper()), name)

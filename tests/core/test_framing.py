@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data, encode_text
 from tawebeval.core.framing import (
     EVENT_STREAM,
     JSON_LINES,
-    MESSAGES,
-    encode_messages,
-    encode_server_sent,
+    WEBSOCKET_MESSAGES,
+    encode_server_sent_events,
+    encode_websocket_messages,
 )
 from tests.cases.event_source import EventSource
 
@@ -35,9 +35,9 @@ PAYLOADS = st.lists(
 )
 
 
-def joined(batches: list[Batch]) -> Batch:
+def joined(batches: list[EventBatch]) -> EventBatch:
     """Return batches as one."""
-    return sum(batches, NOTHING)
+    return sum(batches, EMPTY_BATCH)
 
 
 def unframe(frames: bytes) -> list[bytes]:
@@ -65,34 +65,36 @@ class ServerSentTests(SynchronousTestCase):
     def test_bytes(self) -> None:
         """Each event has its data and the cursor after it."""
         self.assertEqual(
-            encode_server_sent(7, encode_data(b"1") + encode_data(b"2")),
+            encode_server_sent_events(7, encode_data(b"1") + encode_data(b"2")),
             b'data: {"type":"data","payload":1}\nid: 8\n\n'
             b'data: {"type":"data","payload":2}\nid: 9\n\n',
         )
 
     def test_nothing(self) -> None:
         """No events are no bytes."""
-        self.assertEqual(encode_server_sent(7, NOTHING), b"")
+        self.assertEqual(encode_server_sent_events(7, EMPTY_BATCH), b"")
 
     def test_carriage_return(self) -> None:
         """What would end a line there is a space of JSON, and becomes another one."""
         self.assertEqual(
-            encode_server_sent(0, encode_data(b"[1,\r2]\r")),
+            encode_server_sent_events(0, encode_data(b"[1,\r2]\r")),
             b'data: {"type":"data","payload":[1, 2] }\nid: 1\n\n',
         )
 
     def test_percent(self) -> None:
         """A percent sign is one, whatever stands after it."""
         for text in (b"%", b"%d", b"%%d", b"100 %s", b"%(x)s"):
-            framed = encode_server_sent(0, encode_text(text))
+            framed = encode_server_sent_events(0, encode_text(text))
             self.assertEqual(framed, b"data: %s\nid: 1\n\n" % encode_text(text).lines[:-1])
 
     @given(FIRST, PAYLOADS)
-    def test_read_by_a_browser(self, first: int, batches: list[Batch]) -> None:
+    def test_read_by_a_browser(self, first: int, batches: list[EventBatch]) -> None:
         """A reader as the HTML standard has it finds each event, and each cursor."""
         batch = joined(batches)
         source = EventSource()
-        source.feed(EVENT_STREAM.begin + encode_server_sent(first, batch) + EVENT_STREAM.heartbeat)
+        source.feed(
+            EVENT_STREAM.begin + encode_server_sent_events(first, batch) + EVENT_STREAM.heartbeat
+        )
         assert [json.loads(event.data) for event in source.events] == [
             json.loads(line) for line in batch.lines.split(b"\n")[:-1]
         ]
@@ -102,11 +104,11 @@ class ServerSentTests(SynchronousTestCase):
         assert source.retry == 2000
 
     @given(FIRST, PAYLOADS, st.integers(0, 6))
-    def test_cut_anywhere(self, first: int, batches: list[Batch], at: int) -> None:
+    def test_cut_anywhere(self, first: int, batches: list[EventBatch], at: int) -> None:
         """However events are put into batches, the stream is the same."""
         one, other = joined(batches[:at]), joined(batches[at:])
-        whole = encode_server_sent(first, joined(batches))
-        assert whole == encode_server_sent(first, one) + encode_server_sent(
+        whole = encode_server_sent_events(first, joined(batches))
+        assert whole == encode_server_sent_events(first, one) + encode_server_sent_events(
             first + one.count, other
         )
 
@@ -120,7 +122,7 @@ class ServerSentTests(SynchronousTestCase):
     def test_heartbeat(self) -> None:
         """The sign of life is none of a browser's events, and changes no cursor."""
         source = EventSource()
-        source.feed(encode_server_sent(0, encode_data(b"1")) + EVENT_STREAM.heartbeat * 3)
+        source.feed(encode_server_sent_events(0, encode_data(b"1")) + EVENT_STREAM.heartbeat * 3)
         self.assertEqual((len(source.events), source.last_event_id), (1, "1"))
         self.assertTrue(EVENT_STREAM.heartbeat)
 
@@ -141,29 +143,31 @@ class MessageTests(SynchronousTestCase):
             (70000, b"\x81\x7f\x00\x00\x00\x00\x00\x01\x11\x70"),
         ):
             batch = encode_data(b'"%s"' % (b"x" * (length - overhead)))
-            self.assertEqual(encode_messages(0, batch), header + batch.lines[:-1])
+            self.assertEqual(encode_websocket_messages(0, batch), header + batch.lines[:-1])
 
     def test_nothing(self) -> None:
         """No events are no bytes."""
-        self.assertEqual(encode_messages(0, NOTHING), b"")
+        self.assertEqual(encode_websocket_messages(0, EMPTY_BATCH), b"")
 
     @given(FIRST, PAYLOADS)
-    def test_each_event_is_a_message(self, first: int, batches: list[Batch]) -> None:
+    def test_each_event_is_a_message(self, first: int, batches: list[EventBatch]) -> None:
         """Messages are the events, in order, as they were encoded."""
         batch = joined(batches)
-        assert unframe(MESSAGES.events(first, batch)) == batch.lines.split(b"\n")[:-1]
+        assert (
+            unframe(WEBSOCKET_MESSAGES.encode_events(first, batch)) == batch.lines.split(b"\n")[:-1]
+        )
 
 
 class LineTests(SynchronousTestCase):
     """JSON Lines."""
 
     @given(FIRST, PAYLOADS)
-    def test_as_they_are(self, first: int, batches: list[Batch]) -> None:
+    def test_as_they_are(self, first: int, batches: list[EventBatch]) -> None:
         """Nothing is added, and nothing is copied."""
         batch = joined(batches)
-        assert JSON_LINES.events(first, batch) is batch.lines
+        assert JSON_LINES.encode_events(first, batch) is batch.lines
 
     def test_no_words_of_our_own(self) -> None:
         """There are only events: no beginning, no end, no signs of life."""
-        for framing in (JSON_LINES, MESSAGES):
+        for framing in (JSON_LINES, WEBSOCKET_MESSAGES):
             self.assertEqual((framing.begin, framing.end, framing.heartbeat), (b"", b"", b""))

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import (
+    GitRoute,
     HostPolicy,
-    Route,
-    Target,
-    build_route,
+    UrlServer,
+    build_git_route,
     format_address,
-    is_public,
-    parse_path,
-    parse_target,
+    is_public_address,
+    parse_local_path,
+    parse_url_server,
 )
 from tawebeval.errors import ForbiddenHost
 
@@ -76,7 +76,7 @@ class PathTests(SynchronousTestCase):
             ("file:///srv/a%20b%FF", "/srv/a b\udcff"),
             ("file://localhost/srv/x", "//localhost/srv/x"),
         ):
-            self.assertEqual(parse_path(url), path)
+            self.assertEqual(parse_local_path(url), path)
 
 
 class TargetTests(SynchronousTestCase):
@@ -94,7 +94,7 @@ class TargetTests(SynchronousTestCase):
             ("git@h:path:x", "ssh", "h", 22),
             ("h:path@x/y", "ssh", "h", 22),
         ):
-            self.assertEqual(parse_target(url), Target(protocol, host, port, None), url)
+            self.assertEqual(parse_url_server(url), UrlServer(protocol, host, port, None), url)
 
     def test_addresses(self) -> None:
         """Addresses in their usual form are known as such."""
@@ -104,14 +104,14 @@ class TargetTests(SynchronousTestCase):
             ("http://[0:0::1]:80/x", "::1"),
             ("127.0.0.1:x", "127.0.0.1"),
         ):
-            target = parse_target(url)
+            target = parse_url_server(url)
             assert target is not None
             self.assertEqual((target.host, target.address), (host, ip_address(host)))
 
     def test_paths(self) -> None:
         """A path of this machine has no host."""
-        self.assertIsNone(parse_target("/srv/x"))
-        self.assertIsNone(parse_target("file:///srv/x"))
+        self.assertIsNone(parse_url_server("/srv/x"))
+        self.assertIsNone(parse_url_server("file:///srv/x"))
 
     def test_refused(self) -> None:
         """What git, curl or ssh might read in another way is no host."""
@@ -143,13 +143,13 @@ class TargetTests(SynchronousTestCase):
             *("https://\uff11\uff12\uff17.0.0.1/", "https://h\u00e9/", "nonsense", "[::1]:x"),
             *("gopher://h/x", "http://" + "a" * 64 + "/", "http://" + "a." * 127 + "ab/"),
         ):
-            self.assertRaises(ValueError, parse_target, url)
+            self.assertRaises(ValueError, parse_url_server, url)
 
     @given(st.text(max_size=30), st.sampled_from(["http://", "git://", "ssh://", ""]))
     def test_anything(self, rest: str, scheme: str) -> None:
         """Whatever is taken for a host can be handed to a shell and to curl as it is."""
         try:
-            target = parse_target(scheme + rest)
+            target = parse_url_server(scheme + rest)
         except ValueError:
             return
         if target is not None:
@@ -162,12 +162,12 @@ class PublicTests(SynchronousTestCase):
     def test_public(self) -> None:
         """Those of the internet, whatever they are wrapped in."""
         for text in PUBLIC:
-            self.assertTrue(is_public(ip_address(text)), text)
+            self.assertTrue(is_public_address(ip_address(text)), text)
 
     def test_not_public(self) -> None:
         """All others: loopback, private, shared, link-local, multicast, reserved, wrapped."""
         for text in PRIVATE:
-            self.assertFalse(is_public(ip_address(text)), text)
+            self.assertFalse(is_public_address(ip_address(text)), text)
 
     @given(st.ip_addresses(v=4))
     def test_wrapped(self, address: object) -> None:
@@ -175,7 +175,7 @@ class PublicTests(SynchronousTestCase):
         inner = ip_address(str(address))
         for prefix in ("::ffff:0:0", "64:ff9b::"):
             wrapped = ip_address(int(ip_address(prefix)) | int(inner))
-            self.assertEqual(is_public(wrapped), is_public(inner))
+            self.assertEqual(is_public_address(wrapped), is_public_address(inner))
 
 
 class PolicyTests(SynchronousTestCase):
@@ -183,7 +183,7 @@ class PolicyTests(SynchronousTestCase):
 
     def refused(self, policy: HostPolicy, url: str, *addresses: str) -> str:
         """Return why a URL is refused, "" when it is not."""
-        target = parse_target(url)
+        target = parse_url_server(url)
         assert target is not None
         try:
             policy.check_host(target)
@@ -219,15 +219,15 @@ class PolicyTests(SynchronousTestCase):
 
     def test_section(self) -> None:
         """What refuses is called as the operator has written it."""
-        policy = HostPolicy(["a.org"], ["x.a.org"], section="callbacks")
+        policy = HostPolicy(["a.org"], ["x.a.org"], settings_section="callbacks")
         for url in ("http://x.a.org/", "http://b.org/"):
             self.assertIn(" callbacks.", self.refused(policy, url))
-        policy = HostPolicy(section="callbacks")
+        policy = HostPolicy(settings_section="callbacks")
         self.assertIn(" callbacks.private_networks", self.refused(policy, "http://10.0.0.1/"))
 
     def test_lists(self) -> None:
         """Names are matched whole, or below a domain; who is denied is not allowed again."""
-        policy = HostPolicy(allow=["a.org", "*.B.org"], deny=["x.b.org"])
+        policy = HostPolicy(allowed_hosts=["a.org", "*.B.org"], denied_hosts=["x.b.org"])
         for host, setting in (
             *(("a.org", ""), ("A.org", ""), ("c.b.org", ""), ("d.c.b.org", "")),
             *(("b.org", "allow_hosts"), ("xa.org", "allow_hosts"), ("c.a.org", "allow_hosts")),
@@ -241,11 +241,11 @@ class PolicyTests(SynchronousTestCase):
 class RouteTests(SynchronousTestCase):
     """How git is bound to an address."""
 
-    def check(self, url: str, address: str, expected: Route) -> None:
+    def check(self, url: str, address: str, expected: GitRoute) -> None:
         """Check the route to an address."""
-        target = parse_target(url)
+        target = parse_url_server(url)
         assert target is not None
-        self.assertEqual(build_route(url, target, ip_address(address)), expected)
+        self.assertEqual(build_git_route(url, target, ip_address(address)), expected)
 
     def test_http(self) -> None:
         """Curl is told what the name's address is."""
@@ -255,33 +255,35 @@ class RouteTests(SynchronousTestCase):
                 "GIT_CONFIG_KEY_0": "http.curloptResolve",
                 "GIT_CONFIG_VALUE_0": f"h:443:{text}",
             }
-            self.check("https://H/x", address, Route("https://H/x", environment))
+            self.check("https://H/x", address, GitRoute("https://H/x", environment))
 
     def test_git(self) -> None:
         """The address stands in the URL, and the server is told the name."""
         environment = {"GIT_OVERRIDE_VIRTUAL_HOST": "h:9418"}
-        self.check("git://h/x/y", "8.8.8.8", Route("git://8.8.8.8:9418/x/y", environment))
-        self.check("git://h/x", "2606::1", Route("git://[2606::1]:9418/x", environment))
+        self.check("git://h/x/y", "8.8.8.8", GitRoute("git://8.8.8.8:9418/x/y", environment))
+        self.check("git://h/x", "2606::1", GitRoute("git://[2606::1]:9418/x", environment))
 
     def test_ssh(self) -> None:
         """Ssh connects to the address, and looks for the name's key."""
         for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
-            target = parse_target(url)
+            target = parse_url_server(url)
             assert target is not None
-            command = build_route(url, target, ip_address("8.8.8.8")).environment["GIT_SSH_COMMAND"]
+            command = build_git_route(url, target, ip_address("8.8.8.8")).environment[
+                "GIT_SSH_COMMAND"
+            ]
             self.assertIn(" -oHostName=8.8.8.8 ", command)
             self.assertIn(alias, command)
 
     def test_ssh_options(self) -> None:
         """What ssh is told of a key comes along, also where the URL has an address."""
         for url in ("u@h:x", "u@8.8.8.8:x"):
-            target = parse_target(url)
+            target = parse_url_server(url)
             assert target is not None
-            found = build_route(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
+            found = build_git_route(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
             command = found.environment["GIT_SSH_COMMAND"]
             self.assertTrue(command.startswith("ssh -oBatchMode=yes -oUser=git '-i/k y'"), command)
             self.assertEqual("-oHostName=8.8.8.8" in command, url == "u@h:x")
 
     def test_address(self) -> None:
         """An address in the URL needs nothing else."""
-        self.check("http://8.8.8.8/x", "8.8.8.8", Route("http://8.8.8.8/x"))
+        self.check("http://8.8.8.8/x", "8.8.8.8", GitRoute("http://8.8.8.8/x"))

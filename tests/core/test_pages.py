@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import ring
-from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data, encode_text
 from tawebeval.core.pages import (
     DUMMY_END,
     EventPage,
@@ -28,23 +28,23 @@ from tawebeval.core.pages import (
     parse_cursor,
     read_page,
 )
-from tawebeval.core.ring import Ring
+from tawebeval.core.ring import EventRing
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 
 PLENTY = 10**9
 
 
-def ring_of(*payloads: bytes, closed: bool = False) -> Ring:
+def ring_of(*payloads: bytes, closed: bool = False) -> EventRing:
     """Return a ring of data events, one batch each."""
-    ring = Ring()
+    ring = EventRing()
     for payload in payloads:
-        ring.append(encode_data(payload))
+        ring.append_batch(encode_data(payload))
     if closed:
         ring.close()
     return ring
 
 
-def ask(ring: Ring, after: str | None, limit: int) -> EventPage:
+def ask(ring: EventRing, after: str | None, limit: int) -> EventPage:
     """Return a page as one who reads page by page gets it: asking acknowledges."""
     ring.acknowledge(locate_cursor(ring, after))
     return read_page(ring, after, limit)
@@ -54,12 +54,12 @@ class PageTests(SynchronousTestCase):
     """Pages, case by case."""
 
     def check(
-        self, ring: Ring, after: str | None, end: str | None, data: list[object]
+        self, ring: EventRing, after: str | None, end: str | None, data: list[object]
     ) -> EventPage:
         """Hold the page after a cursor against what it must say, as JSON."""
         page = ask(ring, after, PLENTY)
         self.assertEqual(
-            json.loads(page.encode()),
+            json.loads(page.encode_json()),
             {"begin": after, "end": end, "data": [{"type": "data", "payload": p} for p in data]},
         )
         return page
@@ -108,7 +108,9 @@ class PageTests(SynchronousTestCase):
     def test_after_the_dummy_end(self) -> None:
         """The dummy end is followed by an empty page with null as its end, for ever."""
         page = make_end_page()
-        self.assertEqual(json.loads(page.encode()), {"begin": DUMMY_END, "end": None, "data": []})
+        self.assertEqual(
+            json.loads(page.encode_json()), {"begin": DUMMY_END, "end": None, "data": []}
+        )
         self.assertTrue(page.is_final)
         self.assertEqual(page, make_end_page())
 
@@ -131,7 +133,7 @@ class PageTests(SynchronousTestCase):
         ring = ring_of(b"1", b"2")
         self.check(ring, "1", "2", [2])
         self.check(ring, "1", "2", [2])
-        ring.append(encode_data(b"3"))
+        ring.append_batch(encode_data(b"3"))
         self.check(ring, "1", "3", [2, 3])
 
     def test_discarded(self) -> None:
@@ -140,7 +142,7 @@ class PageTests(SynchronousTestCase):
         ask(ring, "2", PLENTY)
         for after in (None, "0", "1"):
             error = self.assertRaises(DiscardedCursor, ask, ring, after, PLENTY)
-            self.assertEqual(error.members, {"oldest": "2"})
+            self.assertEqual(error.extra_members, {"oldest": "2"})
         self.check(ring, "2", "3", [3])
 
     def test_beyond(self) -> None:
@@ -152,8 +154,8 @@ class PageTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """A page is bounded in bytes; one event is always let through."""
-        ring = Ring()
-        ring.append(encode_text(b"a\nb\nc"))
+        ring = EventRing()
+        ring.append_batch(encode_text(b"a\nb\nc"))
         line = len(encode_text(b"a").lines)
         page = ask(ring, None, 2 * line + 1)
         self.assertEqual((page.events.count, page.end), (2, "2"))
@@ -168,7 +170,7 @@ class EncodeTests(SynchronousTestCase):
         """The form on the wire."""
         page = EventPage(None, "2", encode_text(b"a\n"))
         self.assertEqual(
-            page.encode(),
+            page.encode_json(),
             b'{"begin":null,"end":"2","data":'
             b'[{"type":"text","payload":"a"},{"type":"text","payload":"\\n"}]}',
         )
@@ -176,7 +178,7 @@ class EncodeTests(SynchronousTestCase):
     def test_empty(self) -> None:
         """A page without events."""
         self.assertEqual(
-            EventPage("7", "7", NOTHING).encode(), b'{"begin":"7","end":"7","data":[]}'
+            EventPage("7", "7", EMPTY_BATCH).encode_json(), b'{"begin":"7","end":"7","data":[]}'
         )
 
 
@@ -224,21 +226,21 @@ class NewsTests(SynchronousTestCase):
     def test_news(self) -> None:
         """Events do, and the end, also without any."""
         for page, news in (
-            (EventPage("7", "7", NOTHING), False),
-            (EventPage(None, "0", NOTHING), False),
-            (EventPage("7", "8", Batch(1, b"1\n")), True),
-            (EventPage("7", DUMMY_END, NOTHING), True),
+            (EventPage("7", "7", EMPTY_BATCH), False),
+            (EventPage(None, "0", EMPTY_BATCH), False),
+            (EventPage("7", "8", EventBatch(1, b"1\n")), True),
+            (EventPage("7", DUMMY_END, EMPTY_BATCH), True),
             (make_end_page(), True),
         ):
-            self.assertIs(page.has_news, news, page)
+            self.assertIs(page.is_worth_sending, news, page)
 
 
 class SkipTests(SynchronousTestCase):
     """Places so many events after a cursor."""
 
     def setUp(self) -> None:
-        self.ring = Ring()
-        self.ring.append(Batch(4, b"1\n2\n3\n4\n"))
+        self.ring = EventRing()
+        self.ring.append_batch(EventBatch(4, b"1\n2\n3\n4\n"))
 
     def test_place(self) -> None:
         """They are counted from the cursor, or the very beginning."""
@@ -272,7 +274,7 @@ class PagesMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ring = Ring()
+        self.ring = EventRing()
         self.lines: list[bytes] = []
         self.closed = False
         self.acknowledged = 0
@@ -289,12 +291,12 @@ class PagesMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(SIZES, max_size=5))
     def append(self, sizes: list[int]) -> None:
         """Print some events."""
-        batch = NOTHING
+        batch = EMPTY_BATCH
         for size in sizes:
             event = encode_data(b'"%d %s"' % (len(self.lines), b"x" * size))
             batch += event
             self.lines.append(event.lines)
-        self.ring.append(batch)
+        self.ring.append_batch(batch)
 
     @precondition(lambda self: len(self.lines) > 8)
     @rule()
@@ -343,7 +345,7 @@ class PagesMachine(RuleBasedStateMachine):
     @rule()
     def read_all(self) -> None:
         """Nothing is gone that nobody has acknowledged."""
-        batch = self.ring.read(self.acknowledged, PLENTY)
+        batch = self.ring.read_events(self.acknowledged, PLENTY)
         assert batch.lines == b"".join(self.lines[self.acknowledged :])
 
     def refused(self, error: Callable[..., Exception], after: str | None) -> None:
@@ -353,7 +355,7 @@ class PagesMachine(RuleBasedStateMachine):
         except (InvalidCursor, DiscardedCursor) as refusal:
             assert type(refusal) is error
             if isinstance(refusal, DiscardedCursor):
-                assert refusal.members["oldest"] == str(self.acknowledged)
+                assert refusal.extra_members["oldest"] == str(self.acknowledged)
         else:
             raise AssertionError(f"{after!r} was not refused")
 
@@ -371,14 +373,14 @@ class PagesMachine(RuleBasedStateMachine):
             expected.append(line)
             if sum(map(len, expected)) > limit:
                 break
-        assert page.events == Batch(len(expected), b"".join(expected))
+        assert page.events == EventBatch(len(expected), b"".join(expected))
         assert page.begin == after
         end = begin + len(expected)
         finished = self.closed and end == len(self.lines)
         assert page.end == (DUMMY_END if finished else str(end))
         assert page.is_final == finished
         assert re.fullmatch(r"[A-Za-z0-9_-]+", page.end)
-        value = json.loads(page.encode())
+        value = json.loads(page.encode_json())
         assert list(value) == ["begin", "end", "data"]
         assert (value["begin"], value["end"]) == (page.begin, page.end)
         assert value["data"] == [json.loads(line) for line in expected]

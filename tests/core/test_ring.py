@@ -5,13 +5,13 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import ring as module
-from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
-from tawebeval.core.ring import Ring
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data, encode_text
+from tawebeval.core.ring import EventRing
 
 
-def numbers(first: int, count: int) -> Batch:
+def numbers(first: int, count: int) -> EventBatch:
     """Return `count` events, each of 31 bytes, the payload of which is its number."""
-    batch = NOTHING
+    batch = EMPTY_BATCH
     for number in range(first, first + count):
         batch += encode_data(b"%04d" % number)
     return batch
@@ -21,11 +21,11 @@ LINE = len(numbers(0, 1).lines)
 PLENTY = 10**9
 
 
-def filled(*counts: int) -> Ring:
+def filled(*counts: int) -> EventRing:
     """Return a ring to which batches of so many events were appended."""
-    ring = Ring()
+    ring = EventRing()
     for count in counts:
-        ring.append(numbers(ring.newest, count))
+        ring.append_batch(numbers(ring.newest, count))
     return ring
 
 
@@ -34,44 +34,44 @@ class AppendTests(SynchronousTestCase):
 
     def test_new(self) -> None:
         """A new ring is empty, open, and begins at 0."""
-        ring = Ring()
+        ring = EventRing()
         self.assertEqual((ring.oldest, ring.newest, ring.size, ring.is_closed), (0, 0, 0, False))
-        self.assertEqual(ring.read(0, PLENTY), NOTHING)
+        self.assertEqual(ring.read_events(0, PLENTY), EMPTY_BATCH)
 
     def test_append(self) -> None:
         """Events are numbered in the order in which they come."""
         ring = filled(1, 2, 3)
         self.assertEqual((ring.oldest, ring.newest, ring.size), (0, 6, 6 * LINE))
-        self.assertEqual(ring.read(0, PLENTY), numbers(0, 6))
+        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 6))
 
     def test_nothing(self) -> None:
         """A batch without events changes nothing."""
         ring = filled(1)
-        ring.append(NOTHING)
-        self.assertEqual((ring.newest, ring.read(0, PLENTY)), (1, numbers(0, 1)))
+        ring.append_batch(EMPTY_BATCH)
+        self.assertEqual((ring.newest, ring.read_events(0, PLENTY)), (1, numbers(0, 1)))
 
     def test_closed(self) -> None:
         """A closed ring keeps what it has and takes no more."""
         ring = filled(2)
         ring.close()
         self.assertTrue(ring.is_closed)
-        self.assertRaises(AssertionError, ring.append, numbers(2, 1))
-        self.assertEqual(ring.read(0, PLENTY), numbers(0, 2))
+        self.assertRaises(AssertionError, ring.append_batch, numbers(2, 1))
+        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 2))
 
     def test_small_batches_are_put_together(self) -> None:
         """A thousand events that came one by one are read as one batch would be."""
         ring = filled(*[1] * 1000)
-        self.assertEqual(ring.read(0, PLENTY), numbers(0, 1000))
-        self.assertLess(len(ring._batches), 10)
+        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
+        self.assertLess(len(ring.batches), 10)
 
     def test_large_batches_are_left_alone(self) -> None:
         """Putting together does not copy what is large already."""
         ring = filled(1, 1)
         large = encode_text(b"x" * 20_000)
-        ring.append(large)
-        ring.append(numbers(0, 1))
-        self.assertIs(ring._batches[1], large)
-        self.assertEqual(len(ring._batches), 3)
+        ring.append_batch(large)
+        ring.append_batch(numbers(0, 1))
+        self.assertIs(ring.batches[1], large)
+        self.assertEqual(len(ring.batches), 3)
 
 
 class ReadTests(SynchronousTestCase):
@@ -82,7 +82,7 @@ class ReadTests(SynchronousTestCase):
         ring = filled(3, 3)
         for _ in range(2):
             for after in (4, 0, 6, 3, 1, 5, 2):
-                self.assertEqual(ring.read(after, PLENTY), numbers(after, 6 - after))
+                self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
         self.assertEqual((ring.oldest, ring.newest, ring.size), (0, 6, 6 * LINE))
 
     def test_limit(self) -> None:
@@ -90,67 +90,67 @@ class ReadTests(SynchronousTestCase):
         for counts in ((6,), (1,) * 6, (2, 4), (4, 2)):
             for limit in range(LINE, 7 * LINE):
                 ring = filled(*counts)
-                self.assertEqual(ring.read(0, limit), numbers(0, min(limit // LINE, 6)))
-                self.assertEqual(ring.read(2, limit), numbers(2, min(limit // LINE, 4)))
+                self.assertEqual(ring.read_events(0, limit), numbers(0, min(limit // LINE, 6)))
+                self.assertEqual(ring.read_events(2, limit), numbers(2, min(limit // LINE, 4)))
 
     def test_one_event_is_let_through(self) -> None:
         """One event goes over the limit, where it is the first of the page; never two."""
         for limit in (0, 1, LINE - 1):
             for counts in ((3,), (1, 2)):
-                self.assertEqual(filled(*counts).read(1, limit), numbers(1, 1))
+                self.assertEqual(filled(*counts).read_events(1, limit), numbers(1, 1))
         ring = filled(1)
         large = encode_text(b"x" * 20_000)
-        ring.append(large)
-        ring.append(numbers(2, 1))
-        self.assertEqual(ring.read(0, LINE + 1), numbers(0, 1))
-        self.assertEqual(ring.read(1, LINE + 1), large)
+        ring.append_batch(large)
+        ring.append_batch(numbers(2, 1))
+        self.assertEqual(ring.read_events(0, LINE + 1), numbers(0, 1))
+        self.assertEqual(ring.read_events(1, LINE + 1), large)
         for limit in (0, LINE + 1):
-            self.assertEqual(ring.read(2, limit), numbers(2, 1))
+            self.assertEqual(ring.read_events(2, limit), numbers(2, 1))
 
     def test_out_of_range(self) -> None:
         """What is not there cannot be asked for."""
         ring = filled(4)
         ring.acknowledge(2)
-        self.assertRaises(AssertionError, ring.read, 1, PLENTY)
-        self.assertRaises(AssertionError, ring.read, 5, PLENTY)
+        self.assertRaises(AssertionError, ring.read_events, 1, PLENTY)
+        self.assertRaises(AssertionError, ring.read_events, 5, PLENTY)
 
     def test_growing(self) -> None:
         """Who reads each event as it comes does not leave a batch for each of them."""
-        ring = Ring()
+        ring = EventRing()
         for number in range(1000):
-            ring.append(numbers(number, 1))
-            self.assertEqual(ring.read(number, PLENTY), numbers(number, 1))
-        self.assertLess(len(ring._batches), 10)
-        self.assertEqual(ring.read(0, PLENTY), numbers(0, 1000))
+            ring.append_batch(numbers(number, 1))
+            self.assertEqual(ring.read_events(number, PLENTY), numbers(number, 1))
+        self.assertLess(len(ring.batches), 10)
+        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
 
     def test_cut(self) -> None:
         """Where a page ends within a batch the next one begins with a batch."""
         self.patch(module, "_APART", 2 * LINE)
         ring = filled(6)
-        self.assertEqual(ring.read(1, 2 * LINE), numbers(1, 2))
-        self.assertEqual([batch.count for batch in ring._batches], [3, 3])
-        self.assertEqual(ring.read(3, PLENTY), numbers(3, 3))
-        self.assertEqual(ring.read(0, PLENTY), numbers(0, 6))
+        self.assertEqual(ring.read_events(1, 2 * LINE), numbers(1, 2))
+        self.assertEqual([batch.count for batch in ring.batches], [3, 3])
+        self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 3))
+        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 6))
 
     def test_not_cut_small(self) -> None:
         """Nothing is cut off that is small, at neither end; to the byte."""
         self.patch(module, "_APART", 2 * LINE)
         for after, limit, counts in ((0, 1, [6]), (0, 2, [2, 4]), (1, 3, [4, 2]), (1, 4, [6])):
             ring = filled(6)
-            self.assertEqual(ring.read(after, limit * LINE), numbers(after, limit))
-            self.assertEqual([batch.count for batch in ring._batches], counts)
+            self.assertEqual(ring.read_events(after, limit * LINE), numbers(after, limit))
+            self.assertEqual([batch.count for batch in ring.batches], counts)
 
     def test_many_places(self) -> None:
         """Readers who each go on at places of their own do not leave a batch for each event."""
-        ring = Ring()
+        ring = EventRing()
         while ring.size < 2**18:
-            ring.append(encode_text(b"\n" * 400))
+            ring.append_batch(encode_text(b"\n" * 400))
         for first in range(300):
             after = first
             while after < ring.newest:
-                after += ring.read(after, 2**14).count
-        self.assertLessEqual(len(ring._batches), 2**18 // (4 * 1024) + 1)
-        self.assertEqual(ring.read(0, PLENTY), encode_text(b"\n" * ring.newest))
+                after += ring.read_events(after, 2**14).count
+        self.assertLessEqual(len(ring.batches), 2**18 // (4 * 1024) + 1)
+        self.assertEqual(ring.read_events(0, PLENTY), encode_text(b"\n" * ring.newest))
 
 
 class AcknowledgeTests(SynchronousTestCase):
@@ -163,8 +163,10 @@ class AcknowledgeTests(SynchronousTestCase):
                 ring = filled(*counts)
                 ring.acknowledge(after)
                 self.assertEqual((ring.oldest, ring.newest), (after, 6))
-                self.assertEqual((ring.size, ring.discarded), ((6 - after) * LINE, after * LINE))
-                self.assertEqual(ring.read(after, PLENTY), numbers(after, 6 - after))
+                self.assertEqual(
+                    (ring.size, ring.discarded_bytes), ((6 - after) * LINE, after * LINE)
+                )
+                self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
 
     def test_older(self) -> None:
         """A cursor that is not later than the last one changes nothing."""
@@ -189,21 +191,21 @@ class AcknowledgeTests(SynchronousTestCase):
             (5 * LINE, 3, 2),
             (6 * LINE, 6, 0),
         ):
-            ring = Ring(newest=6, size=6 * LINE)
-            ring._batches.extend(numbers(first, 2) for first in (0, 2, 4))
+            ring = EventRing(newest=6, size=6 * LINE)
+            ring.batches.extend(numbers(first, 2) for first in (0, 2, 4))
             ring.shrink(size, before)
             self.assertEqual((ring.oldest, ring.newest), (oldest, 6))
             self.assertEqual(ring.size, (6 - oldest) * LINE)
-            self.assertEqual(ring.read(oldest, PLENTY), numbers(oldest, 6 - oldest))
+            self.assertEqual(ring.read_events(oldest, PLENTY), numbers(oldest, 6 - oldest))
 
     def test_size_after(self) -> None:
         """What follows a cursor is measured in whole batches."""
-        ring = Ring(newest=6, size=6 * LINE)
-        ring._batches.extend(numbers(first, 2) for first in (0, 2, 4))
-        sizes = [ring.measure_after(cursor) // LINE for cursor in range(7)]
+        ring = EventRing(newest=6, size=6 * LINE)
+        ring.batches.extend(numbers(first, 2) for first in (0, 2, 4))
+        sizes = [ring.measure_bytes_after(cursor) // LINE for cursor in range(7)]
         self.assertEqual(sizes, [6, 6, 4, 4, 2, 2, 0])
         ring.acknowledge(2)
-        before = [ring.measure_before(cursor) // LINE for cursor in range(7)]
+        before = [ring.measure_bytes_before(cursor) // LINE for cursor in range(7)]
         self.assertEqual(before, [2, 2, 2, 2, 4, 4, 6])
 
     def test_append_after_all_was_acknowledged(self) -> None:
@@ -211,12 +213,12 @@ class AcknowledgeTests(SynchronousTestCase):
         ring = filled(3)
         ring.acknowledge(3)
         self.assertEqual((ring.oldest, ring.newest, ring.size), (3, 3, 0))
-        ring.append(numbers(3, 1))
-        ring.append(numbers(4, 1))
-        self.assertEqual(ring.read(3, PLENTY), numbers(3, 2))
+        ring.append_batch(numbers(3, 1))
+        ring.append_batch(numbers(4, 1))
+        self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 2))
 
     def test_rings_share_nothing(self) -> None:
         """Each ring has events of its own."""
-        one, other = filled(1), Ring()
+        one, other = filled(1), EventRing()
         self.assertEqual((one.newest, other.newest), (1, 0))
-        self.assertEqual(other.read(0, PLENTY), NOTHING)
+        self.assertEqual(other.read_events(0, PLENTY), EMPTY_BATCH)

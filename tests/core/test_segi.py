@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
-from tawebeval.core.fileblock import MAX_HEADERS, InlineFile
-from tawebeval.core.segi import MAX_PAYLOAD, Markers, Parser, StrayMarkers
+from tawebeval.core.fileblock import MAX_HEADER_BYTES, InlineFile
+from tawebeval.core.segi import MAX_PAYLOAD, Markers, SegiParser, StrayMarkers
 from tests.cases.reference_segi import check_reference
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
@@ -74,7 +74,7 @@ class TextTests(Tables):
 
     def test_finished(self) -> None:
         """Finishing again adds nothing: what was delivered is not delivered once more."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(b"a\nb")
         self.assertEqual(decode(parser.finish()), ["\n", "b"])
         self.assertEqual(decode(parser.finish()), [])
@@ -167,10 +167,10 @@ class NearMarkerTests(Tables):
             ((b"a\n~DB\n1\n~DE\n",), False),
             ((b"~DE\n~~\n",), False),
         ):
-            parser = Parser(MARKERS)
+            parser = SegiParser(MARKERS)
             for chunk in printed:
                 parser.feed(chunk)
-                parser.flush()
+                parser.flush_partial_line()
             parser.finish()
             self.assertEqual(parser.has_misplaced_marker, misplaced, printed)
 
@@ -180,23 +180,23 @@ class NearMarkerTests(Tables):
 
     def test_marker_after_text_of_its_line_was_delivered(self) -> None:
         """A line whose beginning was flushed long ago does not become a marker."""
-        parser = Parser(MARKERS)
-        events = decode(parser.feed(b"x")) + decode(parser.flush())
+        parser = SegiParser(MARKERS)
+        events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
         events += decode(parser.feed(b"~DB\n1\n~DE\n")) + decode(parser.finish())
         self.assertEqual(join_text(events), ["x~DB\n1\n~DE\n"])
 
     def test_marker_as_the_rest_of_the_last_line(self) -> None:
         """Not even at the end of stdout is the rest of a flushed line a marker."""
         for rest in (b"~DB", b"y~DB", b"~FB"):
-            parser = Parser(MARKERS)
-            events = decode(parser.feed(b"x")) + decode(parser.flush())
+            parser = SegiParser(MARKERS)
+            events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
             events += decode(parser.feed(rest)) + decode(parser.finish())
             self.assertEqual(join_text(events), ["x" + rest.decode()])
 
     def test_terminator_after_a_flushed_line(self) -> None:
         """The terminator of a flushed line may be the one that belongs to a block."""
-        parser = Parser(MARKERS)
-        events = decode(parser.feed(b"x")) + decode(parser.flush())
+        parser = SegiParser(MARKERS)
+        events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
         events += decode(parser.feed(b"\n~DB\n1\n~DE\n")) + decode(parser.finish())
         self.assertEqual(events, ["x", b"1"])
 
@@ -463,7 +463,7 @@ class FileBlockTests(Tables):
 
     def test_over_the_limit_says_the_same(self) -> None:
         """The error for a file over the limit does not depend on how stdout was cut."""
-        for body in (b"x" * (MAX_FILE + 1), b"x" * (MAX_FILE + MAX_HEADERS + 100)):
+        for body in (b"x" * (MAX_FILE + 1), b"x" * (MAX_FILE + MAX_HEADER_BYTES + 100)):
             stdout = file_block(body)
             self.assertEqual(parse(stdout, BYTE_BY_BYTE), parse(stdout))
 
@@ -485,51 +485,51 @@ class WantedFileTests(SynchronousTestCase):
 
     def test_wanted(self) -> None:
         """What stands before the block is delivered, and the path told."""
-        parser = Parser(MARKERS)
-        self.assertIs(parser.wanted_file, None)
+        parser = SegiParser(MARKERS)
+        self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.feed(b"a\n" + self.block)), ["a"])
-        assert parser.wanted_file is not None
-        self.assertEqual(parser.wanted_file.path, "out/a.txt")
-        self.assertEqual(parser.wanted_file.filename, "a.txt")
+        assert parser.awaited_file is not None
+        self.assertEqual(parser.awaited_file.path, "out/a.txt")
+        self.assertEqual(parser.awaited_file.filename, "a.txt")
 
     def test_supply(self) -> None:
         """The supplied content is the event, and what came meanwhile follows, in order."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(self.block + b"b\n~DB\n1")
         self.assertEqual(decode(parser.feed(b"\n~DE\nc")), [])
         self.assertFalse(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush()), [])
+        self.assertEqual(decode(parser.flush_partial_line()), [])
         file = InlineFile("a.txt", "text/plain", b"content")
         self.assertEqual(classify(decode(parser.supply_file(b"content"))), [file, "b", b"1"])
-        self.assertIs(parser.wanted_file, None)
-        self.assertEqual(decode(parser.flush()), ["c"])
+        self.assertIs(parser.awaited_file, None)
+        self.assertEqual(decode(parser.flush_partial_line()), ["c"])
         self.assertEqual(decode(parser.finish()), [])
 
     def test_refuse(self) -> None:
         """A refused file is an error with the reason, and what came meanwhile follows."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(self.block + b"b\n")
         events = decode(parser.refuse_file("it is a directory"))
         self.assertIn(b"it is a directory", events[0])
         self.assertEqual(classify(events), [ErrorEvent(), "b"])
-        self.assertIs(parser.wanted_file, None)
+        self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.finish()), ["\n"])
 
     def test_wanted_after_wanted(self) -> None:
         """The next file is wanted only after the first has been answered."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(self.block + self.block.replace(b"a.txt", b"b.txt") + b"c\n")
         self.assertEqual(
             classify(decode(parser.supply_file(b"1"))),
             [InlineFile("a.txt", "text/plain", b"1")],
         )
-        assert parser.wanted_file is not None
-        self.assertEqual(parser.wanted_file.path, "out/b.txt")
+        assert parser.awaited_file is not None
+        self.assertEqual(parser.awaited_file.path, "out/b.txt")
         self.assertEqual(classify(decode(parser.refuse_file("no"))), [ErrorEvent(), "c"])
 
     def test_finish_waits(self) -> None:
         """To finish while a file is wanted is a mistake: what came after it would be misread."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(self.block + b"~DB\n1\n~DE\n")
         self.assertRaises(AssertionError, parser.finish)
         parser.refuse_file("no")
@@ -537,14 +537,14 @@ class WantedFileTests(SynchronousTestCase):
 
     def test_finish_waits_for_turns(self) -> None:
         """So it is while there is something to be parsed."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(b"\n" * 40_000)
-        self.assertTrue(parser.has_pending)
+        self.assertTrue(parser.has_pending_input)
         self.assertRaises(AssertionError, parser.finish)
 
     def test_nothing_wanted(self) -> None:
         """To supply what nobody wants is a mistake."""
-        self.assertRaises(AssertionError, Parser(MARKERS).supply_file, b"")
+        self.assertRaises(AssertionError, SegiParser(MARKERS).supply_file, b"")
 
 
 class FlushTests(SynchronousTestCase):
@@ -552,45 +552,45 @@ class FlushTests(SynchronousTestCase):
 
     def test_partial_line(self) -> None:
         """A line without its terminator waits for `flush`."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         self.assertEqual(decode(parser.feed(b"a\nprogress 5")), ["a"])
         self.assertTrue(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush()), ["\n", "progress 5"])
+        self.assertEqual(decode(parser.flush_partial_line()), ["\n", "progress 5"])
         self.assertFalse(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush()), [])
+        self.assertEqual(decode(parser.flush_partial_line()), [])
         self.assertEqual(decode(parser.feed(b"0 %")), [])
-        self.assertEqual(decode(parser.flush()), ["0 %"])
+        self.assertEqual(decode(parser.flush_partial_line()), ["0 %"])
         self.assertEqual(decode(parser.finish()), [])
 
     def test_first_line(self) -> None:
         """The first line of stdout can be flushed; the imagined terminator never comes out."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         self.assertFalse(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush()), [])
+        self.assertEqual(decode(parser.flush_partial_line()), [])
         parser.feed(b"a")
-        self.assertEqual(decode(parser.flush()), ["a"])
+        self.assertEqual(decode(parser.flush_partial_line()), ["a"])
         parser.feed(b"\n")
         self.assertEqual(decode(parser.finish()), ["\n"])
 
     def test_after_a_block(self) -> None:
         """The same holds right after a block."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         self.assertEqual(decode(parser.feed(b"~DB\n1\n~DE\na")), [b"1"])
-        self.assertEqual(decode(parser.flush()), ["a"])
+        self.assertEqual(decode(parser.flush_partial_line()), ["a"])
         self.assertEqual(decode(parser.feed(b"\n~DB\n2\n~DE\n")), [b"2"])
         self.assertFalse(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush()), [])
+        self.assertEqual(decode(parser.flush_partial_line()), [])
         self.assertEqual(decode(parser.finish()), [])
 
     def test_terminator_is_held_back(self) -> None:
         """A terminator may belong to a block: no number of flushes delivers it."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         self.assertEqual(decode(parser.feed(b"a\n")), ["a"])
         for _ in range(1000):
             self.assertFalse(parser.has_partial_line)
-            self.assertEqual(decode(parser.flush()), [])
+            self.assertEqual(decode(parser.flush_partial_line()), [])
         self.assertEqual(decode(parser.feed(b"\n")), ["\n"])
-        self.assertEqual(decode(parser.flush()), [])
+        self.assertEqual(decode(parser.flush_partial_line()), [])
         self.assertEqual(decode(parser.feed(b"~DB\n1\n~DE\n")), [b"1"])
         self.assertEqual(decode(parser.finish()), [])
 
@@ -598,57 +598,59 @@ class FlushTests(SynchronousTestCase):
         """So is whatever may yet become a begin marker, each byte of it."""
         for marker in (MARKERS.data_begin, MARKERS.file_begin):
             for start in (b"", b"a\n"):
-                parser = Parser(MARKERS)
+                parser = SegiParser(MARKERS)
                 parser.feed(start)
                 for byte in marker:
                     self.assertEqual(decode(parser.feed(bytes([byte]))), [])
                     self.assertFalse(parser.has_partial_line)
-                    self.assertEqual(decode(parser.flush()), [])
+                    self.assertEqual(decode(parser.flush_partial_line()), [])
                 expected = ["\n"] if start else []
                 self.assertEqual(decode(parser.feed(b"x")), [])
                 self.assertTrue(parser.has_partial_line)
-                self.assertEqual(decode(parser.flush()), [*expected, marker.decode() + "x"])
+                self.assertEqual(
+                    decode(parser.flush_partial_line()), [*expected, marker.decode() + "x"]
+                )
 
     def test_end_markers_are_not_held_back(self) -> None:
         """An end marker can become nothing but text."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(b"~DE")
-        self.assertEqual(decode(parser.flush()), ["~DE"])
+        self.assertEqual(decode(parser.flush_partial_line()), ["~DE"])
 
     def test_marker_in_mid_line_is_not_held_back(self) -> None:
         """What follows a flushed beginning of a line can be no marker and waits for nothing."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(b"x")
-        parser.flush()
+        parser.flush_partial_line()
         parser.feed(b"~DB")
         self.assertTrue(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush()), ["~DB"])
+        self.assertEqual(decode(parser.flush_partial_line()), ["~DB"])
 
     def test_character(self) -> None:
         """A character whose last bytes are missing is not delivered in parts."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed("a😀".encode()[:-1])
-        self.assertEqual(decode(parser.flush()), ["a"])
+        self.assertEqual(decode(parser.flush_partial_line()), ["a"])
         self.assertFalse(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush()), [])
+        self.assertEqual(decode(parser.flush_partial_line()), [])
         parser.feed("😀".encode()[-1:])
-        self.assertEqual(decode(parser.flush()), ["😀"])
+        self.assertEqual(decode(parser.flush_partial_line()), ["😀"])
 
     def test_within_blocks(self) -> None:
         """Within a block there is nothing to flush."""
         for stdout in (b"~DB\n", b"~DB\n1", b"~FB\n", b"~FB\n\nbody"):
-            parser = Parser(MARKERS)
+            parser = SegiParser(MARKERS)
             parser.feed(stdout)
             self.assertFalse(parser.has_partial_line)
-            self.assertEqual(decode(parser.flush()), [])
+            self.assertEqual(decode(parser.flush_partial_line()), [])
 
     @given(any_bytes)
     def test_partial_and_flush_agree(self, stdout: bytes) -> None:
         """Where `partial` says no, `flush` delivers nothing; after a flush it says no."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         parser.feed(stdout)
         partial = parser.has_partial_line
-        events = decode(parser.flush())
+        events = decode(parser.flush_partial_line())
         if not partial:
             assert events == []
         assert not parser.has_partial_line
@@ -697,7 +699,7 @@ class LongLineTests(SynchronousTestCase):
 
     def test_delivered_while_it_comes(self) -> None:
         """A long line is not held back until its end: what is kept of it stays small."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         delivered = 0
         for count in range(1, 100):
             delivered += sum(len(event) for event in decode(parser.feed(b"x" * 5000)))
@@ -725,7 +727,7 @@ class MemoryTests(SynchronousTestCase):
         """Hold that 4 MB after `start` leave no trace of that order."""
 
         def feed() -> None:
-            parser = Parser(MARKERS, max_value=1000, max_file=1000)
+            parser = SegiParser(MARKERS, max_value=1000, max_file=1000)
             parser.feed(start)
             for _ in range(400):
                 parser.feed(chunk)
@@ -797,7 +799,7 @@ class MarkersTests(SynchronousTestCase):
 
     def test_default_limits(self) -> None:
         """Without limits of its own a parser takes a megabyte of value and two of file."""
-        parser = Parser(MARKERS)
+        parser = SegiParser(MARKERS)
         value = b'"' + b"x" * (2**20 - 2) + b'"'
         file = b"x" * 2**21
         parser.feed(b"~DB\n")
@@ -813,13 +815,13 @@ class StrayMarkersTests(SynchronousTestCase):
 
     def advice(self, output: bytes, *, flush: bool = False) -> list[str]:
         """Return what is advised on the events of an output, byte by byte with `flush`."""
-        parser = Parser(self.MARKERS)
+        parser = SegiParser(self.MARKERS)
         chunks = [output[at : at + 1] for at in range(len(output))] if flush else [output]
         lines = b""
         for chunk in chunks:
             lines += parser.feed(chunk).lines
             if flush:
-                lines += parser.flush().lines
+                lines += parser.flush_partial_line().lines
         lines += parser.finish().lines
         detector, found = StrayMarkers(), []
         for line in lines.splitlines():
@@ -893,7 +895,13 @@ class SmallStepTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         for name, size in (
-            *(("TURN", 300), ("_STEP", 20), ("_LINE", 20), ("_FAULT", 100), ("_FILE", 100)),
+            *(
+                ("PARSED_PER_CALL", 300),
+                ("_STEP", 20),
+                ("_LINE", 20),
+                ("_FAULT", 100),
+                ("_FILE", 100),
+            ),
             *(("_BLOCK", 24), ("_SHORT", 8), ("_NEAR", 8), ("_PIECE", 8)),
         ):
             self.patch(segi, name, size)

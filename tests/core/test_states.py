@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.states import TRANSITIONS, IllegalTransition, State, transition
+from tawebeval.core.states import TRANSITIONS, EvaluationState, IllegalTransition, check_transition
 
 API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 
@@ -17,36 +17,40 @@ class StepTests(SynchronousTestCase):
 
     def test_table(self) -> None:
         """Every state has its row, and what is in it may follow, and nothing else."""
-        self.assertEqual(set(TRANSITIONS), set(State))
-        for state in State:
-            for following in State:
+        self.assertEqual(set(TRANSITIONS), set(EvaluationState))
+        for state in EvaluationState:
+            for following in EvaluationState:
                 if following in TRANSITIONS[state]:
-                    self.assertIs(transition(state, following), following)
+                    self.assertIs(check_transition(state, following), following)
                 else:
-                    error = self.assertRaises(IllegalTransition, transition, state, following)
+                    error = self.assertRaises(IllegalTransition, check_transition, state, following)
                     self.assertIn(following.value, str(error))
                     self.assertIn(state.value, str(error))
 
     def test_forward(self) -> None:
         """Only what was fetched goes back, to the queue; each way leads to one of the two last."""
 
-        def ways(state: State, before: tuple[State, ...] = ()) -> list[State]:
-            if (before[-1:], state) == ((State.FETCHING,), State.QUEUED):
+        def ways(
+            state: EvaluationState, before: tuple[EvaluationState, ...] = ()
+        ) -> list[EvaluationState]:
+            if (before[-1:], state) == ((EvaluationState.FETCHING,), EvaluationState.QUEUED):
                 return []
             self.assertNotIn(state, before)
             ends = [end for one in TRANSITIONS[state] for end in ways(one, (*before, state))]
             return ends or [state]
 
-        self.assertEqual(set(ways(State.QUEUED)), {State.DRAINED, State.EXPIRED})
+        self.assertEqual(
+            set(ways(EvaluationState.QUEUED)), {EvaluationState.DRAINED, EvaluationState.EXPIRED}
+        )
 
     def test_ended(self) -> None:
         """Whatever has ended stays so, and what only waits or runs has not."""
-        for state in State:
+        for state in EvaluationState:
             for following in TRANSITIONS[state]:
                 self.assertLessEqual(state.has_ended, following.has_ended)
         self.assertEqual(
-            [state for state in State if not state.has_ended],
-            [State.QUEUED, State.FETCHING, State.RUNNING],
+            [state for state in EvaluationState if not state.has_ended],
+            [EvaluationState.QUEUED, EvaluationState.FETCHING, EvaluationState.RUNNING],
         )
 
     def test_documented(self) -> None:
@@ -55,5 +59,6 @@ class StepTests(SynchronousTestCase):
         rows = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section.partition("\n#")[0], re.M)
         shown = {name: set(re.findall(r"`(\w+)`", following)) for name, following in rows}
         self.assertEqual(
-            shown, {state.value: {one.value for one in TRANSITIONS[state]} for state in State}
+            shown,
+            {state.value: {one.value for one in TRANSITIONS[state]} for state in EvaluationState},
         )

@@ -8,10 +8,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.text import (
     MAX_FILENAME,
-    base_name,
-    find_boundary,
-    measure_complete,
-    split_pieces,
+    find_character_boundary,
+    get_base_name,
+    measure_whole_characters,
+    split_long_lines,
     take_tail,
 )
 from tests.cases.strategies import file_names, texts
@@ -32,7 +32,7 @@ def decoded(data: bytes) -> str:
 
 
 class BoundaryTests(SynchronousTestCase):
-    """`find_boundary`: where a character ends."""
+    """`find_character_boundary`: where a character ends."""
 
     @given(st.text(min_size=1), st.data())
     def test_last_place(self, text: str, data: st.DataObject) -> None:
@@ -40,25 +40,25 @@ class BoundaryTests(SynchronousTestCase):
         encoded = ("abc" + text).encode()
         at = data.draw(st.integers(3, len(encoded)))
         places = [len(("abc" + text)[:n].encode()) for n in range(len(text) + 4)]
-        assert find_boundary(encoded, at) == max(place for place in places if place <= at)
+        assert find_character_boundary(encoded, at) == max(place for place in places if place <= at)
 
     @given(some_bytes, st.data())
     def test_any_bytes(self, some: bytes, data: st.DataObject) -> None:
         """In any bytes a cut there changes nothing, and is at most 3 before `at`."""
         at = data.draw(st.integers(0, len(some) + 3))
         some = b"abc" + some
-        place = find_boundary(some, at + 3)
+        place = find_character_boundary(some, at + 3)
         assert at <= place <= at + 3
         assert decoded(some[:place]) + decoded(some[place:]) == decoded(some)
 
     def test_first_character(self) -> None:
         """The first character is not cut apart either."""
         for at in range(4):
-            self.assertEqual(find_boundary("😀".encode(), at), 0)
+            self.assertEqual(find_character_boundary("😀".encode(), at), 0)
 
 
 class CompleteTests(SynchronousTestCase):
-    """`measure_complete`: what can be decoded before the next bytes are known."""
+    """`measure_whole_characters`: what can be decoded before the next bytes are known."""
 
     def test_cases(self) -> None:
         """Only a character that may yet be completed waits."""
@@ -73,12 +73,12 @@ class CompleteTests(SynchronousTestCase):
             (b"a\x80", 2),
             (b"\xf0\x9f\x98\n", 4),
         ):
-            self.assertEqual(measure_complete(data), length, data)
+            self.assertEqual(measure_whole_characters(data), length, data)
 
     @given(some_bytes, st.binary(max_size=4))
     def test_any_bytes(self, some: bytes, rest: bytes) -> None:
         """Whatever comes next, a cut there changes nothing; at most 3 bytes wait."""
-        length = measure_complete(some)
+        length = measure_whole_characters(some)
         assert len(some) - 3 <= length <= len(some)
         assert decoded(some[:length]) + decoded(some[length:] + rest) == decoded(some + rest)
 
@@ -102,29 +102,29 @@ class TailTests(SynchronousTestCase):
 
 
 class PiecesTests(SynchronousTestCase):
-    """`split_pieces`: no line over a limit."""
+    """`split_long_lines`: no line over a limit."""
 
     def test_one_piece(self) -> None:
         """A block whose lines are short is one piece, however long it is."""
         block = b"abcd\n" * 100
-        self.assertEqual(list(split_pieces(block, 5)), [block])
-        self.assertEqual(list(split_pieces(b"", 5)), [b""])
+        self.assertEqual(list(split_long_lines(block, 5)), [block])
+        self.assertEqual(list(split_long_lines(b"", 5)), [b""])
 
     def test_exactly_the_limit(self) -> None:
         """A line of exactly the limit is not cut, one that is longer by a byte is."""
-        self.assertEqual(list(split_pieces(b"abcde\nabcde", 5)), [b"abcde\nabcde"])
-        self.assertEqual(list(split_pieces(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
+        self.assertEqual(list(split_long_lines(b"abcde\nabcde", 5)), [b"abcde\nabcde"])
+        self.assertEqual(list(split_long_lines(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
 
     def test_long_line(self) -> None:
         """A line is cut as often as need be, and between characters."""
         self.assertEqual(
-            list(split_pieces("a😀😀😀".encode(), 8)), ["a😀".encode(), "😀😀".encode()]
+            list(split_long_lines("a😀😀😀".encode(), 8)), ["a😀".encode(), "😀😀".encode()]
         )
 
     @given(some_bytes, st.integers(4, 9))
     def test_any_bytes(self, block: bytes, limit: int) -> None:
         """The pieces are the block, decode as the block, and have no line over the limit."""
-        cut = list(split_pieces(block, limit))
+        cut = list(split_long_lines(block, limit))
         assert b"".join(cut) == block
         assert "".join(map(decoded, cut)) == decoded(block)
         for piece in cut:
@@ -132,7 +132,7 @@ class PiecesTests(SynchronousTestCase):
 
 
 class BaseNameTests(SynchronousTestCase):
-    """`base_name`: the base name of a file that a client names (contract, section 2)."""
+    """`get_base_name`: the base name of a file that a client names (contract, section 2)."""
 
     def test_kept(self) -> None:
         """A plain name stays exactly as it is, odd characters included."""
@@ -147,16 +147,16 @@ class BaseNameTests(SynchronousTestCase):
             "~",
             "x" * MAX_FILENAME,
         ):
-            self.assertEqual(base_name(name), name)
+            self.assertEqual(get_base_name(name), name)
 
     def test_base(self) -> None:
         r"""Only what follows the last `/` or `\` counts."""
         for name in ("/a", "d/a", "../a", "/etc/../a", "C:\\d\\a", "d\\e/a", "d/e\\a", "//a"):
-            self.assertEqual(base_name(name), "a")
+            self.assertEqual(get_base_name(name), "a")
 
     def test_long_directories(self) -> None:
         """It is the base name that is bounded, not the path before it."""
-        self.assertEqual(base_name("d" * 1000 + "/a"), "a")
+        self.assertEqual(get_base_name("d" * 1000 + "/a"), "a")
 
     def test_refused(self) -> None:
         """What names no file is refused; the limit is one of bytes."""
@@ -164,23 +164,23 @@ class BaseNameTests(SynchronousTestCase):
             "", ".", "..", "/", "a/", "a/.", "a\\..", "a\0", "\0", "a\0/..",
             "x" * (MAX_FILENAME + 1), "é" * 128, "\ud800",
         ):  # fmt: skip
-            self.assertRaises(ValueError, base_name, name)
+            self.assertRaises(ValueError, get_base_name, name)
 
     def test_nul_before_the_base(self) -> None:
         """What is cut off may be anything."""
-        self.assertEqual(base_name("\0\ud800/a"), "a")
+        self.assertEqual(get_base_name("\0\ud800/a"), "a")
 
     def test_limit(self) -> None:
         """255 bytes, told along with the name's own length."""
         self.assertEqual(MAX_FILENAME, 255)
         with self.assertRaisesRegex(ValueError, "256 bytes; the limit is 255"):
-            base_name("é" * 128)
+            get_base_name("é" * 128)
 
     @given(file_names)
     def test_any_name(self, name: str) -> None:
         """Whatever passes can be used as a file's name within one directory."""
         try:
-            base = base_name(name)
+            base = get_base_name(name)
         except ValueError as error:
             assert str(error).isprintable()
             return
@@ -188,4 +188,4 @@ class BaseNameTests(SynchronousTestCase):
         assert base not in ("", ".", "..")
         assert not set(base) & set("/\\\0")
         assert len(base.encode()) <= 255
-        assert base_name(base) == base
+        assert get_base_name(base) == base

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import tokens
-from tawebeval.core.tokens import TOKEN_BYTES, Tokens, new_token, parse_tokens
+from tawebeval.core.tokens import TOKEN_BYTES, TokenHashes, generate_token, parse_tokens
 from tawebeval.errors import ConfigurationError, Unauthorized
 
 
@@ -34,13 +34,15 @@ class FileTests(SynchronousTestCase):
         text = f"# ours\n\n{line('alice', 'a')}\r\n \t\n  {line('bob', 'b').upper()[3:]}  "
         text = text.replace("SHA256", "sha256").replace("\n  ", "\n  bob")
         tokens = parse_tokens(text)
-        self.assertEqual(tokens.authenticate([b"Bearer a"]), "alice")
-        self.assertEqual(tokens.authenticate([b"Bearer b"]), "bob")
+        self.assertEqual(tokens.authenticate_caller([b"Bearer a"]), "alice")
+        self.assertEqual(tokens.authenticate_caller([b"Bearer b"]), "bob")
 
     def test_several(self) -> None:
         """One caller may have several tokens."""
         tokens = parse_tokens(f"{line('alice', 'a')}\n{line('alice', 'b')}")
-        self.assertEqual({tokens.authenticate([b"Bearer " + t]) for t in (b"a", b"b")}, {"alice"})
+        self.assertEqual(
+            {tokens.authenticate_caller([b"Bearer " + t]) for t in (b"a", b"b")}, {"alice"}
+        )
 
     def test_broken(self) -> None:
         """What is anything else is refused with its line."""
@@ -81,8 +83,8 @@ class AuthenticateTests(SynchronousTestCase):
     def test_known(self) -> None:
         """The scheme is Bearer, however it is written."""
         for header in (b"Bearer secret-a", b"bearer secret-a", b"BEARER   secret-a "):
-            self.assertEqual(self.tokens.authenticate([header]), "alice")
-        self.assertEqual(self.tokens.authenticate([b"Bearer secret-b"]), "bob")
+            self.assertEqual(self.tokens.authenticate_caller([header]), "alice")
+        self.assertEqual(self.tokens.authenticate_caller([b"Bearer secret-b"]), "bob")
 
     def test_refused(self) -> None:
         """No header, two, another scheme, no token, a wrong one; nothing of it is repeated."""
@@ -102,13 +104,13 @@ class AuthenticateTests(SynchronousTestCase):
             [b"Bearer \xff"],
             [b"Bearer " + sha256(b"secret-a").hexdigest().encode()],
         ):
-            error = self.assertRaises(Unauthorized, self.tokens.authenticate, headers)
+            error = self.assertRaises(Unauthorized, self.tokens.authenticate_caller, headers)
             self.assertNotIn("secret", str(error))
 
     @given(st.binary(max_size=80))
     def test_garbage(self, sent: bytes) -> None:
         """Nothing else gets in."""
-        self.assertRaises(Unauthorized, self.tokens.authenticate, [b"Bearer " + sent])
+        self.assertRaises(Unauthorized, self.tokens.authenticate_caller, [b"Bearer " + sent])
 
     def test_constant_time(self) -> None:
         """Each token of the file is compared, in constant time, whichever it is."""
@@ -121,13 +123,13 @@ class AuthenticateTests(SynchronousTestCase):
         self.patch(tokens.hmac, "compare_digest", compare)
         for token in (b"secret-a", b"secret-b"):
             compared.clear()
-            self.tokens.authenticate([b"Bearer " + token])
+            self.tokens.authenticate_caller([b"Bearer " + token])
             self.assertEqual(len(compared), 2)
 
     def test_not_shown(self) -> None:
         """What is known of tokens is in no representation, which may end in a log."""
-        self.assertEqual(repr(self.tokens), "Tokens()")
-        self.assertIsInstance(self.tokens, Tokens)
+        self.assertEqual(repr(self.tokens), "TokenHashes()")
+        self.assertIsInstance(self.tokens, TokenHashes)
 
 
 class NewTests(SynchronousTestCase):
@@ -141,20 +143,20 @@ class NewTests(SynchronousTestCase):
             asked.append(count)
             return os.urandom(count)
 
-        token, written = new_token("alice", random)
+        token, written = generate_token("alice", random)
         self.assertEqual((asked, TOKEN_BYTES), ([32], 32))
         self.assertRegex(token, r"\Atawebeval_[A-Za-z0-9_-]{43}\Z")
         self.assertNotIn(token, written)
-        found = parse_tokens(written).authenticate([b"Bearer " + token.encode()])
+        found = parse_tokens(written).authenticate_caller([b"Bearer " + token.encode()])
         self.assertEqual(found, "alice")
 
     def test_fresh(self) -> None:
         """No two are the same."""
-        self.assertEqual(len({new_token("a", os.urandom)[0] for _ in range(50)}), 50)
+        self.assertEqual(len({generate_token("a", os.urandom)[0] for _ in range(50)}), 50)
 
     def test_name(self) -> None:
         """What could not stand in the file is refused."""
         for name in ("", "a b", "#a", "a\nb", "a" * 65, "ü"):
-            self.assertRaises(ConfigurationError, new_token, name, os.urandom)
+            self.assertRaises(ConfigurationError, generate_token, name, os.urandom)
         for name in ("a" * 64, "alice@example.org", "site-1"):
-            parse_tokens(new_token(name, os.urandom)[1])
+            parse_tokens(generate_token(name, os.urandom)[1])

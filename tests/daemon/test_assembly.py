@@ -40,10 +40,11 @@ from tawebeval.config import (
     RepositorySettings,
     ServiceSettings,
 )
-from tawebeval.core.tokens import new_token
+from tawebeval.core.tokens import generate_token
 from tawebeval.daemon import assembly as module
-from tawebeval.daemon import services, startup, state
-from tawebeval.daemon.assembly import make_service
+from tawebeval.daemon import directories, services, startup
+from tawebeval.daemon.assembly import build_daemon
+from tawebeval.daemon.directories import DaemonDirectories, open_directories
 from tawebeval.daemon.logging import LogWriter, format_text
 from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
 from tawebeval.daemon.services import (
@@ -51,15 +52,14 @@ from tawebeval.daemon.services import (
     EvaluationService,
     build_url,
     make_listener,
-    make_timer,
+    make_periodic_timer,
 )
-from tawebeval.daemon.state import Directories, open_directories
 from tawebeval.daemon.systemd import compute_stop_timeout
 from tawebeval.deferreds import FairQueue, WorkerThreads
-from tawebeval.errors import Busy, ConfigurationError, InvalidField, Problem
+from tawebeval.errors import ConfigurationError, InvalidField, Problem, ServerBusy
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import Reloadable, ReloadResult
-from tawebeval.sandbox.commands import SandboxedCommands
+from tawebeval.sandbox.command_sandbox import SandboxedCommands
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughServer, WriteThroughUnixServer
@@ -78,14 +78,16 @@ class ServiceTests(SynchronousTestCase):
         self.privileges = Privileges(self.process)
         root = Path(self.mktemp()).resolve()
         environment = {"STATE_DIRECTORY": f"{root}/s", "CACHE_DIRECTORY": f"{root}/c"}
-        self.directories: Directories = open_directories(environment, straw(), self.privileges)
+        self.directories: DaemonDirectories = open_directories(
+            environment, straw(), self.privileges
+        )
         for lock in self.directories.locks:
             self.addCleanup(lock.close)
         self.reactor: Any = MemoryReactorClock()
         # That is for names, which strangers' servers answer when they like.
         self.reactor.getThreadPool = lambda: self.fail("the reactor's own threads are not asked")
         # Nor do ours have a reactor that runs, to come back to.
-        self.patch(WorkerThreads, "run", InlineThreads.run)
+        self.patch(WorkerThreads, "run_in_thread", InlineThreads.run_in_thread)
         self.subreaper = 0
         self.patch(services, "become_subreaper", self.become_subreaper)
 
@@ -102,7 +104,7 @@ class ServiceTests(SynchronousTestCase):
 
     def make(self, log_writer: LogWriter | None = None, **settings: Any) -> Daemon:
         """Return a daemon."""
-        return make_service(
+        return build_daemon(
             Configuration(**settings),
             self.directories,
             self.reactor,
@@ -163,7 +165,7 @@ class ServiceTests(SynchronousTestCase):
     def test_quota_directories(self) -> None:
         """All quota directories are free at first; without any no evaluation waits for one."""
         for quotas in ((), (Path("/s/quotas/0"), Path("/s/quotas/1"))):
-            self.directories = attrs.evolve(self.directories, quotas=quotas)
+            self.directories = attrs.evolve(self.directories, quota_directories=quotas)
             free = self.evaluations(self.make()).context.quota_directories
             self.assertEqual(free and free.pending, [*quotas] or None)
 
@@ -220,7 +222,9 @@ class ServiceTests(SynchronousTestCase):
             self.assertIs(reactor, self.reactor)
             made.append((most, name))
             start, stop = (partial(done.append, f"{what} {name}") for what in ("start", "stop"))
-            return SimpleNamespace(name=name, start=start, stop=stop, run=InlineThreads().run)
+            return SimpleNamespace(
+                name=name, start=start, stop=stop, run_in_thread=InlineThreads().run_in_thread
+            )
 
         self.patch(module.WorkerThreads, "create", own)
         monitors = self.note_calls("LimitMonitor")
@@ -260,11 +264,14 @@ class ServiceTests(SynchronousTestCase):
 
     def test_timer(self) -> None:
         """Each second: calls for evaluations, orphans, directories, the cache and the disks."""
-        made = self.note_calls("make_timer")
+        made = self.note_calls("make_periodic_timer")
         daemon = self.make()
         ((calls, reactor),) = made
         self.assertIs(reactor, self.reactor)
-        names = "expire reap restore_directories retry_next note_uses maintain check"
+        names = (
+            "expire_evaluations reap_ended_orphans restore_directories retry_next_calls"
+            " save_recent_uses start_maintenance check_disks"
+        )
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
 
@@ -304,7 +311,7 @@ class ServiceTests(SynchronousTestCase):
             return False
 
         self.patch(registry, "close", close)
-        self.patch(registry, "stop_now", lambda: told.append(0))
+        self.patch(registry, "end_drain", lambda: told.append(0))
         idle = Connection(self.site())
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual(calls, [])
@@ -338,7 +345,9 @@ class ServiceTests(SynchronousTestCase):
         connection.send(b"GET /health HTTP/1.1\r\n")
         connections = [connection, Connection(self.site())]
         self.patch(
-            connection.channel, "drain", partial(self.check_ports_closed, connection, closed)
+            connection.channel,
+            "drain_connection",
+            partial(self.check_ports_closed, connection, closed),
         )
         stopped = daemon.stopService()
         self.assertEqual(connection.answer().status, 503)
@@ -353,25 +362,25 @@ class ServiceTests(SynchronousTestCase):
     def check_ports_closed(self, connection: Connection, closed: list[Any]) -> None:
         """Close a connection; hold that its port was closed before."""
         self.assertEqual(len(closed), 1)
-        type(connection.channel).drain(connection.channel)
+        type(connection.channel).drain_connection(connection.channel)
 
     def test_callbacks(self) -> None:
         """Callbacks have their time after the last evaluation's end; SIGHUP reads their secrets."""
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
         secrets = self.file_with(f"* {format_secret(OLD)}")
-        opened = self.note_calls("open_callbacks")
+        opened = self.note_calls("make_callback_queue")
         daemon = self.start(callbacks=CallbackSettings(True, str(secrets)))
         evaluations = self.evaluations(daemon)
         callbacks = evaluations.callbacks
         self.assertIs(opened[0][-1], True, "without tokens all requests belong to one caller")
-        callbacks.expect("https://8.8.8.8/", "")
+        callbacks.create_callback("https://8.8.8.8/", "")
         secrets.write_text(f"alice {format_secret(OLD)}")
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         reload()
         with self.assertRaises(InvalidField):
-            callbacks.expect("https://8.8.8.8/", "")
+            callbacks.create_callback("https://8.8.8.8/", "")
         steps: list[object] = []
 
         async def close_registry(drain: float) -> bool:
@@ -383,28 +392,28 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(evaluations.registry, "close", close_registry)
         self.patch(callbacks, "close", close_callbacks)
-        for name in ("end_pauses", "stop_now"):
+        for name in ("end_pauses", "give_up_deliveries"):
             self.patch(callbacks, name, lambda name=name: steps.append(name))
         self.assertIs(self.successResultOf(evaluations.stopService()), False)
-        evaluations.stop_now()
-        self.assertEqual(steps, ["end_pauses", "drained in 20", "closed", "stop_now"])
+        evaluations.kill_all()
+        self.assertEqual(steps, ["end_pauses", "drained in 20", "closed", "give_up_deliveries"])
 
     def test_log(self) -> None:
         """A thread writes the log, from when root's rights are gone; the end waits for it."""
         writer = LogWriter(StringIO(), format_text, "info")
         done: list[object] = []
-        self.patch(Privileges, "check", lambda _: done.append("check"))
-        self.patch(writer.lines, "start", lambda: done.append("start"))
+        self.patch(Privileges, "check_no_root_rights", lambda _: done.append("check"))
+        self.patch(writer.line_writer, "start", lambda: done.append("start"))
         self.patch(services.atexit, "register", lambda *call: done.append(call))
         daemon = self.make(log_writer=writer)
         daemon.privilegedStartService()
         self.assertNotIn("start", done)
         done.clear()
         daemon.startService()
-        self.assertEqual(done, ["check", "start", (writer.lines.flush, 2)])
+        self.assertEqual(done, ["check", "start", (writer.line_writer.flush, 2)])
         (last,) = self.reactor.triggers["after"]["shutdown"]
-        self.assertEqual(last, (writer.lines.flush, (2,), {}))
-        writer.lines.lost = 3
+        self.assertEqual(last, (writer.line_writer.flush, (2,), {}))
+        writer.line_writer.lost_lines = 3
         connection = Connection(self.site())
         connection.request("GET /metrics")
         self.assertIn(b"tawebeval_log_events_lost_total 3.0", connection.answer().body)
@@ -418,7 +427,7 @@ class ServiceTests(SynchronousTestCase):
         def fail() -> None:
             raise RuntimeError("can't start new thread")
 
-        self.patch(writer.lines, "start", fail)
+        self.patch(writer.line_writer, "start", fail)
         daemon = self.make(log_writer=writer)
         daemon.privilegedStartService()
         with self.assertRaises(SystemExit) as caught:
@@ -432,16 +441,16 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.start()
         evaluations = self.evaluations(daemon)
         self.successResultOf(evaluations.stopService())
-        with self.assertRaises(Busy):
+        with self.assertRaises(ServerBusy):
             evaluations.registry.check_admission()
 
     def test_fetches(self) -> None:
         """As many commits are fetched as is configured, among several callers half of one."""
-        tokens = str(self.file_with(new_token("alice", straw())[1]))
+        tokens = str(self.file_with(generate_token("alice", straw())[1]))
         for callers, own in ((CallerSettings(), 3), (CallerSettings(tokens=tokens), 2)):
             daemon = self.make(callers=callers, repositories=RepositorySettings(fetches=3))
             fetches = self.evaluations(daemon).context.fetch_slots
-            places = [fetches.acquire(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
+            places = [fetches.acquire_slot(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
             self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
             self.assertEqual(places[3].called, own == 2)
 
@@ -454,27 +463,27 @@ class ServiceTests(SynchronousTestCase):
                 buffers=BufferSettings(total=256 * 1024),
             )
             evaluations = self.evaluations(daemon)
-            queue = evaluations.registry.queue
-            budget = evaluations.context.budget
+            queue = evaluations.registry.run_queue
+            budget = evaluations.context.ring_budget
             budget.add_share().resize(192 * 1024)  # all but the reserve
-            self.assertEqual(budget.limit, 64 * 1024 // (places + 1))
+            self.assertEqual(budget.ring_limit, 64 * 1024 // (places + 1))
             for number in range(places):
                 self.assertFalse(queue.is_full())
-                queue.acquire(str(number))
+                queue.acquire_slot(str(number))
             self.assertTrue(queue.is_full())
 
     def test_callers_share_of_the_buffers(self) -> None:
         """A caller's share of the memory is as configured, and what it has waiting heeds it."""
-        tokens = self.file_with(new_token("alice", straw())[1])
+        tokens = self.file_with(generate_token("alice", straw())[1])
         daemon = self.make(callers=CallerSettings(tokens=str(tokens), buffers=2048))
         evaluations = self.evaluations(daemon)
-        queue = evaluations.registry.queue
-        share = evaluations.context.budget.add_share("alice")
+        queue = evaluations.registry.run_queue
+        share = evaluations.context.ring_budget.add_share("alice")
         share.resize(2048)
-        waiting = queue.acquire("a0", "alice")
+        waiting = queue.acquire_slot("a0", "alice")
         self.assertNoResult(waiting)
         share.resize(2047)
-        queue.dispatch()
+        queue.dispatch_slots()
         self.successResultOf(waiting)
 
     def test_no_endpoint(self) -> None:
@@ -489,7 +498,7 @@ class ServiceTests(SynchronousTestCase):
         with self.assertRaises(ConfigurationError) as caught:
             self.make(listen=("unix:/x", "tcp:80"))
         self.assertIn("'tcp:80'", str(caught.exception))
-        tokens = self.file_with(new_token("alice", straw())[1])
+        tokens = self.file_with(generate_token("alice", straw())[1])
         self.make(listen=("tcp:80",), callers=CallerSettings(open=True))
         self.make(listen=("tcp:80",), callers=CallerSettings(tokens=str(tokens)))
         with self.assertRaises(ConfigurationError) as caught:
@@ -503,7 +512,7 @@ class ServiceTests(SynchronousTestCase):
         """Tokens that systemd hands over count."""
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
-        (folder / "tokens").write_text(new_token("alice", straw())[1])
+        (folder / "tokens").write_text(generate_token("alice", straw())[1])
         self.patch(module.os, "environ", {"CREDENTIALS_DIRECTORY": str(folder)})
         self.start(listen=("tcp:80",))
         connection = Connection(self.site())
@@ -515,11 +524,11 @@ class ServiceTests(SynchronousTestCase):
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
         before = signal.getsignal(signal.SIGHUP)
-        tokens = self.file_with(new_token("alice", straw())[1])
+        tokens = self.file_with(generate_token("alice", straw())[1])
         daemon = self.start(callers=CallerSettings(tokens=str(tokens)))
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
-        token, line = new_token("bob", straw(1))
+        token, line = generate_token("bob", straw(1))
         tokens.write_text(line)
         reload()
         connection = Connection(self.site())
@@ -568,9 +577,9 @@ class ServiceTests(SynchronousTestCase):
         """SIGHUP has the tokens of the metrics read again."""
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
-        tokens = self.file_with(new_token("old", straw())[1])
+        tokens = self.file_with(generate_token("old", straw())[1])
         self.start(metrics=MetricsSettings("tokens", str(tokens)))
-        token, line = new_token("new", straw(1))
+        token, line = generate_token("new", straw(1))
         for status in (401, 200):
             connection = Connection(self.site())
             connection.request("GET /metrics", Authorization=f"Bearer {token}")
@@ -585,11 +594,11 @@ class ServiceTests(SynchronousTestCase):
         folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
         self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
-        tokens = self.file_with(new_token("alice", straw())[1])
+        tokens = self.file_with(generate_token("alice", straw())[1])
         self.start(callers=CallerSettings(tokens=str(tokens)))
         (path, factory, _, mode, *_), *others = self.reactor.unixServers
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
-        for content, problems in ((new_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
+        for content, problems in ((generate_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
             tokens.write_text(content)
             found = factory.on_reload({}).problems
             self.assertEqual(len(found), len(problems), found)
@@ -600,7 +609,7 @@ class ServiceTests(SynchronousTestCase):
         """Start a daemon with a file of configuration; return both."""
         path = self.file_with(text)
         configuration = read_configuration(path)
-        daemon = make_service(
+        daemon = build_daemon(
             configuration,
             self.directories,
             self.reactor,
@@ -616,22 +625,22 @@ class ServiceTests(SynchronousTestCase):
     def reload(self, daemon: Daemon) -> ReloadResult:
         """Have the daemon reload."""
         (reloader,) = (one for one in daemon if isinstance(one, Reloader))
-        return reloader.reload()
+        return reloader.reload_files()
 
     def test_reload_of_configuration(self) -> None:
         """What is live reaches those who keep it for themselves."""
-        tokens = self.file_with(new_token("alice", straw())[1])
+        tokens = self.file_with(generate_token("alice", straw())[1])
         told = self.supervise()
         access = f"[callers]\ntokens = '{tokens}'\n"
-        opened, remotes = self.note_calls("open_callbacks"), self.note_calls("RepositoryCache")
+        opened, remotes = self.note_calls("make_callback_queue"), self.note_calls("RepositoryCache")
         path, daemon = self.begin_with(access)
         log_writer = daemon.log_writer = LogWriter(StringIO(), format_text, "info")
         evaluations = self.evaluations(daemon)
         registry, site = evaluations.registry, self.site()
         context: Any = evaluations.context
-        queue = registry.queue
+        queue = registry.run_queue
         queue.set_bounds(2, 2, 1)
-        _, waiting = (queue.acquire(name, "alice") for name in ("first", "second"))
+        _, waiting = (queue.acquire_slot(name, "alice") for name in ("first", "second"))
         self.assertNoResult(waiting)
         bounds = self.note_bounds(queue)
         path.write_text(
@@ -665,16 +674,16 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(web.configuration.callers.origins, ("https://judge.example.org",))
         self.assertIs(context.configuration, web.configuration)
         self.assertEqual(context.sandbox.limits.memory, 20_000_000)
-        self.assertEqual(registry.spool.limit, 4096)
+        self.assertEqual(registry.upload_budget.limit, 4096)
         self.assertEqual(bounds, [(2, 9, 2, 7)])
         self.successResultOf(waiting)
-        self.assertEqual(web.authentication.rate.per_minute, 5)
-        self.assertEqual(remotes[0][3].policy.deny, ("example.org",))
+        self.assertEqual(web.authentication.rate_limit.per_minute, 5)
+        self.assertEqual(remotes[0][3].policy.denied_hosts, ("example.org",))
         self.assertEqual(site.connection_limits.settings.idle, 1.5)
         self.assertEqual(log_writer.level, "error")
         self.assertTrue(web.request_log.is_enabled)
-        readiness: Any = web.operations.obstacles
-        self.assertEqual(readiness.__self__.free, 1)
+        readiness: Any = web.operator_sources.find_obstacles
+        self.assertEqual(readiness.__self__.min_free_bytes, 1)
         self.assertIs(opened[0][-1], False)
         self.stop_is_announced(told, compute_stop_timeout(Configuration()))
 
@@ -689,10 +698,10 @@ class ServiceTests(SynchronousTestCase):
         """Shares are of tokens' names: without tokens there are none after a reload either."""
         path, daemon = self.begin_with("")
         path.write_text("[callers]\nqueued = 1\nrunning = 1\n[evaluations]\nqueued = 5")
-        queue = self.evaluations(daemon).registry.queue
+        queue = self.evaluations(daemon).registry.run_queue
         bounds = self.note_bounds(queue)
         self.reload(daemon)
-        self.assertEqual(bounds, [(queue.slots, 5, 0, 0)])
+        self.assertEqual(bounds, [(queue.slot_count, 5, 0, 0)])
 
     def test_reload_that_needs_a_restart(self) -> None:
         """What is not live is named, each time until it is as it was, and does not count."""
@@ -714,11 +723,11 @@ class ServiceTests(SynchronousTestCase):
 
     def test_reload_of_a_broken_configuration(self) -> None:
         """It changes nothing, tokens neither, and says file and key."""
-        tokens = self.file_with(new_token("alice", straw())[1])
+        tokens = self.file_with(generate_token("alice", straw())[1])
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
         before = self.context().configuration
-        bob, line = new_token("bob", straw(1))
+        bob, line = generate_token("bob", straw(1))
         tokens.write_text(line)
         for text, words in (
             (f"{access}[polls]\nwait = -1", f"{path}: polls.wait: "),
@@ -750,12 +759,12 @@ class ServiceTests(SynchronousTestCase):
 
     def test_half_a_reload(self) -> None:
         """Good tokens of callers do not count where those of the metrics are broken."""
-        tokens, readers = (self.file_with(new_token("alice", straw())[1]) for _ in range(2))
+        tokens, readers = (self.file_with(generate_token("alice", straw())[1]) for _ in range(2))
         daemon = self.start(
             callers=CallerSettings(tokens=str(tokens)),
             metrics=MetricsSettings("tokens", str(readers)),
         )
-        bob, line = new_token("bob", straw(1))
+        bob, line = generate_token("bob", straw(1))
         tokens.write_text(line)
         readers.write_text("nonsense")
         (problem,) = self.reload(daemon).problems
@@ -793,7 +802,7 @@ class ServiceTests(SynchronousTestCase):
         told = self.supervise()
         daemon = self.start(evaluations=EvaluationSettings(running=3))
         for number in range(11):
-            self.evaluations(daemon).registry.queue.acquire(str(number))
+            self.evaluations(daemon).registry.run_queue.acquire_slot(str(number))
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("watchdog"))
         for call, args, kwargs in self.reactor.whenRunningHooks:
             call(*args, **kwargs)
@@ -838,14 +847,14 @@ class ServiceTests(SynchronousTestCase):
         def fail(directory: Path) -> None:
             raise PermissionError(13, "Permission denied", str(directory))
 
-        self.patch(state, "remove", fail)
+        self.patch(directories, "remove_tree", fail)
         with self.assertRaises(SystemExit) as caught:
             daemon.startService()
         self.assertIn(f"{self.directories.uploads}: Permission", str(caught.exception.code))
 
     def test_warnings(self) -> None:
         """What the user cannot read, and should, is told at the start with a remedy."""
-        tokens = self.file_with(new_token("alice", straw())[1])
+        tokens = self.file_with(generate_token("alice", straw())[1])
         self.patch(services, "find_unreadable_directories", lambda: [Problem("/root/python")])
         secrets = self.file_with(f"* {format_secret(OLD)}")
         self.patch(module.os, "access", lambda path, mode: path not in (tokens, secrets))
@@ -907,7 +916,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_name(self) -> None:
         """Identifiers begin with the daemon's name."""
-        calls = self.note_calls("Identifiers")
+        calls = self.note_calls("IdentifierIssuer")
         self.make(service=ServiceSettings(name="a"))
         self.assertEqual(calls[0][2], "a")
 
@@ -917,12 +926,12 @@ class ServiceTests(SynchronousTestCase):
         def fail() -> str:
             raise ConfigurationError("git version 1 is too old")
 
-        calls = self.note_calls("Git")
+        calls = self.note_calls("GitRunner")
         daemon = self.make(repositories=RepositorySettings(memory=77_777_777))
         memory, sandbox = calls[0][3:5]
         self.assertEqual(memory, 77_777_777)
         self.assertIsInstance(sandbox, SandboxedCommands)
-        self.patch(startup, "check_git", fail)
+        self.patch(startup, "check_git_version", fail)
         daemon.privilegedStartService()
         with self.assertRaises(SystemExit) as caught:
             daemon.startService()
@@ -1010,7 +1019,7 @@ class TimerTests(SynchronousTestCase):
         def second() -> None:
             done.append("second")
 
-        service = make_timer((first, second), clock)
+        service = make_periodic_timer((first, second), clock)
         service.startService()
         for _ in range(2):
             clock.advance(1)

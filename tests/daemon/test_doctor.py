@@ -16,7 +16,7 @@ from tawebeval.daemon import doctor
 from tawebeval.daemon.findings import Finding, Severity
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.probe import ProbeDirectories
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
@@ -64,25 +64,49 @@ FEW = "400 allowed, and up to 528 may be needed -> raise TasksMax="
 FAULTS = (
     ("python", WEAKER, SAID, doctor, "find_unreadable_directories", gives([PROBLEM]), ""),
     ("sandbox", BROKEN, SAID, doctor, "open_sandbox", ERROR, ""),
-    ("sandbox", BROKEN, f"not work here: {SAID}", probe, "probe_with_overlays", gives(PROBLEM), ""),
+    (
+        "sandbox",
+        BROKEN,
+        f"not work here: {SAID}",
+        probe,
+        "probe_overlays_or_copies",
+        gives(PROBLEM),
+        "",
+    ),
     ("sandbox", BROKEN, "checked: [Errno 28] No space", doctor, "open_cgroups", FULL, ""),
-    ("limits", WEAKER, "OOMPolicy=stop ends", Cgroups, "oom_policy", gives("stop"), ""),
-    ("limits", WEAKER, "OOMPolicy=kill ends", Cgroups, "oom_policy", gives("kill"), ""),
+    ("limits", WEAKER, "OOMPolicy=stop ends", CgroupManager, "query_oom_policy", gives("stop"), ""),
+    ("limits", WEAKER, "OOMPolicy=kill ends", CgroupManager, "query_oom_policy", gives("kill"), ""),
     ("limits", WEAKER, SAID, rlimits, "find_lowered_limits", gives([PROBLEM]), ""),
     ("limits", BROKEN, "-> set LimitNOFILE=5000", resource, "getrlimit", HARD, FILES),
-    ("watches", BROKEN, "checked: [Errno 2] No such", rlimits, "WATCHES", Path("/nonexistent"), ""),
-    ("git", BROKEN, SAID, doctor, "check_git", ERROR, ""),
+    (
+        "watches",
+        BROKEN,
+        "checked: [Errno 2] No such",
+        rlimits,
+        "MAX_WATCHES_FILE",
+        Path("/nonexistent"),
+        "",
+    ),
+    ("git", BROKEN, SAID, doctor, "check_git_version", ERROR, ""),
     (
         "descriptors",
         WEAKER,
         "4096 allowed",
         rlimits,
-        "descriptors_allowed",
+        "count_allowed_descriptors",
         gives(4096),
         CONNECTIONS,
     ),
-    ("descriptors", BROKEN, "-> set LimitNOFILE=", rlimits, "descriptors_allowed", gives(100), ""),
-    ("processes", WEAKER, FEW, rlimits, "processes_allowed", gives(400), RUNNING),
+    (
+        "descriptors",
+        BROKEN,
+        "-> set LimitNOFILE=",
+        rlimits,
+        "count_allowed_descriptors",
+        gives(100),
+        "",
+    ),
+    ("processes", WEAKER, FEW, rlimits, "count_allowed_processes", gives(400), RUNNING),
 )
 
 
@@ -114,9 +138,9 @@ class SystemChecksTests(DoctorTestCase):
 
     def test_no_fault(self) -> None:
         """What a machine may have all the same."""
-        self.patch(Cgroups, "oom_policy", gives("continue"))
-        self.patch(rlimits, "descriptors_allowed", gives(2**31 - 1))
-        self.patch(rlimits, "processes_allowed", gives(None))
+        self.patch(CgroupManager, "query_oom_policy", gives("continue"))
+        self.patch(rlimits, "count_allowed_descriptors", gives(2**31 - 1))
+        self.patch(rlimits, "count_allowed_processes", gives(None))
         found = self.check_ok(RUNNING)
         self.assertIn("any number allowed, and up to 528 may", str(found[-1]))
 
@@ -126,11 +150,11 @@ class SystemChecksTests(DoctorTestCase):
         self.assertEqual((found.part, found.health), ("configuration", BROKEN))
         self.assertIn("limits.wall", found.what)
         for path in (self.folder / "missing", self.folder):
-            (found,) = doctor.examine(path, {}, FakeProcess(), MemoryReactorClock())
+            (found,) = doctor.examine_system(path, {}, FakeProcess(), MemoryReactorClock())
             self.assertEqual(found.health, BROKEN)
             self.assertIn(str(path), found.what)
         process, reactor = FakeProcess(os.geteuid() or 1000), MemoryReactorClock()
-        first, *others = doctor.examine(None, self.environment, process, reactor)
+        first, *others = doctor.examine_system(None, self.environment, process, reactor)
         self.assertEqual(first, Finding("configuration", OK, "no file: defaults apply"))
         self.assertEqual({each.health for each in others}, {OK}, others)
 
@@ -156,7 +180,7 @@ class SystemChecksTests(DoctorTestCase):
         self.examine()
         self.assertEqual(self.places, [ProbeDirectories(self.cache, self.state)])
         self.assertEqual(self.trees.closed, 1)
-        self.trees.problem = "no such device"
+        self.trees.overlay_problem = "no such device"
         self.check("trees", WEAKER, "copies", "(no such device)", "Linux 5.11", "python3")
         for path in (self.state, self.cache):
             path.rmdir()
@@ -201,7 +225,7 @@ class SystemChecksTests(DoctorTestCase):
         """Epoll may watch as much as fits into the memory of evaluators, where that has an end."""
         settings = "[evaluations]\nrunning = 3\n[limits]\nmemory = 18_000_000\n"
         for there, health in ((300_800, OK), (300_799, WEAKER)):
-            rlimits.WATCHES.write_text(f"{there}\n")
+            rlimits.MAX_WATCHES_FILE.write_text(f"{there}\n")
             (found,) = (each for each in self.examine(settings) if each.part == "watches")
             said = f"{there} allowed, and up to 300800 may be needed"
             self.assertEqual((found.health, found.what), (health, said))
@@ -240,7 +264,7 @@ class CommandTests(DoctorTestCase):
 
     def run_command(self, *findings: Finding, options: tuple[str, ...] = ()) -> tuple[int, str]:
         """Return the exit status, and what is printed."""
-        self.patch(doctor, "examine", lambda file, environment: iter(findings))
+        self.patch(doctor, "examine_system", lambda file, environment: iter(findings))
         result = CliRunner().invoke(main, ["doctor", *options])
         return result.exit_code, result.output
 

@@ -19,10 +19,10 @@ from tawebeval.config import (
     RepositorySettings,
 )
 from tawebeval.daemon import doctor_storage as module
-from tawebeval.daemon.doctor_storage import compare_space
+from tawebeval.daemon.doctor_storage import compare_free_space
 from tawebeval.daemon.findings import Finding
 from tawebeval.errors import Problem, format_size
-from tawebeval.sandbox.disk import DiskUsage
+from tawebeval.sandbox.disk_usage import DiskUsage
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
 from tests.cases.secrets import OLD, format_secret
 
@@ -174,7 +174,7 @@ class DirectoryTests(StorageTestCase):
             if path == failing:
                 raise OSError(number, os.strerror(number))
 
-        self.patch(module, "write_and_read", write)
+        self.patch(module, "probe_disk_write", write)
         for failing in (self.state, self.cache):
             for number, remedy in ((errno.EROFS, "mount it"), (errno.ENOSPC, "free some")):
                 said = f"{failing}: cannot write: {os.strerror(number)} -> {remedy}"
@@ -212,7 +212,7 @@ class DirectoryTests(StorageTestCase):
         for number in range(os.cpu_count() or 1):
             (self.state / "quotas" / str(number)).mkdir(parents=True)
         self.check("quotas", BROKEN, f"{self.state}/quotas/0: ", "enforces no quota", "prjquota")
-        self.patch(module, "check_quotas", lambda directories, configuration: None)
+        self.patch(module, "check_quota_directories", lambda directories, configuration: None)
         (said,) = (each.what for each in self.check_ok() if each.part == "quotas")
         self.assertRegex(said, rf"^{self.state}/quotas: \d+ evaluations, at most [\d.]+ GiB each$")
 
@@ -244,7 +244,7 @@ class SpaceTests(SynchronousTestCase):
 
     def compare(self) -> list[str | Problem]:
         """Return what is found of each file system."""
-        return list(compare_space(CONFIGURATION, self.state, self.cache))
+        return list(compare_free_space(CONFIGURATION, self.state, self.cache))
 
     def check_bound(self, path: Path, needed: int, start: str, taken: int = 0) -> Problem:
         """Hold how much is needed, to the byte; return what is said where that is not there."""
@@ -252,8 +252,8 @@ class SpaceTests(SynchronousTestCase):
         self.assertEqual([said for said in self.compare() if isinstance(said, Problem)], [])
         self.free[path] -= 1
         (problem,) = (said for said in self.compare() if isinstance(said, Problem))
-        self.assertTrue(problem.what.startswith(f"{start}: "), problem)
-        self.assertIn(f"up to {format_size(needed)} may be needed", problem.what)
+        self.assertTrue(problem.description.startswith(f"{start}: "), problem)
+        self.assertIn(f"up to {format_size(needed)} may be needed", problem.description)
         return problem
 
     def test_each(self) -> None:
@@ -283,7 +283,7 @@ class SpaceTests(SynchronousTestCase):
                 self.assertEqual(path, self.cache)
                 return DiskUsage(size=taken)
 
-            self.patch(module, "measure", measure)
+            self.patch(module, "measure_disk_usage", measure)
             self.check_bound(self.cache, CACHE + SPARE, str(self.cache), counts * GIB)
             self.assertNotIn("in the cache", self.compare()[0])
 

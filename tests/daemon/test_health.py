@@ -14,17 +14,17 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings
-from tawebeval.core.tally import EvaluationTally
+from tawebeval.core.counters import EvaluationCounters
 from tawebeval.daemon import health as module
 from tawebeval.daemon.health import (
-    DISK_PERIOD,
-    DISK_TIMEOUT,
-    PROBE_PERIOD,
-    Disk,
+    DISK_CHECK_PERIOD,
+    DISK_CHECK_TIMEOUT,
+    SANDBOX_PROBE_PERIOD,
+    DiskCheck,
     Readiness,
     SandboxProbe,
-    find_fault,
-    write_and_read,
+    find_disk_fault,
+    probe_disk_write,
 )
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Problem
@@ -60,7 +60,7 @@ class FaultTests(SynchronousTestCase):
     def find(self, **changes: int) -> str | None:
         """Return what is wrong with a disk of which that is told."""
         self.patch(module, "os", SimpleNamespace(statvfs=lambda path: file_system(**changes)))
-        return find_fault(self.place, FREE)
+        return find_disk_fault(self.place, FREE)
 
     def test_room(self) -> None:
         """Bytes and inodes have to be left; not where inodes are not counted."""
@@ -79,20 +79,20 @@ class FaultTests(SynchronousTestCase):
             (errno.EIO, "cannot be written to: Input/output error"),
             (errno.ENOSPC, FULL),
         ):
-            self.patch(module, "write_and_read", fails(number))
+            self.patch(module, "probe_disk_write", fails(number))
             self.assertEqual(self.find(), words)
 
     def test_gone(self) -> None:
         """One that cannot be looked at cannot be used, and why is told."""
-        fault = find_fault(self.place / "missing", 0)
+        fault = find_disk_fault(self.place / "missing", 0)
         self.assertEqual(fault, "cannot be used: No such file or directory")
 
     def test_real_disk(self) -> None:
         """On a real disk a file is written, read, and is gone; what is read has to be the same."""
-        self.assertIsNone(find_fault(self.place, 0))
+        self.assertIsNone(find_disk_fault(self.place, 0))
         self.assertEqual(list(self.place.iterdir()), [])
         self.patch(module, "_CONTENT", Forgetful(b"x"))
-        self.assertRaises(OSError, write_and_read, self.place)
+        self.assertRaises(OSError, probe_disk_write, self.place)
 
 
 class Forgetful(bytes):
@@ -110,8 +110,8 @@ class DiskTests(SynchronousTestCase):
         self.threads: Any = SlowThreads()
         self.wrong: str | None = None
         self.tried: list[tuple[Path, int]] = []
-        self.disk = Disk("state", Path("/s"), self.threads, self.clock)
-        self.patch(module, "find_fault", self.find)
+        self.disk = DiskCheck("state", Path("/s"), self.threads, self.clock)
+        self.patch(module, "find_disk_fault", self.find)
 
     def find(self, path: Path, free: int) -> str | None:
         """Note it, and say what the test wants."""
@@ -121,7 +121,7 @@ class DiskTests(SynchronousTestCase):
     def check(self, seconds: float) -> None:
         """Look once a second."""
         for _ in range(int(seconds)):
-            self.disk.check(FREE)
+            self.disk.start_check(FREE)
             self.clock.advance(1)
 
     def test_period(self) -> None:
@@ -129,7 +129,7 @@ class DiskTests(SynchronousTestCase):
         self.check(1)
         self.threads.step()
         self.assertEqual(self.tried, [(Path("/s"), FREE)])
-        self.check(DISK_PERIOD - 1)
+        self.check(DISK_CHECK_PERIOD - 1)
         self.assertEqual(self.threads.waiting, [])
         self.wrong = "is full"
         self.check(1)
@@ -147,7 +147,7 @@ class DiskTests(SynchronousTestCase):
 
     def test_hangs(self) -> None:
         """One that takes long is tried no second time, and is told of until it has answered."""
-        self.check(DISK_TIMEOUT)
+        self.check(DISK_CHECK_TIMEOUT)
         self.assertIsNone(self.disk.fault)
         self.check(20)
         self.assertEqual(len(self.threads.waiting), 1)
@@ -160,11 +160,11 @@ class DiskTests(SynchronousTestCase):
 
     def test_defect(self) -> None:
         """What fails for another reason is a defect, and does not end the trials."""
-        self.patch(module, "find_fault", lambda *_: 1 / 0)
+        self.patch(module, "find_disk_fault", lambda *_: 1 / 0)
         self.check(1)
         self.threads.step()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.check(DISK_PERIOD)
+        self.check(DISK_CHECK_PERIOD)
         self.assertEqual(len(self.threads.waiting), 1)
 
 
@@ -179,19 +179,19 @@ class ReadinessTests(SynchronousTestCase):
             0,
         )
         self.faults: dict[str, str] = {}
-        self.patch(module, "find_fault", lambda path, free: self.faults.get(str(path)))
-        self.tally = EvaluationTally()
+        self.patch(module, "find_disk_fault", lambda path, free: self.faults.get(str(path)))
+        self.tally = EvaluationCounters()
         threads: Any = InlineThreads()
         disks = [
-            Disk(name, Path(path), threads, self.service.reactor)
+            DiskCheck(name, Path(path), threads, self.service.reactor)
             for name, path in (("state", "/s"), ("cache", "/c"))
         ]
         self.readiness = Readiness(self.service.registry, self.tally, disks, FREE)
 
     def check(self, *words: str) -> None:
         """Hold that there is an obstacle for each of these words, in that order, and no other."""
-        self.service.reactor.advance(DISK_PERIOD)
-        self.readiness.check()
+        self.service.reactor.advance(DISK_CHECK_PERIOD)
+        self.readiness.check_disks()
         found = self.readiness.find_obstacles()
         self.assertEqual(len(found), len(words), found)
         for obstacle, word in zip(found, words, strict=True):
@@ -228,9 +228,9 @@ class ReadinessTests(SynchronousTestCase):
 
     def test_fault(self) -> None:
         """What was lost here counts until something shows that it is mended."""
-        self.tally.set_fault("the sandbox could not be started", 1)
+        self.tally.set_latest_fault("the sandbox could not be started", 1)
         self.check("the sandbox could not be started")
-        self.tally.set_fault(None, 2)
+        self.tally.set_latest_fault(None, 2)
         self.check()
 
 
@@ -242,7 +242,7 @@ class SandboxProbeTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.tally = EvaluationTally()
+        self.tally = EvaluationCounters()
         self.threads: Any = SlowThreads()
         self.outcome: Problem | Exception | None = None
         self.service = SandboxProbe(self.tally, self.probe_sandbox, self.threads, self.clock)
@@ -257,19 +257,19 @@ class SandboxProbeTests(SynchronousTestCase):
 
     def lose(self) -> None:
         """Have an evaluation lost."""
-        self.tally.set_fault(FAULT, self.clock.seconds())
+        self.tally.set_latest_fault(FAULT, self.clock.seconds())
 
     def try_once(self) -> list[str]:
         """Let the time for a trial come, and the trial end; return what is logged."""
         with capturedLogs() as logged:
-            self.clock.advance(PROBE_PERIOD)
+            self.clock.advance(SANDBOX_PROBE_PERIOD)
             self.assertEqual(len(self.threads.waiting), 1)
             self.threads.step()
         return [str(formatEvent(event)) for event in logged]
 
     def test_well(self) -> None:
         """As long as nothing is wrong nothing is tried."""
-        self.clock.pump([PROBE_PERIOD] * 3)
+        self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
         self.assertEqual(self.threads.waiting, [])
 
     def test_mended(self) -> None:
@@ -277,21 +277,21 @@ class SandboxProbeTests(SynchronousTestCase):
         self.lose()
         (said,) = self.try_once()
         self.assertIn(FAULT, said)
-        self.assertIsNone(self.tally.fault)
-        self.clock.pump([PROBE_PERIOD] * 3)
+        self.assertIsNone(self.tally.latest_fault)
+        self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
         self.assertEqual(self.threads.waiting, [])
 
     def test_broken(self) -> None:
         """One that fails changes nothing, is told once, and comes again."""
         self.lose()
-        fault = self.tally.fault
+        fault = self.tally.latest_fault
         self.outcome = ("no bwrap", "install it")
         self.assertEqual(self.try_once(), ["the sandbox does not work: no bwrap; install it"])
         self.assertEqual(self.try_once(), [])
-        self.assertIs(self.tally.fault, fault)
+        self.assertIs(self.tally.latest_fault, fault)
         self.outcome = None
         self.try_once()
-        self.assertIsNone(self.tally.fault)
+        self.assertIsNone(self.tally.latest_fault)
         self.lose()
         self.outcome = ("no bwrap", "install it")
         self.assertEqual(len(self.try_once()), 1)
@@ -299,18 +299,18 @@ class SandboxProbeTests(SynchronousTestCase):
     def test_one_at_a_time(self) -> None:
         """However long a trial takes, no other begins meanwhile."""
         self.lose()
-        self.clock.pump([PROBE_PERIOD] * 4)
+        self.clock.pump([SANDBOX_PROBE_PERIOD] * 4)
         self.assertEqual(len(self.threads.waiting), 1)
         self.threads.step()
-        self.assertIsNone(self.tally.fault)
+        self.assertIsNone(self.tally.latest_fault)
 
     def test_overtaken(self) -> None:
         """An evaluation that ends while it is tried knows better, be it well or lost."""
         self.lose()
-        self.clock.advance(PROBE_PERIOD)
+        self.clock.advance(SANDBOX_PROBE_PERIOD)
         self.lose()
         self.threads.step()
-        self.assertIsNotNone(self.tally.fault)
+        self.assertIsNotNone(self.tally.latest_fault)
 
     def test_defect(self) -> None:
         """A trial that cannot be made at all is logged, and comes again."""
@@ -321,15 +321,15 @@ class SandboxProbeTests(SynchronousTestCase):
         self.service.startService()
         self.lose()
         self.outcome = ZeroDivisionError()
-        self.clock.advance(PROBE_PERIOD)
+        self.clock.advance(SANDBOX_PROBE_PERIOD)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.outcome = None
-        self.clock.advance(PROBE_PERIOD)
-        self.assertIsNone(self.tally.fault)
+        self.clock.advance(SANDBOX_PROBE_PERIOD)
+        self.assertIsNone(self.tally.latest_fault)
 
     def test_stopped(self) -> None:
         """After the stop nothing is tried."""
         self.lose()
         self.service.stopService()
-        self.clock.pump([PROBE_PERIOD] * 2)
+        self.clock.pump([SANDBOX_PROBE_PERIOD] * 2)
         self.assertEqual((self.threads.waiting, self.clock.getDelayedCalls()), ([], []))

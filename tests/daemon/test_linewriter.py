@@ -61,7 +61,7 @@ class LineWriterTests(SynchronousTestCase):
     def get_stuck(self) -> None:
         """Have the thread wait for the file, with one line."""
         self.writer.start()
-        self.writer.write("first")
+        self.writer.write_line("first")
         self.assertTrue(self.file.began.wait(PATIENCE))
 
     def written(self) -> list[str]:
@@ -73,8 +73,8 @@ class LineWriterTests(SynchronousTestCase):
     def test_before_the_start(self) -> None:
         """Before the start lines are written at once, for twistd may fork first."""
         self.file.gate.set()
-        self.writer.write("one")
-        self.writer.write("two")
+        self.writer.write_line("one")
+        self.writer.write_line("two")
         self.assertEqual(self.file.lines, ["one", "two"])
         self.assertEqual(set(self.file.writers), {current_thread().name})
 
@@ -82,45 +82,45 @@ class LineWriterTests(SynchronousTestCase):
         """Whoever writes goes on at once; the file gets all, in its order, by few calls."""
         self.get_stuck()
         for number in range(1000):
-            self.writer.write(str(number))
+            self.writer.write_line(str(number))
         self.assertEqual(self.file.text, "")
         self.assertEqual(self.written(), ["first", *map(str, range(1000))])
         self.assertEqual(self.file.writers, ["log", "log"])
-        self.assertEqual(self.writer.lost, 0)
+        self.assertEqual(self.writer.lost_lines, 0)
 
     def test_full(self) -> None:
         """What there is no room for is lost, counted, and told before what comes next."""
         self.get_stuck()
         for _ in range(10):
-            self.writer.write(LONG)
-        self.assertEqual(self.writer.lost, 3)
-        self.writer.write("short")
-        self.writer.write(LONG)
+            self.writer.write_line(LONG)
+        self.assertEqual(self.writer.lost_lines, 3)
+        self.writer.write_line("short")
+        self.writer.write_line(LONG)
         found = self.written()
         self.assertEqual(found, ["first", *[LONG] * 7, "3 missing", "short"])
-        self.writer.write("last")
+        self.writer.write_line("last")
         self.assertEqual(self.file.lines[-2:], ["1 missing", "last"])
-        self.assertEqual(self.writer.lost, 4)
+        self.assertEqual(self.writer.lost_lines, 4)
 
     def test_too_long(self) -> None:
         """A line that is larger than all of the queue is lost."""
         self.file.gate.set()
         self.writer.start()
-        self.writer.write("x" * QUEUE_BYTES)
-        self.assertEqual((self.writer.lost, self.written()), (1, []))
+        self.writer.write_line("x" * QUEUE_BYTES)
+        self.assertEqual((self.writer.lost_lines, self.written()), (1, []))
 
     def test_error(self) -> None:
         """What the file does not take is lost, and told when it takes something; each once."""
         self.file.error = OSError(errno.ENOSPC, "No space left on device")
         self.get_stuck()
-        self.writer.write("second")
+        self.writer.write_line("second")
         self.assertEqual(self.written(), [])
-        self.writer.write("third")
-        self.assertEqual(self.writer.lost, 3)
+        self.writer.write_line("third")
+        self.assertEqual(self.writer.lost_lines, 3)
         self.file.error = None
-        self.writer.write("fourth")
+        self.writer.write_line("fourth")
         self.assertEqual(self.file.lines, ["3 missing", "fourth"])
-        self.assertEqual(self.writer.lost, 3)
+        self.assertEqual(self.writer.lost_lines, 3)
 
     def test_defect(self) -> None:
         """Whatever a file raises, the next lines are tried."""
@@ -128,19 +128,19 @@ class LineWriterTests(SynchronousTestCase):
         self.get_stuck()
         self.written()
         self.file.error = None
-        self.writer.write("second")
+        self.writer.write_line("second")
         self.assertEqual(self.file.lines, ["1 missing", "second"])
 
     def test_call(self) -> None:
         """A rotation is between the lines before and those after it, whoever writes them."""
         found: list[list[str]] = []
         self.file.gate.set()
-        self.writer.write("one")
+        self.writer.write_line("one")
         self.writer.call_in_order(lambda: found.append(self.file.lines))
         self.file.gate.clear()
         self.get_stuck()
         self.writer.call_in_order(lambda: found.append(self.file.lines))
-        self.writer.write("last")
+        self.writer.write_line("last")
         self.assertEqual(self.written(), ["one", "first", "last"])
         self.assertEqual(found, [["one"], ["one", "first"]])
 
@@ -148,7 +148,7 @@ class LineWriterTests(SynchronousTestCase):
         """One that fails is logged, and ends nothing."""
         self.get_stuck()
         self.writer.call_in_order(lambda: 1 / 0)
-        self.writer.write("last")
+        self.writer.write_line("last")
         self.assertEqual(self.written(), ["first", "last"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
@@ -156,13 +156,13 @@ class LineWriterTests(SynchronousTestCase):
         """The end waits no longer than it is told, and then for no later line, either."""
         self.get_stuck()
         self.writer.flush(0.01)
-        self.writer.write("last")
+        self.writer.write_line("last")
         self.assertEqual(self.file.text, "")
         self.assertEqual(self.written(), ["first", "last"])
 
     def test_signal(self) -> None:
         """The handler of a signal may log while a line is being written."""
-        before = signal.signal(signal.SIGUSR2, lambda *_: self.writer.write("handler"))
+        before = signal.signal(signal.SIGUSR2, lambda *_: self.writer.write_line("handler"))
         self.addCleanup(signal.signal, signal.SIGUSR2, before)
         self.file.gate.set()
         self.writer.start()

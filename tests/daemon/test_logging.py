@@ -32,7 +32,7 @@ from tawebeval.config import LogSettings
 from tawebeval.daemon.logging import (
     LogWriter,
     RateLimitedLog,
-    escape,
+    escape_control_characters,
     format_json,
     format_plain,
     format_text,
@@ -132,7 +132,10 @@ class LineTests(SynchronousTestCase):
         for words in formats:
             fields = {"a": 7, "b": 1.5, "c": "cc", "d": lambda: "called", "e": Unspeakable()}
             event: dict[str, Any] = {"log_format": words, "log_namespace": "tawebeval.x", **fields}
-            self.assertEqual(format_plain(event).partition("] ")[2], escape(formatEvent(event)))
+            self.assertEqual(
+                format_plain(event).partition("] ")[2],
+                escape_control_characters(formatEvent(event)),
+            )
 
     def test_nothing(self) -> None:
         """An event that says nothing makes no line."""
@@ -143,7 +146,7 @@ class LineTests(SynchronousTestCase):
     def test_one_line(self, text: str) -> None:
         """Whatever a stranger says is on one line, and controls no terminal."""
         (event,) = events(lambda log: log.info("{text}", text=text))
-        for line in (escape(text), format_plain(event), format_json(event)):
+        for line in (escape_control_characters(text), format_plain(event), format_json(event)):
             self.assertEqual(len(line.splitlines() or [""]), 1)
             self.assertFalse(any(ord(each) < 32 or 127 <= ord(each) < 160 for each in line))
             line.encode()
@@ -151,7 +154,7 @@ class LineTests(SynchronousTestCase):
     @given(st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"))))
     def test_unchanged(self, text: str) -> None:
         """What controls nothing stays as it is."""
-        self.assertEqual(escape(text), text)
+        self.assertEqual(escape_control_characters(text), text)
 
 
 class WriterTests(SynchronousTestCase):
@@ -207,7 +210,7 @@ class WriterTests(SynchronousTestCase):
         told = "[tawebeval.daemon.logging#warn] up to 2 earlier log events were lost"
         quiet = "[tawebeval.x#info] it is False"
         self.assertEqual("".join(lines).splitlines(), [quiet, told, quiet, quiet])
-        self.assertEqual(observer.lines.lost, 2)
+        self.assertEqual(observer.line_writer.lost_lines, 2)
 
     def test_full_again(self) -> None:
         """One that is full again while the gap is told of is not forgotten."""

@@ -49,8 +49,8 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 class FakeCallbacks:
     """Callbacks of which some have ended."""
 
-    pending = 3
-    ended = {CallbackState.DELIVERED: 5, CallbackState.REFUSED: 2, CallbackState.GIVEN_UP: 1}  # noqa: RUF012
+    pending_count = 3
+    ended_counts = {CallbackState.DELIVERED: 5, CallbackState.REFUSED: 2, CallbackState.GIVEN_UP: 1}  # noqa: RUF012
 
 
 def family(name: str) -> str:
@@ -71,7 +71,7 @@ class MetricsTestCase(WebTestCase):
         registry = self.service.registry
         self.metrics.register(
             DaemonMetrics(
-                registry._context,
+                registry.context,
                 self.service.world.repositories,  # type: ignore[arg-type]
                 registry,
                 self.callbacks,
@@ -133,7 +133,7 @@ class MetricsTests(MetricsTestCase):
             self.finish()
             self.page(identifier, query)
         self.service.reactor.advance(901)
-        self.service.registry.expire()
+        self.service.registry.expire_evaluations()
         self.assertEqual(self.value("evaluations_forgotten_total", fate="drained"), 1)
         self.assertEqual(self.value("evaluations_forgotten_total", fate="expired"), 1)
         self.assertEqual(self.value("evaluations", state="finished"), 0)
@@ -143,15 +143,15 @@ class MetricsTests(MetricsTestCase):
         self.evaluate()
         self.assertGreater(self.value("uploaded_bytes"), 0)
         self.assertEqual(self.value("unwritten_upload_bytes"), 0)
-        self.service.registry.spool.in_memory = 1000
+        self.service.registry.upload_budget.bytes_in_memory = 1000
         self.assertEqual(self.value("unwritten_upload_bytes"), 1000)
         self.assertEqual(self.value("buffered_bytes"), 0)
         self.child.print(b"x" * 9000 + b"\n")
         self.service.world.turn()
         self.assertEqual(self.value("paused_evaluators"), 1)
         budget = self.service.world.budget
-        self.assertEqual(self.value("buffered_bytes"), budget.used)
-        self.assertGreater(budget.used, 9000)
+        self.assertEqual(self.value("buffered_bytes"), budget.used_bytes)
+        self.assertGreater(budget.used_bytes, 9000)
         settings = self.configuration
         self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.total)
         self.assertEqual(self.value("uploaded_limit_bytes"), settings.limits.uploads)
@@ -159,14 +159,14 @@ class MetricsTests(MetricsTestCase):
     def test_cache(self) -> None:
         """What the cache says of itself."""
         repositories = self.service.world.repositories
-        repositories.sizes = {"repositories": 77, "checkouts": 88}
-        tally = repositories.tally
+        repositories.disk_sizes = {"repositories": 77, "checkouts": 88}
+        tally = repositories.counters
         tally.lookups["commits", "hit"] = 9
         tally.lookups["commits", "miss"] = 4
         tally.lookups["checkouts", "hit"] = 8
         tally.fetches.update(fetched=2, failed=1, cancelled=3)
         tally.evictions = 6
-        tally.durations.observe(2.0)
+        tally.fetch_durations.count_value(2.0)
         self.assertEqual(self.value("cache_lookups_total", of="commits", result="hit"), 9)
         self.assertEqual(self.value("cache_lookups_total", of="commits", result="miss"), 4)
         self.assertEqual(self.value("cache_lookups_total", of="checkouts", result="hit"), 8)
@@ -190,7 +190,9 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("requests_total", **answered), 1)
         self.assertEqual(self.value("request_seconds_count", route="/health"), 1)
         self.assertEqual(self.value("streams"), 1)
-        self.assertEqual(self.value("connections"), self.service.site.connection_limits.total)
+        self.assertEqual(
+            self.value("connections"), self.service.site.connection_limits.connection_count
+        )
         self.assertGreater(self.value("connections"), 0)
         self.assertEqual(self.value("connections_limit"), self.configuration.http.connections)
         connection.lose()
@@ -206,7 +208,7 @@ class MetricsTests(MetricsTestCase):
 
     def test_process(self) -> None:
         """The process itself, the reactor's lag, and the version."""
-        self.lag.seconds.observe(0.2)
+        self.lag.delays.count_value(0.2)
         series = self.series()
         for name in ("open_fds", "max_fds", "resident_memory_bytes", "cpu_seconds_total"):
             self.assertGreaterEqual(series[f"process_{name}", ()], 0)
@@ -217,8 +219,8 @@ class MetricsTests(MetricsTestCase):
 class FreshCallbacks:
     """Callbacks of which none has ended yet."""
 
-    pending = 0
-    ended: Counter[CallbackState] = Counter()  # noqa: RUF012
+    pending_count = 0
+    ended_counts: Counter[CallbackState] = Counter()  # noqa: RUF012
 
 
 class FirstEventTests(MetricsTestCase):
@@ -246,7 +248,7 @@ class FirstEventTests(MetricsTestCase):
         self.assertEqual(set(before.values()), {0})
         self.evaluate()
         self.finish(3)
-        Deferred.fromCoroutine(self.service.registry.cancel(self.evaluate()))
+        Deferred.fromCoroutine(self.service.registry.cancel_evaluation(self.evaluate()))
         self.finish()
         after = self.ends()
         self.assertEqual(set(after), set(before))
@@ -404,19 +406,19 @@ class LagTests(SynchronousTestCase):
     @property
     def looks(self) -> int:
         """How often it has looked."""
-        return list(self.lag.seconds.list_buckets())[-1][1]
+        return list(self.lag.delays.list_buckets())[-1][1]
 
     def test_in_time(self) -> None:
         """A reactor in time is not late, twice a second."""
         self.lag.startService()
         self.clock.pump([0.5] * 4)
-        self.assertEqual((self.looks, self.lag.seconds.sum), (4, 0))
+        self.assertEqual((self.looks, self.lag.delays.sum), (4, 0))
 
     def test_late(self) -> None:
         """What blocks the reactor shows in full."""
         self.lag.startService()
         self.clock.advance(2.0)
-        self.assertEqual((self.looks, self.lag.seconds.sum), (1, 1.5))
+        self.assertEqual((self.looks, self.lag.delays.sum), (1, 1.5))
 
     def test_put_back(self) -> None:
         """A clock that is put back does not make it early."""
@@ -424,7 +426,7 @@ class LagTests(SynchronousTestCase):
         self.clock.rightNow = -10.0
         (call,) = self.clock.getDelayedCalls()
         call.func(*call.args)
-        self.assertEqual((self.looks, self.lag.seconds.sum), (1, 0))
+        self.assertEqual((self.looks, self.lag.delays.sum), (1, 0))
 
     def test_stop(self) -> None:
         """After its end it looks no more."""

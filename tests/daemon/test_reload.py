@@ -24,11 +24,11 @@ from tawebeval.daemon.reload import (
     ConfigurationFile,
     ConfigurationReload,
     Reloader,
-    find_differences,
-    merge_live,
+    find_changed_settings,
+    merge_live_settings,
     read_configuration,
 )
-from tawebeval.daemon.runtime import EarlyHangup
+from tawebeval.daemon.runtime import EarlyHangupHandler
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.ownership import digest_file
@@ -50,7 +50,7 @@ class FakeSource:
     path: Path = Path("/etc/file")
     counts: str = "old"
 
-    def reloadables(self) -> Sequence[Reloadable[Any]]:
+    def list_reloadables(self) -> Sequence[Reloadable[Any]]:
         """Return what reads it."""
         take = partial(setattr, self, "counts")
         return [Reloadable(self.name, (self.path,), self._read, take, lambda _: self.notes)]
@@ -70,8 +70,8 @@ class HangupTests(SynchronousTestCase):
         reactor = MemoryReactor()
         reloader = Reloader((FakeSource("file"),), "", FakeNotifier("/notify"), reactor)
         self.patch(module.os, "access", lambda *_: True)
-        early = EarlyHangup()
-        early.install()
+        early = EarlyHangupHandler()
+        early.install_handler()
         if self.is_received:
             signal.raise_signal(signal.SIGHUP)
         reloader.startService()
@@ -89,7 +89,7 @@ class HangupTests(SynchronousTestCase):
         """One that comes during the start ends nothing, and counts when all is there."""
         self.is_received = True
         reloader, reactor = self.start()
-        self.assertEqual(reactor.whenRunningHooks, [(reloader.reload, (), {})])
+        self.assertEqual(reactor.whenRunningHooks, [(reloader.reload_files, (), {})])
 
 
 class ReloaderTests(SynchronousTestCase):
@@ -105,7 +105,7 @@ class ReloaderTests(SynchronousTestCase):
         notifier = FakeNotifier("/notify")
         reloader = Reloader(sources, copies, notifier, MemoryReactor())
         with capturedLogs() as logged:
-            outcome = reloader.reload(originals)
+            outcome = reloader.reload_files(originals)
         self.assertEqual([one.split("=")[0] for one in notifier.sent], ["RELOADING", "READY"])
         self.levels = [event["log_level"] for event in logged]
         return outcome, [str(formatEvent(event)) for event in logged]
@@ -222,7 +222,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
 
     def refused(self) -> str:
         """Reload in vain, so that nothing has changed; return the problem."""
-        outcome = self.reloader.reload()
+        outcome = self.reloader.reload_files()
         (problem,) = outcome.problems
         self.assertEqual(self.taken, [])
         return problem
@@ -236,10 +236,10 @@ class ConfigurationReloadTests(SynchronousTestCase):
             for name in ("enabled", "at_once")
         ]
         for _ in range(2):
-            self.assertEqual(self.reloader.reload(), ReloadResult(notes=tuple(notes)))
+            self.assertEqual(self.reloader.reload_files(), ReloadResult(notes=tuple(notes)))
             self.assertEqual(self.taken.pop().polls.wait, 3)
         self.file.write_text("")
-        self.assertEqual(self.reloader.reload(), ReloadResult())
+        self.assertEqual(self.reloader.reload_files(), ReloadResult())
         self.assertEqual(self.taken, [Configuration()])
 
     def test_broken(self) -> None:
@@ -259,23 +259,23 @@ class ConfigurationReloadTests(SynchronousTestCase):
         problem = self.refused()
         self.assertTrue(problem.startswith("limits.cpu: "), problem)
         self.file.write_text("[limits]\ncpu = 60")
-        self.assertEqual(self.reloader.reload(), ReloadResult())
+        self.assertEqual(self.reloader.reload_files(), ReloadResult())
         self.assertEqual(self.taken[-1].limits.cpu, 60)
 
     def test_few_processes(self) -> None:
         """More for each than there are for all is told when they become more, as at the start."""
         for allowed, few in ((lambda: 200, True), (lambda: 428, False), (self.fail_to_look, False)):
-            self.patch(rlimits, "processes_allowed", allowed)
+            self.patch(rlimits, "count_allowed_processes", allowed)
             self.begin("[evaluations]\nrunning = 2\n[limits]\nprocesses = 100")
-            self.assertEqual(self.reloader.reload(), ReloadResult())
+            self.assertEqual(self.reloader.reload_files(), ReloadResult())
             self.file.write_text("[evaluations]\nrunning = 7\n[limits]\nprocesses = 150")
-            restart, *notes = self.reloader.reload().notes
+            restart, *notes = self.reloader.reload_files().notes
             self.assertTrue(restart.startswith("evaluations.running: changed"), restart)
             self.assertEqual(self.taken[-1].limits.processes, 150)
             said = [note.partition(";")[0] for note in notes]
             wanted = ["processes: 200 allowed, and up to 428 may be needed"]
             self.assertEqual(said, wanted if few else [])
-            self.assertEqual(self.reloader.reload().notes, (restart,))
+            self.assertEqual(self.reloader.reload_files().notes, (restart,))
 
     def fail_to_look(self) -> int:
         """Be at a loss."""
@@ -284,7 +284,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
     def test_without_a_file(self) -> None:
         """Where defaults hold there is nothing to read again."""
         configuration_reload = ConfigurationReload(ConfigurationFile(), Configuration(), ())
-        self.assertEqual(configuration_reload.reloadables(), ())
+        self.assertEqual(configuration_reload.list_reloadables(), ())
 
 
 CONFIGURE = Path(__file__).resolve().parents[2] / "docs" / "configure.md"
@@ -336,8 +336,8 @@ class LiveTests(SynchronousTestCase):
         taken = set()
         for path in SETTINGS:
             wanted = changed(path)
-            self.assertEqual(list(find_differences(BEFORE, wanted)), [path])
-            found = merge_live(BEFORE, wanted)
+            self.assertEqual(list(find_changed_settings(BEFORE, wanted)), [path])
+            found = merge_live_settings(BEFORE, wanted)
             self.assertIn(found, (BEFORE, wanted))
             if found == wanted:
                 taken.add(path)
@@ -360,6 +360,6 @@ class LiveTests(SynchronousTestCase):
         """Of several changes in a section some are taken; what is only running stays."""
         wanted = msgspec.structs.replace(BEFORE, log=changed("log.level").log, listen=("tcp:1",))
         running = changed("http.connections")
-        self.assertEqual(list(find_differences(BEFORE, wanted)), ["listen", "log.level"])
-        found = merge_live(running, wanted)
+        self.assertEqual(list(find_changed_settings(BEFORE, wanted)), ["listen", "log.level"])
+        found = merge_live_settings(running, wanted)
         self.assertEqual(found, msgspec.structs.replace(running, log=wanted.log))

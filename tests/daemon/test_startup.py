@@ -20,15 +20,15 @@ from tawebeval.config import (
     SandboxSettings,
 )
 from tawebeval.daemon import startup as module
-from tawebeval.daemon.startup import StartupChecks, check_readable
+from tawebeval.daemon.startup import StartupChecks, check_readable_paths
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.rlimits import MORE_PROCESSES
+from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
 from tests.fakes.world import InlineThreads, SlowThreads
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
 QUOTAS = Path("/state/quotas/0"), Path("/state/quotas/1")
-STARTED = ["end", "clear", "check", "try", "git", "sandbox", "start", "start"]
+STARTED = ["end", "remove_leftovers", "check", "try", "git", "sandbox", "start", "start"]
 KERNEL = "the kernel's files of processes and devices"
 
 
@@ -39,10 +39,10 @@ class FakeParts:
     What is named in `errors` raises that, once.
     """
 
-    accounts: Path
+    account_files: Path
     repositories: Path = REPOSITORIES
     evaluations: Path = EVALUATIONS
-    quotas: tuple[Path, ...] = QUOTAS
+    quota_directories: tuple[Path, ...] = QUOTAS
     gone: tuple[Path, ...] = ()
     problems: tuple[str, ...] = ()
     errors: dict[str, Exception] = attrs.field(factory=dict)
@@ -58,12 +58,12 @@ class FakeParts:
 
         return do
 
-    def restore(self) -> list[Path]:
+    def restore_missing(self) -> list[Path]:
         self.note("restore")()
         return list(self.gone)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if name not in ("clear", "start", "stop", "close"):
+        if name not in ("remove_leftovers", "start", "stop", "close"):
             raise AttributeError(name)
         return self.note(name)
 
@@ -80,11 +80,11 @@ class StartupTests(SynchronousTestCase):
         self.configuration = Configuration()
         self.asked: dict[str, tuple[object, ...]] = {}
         for name, noted in (
-            ("end_stale_processes", "end"),
-            ("check_quotas", "check"),
-            ("try_quotas", "try"),
-            ("check_git", "git"),
-            ("verify", "sandbox"),
+            ("kill_stale_processes", "end"),
+            ("check_quota_directories", "check"),
+            ("probe_quota_enforcement", "try"),
+            ("check_git_version", "git"),
+            ("verify_sandbox", "sandbox"),
             ("close_sandbox", "trees"),
         ):
             self.patch(module, name, self.called(noted))
@@ -95,7 +95,7 @@ class StartupTests(SynchronousTestCase):
 
         def call(*args: object) -> None:
             self.asked[noted] = args
-            self.accounts = {path.name for path in self.parts.accounts.glob("*")}
+            self.accounts = {path.name for path in self.parts.account_files.glob("*")}
             self.parts.note(noted)()
 
         return call
@@ -146,13 +146,13 @@ class StartupTests(SynchronousTestCase):
         full = OSError(28, "No space left on device", "/state/x")
         threads = OSError(11, "threads: can't start new thread")
         for name, error, said in (
-            ("clear", left, "/state/evaluations/x: Not permitted"),
-            ("clear", full, "/state/x: No space left on device; free some disk space"),
+            ("remove_leftovers", left, "/state/evaluations/x: Not permitted"),
+            ("remove_leftovers", full, "/state/x: No space left on device; free some disk space"),
             ("check", ConfigurationError("no quota"), "no quota"),
             ("try", ConfigurationError("no quota"), "no quota"),
             ("git", ConfigurationError("git is older; than that"), "git is older; than that"),
             ("sandbox", SystemExit("tawebeval: no sandbox"), "no sandbox"),
-            ("start", threads, f"threads: can't start new thread; {MORE_PROCESSES}"),
+            ("start", threads, f"threads: can't start new thread; {PROCESS_LIMIT_REMEDY}"),
         ):
             self.parts.done.clear()
             self.parts.errors[name] = error
@@ -161,14 +161,14 @@ class StartupTests(SynchronousTestCase):
 
     def test_accounts(self) -> None:
         """Where the users of the sandbox cannot be written is told."""
-        accounts = self.parts.accounts = self.parts.accounts / "missing"
+        accounts = self.parts.account_files = self.parts.account_files / "missing"
         said = self.refused()
         self.assertTrue(said.startswith(f"tawebeval: {accounts}/"), said)
         self.assertTrue(said.endswith(": No such file or directory"), said)
 
     def test_removed(self) -> None:
         """What was removed meanwhile is made anew and told, and filled where it has to be."""
-        accounts = self.parts.accounts
+        accounts = self.parts.account_files
         startup = self.make(InlineThreads())
         for gone, filled in (((), False), ((Path("/x"),), False), ((Path("/x"), accounts), True)):
             self.parts.gone = gone
@@ -241,7 +241,7 @@ class ReadableTests(SynchronousTestCase):
             metrics=MetricsSettings("tokens", f"{self.root}/readers/file"),
             repositories=RepositorySettings(credentials=entries),
         )
-        check_readable(configuration, self.file, self.environment)
+        check_readable_paths(configuration, self.file, self.environment)
 
     def refuse(self, path: str, what: str) -> None:
         """Hold that a path, below the root of the test, is refused, and why."""

@@ -15,7 +15,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings, Configuration, EvaluationSettings, ServiceSettings
-from tawebeval.daemon.systemd import Notifier, Watchdog, compute_stop_timeout, find_notifier
+from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tests.fakes.world import FakeNotifier
 
 
@@ -59,22 +59,22 @@ class NotifierTests(SynchronousTestCase):
     def test_datagram(self) -> None:
         """All that is told at once is one datagram with a line for each."""
         notices = self.notices(self.path)
-        notifier = Notifier(self.path)
-        notifier.send("A=1", "B=tüchtig")
+        notifier = SystemdNotifier(self.path)
+        notifier.send_notices("A=1", "B=tüchtig")
         notifier.notify_ready()
         self.assertEqual(notices.take(), ["A=1\nB=tüchtig", "READY=1"])
 
     def test_abstract(self) -> None:
         """An address may be a name that is in no directory."""
         notices = self.notices(f"@tawebeval-test-{os.getpid()}")
-        Notifier(notices.address).notify_ready()
+        SystemdNotifier(notices.address).notify_ready()
         self.assertEqual(notices.take(), ["READY=1"])
 
     def test_reloading(self) -> None:
         """A reload has its time, by the clock by which systemd looks for it."""
         notices = self.notices(self.path)
         before = time.clock_gettime(time.CLOCK_MONOTONIC)
-        Notifier(self.path).notify_reloading()
+        SystemdNotifier(self.path).notify_reloading()
         after = time.clock_gettime(time.CLOCK_MONOTONIC)
         (told,) = notices.take()
         first, _, moment = told.partition("\nMONOTONIC_USEC=")
@@ -84,19 +84,19 @@ class NotifierTests(SynchronousTestCase):
     def test_stopping(self) -> None:
         """The time that a stop takes is told in microseconds."""
         notices = self.notices(self.path)
-        Notifier(self.path).notify_stopping(12.5)
+        SystemdNotifier(self.path).notify_stopping(12.5)
         self.assertEqual(notices.take(), ["STOPPING=1\nEXTEND_TIMEOUT_USEC=12500000"])
 
     def test_nobody(self) -> None:
         """Without systemd nothing is told, and nothing is wrong."""
         with capturedLogs() as logged:
-            Notifier().notify_ready()
+            SystemdNotifier().notify_ready()
         self.assertEqual(list(logged), [])
 
     def test_gone(self) -> None:
         """One that does not listen is logged, with what it was not told."""
         with capturedLogs() as logged:
-            Notifier(self.path).send("READY=1", "STATUS={well}")
+            SystemdNotifier(self.path).send_notices("READY=1", "STATUS={well}")
         (event,) = logged
         said = formatEvent(event)
         self.assertTrue(said.startswith("cannot notify systemd of READY=1, STATUS={well}: "), said)
@@ -107,27 +107,29 @@ class NotifierTests(SynchronousTestCase):
         most = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
         with capturedLogs() as logged:
             for _ in range(most + 2):
-                Notifier(self.path).notify_ready()
+                SystemdNotifier(self.path).notify_ready()
         self.assertIn("cannot notify systemd of READY=1", formatEvent(logged[-1]))
 
 
 class EnvironmentTests(SynchronousTestCase):
     """What systemd puts into the environment."""
 
-    def find(self, **environment: str) -> Notifier:
+    def find(self, **environment: str) -> SystemdNotifier:
         """Return what is made of an environment."""
         return find_notifier(environment)
 
     def test_none(self) -> None:
         """Without a socket there is nobody, also where it is of a kind that is not spoken here."""
-        self.assertEqual(self.find(), Notifier())
-        self.assertEqual(self.find(NOTIFY_SOCKET=""), Notifier())
-        self.assertEqual(self.find(NOTIFY_SOCKET="vsock:2:1234", WATCHDOG_USEC="1"), Notifier())
+        self.assertEqual(self.find(), SystemdNotifier())
+        self.assertEqual(self.find(NOTIFY_SOCKET=""), SystemdNotifier())
+        self.assertEqual(
+            self.find(NOTIFY_SOCKET="vsock:2:1234", WATCHDOG_USEC="1"), SystemdNotifier()
+        )
 
     def test_address(self) -> None:
         """A path or an abstract name."""
         for address in ("/run/systemd/notify", "@notify"):
-            self.assertEqual(self.find(NOTIFY_SOCKET=address), Notifier(address))
+            self.assertEqual(self.find(NOTIFY_SOCKET=address), SystemdNotifier(address))
 
     def test_watchdog(self) -> None:
         """It is told in microseconds, and is this process's or nobody's."""
@@ -141,7 +143,7 @@ class EnvironmentTests(SynchronousTestCase):
             ({"WATCHDOG_USEC": "soon", "WATCHDOG_PID": own}, None),
         ):
             found = self.find(NOTIFY_SOCKET="/x", **environment)
-            self.assertEqual(found.watchdog, seconds, environment)
+            self.assertEqual(found.watchdog_seconds, seconds, environment)
 
 
 class WatchdogTests(SynchronousTestCase):
@@ -155,7 +157,7 @@ class WatchdogTests(SynchronousTestCase):
 
     def start(self, **changes: Any) -> list[str]:
         """Start the service; return what it tells, to be emptied by the test."""
-        notifier = FakeNotifier(**{"address": "/notify", "watchdog": 30, **changes})
+        notifier = FakeNotifier(**{"socket_address": "/notify", "watchdog_seconds": 30, **changes})
         self.service = Watchdog(
             notifier,
             lambda: self.counts,
@@ -197,7 +199,7 @@ class WatchdogTests(SynchronousTestCase):
 
     def test_not_ready(self) -> None:
         """Why no work would be taken is told with the rest, until it is over."""
-        told = self.start(watchdog=None)
+        told = self.start(watchdog_seconds=None)
         self.run_reactor()
         self.take(told)
         self.obstacles = ["the disk is full", "the queue is full"]
@@ -210,7 +212,7 @@ class WatchdogTests(SynchronousTestCase):
 
     def test_impatient(self) -> None:
         """A watchdog that waits for less than two seconds is told in half of its time."""
-        told = self.start(watchdog=0.4)
+        told = self.start(watchdog_seconds=0.4)
         self.run_reactor()
         self.take(told)
         self.reactor.pump([0.2, 0.2])
@@ -218,7 +220,7 @@ class WatchdogTests(SynchronousTestCase):
 
     def test_no_watchdog(self) -> None:
         """Where nobody watches only changes are told."""
-        told = self.start(watchdog=None)
+        told = self.start(watchdog_seconds=None)
         self.run_reactor()
         self.assertEqual(self.take(told), ["READY=1", "STATUS=0 running, 0 queued"])
         self.reactor.pump([1, 1])
@@ -256,7 +258,7 @@ class WatchdogTests(SynchronousTestCase):
 
     def test_nobody(self) -> None:
         """Without systemd nothing is done at all."""
-        told = self.start(address=None)
+        told = self.start(socket_address=None)
         self.run_reactor()
         self.reactor.advance(5)
         self.assertEqual((told, self.reactor.triggers), ([], {}))

@@ -99,8 +99,8 @@ class ConfigurationFileTests(SynchronousTestCase):
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
         file = ConfigurationFile(path, ("tcp:1",), read_configuration(path, ("tcp:1",)))
-        self.assertEqual(file.read(), file.written)
-        self.assertEqual(file.read().listen, ("tcp:1",))
+        self.assertEqual(file.read_configuration(), file.last_read)
+        self.assertEqual(file.read_configuration().listen, ("tcp:1",))
 
     def test_refused(self) -> None:
         """A file that is missing, not UTF-8, not TOML or wrong: each is told with its name."""
@@ -163,7 +163,7 @@ class MakeServiceTests(SynchronousTestCase):
         path.write_text("[polls]\nwait = -1")
         absolute = path.absolute()
         os.chdir("/")
-        (problem,) = reloader.reload().problems
+        (problem,) = reloader.reload_files().problems
         self.assertTrue(problem.startswith(f"{absolute}: polls.wait: "), problem)
 
     def test_messages(self) -> None:
@@ -198,7 +198,7 @@ class MakeServiceTests(SynchronousTestCase):
 
     def test_few_processes(self) -> None:
         """Where there may be too few processes the log warns."""
-        self.patch(rlimits, "processes_allowed", lambda: 10)
+        self.patch(rlimits, "count_allowed_processes", lambda: 10)
         with capturedLogs() as events:
             self.make()
         said = [str(formatEvent(event)) for event in events]
@@ -227,7 +227,7 @@ class MakeServiceTests(SynchronousTestCase):
         """The file names that user; what that may need later is loaded while it can be."""
         self.process = FakeProcess(0)
         loaded: list[bool] = []
-        self.patch(tap, "preload", lambda: loaded.append(True))
+        self.patch(tap, "preload_modules", lambda: loaded.append(True))
         path = self.mktemp()
         Path(path).write_text("[service]\nuser = 'nobody'")
         self.make("-c", path).privilegedStartService()

@@ -11,7 +11,7 @@ from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import SubmissionFile
-from tawebeval.core.states import IllegalTransition, State
+from tawebeval.core.states import EvaluationState, IllegalTransition
 from tawebeval.deferreds import UNBOUNDED, FairQueue
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.evaluation import Evaluation
@@ -30,26 +30,26 @@ class LifeTests(EvaluationTestCase):
         self.slot.shut = self.world.repositories.gate.shut = True
         self.world.clock.advance(1)
         self.begin()
-        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
         self.assertEqual(self.world.repositories.asked, [])
         self.world.clock.advance(1)
         self.slot.open()
-        self.assertIs(self.evaluation.state, State.FETCHING)
+        self.assertIs(self.evaluation.state, EvaluationState.FETCHING)
         request = self.evaluation.request
         self.assertEqual(self.world.repositories.asked, [(request.repository, OID)])
         self.assertEqual(self.world.spawn.children, [])
         self.world.clock.advance(1)
         self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
         self.assertEqual(self.evaluation.commit, Commit(OID, TREE))
         self.assertEqual(self.released, 0)
         self.world.child.print(b"hello\n")
         self.world.clock.advance(1)
         self.assertFalse(self.evaluation.state.has_ended)
         self.world.child.end()
-        self.assert_over(State.FINISHED, None, "hello\n")
+        self.assert_over(EvaluationState.FINISHED, None, "hello\n")
         self.assertEqual(self.released, 1)
-        times = {name: moment - EPOCH for name, moment in self.evaluation.times.items()}
+        times = {name: moment - EPOCH for name, moment in self.evaluation.state_times.items()}
         expected = {"created": 1, "fetching": 2, "running": 3, "finished": 4, "ended": 4}
         self.assertEqual(times, expected)
 
@@ -71,7 +71,7 @@ class LifeTests(EvaluationTestCase):
             },
         )
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
 
     def test_command(self) -> None:
         """The command is the shell's, in the directory that the form names."""
@@ -81,7 +81,7 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(list(self.world.child.argv), ["/bin/sh", "-c", "echo $PWD | cat"])
         self.assertEqual(self.world.child.directory, str(self.root / "some/tree/a/b"))
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
 
     def make_again(self, **changes: Any) -> Evaluation:
         """Return another evaluation in place of the first."""
@@ -121,7 +121,7 @@ class LifeTests(EvaluationTestCase):
         )
         self.assertEqual(len(set(markers.values())), 4)
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
 
     def test_markers(self) -> None:
         """The markers in the environment are those that are looked for, fresh for each run."""
@@ -132,7 +132,7 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(self.lines(), [{"type": "data", "payload": [1.0]}])
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.cleaned_up.is_set)
+        self.assertTrue(self.evaluation.cleanup_event.is_set)
         self.evaluation = self.make()
         self.begin()
         self.assertNotEqual(self.world.child.environment["EVALUATION_DATA_BEGIN"], begin)
@@ -152,7 +152,7 @@ class LifeTests(EvaluationTestCase):
 
     def test_orphans(self) -> None:
         """Processes left by the run are gone before its end; then the sandboxed run closes."""
-        self.world.sandbox.orphans.shut = True
+        self.world.sandbox.orphan_reaper.shut = True
         self.begin()
         sandboxed = self.world.sandbox.last
         self.world.child.exit()
@@ -160,8 +160,8 @@ class LifeTests(EvaluationTestCase):
         self.assertFalse(self.evaluation.state.has_ended)
         self.assertEqual(sandboxed.closed, 0)
         self.assertTrue((self.root / "some").exists())
-        self.world.sandbox.orphans.open()
-        self.assert_over(State.FINISHED, None)
+        self.world.sandbox.orphan_reaper.open()
+        self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual((len(sandboxed.started_as), sandboxed.closed), (1, 1))
 
     def test_sandbox(self) -> None:
@@ -180,7 +180,7 @@ class LifeTests(EvaluationTestCase):
             child.environment["SUBMISSION_FILE_SOURCE"], "/inside/submission/source/solution.py"
         )
         child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
 
     def with_quota(self, *names: str) -> list[Path]:
         """Let there be these quota directories; return them."""
@@ -189,7 +189,7 @@ class LifeTests(EvaluationTestCase):
         for directory in directories:
             directory.mkdir(parents=True)
             free.put(directory)
-        self.evaluation._context = self.world.context()
+        self.evaluation.context = self.world.context()
         return directories
 
     def test_quota_directory(self) -> None:
@@ -202,7 +202,7 @@ class LifeTests(EvaluationTestCase):
         (directory / "home" / "file").touch()
         self.assertEqual(self.world.quota_directories.pending, [])
         child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.world.quota_directories.pending, [directory])
         self.assertEqual(list(directory.iterdir()), [])
 
@@ -212,7 +212,7 @@ class LifeTests(EvaluationTestCase):
         self.begin()
         self.assertEqual(self.world.spawn.children, [])
         self.evaluation.stop(CANCELLED)
-        self.assert_over(State.CANCELLED, "cancelled")
+        self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual(self.world.quota_directories.waiting, [])
 
     def test_quota_directory_not_emptied(self) -> None:
@@ -226,12 +226,12 @@ class LifeTests(EvaluationTestCase):
                 raise OSError(5, "Input/output error")
 
         emptied.shut = True
-        self.patch(Workspace, "remove", fail)
+        self.patch(Workspace, "remove_content", fail)
         self.world.child.end()
         self.world.turn()
         self.assertEqual(self.world.quota_directories.pending, [])
         emptied.open()
-        self.evaluation._context.cleanups.retry_next()
+        self.evaluation.context.cleanup_queue.retry_next_calls()
         self.assertEqual(self.world.quota_directories.pending, [directory])
 
     def test_limit(self) -> None:
@@ -241,22 +241,22 @@ class LifeTests(EvaluationTestCase):
         self.world.clock.advance(0.25)
         self.assertEqual(self.world.child.signals, [signal.SIGKILL])
         self.world.child.end(signal=signal.SIGKILL)
-        self.assert_over(State.FAILED, "memory")
+        self.assert_over(EvaluationState.FAILED, "memory")
 
     def test_cannot_be_started(self) -> None:
         """An evaluator that cannot start: the client learns it, the sandboxed run is closed."""
         self.world.sandbox.unable = OSError(24, "Too many open files")
         self.begin()
-        self.assert_over(State.FAILED, "lost")
+        self.assert_over(EvaluationState.FAILED, "lost")
         self.assertEqual(self.world.sandbox.last.closed, 1)
 
     def test_readers_are_woken(self) -> None:
         """Those who wait for events are woken by each that comes, and by the end."""
         self.begin()
-        waiting = self.evaluation.changed.wait()
+        waiting = self.evaluation.change_condition.wait()
         self.world.child.print(b"hello\n")
         self.successResultOf(waiting)
-        waiting = self.evaluation.changed.wait()
+        waiting = self.evaluation.change_condition.wait()
         self.world.child.end()
         self.world.turn()
         self.successResultOf(waiting)
@@ -267,7 +267,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.print(b"a line\n" * 100)
         self.assertTrue(self.world.child.paused)
         self.world.clock.advance(1000)
-        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
         self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
         self.evaluation.on_acknowledge()
         self.assertFalse(self.world.child.paused)
@@ -282,7 +282,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.world.turn()
         self.world.clock.advance(1000)
-        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
         self.assertEqual((self.released, (self.root / "some").exists()), (0, True))
         text = "".join(line["payload"] for line in self.lines())
         self.assertEqual(f"{text}\n", printed.decode())  # the last one is the marker's
@@ -293,7 +293,7 @@ class LifeTests(EvaluationTestCase):
         (event,) = self.lines()
         self.assertEqual(event["payload"]["filename"], "plot.svg")
         self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
 
     def test_rest_on_a_full_disk(self) -> None:
         """One whose file waits gives back its room on the disk when that is wanted."""
@@ -304,7 +304,7 @@ class LifeTests(EvaluationTestCase):
         self.world.sandbox.last.over = build_limit_failure("disk", "disk", "bytes", 2**20)
         self.world.clock.advance(1)
         self.world.turn()
-        self.assertIs(self.evaluation.state, State.FAILED)
+        self.assertIs(self.evaluation.state, EvaluationState.FAILED)
         self.assertEqual(list(self.root.iterdir()), [])
         self.assertEqual(
             [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"],
@@ -316,20 +316,20 @@ class LifeTests(EvaluationTestCase):
         self.begin()
         self.world.child.print(b"hello\n")
         with self.assertRaises(IllegalTransition):
-            self.evaluation.forget(State.DRAINED)
+            self.evaluation.discard_events(EvaluationState.DRAINED)
         self.world.child.end()
-        self.assert_over(State.FINISHED, None, "hello\n")
-        self.evaluation.forget(State.DRAINED)
-        self.assertEqual((self.evaluation.ring.size, self.world.budget.used), (0, 0))
+        self.assert_over(EvaluationState.FINISHED, None, "hello\n")
+        self.evaluation.discard_events(EvaluationState.DRAINED)
+        self.assertEqual((self.evaluation.ring.size, self.world.budget.used_bytes), (0, 0))
         with self.assertRaises(IllegalTransition):
-            self.evaluation.forget(State.EXPIRED)
+            self.evaluation.discard_events(EvaluationState.EXPIRED)
 
     def test_acknowledged_before_it_runs(self) -> None:
         """An acknowledgement of nothing, before there is anything, is harmless."""
         self.slot.shut = True
         self.begin()
         self.evaluation.on_acknowledge()
-        self.assertEqual(len(self.evaluation.changed), 0)
+        self.assertEqual(len(self.evaluation.change_condition), 0)
 
 
 class FetchTests(EvaluationTestCase):
@@ -341,24 +341,24 @@ class FetchTests(EvaluationTestCase):
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
         self.fetches = self.world.fetches = FairQueue(1, UNBOUNDED)
-        self.evaluation._context = self.world.context()
+        self.evaluation.context = self.world.context()
 
     def test_fetched_first(self) -> None:
         """It keeps its turn, is fetched, and waits for a place with nothing of the cache in use."""
         self.begin()
-        self.assertIs(self.evaluation.state, State.FETCHING)
+        self.assertIs(self.evaluation.state, EvaluationState.FETCHING)
         self.assertEqual((self.reserved, len(self.slot)), (1, 0))
         self.world.clock.advance(1)
         self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
         self.assertEqual((len(self.slot), self.world.repositories.users), (1, 0))
         self.assertEqual(self.evaluation.commit, Commit(OID, TREE))
         self.world.clock.advance(1)
         self.slot.open()
-        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
-        times = {name: moment - EPOCH for name, moment in self.evaluation.times.items()}
+        self.assert_over(EvaluationState.FINISHED, None)
+        times = {name: moment - EPOCH for name, moment in self.evaluation.state_times.items()}
         self.assertEqual((times["fetching"], times["running"]), (0, 2))
         self.assertEqual(self.released, 1)
 
@@ -368,20 +368,20 @@ class FetchTests(EvaluationTestCase):
         self.begin()
         with capturedLogs() as events:
             self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
         self.assertNotIn("queued", " ".join(map(str, map(formatEvent, events))))
 
     def test_places(self) -> None:
         """Places to fetch are few; one that was fetched counts for its caller until it runs."""
-        other = self.fetches.acquire("other", "")
+        other = self.fetches.acquire_slot("other", "")
         self.begin()
-        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
         self.assertEqual(self.world.repositories.asked, [])
-        self.fetches.release("other")
+        self.fetches.release_slot("other")
         self.successResultOf(other)
-        self.assertIs(self.evaluation.state, State.FETCHING)
+        self.assertIs(self.evaluation.state, EvaluationState.FETCHING)
         self.world.repositories.gate.open()
-        following = self.fetches.acquire("following", "")
+        following = self.fetches.acquire_slot("following", "")
         self.assertNoResult(following)
         self.slot.open()
         self.successResultOf(following)
@@ -391,15 +391,15 @@ class FetchTests(EvaluationTestCase):
         self.begin()
         self.world.repositories.fail("repository", "no")
         self.world.repositories.gate.open()
-        self.assert_over(State.FAILED, "repository")
+        self.assert_over(EvaluationState.FAILED, "repository")
         self.check_nothing_kept()
 
     def test_refused(self) -> None:
         """So does what may not be fetched at all, before anything is done for it."""
         self.world.repositories.fail("repository", "no")
-        self.patch(self.world.repositories, "needs_network", self.refuse)
+        self.patch(self.world.repositories, "checkout_needs_network", self.refuse)
         self.begin()
-        self.assert_over(State.FAILED, "repository")
+        self.assert_over(EvaluationState.FAILED, "repository")
         self.assertEqual((self.reserved, self.released), (0, 0))
 
     def refuse(self, *wanted: object) -> bool:
@@ -408,27 +408,27 @@ class FetchTests(EvaluationTestCase):
 
     def test_stopped(self) -> None:
         """It can be stopped while it waits to fetch, fetches, and waits to run."""
-        self.fetches.acquire("other", "")
+        self.fetches.acquire_slot("other", "")
         self.stop()
         self.setUp()
         self.stop()
         self.setUp()
         self.begin()
         self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
         self.stop()
 
     def stop(self) -> None:
         """Begin it, and stop it."""
-        if not self.evaluation.times:
+        if not self.evaluation.state_times:
             self.begin()
         self.evaluation.stop(CANCELLED)
-        self.assert_over(State.CANCELLED, "cancelled")
-        self.fetches.release("other")
+        self.assert_over(EvaluationState.CANCELLED, "cancelled")
+        self.fetches.release_slot("other")
         self.check_nothing_kept()
 
     def check_nothing_kept(self) -> None:
         """Hold that turns and places were given back."""
         self.assertEqual(self.released, 1)
-        self.assertEqual((self.fetches.running, self.fetches.waiting), (0, 0))
-        self.successResultOf(self.fetches.acquire("next", ""))
+        self.assertEqual((self.fetches.taken_slots, self.fetches.waiter_count), (0, 0))
+        self.successResultOf(self.fetches.acquire_slot("next", ""))

@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
-from tawebeval.core.segi import Parser
-from tawebeval.core.states import State
+from tawebeval.core.segi import SegiParser
+from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.workspace import Workspace
@@ -29,16 +29,16 @@ class FailureTests(EvaluationTestCase):
         """A repository that cannot be had, with git's own words."""
         self.world.repositories.fail("repository", "could not be fetched", stderr="fatal: no")
         self.begin()
-        error = self.assert_over(State.FAILED, "repository")
+        error = self.assert_over(EvaluationState.FAILED, "repository")
         self.assertEqual(error["stderr"], "fatal: no")
         self.assertEqual((self.world.spawn.children, self.released), ([], 1))
-        self.assertNotIn("running", self.evaluation.times)
+        self.assertNotIn("running", self.evaluation.state_times)
 
     def test_commit(self) -> None:
         """A commit that is not there."""
         self.world.repositories.fail("commit", "no such commit")
         self.begin()
-        self.assert_over(State.FAILED, "commit")
+        self.assert_over(EvaluationState.FAILED, "commit")
 
     def test_directory(self) -> None:
         """A directory that is not in the commit, or leads out of it."""
@@ -49,39 +49,41 @@ class FailureTests(EvaluationTestCase):
             (self.root / "upload").rename(self.mktemp())
             self.evaluation = self.make(directory=directory)
             self.begin()
-            error = self.assert_over(State.FAILED, "directory")
+            error = self.assert_over(EvaluationState.FAILED, "directory")
             self.assertIn(directory, error["message"])
             self.assertEqual(self.world.spawn.children, [])
 
     def test_fault_by_a_caller(self) -> None:
         """What a caller can cause is lost all the same, but says nothing of the machine."""
-        lost = EvaluationFailure("lost", "git was killed", is_alarming=False)
+        lost = EvaluationFailure("lost", "git was killed", is_daemon_fault=False)
         self.world.repositories.gate.error = lost
         self.begin()
-        self.assert_over(State.FAILED, "lost")
-        self.assertIsNone(self.evaluation._context.tally.fault)
+        self.assert_over(EvaluationState.FAILED, "lost")
+        self.assertIsNone(self.evaluation.context.counters.latest_fault)
 
     def test_fault(self) -> None:
         """What this machine has lost is noted, until an evaluation ends in another way."""
-        tally = self.evaluation._context.tally
+        tally = self.evaluation.context.counters
         self.world.sandbox.unable = OSError(28, "No space left on device")
         self.world.clock.advance(5)
         self.begin()
-        error = self.assert_over(State.FAILED, "lost")
-        self.assertEqual(tally.fault, (5, error["message"]))
+        error = self.assert_over(EvaluationState.FAILED, "lost")
+        self.assertEqual(tally.latest_fault, (5, error["message"]))
         self.world.sandbox.unable = None
         self.evaluation = self.make()
-        object.__setattr__(self.evaluation._context, "tally", tally)
+        object.__setattr__(self.evaluation.context, "counters", tally)
         self.begin()
         self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
         self.world.end()
-        self.assertEqual(tally.fault, (5, error["message"]), "that says nothing of the machine")
+        self.assertEqual(
+            tally.latest_fault, (5, error["message"]), "that says nothing of the machine"
+        )
         self.evaluation = self.make()
-        object.__setattr__(self.evaluation._context, "tally", tally)
+        object.__setattr__(self.evaluation.context, "counters", tally)
         self.begin()
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
-        self.assertIsNone(tally.fault)
+        self.assert_over(EvaluationState.FINISHED, None)
+        self.assertIsNone(tally.latest_fault)
 
     def test_exit(self) -> None:
         """An exit status, with the end of stderr."""
@@ -89,14 +91,14 @@ class FailureTests(EvaluationTestCase):
         self.world.child.print(b"some output\n")
         self.world.child.complain(b"Traceback")
         self.world.child.end(3)
-        error = self.assert_over(State.FAILED, "exit", "some output\n")
+        error = self.assert_over(EvaluationState.FAILED, "exit", "some output\n")
         self.assertEqual((error["status"], error["stderr"]), (3, "Traceback"))
 
     def test_signal(self) -> None:
         """A signal."""
         self.begin()
         self.world.child.end(signal=signal.SIGABRT)
-        self.assertEqual(self.assert_over(State.FAILED, "exit")["signal"], 6)
+        self.assertEqual(self.assert_over(EvaluationState.FAILED, "exit")["signal"], 6)
 
     def test_timeout(self) -> None:
         """The limit of time, with its name and value."""
@@ -104,7 +106,7 @@ class FailureTests(EvaluationTestCase):
         self.world.child.print(b"working ...")
         self.world.clock.advance(10)
         self.world.child.end(signal=signal.SIGTERM)
-        error = self.assert_over(State.FAILED, "timeout", "working ...")
+        error = self.assert_over(EvaluationState.FAILED, "timeout", "working ...")
         self.assertEqual((error["limit"], error["value"]), ("limits.wall_clock", 10))
 
     def test_output(self) -> None:
@@ -112,7 +114,7 @@ class FailureTests(EvaluationTestCase):
         self.begin()
         self.world.child.print(b"x" * 2000)
         self.world.child.end(signal=signal.SIGTERM)
-        error = self.assert_over(State.FAILED, "output", "x" * 1024)
+        error = self.assert_over(EvaluationState.FAILED, "output", "x" * 1024)
         self.assertEqual((error["limit"], error["value"]), ("limits.output", 1024))
 
     def test_output_of_files(self) -> None:
@@ -147,9 +149,9 @@ class FailureTests(EvaluationTestCase):
         self.world.spawn.obeys = (signal.SIGKILL,)
         self.begin()
         self.world.child.print(b"good\n")
-        self.patch(Parser, "feed", fail)
+        self.patch(SegiParser, "feed", fail)
         self.world.child.print(b"bad\n")
-        self.assert_over(State.FAILED, "lost", "good")
+        self.assert_over(EvaluationState.FAILED, "lost", "good")
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_protocol_error_is_not_final(self) -> None:
@@ -159,7 +161,7 @@ class FailureTests(EvaluationTestCase):
         self.world.child.print(f"{begin}\n".encode())
         self.world.child.end()
         self.world.turn()
-        self.assertIs(self.evaluation.state, State.FINISHED)
+        self.assertIs(self.evaluation.state, EvaluationState.FINISHED)
         self.assertEqual([e["payload"]["reason"] for e in self.lines()], ["protocol"])
 
     def test_cannot_be_spawned(self) -> None:
@@ -167,26 +169,26 @@ class FailureTests(EvaluationTestCase):
         self.world.sandbox.unable = OSError(11, "no more processes", "/bin/x")
         with capturedLogs() as events:
             self.begin()
-        message = self.assert_over(State.FAILED, "lost")["message"]
+        message = self.assert_over(EvaluationState.FAILED, "lost")["message"]
         self.assertIn("no more processes", message)
         self.assertNotIn("/bin/x", message)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
         self.assertIn("could not be run: [Errno 11] no more processes: '/bin/x'", said)
-        self.assertNotIn(State.RUNNING.value, self.evaluation.times)
+        self.assertNotIn(EvaluationState.RUNNING.value, self.evaluation.state_times)
         self.assertEqual(self.released, 1)
 
     def test_defect(self) -> None:
         """Whatever else goes wrong on the way: `lost`, and logged."""
         self.world.repositories.gate.error = ZeroDivisionError("oh")
         self.begin()
-        self.assert_over(State.FAILED, "lost")
+        self.assert_over(EvaluationState.FAILED, "lost")
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_workspace_cannot_be_made(self) -> None:
         """A workspace that cannot be made: `lost`, and the upload is removed."""
-        self.patch(Workspace, "create", lambda workspace, upload, view: 1 // 0)
+        self.patch(Workspace, "create_directories", lambda workspace, upload, view: 1 // 0)
         self.begin()
-        self.assert_over(State.FAILED, "lost")
+        self.assert_over(EvaluationState.FAILED, "lost")
         self.flushLoggedErrors(ZeroDivisionError)
 
 
@@ -196,7 +198,7 @@ class SlowTestCase(EvaluationTestCase):
     def slow_threads(self) -> SlowThreads:
         """Let its threads make their calls when they are told."""
         threads = self.world.threads = SlowThreads()
-        self.evaluation._context = self.world.context()
+        self.evaluation.context = self.world.context()
         return threads
 
     def run_to_the_clean_up(self, threads: SlowThreads) -> None:
@@ -226,7 +228,7 @@ class StopTests(SlowTestCase):
         self.slot.shut = True
         self.begin()
         self.stop()
-        self.assert_over(State.CANCELLED, "cancelled")
+        self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual((self.slot.cancelled, len(self.slot), self.released), (1, 0, 0))
 
     def test_fetching(self) -> None:
@@ -235,7 +237,7 @@ class StopTests(SlowTestCase):
         self.begin()
         self.stop()
         self.assertEqual(self.world.repositories.gate.cancelled, 1)
-        self.assert_over(State.CANCELLED, "cancelled")
+        self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual(self.released, 1)
 
     def test_in_a_thread(self) -> None:
@@ -246,20 +248,20 @@ class StopTests(SlowTestCase):
         self.stop(EvaluationFailure("shutdown", "too late"))
         self.assertFalse(self.evaluation.state.has_ended)
         threads.finish()
-        self.assert_over(State.CANCELLED, "cancelled")
+        self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual(self.world.spawn.children, [])
 
     def test_as_it_starts(self) -> None:
         """When it is started already, in a thread: it is killed at once, and nothing is lost."""
         threads = self.slow_threads()
-        start = FakeSandboxedRun.start
+        start = FakeSandboxedRun.start_evaluator
 
         def stop(sandboxed: FakeSandboxedRun, *given: Any) -> LaunchSpec:
             launch = start(sandboxed, *given)
             self.evaluation.stop(CANCELLED)
             return launch
 
-        self.patch(FakeSandboxedRun, "start", stop)
+        self.patch(FakeSandboxedRun, "start_evaluator", stop)
         self.begin()
         threads.step()
         self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
@@ -267,7 +269,7 @@ class StopTests(SlowTestCase):
         self.world.child.end(signal=signal.SIGKILL)
         self.world.turn()
         threads.finish()
-        self.assert_over(State.CANCELLED, "cancelled", "last words")
+        self.assert_over(EvaluationState.CANCELLED, "cancelled", "last words")
 
     def test_running(self) -> None:
         """While it runs: TERM, KILL after the grace time, and the end when the process is gone."""
@@ -277,17 +279,17 @@ class StopTests(SlowTestCase):
         self.assertEqual(self.world.child.signals, [signal.SIGTERM])
         self.world.clock.advance(2)
         self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
-        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
         self.world.child.print(b"last words")
         self.world.child.end(signal=signal.SIGKILL)
-        self.assert_over(State.CANCELLED, "cancelled", "working\nlast words")
+        self.assert_over(EvaluationState.CANCELLED, "cancelled", "working\nlast words")
 
     def test_obedient(self) -> None:
         """One that exits with 0 when it is told to go was cancelled nevertheless."""
         self.begin()
         self.stop()
         self.world.child.end(0)
-        self.assert_over(State.CANCELLED, "cancelled")
+        self.assert_over(EvaluationState.CANCELLED, "cancelled")
 
     def test_full(self) -> None:
         """While its buffer is full and nobody reads: the same, and nothing is dropped."""
@@ -297,7 +299,7 @@ class StopTests(SlowTestCase):
         self.assertTrue(self.world.child.paused)
         self.stop()
         self.world.child.end(signal=signal.SIGTERM)
-        self.assert_over(State.CANCELLED, "cancelled", printed.decode())
+        self.assert_over(EvaluationState.CANCELLED, "cancelled", printed.decode())
 
     def test_file_of_the_rest_waits(self) -> None:
         """When it has exited, and a file that it named waits for room: it waits no longer."""
@@ -308,7 +310,7 @@ class StopTests(SlowTestCase):
         self.assertFalse(self.evaluation.state.has_ended)
         self.stop()
         self.world.turn()
-        self.assertIs(self.evaluation.state, State.CANCELLED)
+        self.assertIs(self.evaluation.state, EvaluationState.CANCELLED)
         reasons = [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"]
         self.assertEqual(reasons, ["protocol", "cancelled"])
         self.assertIn("the end", [line["payload"] for line in self.lines()])
@@ -320,7 +322,7 @@ class StopTests(SlowTestCase):
             self.world.repositories.gate.shut = True
             self.begin()
             self.stop(EvaluationFailure(reason, "so it is"))
-            self.assert_over(State.FAILED, reason)
+            self.assert_over(EvaluationState.FAILED, reason)
 
     def test_twice(self) -> None:
         """Only the first reason counts."""
@@ -332,7 +334,7 @@ class StopTests(SlowTestCase):
             self.stop(EvaluationFailure("shutdown", "too late"))
             for child in self.world.spawn.children:
                 child.end(signal=signal.SIGTERM)
-            self.assert_over(State.CANCELLED, "cancelled")
+            self.assert_over(EvaluationState.CANCELLED, "cancelled")
 
     def states(self) -> list[Callable[[], None]]:
         """Return what makes an evaluation be queued, fetching or running when it begins."""
@@ -346,9 +348,9 @@ class StopTests(SlowTestCase):
         """One that has ended stays as it is."""
         self.begin()
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
         self.stop()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
 
     def test_while_it_cleans_up(self) -> None:
         """So does one that only has to be cleaned up."""
@@ -356,13 +358,13 @@ class StopTests(SlowTestCase):
         self.run_to_the_clean_up(threads)
         self.stop()
         threads.finish()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
 
     def test_readers_are_woken(self) -> None:
         """Those who wait for events are told of the end."""
         self.slot.shut = True
         self.begin()
-        waiting = self.evaluation.changed.wait()
+        waiting = self.evaluation.change_condition.wait()
         self.stop()
         self.successResultOf(waiting)
 
@@ -373,36 +375,36 @@ class CleanUpTests(SlowTestCase):
     def test_order(self) -> None:
         """The events are closed and the place is free before directories are removed."""
         threads = self.slow_threads()
-        over: Deferred[None] = self.evaluation.cleaned_up.wait()
+        over: Deferred[None] = self.evaluation.cleanup_event.wait()
         self.run_to_the_clean_up(threads)
         self.assertTrue(self.evaluation.ring.is_closed)
         self.assertEqual(self.released, 1)
         self.assertNoResult(over)
         threads.finish()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
         self.successResultOf(over)
 
     def test_cannot_be_removed_yet(self) -> None:
         """Where the machine does not let them be removed just now that is done later."""
         self.begin()
-        remove, broken = Workspace.remove, [True]
+        remove, broken = Workspace.remove_content, [True]
 
         def remove_later(workspace: Workspace) -> None:
             if broken:
                 raise OSError(24, "Too many open files")
             remove(workspace)
 
-        self.patch(Workspace, "remove", remove_later)
+        self.patch(Workspace, "remove_content", remove_later)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.cleaned_up.is_set)
+        self.assertTrue(self.evaluation.cleanup_event.is_set)
         root = self.evaluation.workspace.root
-        cleanups = self.evaluation._context.cleanups
-        cleanups.retry_next()
+        cleanups = self.evaluation.context.cleanup_queue
+        cleanups.retry_next_calls()
         self.assertTrue(root.exists())
         broken.clear()
         for _ in range(2):
-            cleanups.retry_next()
+            cleanups.retry_next_calls()
         self.assertFalse(root.exists())
 
     def test_group_stays(self) -> None:
@@ -419,20 +421,20 @@ class CleanUpTests(SlowTestCase):
         self.patch(FakeSandboxedRun, "close", close_later)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.cleaned_up.is_set)
+        self.assertTrue(self.evaluation.cleanup_event.is_set)
         self.assertFalse(self.evaluation.workspace.root.exists())
-        cleanups = self.evaluation._context.cleanups
-        cleanups.retry_next()
+        cleanups = self.evaluation.context.cleanup_queue
+        cleanups.retry_next_calls()
         broken.clear()
         for _ in range(2):
-            cleanups.retry_next()
+            cleanups.retry_next_calls()
         self.assertEqual(closed, [False, False, True])
 
     def test_cannot_be_removed(self) -> None:
         """Where directories cannot be removed it is over all the same, and that is logged."""
         self.begin()
-        self.patch(Workspace, "remove", lambda workspace: 1 // 0)
+        self.patch(Workspace, "remove_content", lambda workspace: 1 // 0)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.cleaned_up.is_set)
+        self.assertTrue(self.evaluation.cleanup_event.is_set)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

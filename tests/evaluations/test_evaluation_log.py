@@ -7,11 +7,11 @@ from typing import Any
 
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
-from tawebeval.core.states import State
+from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.status import build_status
-from tawebeval.linux.cgroups.group import Usage
+from tawebeval.linux.cgroups.group import ResourceUsage
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID
 
@@ -27,7 +27,7 @@ class StoryTests(EvaluationTestCase):
 
     def story(self) -> list[str]:
         """Return its lines, without the name, which each begins with and has as a field."""
-        name = self.evaluation.name
+        name = self.evaluation.log_name
         lines = []
         for event in self.events:
             line = formatEvent(event)
@@ -49,7 +49,7 @@ class StoryTests(EvaluationTestCase):
         self.world.clock.advance(3)
         self.world.child.end()
         self.world.turn()
-        self.evaluation.forget(State.DRAINED)
+        self.evaluation.discard_events(EvaluationState.DRAINED)
         story = self.story()
         self.assertEqual(story[0], f"queued; caller '', commit {OID}")
         self.assertEqual(story[1], "fetching after 1.000 s")
@@ -92,9 +92,9 @@ class StoryTests(EvaluationTestCase):
         """What was not measured is not told."""
         for number, (usage, told) in enumerate(
             (
-                (Usage(None, None), "; 0 events"),
-                (Usage(1.5, None), "; 0 events, 1.500 s of processor time"),
-                (Usage(None, 7 * 2**20), "; 0 events, 7 MiB of memory"),
+                (ResourceUsage(None, None), "; 0 events"),
+                (ResourceUsage(1.5, None), "; 0 events, 1.500 s of processor time"),
+                (ResourceUsage(None, 7 * 2**20), "; 0 events, 7 MiB of memory"),
             )
         ):
             self.root = self.root.with_name(f"evaluation{number}")
@@ -102,7 +102,7 @@ class StoryTests(EvaluationTestCase):
             self.begin()
             self.world.sandbox.last.used = usage
             self.world.child.exit()
-            self.world.child.usage = None
+            self.world.child.resource_usage = None
             self.world.child.close()
             self.world.turn()
             self.assertEqual(
@@ -114,13 +114,13 @@ class StoryTests(EvaluationTestCase):
     def test_clock_set(self) -> None:
         """How long a state lasts has nothing to do with a time of day that somebody sets."""
         times = iter((100.0, 50.0, 60.0, 1e9))
-        object.__setattr__(self.evaluation._context, "time", lambda: next(times, 1e9))
+        object.__setattr__(self.evaluation.context, "read_wall_clock", lambda: next(times, 1e9))
         self.begin()
         self.world.clock.advance(10)
         self.world.end()
         self.assertEqual([event.get("after") for event in self.events], [None, 0, 0, 10])
         self.assertEqual(
-            [self.evaluation.times[name] for name in ("created", "fetching", "running")],
+            [self.evaluation.state_times[name] for name in ("created", "fetching", "running")],
             [100, 50, 60],
         )
 

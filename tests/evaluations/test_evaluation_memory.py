@@ -12,15 +12,15 @@ import attrs
 
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
-    SHOWN_COMMAND,
+    MAX_SHOWN_COMMAND,
     TEXT_FIELDS,
     Repository,
     SubmissionFile,
     pack_request,
     unpack_request,
 )
-from tawebeval.core.states import State
-from tawebeval.evaluations.run import STDERR_TAIL
+from tawebeval.core.states import EvaluationState
+from tawebeval.evaluations.run import STDERR_TAIL_BYTES
 from tawebeval.evaluations.status import build_status
 from tawebeval.webhooks.callback import Callback
 from tests.cases.evaluations import EvaluationTestCase
@@ -71,7 +71,7 @@ class MemoryTests(EvaluationTestCase):
 
     def texts(self) -> int:
         """Return how many bytes all strings take that the evaluation leads to, and nobody else."""
-        context = self.evaluation._context
+        context = self.evaluation.context
         others = [*attrs.asdict(context, recurse=False).values(), *self.world.spawn.children]
         seen = {id(context), *map(id, others)}
         found, waiting = 0, [self.evaluation]
@@ -103,26 +103,28 @@ class MemoryTests(EvaluationTestCase):
         """With the start the command and the names of the files go."""
         self.begin()
         self.world.sandbox.last.started_as.clear()
-        kept = len(largest("repository[url]")) + SHOWN_COMMAND + 2048
+        kept = len(largest("repository[url]")) + MAX_SHOWN_COMMAND + 2048
         self.assertLess(self.texts(), kept + USUAL)
         shown = build_status(self.evaluation, None)
-        self.assertEqual(shown["evaluator_cmd"], largest("evaluator_cmd")[: SHOWN_COMMAND - 3])
+        self.assertEqual(shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_SHOWN_COMMAND - 3])
         self.assertEqual(shown["repository"], self.evaluation.request.repository.url)
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
 
     def test_ended(self) -> None:
         """At the end it has no part of stdout that is no event, and stderr once, in bytes."""
         self.begin()
         begin = self.world.child.environment["EVALUATION_FILE_BEGIN"].encode()
         self.world.child.print(begin + b"\n\n" + b"x" * 10**6)
-        self.world.child.complain("😀".encode() + b"x" * (STDERR_TAIL - 4))
+        self.world.child.complain("😀".encode() + b"x" * (STDERR_TAIL_BYTES - 4))
         self.world.child.end(3)
         self.world.turn()
-        self.assertIs(self.evaluation.state, State.FAILED)
+        self.assertIs(self.evaluation.state, EvaluationState.FAILED)
         self.read_all()
-        self.assertLess(self.texts(), self.kept() + STDERR_TAIL + USUAL)
-        self.assertEqual(len(build_status(self.evaluation, None)["stderr"].encode()), STDERR_TAIL)
+        self.assertLess(self.texts(), self.kept() + STDERR_TAIL_BYTES + USUAL)
+        self.assertEqual(
+            len(build_status(self.evaluation, None)["stderr"].encode()), STDERR_TAIL_BYTES
+        )
 
     def read_all(self) -> None:
         """Let readers have taken all events."""
@@ -131,22 +133,22 @@ class MemoryTests(EvaluationTestCase):
 
     def kept(self) -> int:
         """Return what counts of it beside its ring, and hold that this is what there is."""
-        counted = self.world.budget.used - self.evaluation.ring.size
-        self.assertEqual(counted, self.evaluation.share.kept)
+        counted = self.world.budget.used_bytes - self.evaluation.ring.size
+        self.assertEqual(counted, self.evaluation.ring_share.bytes_beside_ring)
         self.assertGreater(counted, len(self.evaluation.request.repository.url))
         return counted
 
     def test_counted(self) -> None:
         """What stays counts among the bytes of all, and of its caller, until it is forgotten."""
         self.begin()
-        self.world.child.complain(b"x" * STDERR_TAIL)
-        self.assertEqual(self.world.budget.used, 0)
+        self.world.child.complain(b"x" * STDERR_TAIL_BYTES)
+        self.assertEqual(self.world.budget.used_bytes, 0)
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)
         url = len(self.evaluation.request.repository.url.encode())
-        self.assertGreater(self.kept(), url + STDERR_TAIL + 2048 + SHOWN_COMMAND - KIB)
-        self.evaluation.forget(State.EXPIRED)
-        self.assertEqual(self.world.budget.used, 0)
+        self.assertGreater(self.kept(), url + STDERR_TAIL_BYTES + 2048 + MAX_SHOWN_COMMAND - KIB)
+        self.evaluation.discard_events(EvaluationState.EXPIRED)
+        self.assertEqual(self.world.budget.used_bytes, 0)
 
     def test_little(self) -> None:
         """A usual form is a part of what any evaluation takes, and is not counted."""
@@ -154,27 +156,29 @@ class MemoryTests(EvaluationTestCase):
         self.evaluation = super().make()
         self.begin()
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
-        self.assertEqual(self.world.budget.used, 0)
+        self.assert_over(EvaluationState.FINISHED, None)
+        self.assertEqual(self.world.budget.used_bytes, 0)
 
     def test_failed(self) -> None:
         """Of a failure there is what the status tells: neither where it was raised, nor stderr."""
         self.world.repositories.fail("repository", "could not be fetched", stderr="x" * 8192)
         self.begin()
-        self.assertEqual(self.assert_over(State.FAILED, "repository")["stderr"], "x" * 8192)
+        self.assertEqual(
+            self.assert_over(EvaluationState.FAILED, "repository")["stderr"], "x" * 8192
+        )
         self.read_all()
         self.assertLess(self.texts(), self.kept() + USUAL)
         failure = self.evaluation.failure
         assert failure is not None
         self.assertEqual((failure.reason, str(failure)), ("repository", "could not be fetched"))
-        self.assertEqual((failure.members, failure.__traceback__), ({}, None))
+        self.assertEqual((failure.extra_members, failure.__traceback__), ({}, None))
 
     def test_long_directory(self) -> None:
         """A directory that is not there is not repeated whole."""
         (self.root / "upload").rename(self.mktemp())
         self.evaluation = self.make(directory="\x01" * 4096)
         self.begin()
-        message = self.assert_over(State.FAILED, "directory")["message"]
+        message = self.assert_over(EvaluationState.FAILED, "directory")["message"]
         self.assertLess(len(message), 400)
         self.assertLess(self.texts(), self.kept() + len(message) + 3 * USUAL)
 
@@ -190,4 +194,4 @@ class MemoryTests(EvaluationTestCase):
             [f"SUBMISSION_FILE_{file.field.upper()}" for file in files()],
         )
         self.world.child.end()
-        self.assert_over(State.FINISHED, None)
+        self.assert_over(EvaluationState.FINISHED, None)

@@ -8,13 +8,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import LimitSettings
 from tawebeval.evaluations.exits import explain_exit
-from tawebeval.sandbox.base import Exit
+from tawebeval.sandbox.base import EvaluatorExit
 
-FAILED = Exit(1)
+FAILED = EvaluatorExit(1)
 MESSAGE = "the evaluator exited with status 1"
 
 
-def explain(end: Exit = FAILED, stderr: str = "", *, network: bool = False) -> str:
+def explain(end: EvaluatorExit = FAILED, stderr: str = "", *, network: bool = False) -> str:
     """Return the message about an exit of an evaluator that has printed something."""
     return explain_exit(end, stderr, LimitSettings(), has_network=network, has_output=True)
 
@@ -26,7 +26,7 @@ class ExitTests(SynchronousTestCase):
         """Without a known reason the message has only the status, or the signal."""
         self.assertEqual(explain(stderr="AssertionError"), MESSAGE)
         self.assertEqual(
-            explain(Exit(None, signal.SIGSEGV)),
+            explain(EvaluatorExit(None, signal.SIGSEGV)),
             "the evaluator was ended by signal 11 (Segmentation fault)",
         )
 
@@ -66,12 +66,12 @@ class ExitTests(SynchronousTestCase):
         hint = "; if memory ran out: the limit is 512 MiB (limits.memory)"
         for stderr in ("MemoryError", "Killed\n", "sh: line 1: 7 Killed  ./run: killed"):
             self.assertEqual(explain(stderr=stderr), MESSAGE + hint, stderr)
-        self.assertTrue(explain(Exit(None, signal.SIGKILL)).endswith(hint))
+        self.assertTrue(explain(EvaluatorExit(None, signal.SIGKILL)).endswith(hint))
 
     def test_limits(self) -> None:
         """Signs of another limit name it."""
         for end, stderr, hint in (
-            (Exit(None, signal.SIGXFSZ), "", "a file is 256 MiB (limits.file_size)"),
+            (EvaluatorExit(None, signal.SIGXFSZ), "", "a file is 256 MiB (limits.file_size)"),
             (FAILED, "RuntimeError: can't start new thread", "(limits.processes)"),
             (FAILED, "sh: 1: Cannot fork", "128 processes and threads (limits.processes)"),
             (FAILED, "Too many open files", "256 open files (limits.open_files)"),
@@ -81,12 +81,12 @@ class ExitTests(SynchronousTestCase):
 
     def test_not_executable(self) -> None:
         """A missing execute bit names the commands that set it."""
-        said = explain(Exit(126), "/bin/sh: 1: ./run: Permission denied")
+        said = explain(EvaluatorExit(126), "/bin/sh: 1: ./run: Permission denied")
         self.assertIn("chmod +x FILE", said)
         self.assertIn("git update-index --chmod=+x FILE", said)
-        self.assertNotIn("chmod", explain(Exit(126), "Exec format error"))
+        self.assertNotIn("chmod", explain(EvaluatorExit(126), "Exec format error"))
         self.assertNotIn("chmod", explain(FAILED, "Permission denied"))
 
     def test_not_found(self) -> None:
         """An unknown command is named as the reason."""
-        self.assertIn("a command was not found", explain(Exit(127), "sh: 1: x: not found"))
+        self.assertIn("a command was not found", explain(EvaluatorExit(127), "sh: 1: x: not found"))

@@ -20,11 +20,11 @@ class FakeConnection:
         self.read = 0
         self.probed = False
 
-    def progress(self) -> tuple[int, int]:
+    def measure_progress(self) -> tuple[int, int]:
         """Return both."""
         return self.given, self.read
 
-    def probe(self, wanted: bool) -> None:
+    def set_probing(self, wanted: bool) -> None:
         """Note whether the client is asked."""
         self.probed = wanted
 
@@ -55,7 +55,7 @@ class SubscriptionTests(RegistryTestCase):
     @property
     def oldest(self) -> int:
         """The cursor before the oldest event that is kept."""
-        return self.registry._records[self.identifier].evaluation.ring.oldest
+        return self.registry.records[self.identifier].evaluation.ring.oldest
 
     def fill(self) -> None:
         """Print until there is no room."""
@@ -64,9 +64,9 @@ class SubscriptionTests(RegistryTestCase):
 
     def send(self) -> None:
         """Give the connection all that there is."""
-        while (batch := self.subscription.read(PIECE)).count:
+        while (batch := self.subscription.read_events(PIECE)).count:
             self.connection.given += len(batch.lines)
-            self.subscription.note_written()
+            self.subscription.note_events_written()
 
     def test_not_read(self) -> None:
         """What the connection was given and the client has not read stays, however much that is."""
@@ -82,11 +82,11 @@ class SubscriptionTests(RegistryTestCase):
         self.send()
         self.connection.read = self.connection.given // 2
         self.assertTrue(self.child.paused)
-        self.subscription.note_written()
+        self.subscription.note_events_written()
         self.assertEqual(self.oldest, 0)  # all of that is kept behind it
         self.assertTrue(self.child.paused)
         self.connection.read = self.connection.given
-        self.subscription.note_written()
+        self.subscription.note_events_written()
         self.assertGreater(self.oldest, 0)
         self.assertFalse(self.child.paused)
 
@@ -96,11 +96,11 @@ class SubscriptionTests(RegistryTestCase):
         with other:
             self.fill()
             self.send()
-            other.read(10**6)
-            other.note_written()
+            other.read_events(10**6)
+            other.note_events_written()
             self.assertTrue(self.child.paused)
             self.connection.read = self.connection.given
-            other.note_written()
+            other.note_events_written()
             self.assertFalse(self.child.paused)
 
     def test_many_small_pieces(self) -> None:
@@ -110,9 +110,9 @@ class SubscriptionTests(RegistryTestCase):
             self.send()
         self.assertLess(len(self.subscription._written), self.connection.given // 8192 + 3)
         self.connection.read = self.connection.given - 1
-        self.subscription.update_taken()
+        self.subscription.update_taken_cursor()
         self.connection.read += 1
-        self.subscription.update_taken()
+        self.subscription.update_taken_cursor()
         self.assertEqual(len(self.subscription._written), 0)
 
     def test_asks(self) -> None:
@@ -123,7 +123,7 @@ class SubscriptionTests(RegistryTestCase):
         self.assertTrue(self.subscription.probe_client())
         self.assertTrue(self.connection.probed)
         self.connection.read = self.connection.given
-        self.subscription.note_written()
+        self.subscription.note_events_written()
         self.assertFalse(self.subscription.probe_client())
         self.assertFalse(self.connection.probed)
 
@@ -134,7 +134,7 @@ class SubscriptionTests(RegistryTestCase):
         sent = self.subscription.position
         self.assertTrue(self.subscription.acknowledge(1))
         self.connection.read = self.connection.given
-        self.subscription.note_written()
+        self.subscription.note_events_written()
         self.assertTrue(self.child.paused)
         self.assertTrue(self.subscription.probe_client())
         self.assertFalse(self.connection.probed)
@@ -151,8 +151,8 @@ class SubscriptionTests(RegistryTestCase):
             self.fill()
             self.send()
             self.subscription.__exit__(ConnectionError, None, None)
-            other.read(10**6)
-            other.note_written()
+            other.read_events(10**6)
+            other.note_events_written()
             self.world.clock.advance(29.9)
             self.assertEqual((self.oldest, self.child.paused), (0, True))
             self.world.clock.advance(0.1)

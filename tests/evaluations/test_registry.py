@@ -98,7 +98,9 @@ class PageTests(RegistryTestCase):
         with self.assertRaises(EvaluationExpired) as caught:
             self.registry.get_status(identifier)
         # When the registry was made, in no words but the clock's.
-        self.assertEqual(caught.exception.members, {"started": "2023-11-14T22:13:20.000+00:00"})
+        self.assertEqual(
+            caught.exception.extra_members, {"started": "2023-11-14T22:13:20.000+00:00"}
+        )
         self.assertEqual(self.page(identifier, END)["end"], None)
 
     def test_end_before_the_end(self) -> None:
@@ -133,7 +135,7 @@ class RepetitionTests(RegistryTestCase):
         self.page(identifier, "2")
         with self.assertRaises(DiscardedCursor) as caught:
             self.registry.read_page(identifier, "1")
-        self.assertEqual(caught.exception.members, {"oldest": "2"})
+        self.assertEqual(caught.exception.extra_members, {"oldest": "2"})
         self.assert_refused(DiscardedCursor, identifier, None, "", "0", "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["b", "\n", "c"])
         self.assertEqual(

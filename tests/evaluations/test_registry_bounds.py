@@ -12,9 +12,9 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.form import Repository
-from tawebeval.errors import Busy, EvaluationExpired
+from tawebeval.errors import EvaluationExpired, ServerBusy
 from tawebeval.evaluations import run
-from tawebeval.evaluations.records import Subscription, Upload
+from tawebeval.evaluations.records import ReceivedForm, Subscription
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.children import FakeChild
 from tests.fakes.world import UntidyThreads, make_request
@@ -37,7 +37,7 @@ class KeptTests(RegistryTestCase):
 
     def refuse(self) -> None:
         """Hold that no other is accepted, and that it is told when to come again."""
-        error = self.assertRaises(Busy, self.accept)
+        error = self.assertRaises(ServerBusy, self.accept)
         self.assertGreater(error.retry_after, 0)
 
     def test_read(self) -> None:
@@ -64,7 +64,7 @@ class KeptTests(RegistryTestCase):
         assert subscription is not None
         try:
             with subscription:
-                subscription.read(10**6)
+                subscription.read_events(10**6)
                 if not whole:
                     raise ConnectionError
         except ConnectionError:
@@ -91,7 +91,7 @@ class KeptTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.stream(identifier)
-        self.assertEqual(self.registry._records.kept, 0)
+        self.assertEqual(self.registry.records.kept_count, 0)
         threads.tidied.open()
         other, _ = self.fill()
         self.assert_refused(EvaluationExpired, identifier)
@@ -104,7 +104,7 @@ class KeptTests(RegistryTestCase):
         subscription = self.registry.subscribe(second, None)
         assert subscription is not None
         with subscription:
-            subscription.read(1)
+            subscription.read_events(1)
         self.refuse()
         self.stream(first)
         self.page(first)
@@ -149,11 +149,11 @@ class RememberedTests(RegistryTestCase):
             self.world.child.complain(b"x" * 8192)
             self.finish(self.world.child)
         self.assertEqual(self.page(identifiers[0])["end"], END)
-        self.assertRaises(Busy, self.accept)
+        self.assertRaises(ServerBusy, self.accept)
         self.page(identifiers[0], END)
         self.accept()
         self.page(identifiers[1], END)
-        self.assertEqual(self.world.budget.used, 0)
+        self.assertEqual(self.world.budget.used_bytes, 0)
 
 
 class PausedTests(RegistryTestCase):
@@ -219,7 +219,7 @@ class PausedTests(RegistryTestCase):
 
     def test_read_by_a_stream(self) -> None:
         """What a stream takes counts at once, though much of it stays behind it."""
-        self.patch(run, "READ_RATE", 64)
+        self.patch(run, "MIN_READ_RATE", 64)
         buffers = BufferSettings(evaluation=40_960, page=1024)
         self.configuration = Configuration(buffers=buffers)
         self.setUp()
@@ -230,8 +230,8 @@ class PausedTests(RegistryTestCase):
         assert subscription is not None
         with subscription:
             for _ in range(600):
-                subscription.read(100)
-                subscription.note_written()
+                subscription.read_events(100)
+                subscription.note_events_written()
                 self.expire(1)
                 self.assertEqual(child.signals, [])
             self.assertGreater(self.registry.get_status(identifier)["paused_seconds"], 500)
@@ -262,7 +262,7 @@ class TotalTests(RegistryTestCase):
 
     def used(self) -> int:
         """Return how much is counted, which must be what there is."""
-        used = self.world.budget.used
+        used = self.world.budget.used_bytes
         known = [item["evaluation_id"] for item in self.registry.list_evaluations(None).data]
         self.assertEqual(
             used,
@@ -290,7 +290,7 @@ class TotalTests(RegistryTestCase):
     def test_less_is_free(self) -> None:
         """Where others have taken the room meanwhile, one that gives some back waits, too."""
         identifier, child = self.start(b"x" * 50 + b"\n")
-        while self.world.budget.used < 3000:
+        while self.world.budget.used_bytes < 3000:
             child.print(b"x" * 50 + b"\n")
         _, other = self.flood()
         self.assertFalse(child.paused)
@@ -315,9 +315,9 @@ class TotalTests(RegistryTestCase):
         """What is forgotten while it runs counts until its process is gone."""
         _, child = self.flood()
         self.expire(900)
-        self.assertGreater(self.world.budget.used, 4000)
+        self.assertGreater(self.world.budget.used_bytes, 4000)
         self.finish(child)
-        self.assertEqual(self.world.budget.used, 0)
+        self.assertEqual(self.world.budget.used_bytes, 0)
 
     def test_read_by_streams(self) -> None:
         """What a stream takes makes room also where little is free."""
@@ -327,8 +327,8 @@ class TotalTests(RegistryTestCase):
         assert subscription is not None
         with subscription:
             for _ in range(20):
-                subscription.read(10**6)
-                subscription.note_written()
+                subscription.read_events(10**6)
+                subscription.note_events_written()
                 self.assertFalse(child.paused)
                 while not child.paused:
                     child.print(b"x" * 50 + b"\n")
@@ -351,10 +351,10 @@ class TotalTests(RegistryTestCase):
         subscription = self.registry.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
-            while self.world.budget.used < 3000:
+            while self.world.budget.used_bytes < 3000:
                 child.print(b"x" * 50 + b"\n")
-            subscription.read(10**6)
-            subscription.note_written()
+            subscription.read_events(10**6)
+            subscription.note_events_written()
             self.flood()
             child.print(child.environment["EVALUATION_DATA_BEGIN"].encode() + b"\n")
             self.assertFalse(child.paused)
@@ -368,8 +368,8 @@ class TotalTests(RegistryTestCase):
             self.page(identifier)
             while not child.paused:
                 child.print(b"x" * 50 + b"\n")
-            subscription.read(10**6)
-            subscription.note_written()
+            subscription.read_events(10**6)
+            subscription.note_events_written()
             self.world.clock.advance(20)
             self.page(identifier)
             for seconds in (10, 19.5):
@@ -404,8 +404,8 @@ class TotalTests(RegistryTestCase):
         for _ in range(200):  # over twice as much as there is room for
             if not child.paused:
                 child.print(b"x" * 50 + b"\n")
-                subscription.read(10**6)
-                subscription.note_written()
+                subscription.read_events(10**6)
+                subscription.note_events_written()
         self.world.clock.advance(29.5)
         self.assertTrue(child.paused)
         self.world.clock.advance(0.5)
@@ -430,18 +430,18 @@ class TotalTests(RegistryTestCase):
         assert subscription is not None
         with subscription:
             self.page(identifier, END)
-            self.assertGreater(self.world.budget.used, 0)
-            self.assertEqual(subscription.read(1000).count, 2)
-        self.assertEqual(self.world.budget.used, 0)
+            self.assertGreater(self.world.budget.used_bytes, 0)
+            self.assertEqual(subscription.read_events(1000).count, 2)
+        self.assertEqual(self.world.budget.used_bytes, 0)
 
     def test_spent(self) -> None:
         """When nothing is free no new one is accepted, since it could only add to that."""
         first, child = self.start(b"x" * 20_000)
         self.world.clock.advance(1)
-        error = self.assertRaises(Busy, self.accept)
+        error = self.assertRaises(ServerBusy, self.accept)
         self.assertGreater(error.retry_after, 0)
         self.finish(child)
-        self.assertRaises(Busy, self.accept)
+        self.assertRaises(ServerBusy, self.accept)
         self.consume(first)
         self.accept()
 
@@ -449,13 +449,13 @@ class TotalTests(RegistryTestCase):
         """What a stream has sent to the end takes nobody's room when nothing is free."""
         identifier, child = self.start(b"x" * 20_000)
         self.world.clock.advance(1)
-        self.assertRaises(Busy, self.accept)
+        self.assertRaises(ServerBusy, self.accept)
         subscription = self.registry.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             self.finish(child)
-            subscription.read(10**6)
-            self.assertRaises(Busy, self.accept)
+            subscription.read_events(10**6)
+            self.assertRaises(ServerBusy, self.accept)
         self.accept()
         self.assertEqual(self.used(), 0)
 
@@ -480,27 +480,27 @@ class SpoolTests(RegistryTestCase):
 
     def send(self, size: int, **settings: Any) -> str:
         """Begin an evaluation with an upload of that size."""
-        self.registry.spool.add(size)
-        return self.registry.accept(
-            Upload(make_request(), Path("/uploads/some"), size=size, **settings)
+        self.registry.upload_budget.add_bytes(size)
+        return self.registry.accept_form(
+            ReceivedForm(make_request(), Path("/uploads/some"), size=size, **settings)
         )
 
     def test_until_it_is_over(self) -> None:
         """An upload counts until its evaluation is over and its directories are removed."""
         identifiers = [self.send(100) for _ in range(3)]
-        self.assertEqual(self.registry.spool.stored, 300)
+        self.assertEqual(self.registry.upload_budget.stored_bytes, 300)
         self.finish(self.world.spawn.children[0])
-        self.assertEqual(self.registry.spool.stored, 200)
-        Deferred.fromCoroutine(self.registry.cancel(identifiers[1]))
-        self.assertEqual(self.registry.spool.stored, 200)
+        self.assertEqual(self.registry.upload_budget.stored_bytes, 200)
+        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifiers[1]))
+        self.assertEqual(self.registry.upload_budget.stored_bytes, 200)
         self.finish(self.world.spawn.children[1])
-        self.assertEqual(self.registry.spool.stored, 100)
+        self.assertEqual(self.registry.upload_budget.stored_bytes, 100)
 
     def test_repeated(self) -> None:
         """A form that begins nothing is removed, and does not count any more."""
-        self.send(100, key="k", digest=b"1")
-        self.send(100, key="k", digest=b"1")
-        self.assertEqual(self.registry.spool.stored, 100)
+        self.send(100, idempotency_key="k", form_digest=b"1")
+        self.send(100, idempotency_key="k", form_digest=b"1")
+        self.assertEqual(self.registry.upload_budget.stored_bytes, 100)
 
 
 class NothingLeftTests(RegistryTestCase):
@@ -508,8 +508,10 @@ class NothingLeftTests(RegistryTestCase):
 
     def watch(self, identifier: str) -> list[weakref.ref[Any]]:
         """Return references that keep nothing."""
-        record = self.registry._records[identifier]
-        return [weakref.ref(one) for one in (record, record.evaluation, record.evaluation.share)]
+        record = self.registry.records[identifier]
+        return [
+            weakref.ref(one) for one in (record, record.evaluation, record.evaluation.ring_share)
+        ]
 
     def assert_nothing_left(self, references: list[weakref.ref[Any]]) -> None:
         """Hold that nothing is left."""
@@ -517,7 +519,9 @@ class NothingLeftTests(RegistryTestCase):
         self.world.sandbox.cells.clear()
         gc.collect()
         self.assertEqual([reference() for reference in references], [None] * len(references))
-        self.assertEqual((self.world.budget.used, self.registry.spool.stored), (0, 0))
+        self.assertEqual(
+            (self.world.budget.used_bytes, self.registry.upload_budget.stored_bytes), (0, 0)
+        )
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
     def test_drained(self) -> None:
@@ -528,7 +532,7 @@ class NothingLeftTests(RegistryTestCase):
         subscription = self.registry.subscribe(identifier, "0")
         assert subscription is not None
         with subscription:
-            subscription.read(100)
+            subscription.read_events(100)
         self.finish(child)
         del child, subscription
         self.consume(identifier)
@@ -543,10 +547,10 @@ class NothingLeftTests(RegistryTestCase):
             subscription = self.registry.subscribe(identifier, None)
             assert subscription is not None
             with subscription:
-                subscription.read(100)
+                subscription.read_events(100)
             del child, subscription
             way(identifier)
-            self.registry.expire()
+            self.registry.expire_evaluations()
             self.assert_nothing_left(references)
 
     def test_expired(self) -> None:

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.errors import EvaluationExpired, InvalidField
-from tawebeval.sandbox.workspace import log_name
+from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.evaluations import RegistryTestCase
 
 URL = "https://receiver.example/hook?key=s3cret"
@@ -29,7 +29,7 @@ class CallbackTests(RegistryTestCase):
         def send(*_: object) -> None:
             raise ValueError("a defect")
 
-        self.patch(self.callbacks, "send", send)
+        self.patch(self.callbacks, "start_delivery", send)
         identifier = self.accept(callback_url=URL)
         self.finish(self.world.child)
         self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
@@ -54,7 +54,7 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(self.callbacks.sent, [])
         self.finish(child, 3)
         ((evaluation, document),) = self.callbacks.sent
-        self.assertEqual(evaluation, log_name(identifier))
+        self.assertEqual(evaluation, derive_log_name(identifier))
         self.assertEqual(document, self.registry.get_status(identifier))
         self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
         self.assertEqual(document["callback"], {**waiting, "state": "pending"})
@@ -70,7 +70,7 @@ class CallbackTests(RegistryTestCase):
     def test_however_it_ends(self) -> None:
         """Cancelled, forgotten or stopped with the daemon: each end is told, with its state."""
         cancelled = self.accept(callback_url=URL)
-        done = Deferred.fromCoroutine(self.registry.cancel(cancelled))
+        done = Deferred.fromCoroutine(self.registry.cancel_evaluation(cancelled))
         self.world.end()
         self.successResultOf(done)
         abandoned = self.accept(callback_url=URL)
@@ -86,9 +86,9 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(
             [(evaluation, state, error["reason"]) for evaluation, state, error in told],
             [
-                (log_name(cancelled), "cancelled", "cancelled"),
-                (log_name(abandoned), "failed", "lost"),
-                (log_name(stopped), "failed", "shutdown"),
+                (derive_log_name(cancelled), "cancelled", "cancelled"),
+                (derive_log_name(abandoned), "failed", "lost"),
+                (derive_log_name(stopped), "failed", "shutdown"),
             ],
         )
 
@@ -101,7 +101,7 @@ class CallbackTests(RegistryTestCase):
             self.expire(901)
         for identifier in (first, second, third):
             self.finish(self.world.spawn.children[len(self.callbacks.sent)])
-            self.assertEqual(self.callbacks.sent[-1][0], log_name(identifier))
+            self.assertEqual(self.callbacks.sent[-1][0], derive_log_name(identifier))
             self.assertEqual(self.callbacks.sent[-1][1]["state"], "finished")
         self.assertEqual(self.page(first)["data"], ["one", "\n"])
 
@@ -121,12 +121,12 @@ class CallbackTests(RegistryTestCase):
         """When it has ended it is kept as all are, also where its callback could not be sent."""
         identifier = self.accept(callback_url=URL)
         self.expire(2000)
-        self.patch(self.callbacks, "send", lambda *_: None)
+        self.patch(self.callbacks, "start_delivery", lambda *_: None)
         self.finish(self.world.child)
         self.expire(self.configuration.evaluations.retain - 1)
-        self.assertIn(identifier, self.registry._records)
+        self.assertIn(identifier, self.registry.records)
         self.expire(1)
-        self.assertNotIn(identifier, self.registry._records)
+        self.assertNotIn(identifier, self.registry.records)
 
     def test_refused(self) -> None:
         """A callback that is not to be had refuses the form, and nothing has begun."""

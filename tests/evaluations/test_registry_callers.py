@@ -15,8 +15,14 @@ from tawebeval.config import (
 )
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import UNBOUNDED
-from tawebeval.errors import Busy, EvaluationExpired, EvaluationNotFound, KeyReused, OverShare
-from tawebeval.web.events import Poll
+from tawebeval.errors import (
+    CallerShareExceeded,
+    EvaluationExpired,
+    EvaluationNotFound,
+    IdempotencyKeyReused,
+    ServerBusy,
+)
+from tawebeval.web.events import EventPoll
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.world import UntidyThreads, answer
 
@@ -34,7 +40,7 @@ class CallerTests(RegistryTestCase):
             lambda: registry.read_page(identifier, "0", caller),
             lambda: registry.read_page(identifier, END, caller),
             lambda: registry.get_status(identifier, caller),
-            lambda: registry.cancel(identifier, caller).send(None),
+            lambda: registry.cancel_evaluation(identifier, caller).send(None),
         ]
         for question in questions:
             try:
@@ -43,7 +49,7 @@ class CallerTests(RegistryTestCase):
                 refusals.append(None if isinstance(error, StopIteration) else type(error))
             else:
                 refusals.append(None)
-        waited = Deferred.fromCoroutine(answer(Poll(caller, identifier, "0", 5), registry))
+        waited = Deferred.fromCoroutine(answer(EventPoll(caller, identifier, "0", 5), registry))
         if waited.called:
             waited.addErrback(lambda failure: refusals.append(failure.type))
         else:
@@ -53,7 +59,7 @@ class CallerTests(RegistryTestCase):
 
     def begin(self, caller: str, key: str | None = None, digest: bytes = b"") -> str:
         """Begin an evaluation."""
-        return self.registry.accept(self.upload(key, digest), caller)
+        return self.registry.accept_form(self.upload(key, digest), caller)
 
     def test_others(self) -> None:
         """For Bob it was never there, from the first moment to after it was forgotten."""
@@ -105,7 +111,7 @@ class CallerTests(RegistryTestCase):
         self.assertNotEqual(first, second)
         self.assertEqual(self.begin("alice", "k", b"1"), first)
         self.assertEqual(self.begin("bob", "k", b"2"), second)
-        self.assertRaises(KeyReused, self.begin, "bob", "k", b"1")
+        self.assertRaises(IdempotencyKeyReused, self.begin, "bob", "k", b"1")
 
 
 class ShareTests(RegistryTestCase):
@@ -115,15 +121,15 @@ class ShareTests(RegistryTestCase):
 
     def test_shares(self) -> None:
         """Over its share: OverShare, while another is let in; where all is full, Busy."""
-        begin = self.registry.accept
+        begin = self.registry.accept_form
         for _ in range(2):
             begin(self.upload(), "alice")
-        error = self.assertRaises(OverShare, begin, self.upload(), "alice")
+        error = self.assertRaises(CallerShareExceeded, begin, self.upload(), "alice")
         self.assertEqual(error.retry_after, 5)
-        self.assertRaises(OverShare, self.registry.check_admission, "alice")
+        self.assertRaises(CallerShareExceeded, self.registry.check_admission, "alice")
         for caller in ("bob", "bob", "carol"):
             begin(self.upload(), caller)
-        self.assertIs(type(self.assertRaises(Busy, begin, self.upload(), "dave")), Busy)
+        self.assertIs(type(self.assertRaises(ServerBusy, begin, self.upload(), "dave")), ServerBusy)
         states = [child.signals for child in self.world.spawn.children]
         self.assertEqual(states, [[], []])
 
@@ -141,7 +147,7 @@ class FetchTests(RegistryTestCase):
 
     def begin(self, caller: str) -> None:
         """Begin an evaluation."""
-        self.registry.accept(self.upload(), caller)
+        self.registry.accept_form(self.upload(), caller)
 
     def test_others(self) -> None:
         """A caller whose servers are slow does not keep others from being fetched."""
@@ -171,13 +177,13 @@ class KeptShareTestCase(RegistryTestCase):
         subscription = self.registry.subscribe(identifier, None, caller)
         assert subscription is not None
         with subscription:
-            subscription.read(10**6)
+            subscription.read_events(10**6)
 
     def leave(self, caller: str, count: int = 1) -> list[str]:
         """Let some evaluations end that nobody reads."""
         identifiers = []
         for _ in range(count):
-            identifiers.append(self.registry.accept(self.upload(), caller))
+            identifiers.append(self.registry.accept_form(self.upload(), caller))
             self.print()
             self.finish(self.world.child)
         return identifiers
@@ -197,9 +203,9 @@ class KeptShareTests(KeptShareTestCase):
         """Hold that nothing is accepted of this caller, who is told what to do."""
         for refused in (
             lambda: self.registry.check_admission(caller),
-            lambda: self.registry.accept(self.upload(), caller),
+            lambda: self.registry.accept_form(self.upload(), caller),
         ):
-            error = self.assertRaises(OverShare, refused)
+            error = self.assertRaises(CallerShareExceeded, refused)
             self.assertEqual(error.retry_after, 30)
             self.assertIn("after=end", error.detail)
 
@@ -210,8 +216,8 @@ class KeptShareTests(KeptShareTestCase):
         self.leave("bob", 2)
         self.check_over("bob")
         self.leave("carol")
-        refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), "carol")
-        self.assertIs(type(refusal), Busy)
+        refusal = self.assertRaises(ServerBusy, self.registry.accept_form, self.upload(), "carol")
+        self.assertIs(type(refusal), ServerBusy)
         self.check_over("alice")
 
     def test_read(self) -> None:
@@ -233,12 +239,12 @@ class KeptShareTests(KeptShareTestCase):
         self.leave("alice")
         self.check_over("alice")
         for identifier, known in ((bobs, True), (first, True), (second, False)):
-            self.assertEqual(identifier in self.registry._records, known)
+            self.assertEqual(identifier in self.registry.records, known)
 
     def test_discarded(self) -> None:
         """One can be discarded unread, by asking after its end; a DELETE leaves it to be read."""
         identifier, _ = self.leave("alice", 2)
-        cancelled = Deferred.fromCoroutine(self.registry.cancel(identifier, "alice"))
+        cancelled = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
         self.successResultOf(cancelled)
         self.check_over("alice")
         self.assertIsNone(self.registry.read_page(identifier, END, "alice").end)
@@ -247,8 +253,8 @@ class KeptShareTests(KeptShareTestCase):
     def test_cancelled(self) -> None:
         """One that was cancelled counts, for its events are to be read, too."""
         self.leave("alice")
-        identifier = self.registry.accept(self.upload(), "alice")
-        Deferred.fromCoroutine(self.registry.cancel(identifier, "alice"))
+        identifier = self.registry.accept_form(self.upload(), "alice")
+        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
         self.registry.check_admission("alice")
         self.finish(self.world.child)
         self.check_over("alice")
@@ -257,14 +263,14 @@ class KeptShareTests(KeptShareTestCase):
         """One that nobody has asked for in time makes room, too; nothing is left of the count."""
         self.leave("alice", 2)
         self.expire(600)
-        self.assertFalse(self.registry._records._kept_counts)
+        self.assertFalse(self.registry.records._kept_counts)
         self.leave("alice", 2)
         self.check_over("alice")
 
     def test_running(self) -> None:
         """Those that run or wait do not count, nor do those that are forgotten as they end."""
         for _ in range(4):
-            self.registry.accept(self.upload(), "alice")
+            self.registry.accept_form(self.upload(), "alice")
         self.expire(900)
         for child in self.world.spawn.children:
             self.finish(child)
@@ -274,8 +280,8 @@ class KeptShareTests(KeptShareTestCase):
     def test_without_tokens(self) -> None:
         """Where there are no callers nobody has a share: all may be unread."""
         self.leave(ANONYMOUS, 5)
-        refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), ANONYMOUS)
-        self.assertIs(type(refusal), Busy)
+        refusal = self.assertRaises(ServerBusy, self.registry.accept_form, self.upload(), ANONYMOUS)
+        self.assertIs(type(refusal), ServerBusy)
 
 
 class NoKeptShareTests(KeptShareTestCase):
@@ -289,8 +295,10 @@ class NoKeptShareTests(KeptShareTestCase):
             )
             self.setUp()
             self.leave("alice", 5)
-            refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), "alice")
-            self.assertIs(type(refusal), Busy)
+            refusal = self.assertRaises(
+                ServerBusy, self.registry.accept_form, self.upload(), "alice"
+            )
+            self.assertIs(type(refusal), ServerBusy)
 
 
 class BytesShareTests(KeptShareTestCase):
@@ -316,7 +324,7 @@ class BytesShareTests(KeptShareTestCase):
 
     def check_over(self, caller: str) -> None:
         """Hold that nothing is accepted of this caller, who is told what to do."""
-        error = self.assertRaises(OverShare, self.registry.check_admission, caller)
+        error = self.assertRaises(CallerShareExceeded, self.registry.check_admission, caller)
         self.assertEqual(error.retry_after, 30)
         self.assertIn("after=end", error.detail)
 
@@ -342,14 +350,14 @@ class BytesShareTests(KeptShareTestCase):
 
     def fill_queue(self) -> list[str]:
         """Let many of alice's wait at once, and two end that nobody reads."""
-        identifiers = [self.registry.accept(self.upload(), "alice") for _ in range(5)]
+        identifiers = [self.registry.accept_form(self.upload(), "alice") for _ in range(5)]
         for _ in range(2):
             self.end_next()
         return identifiers
 
     def end_next(self) -> None:
         """Let the first end that runs."""
-        child = next(child for child in self.world.spawn.children if child.running)
+        child = next(child for child in self.world.spawn.children if child.is_running)
         child.print(b"x" * 1024 + b"\n")
         self.finish(child)
 
@@ -358,14 +366,14 @@ class BytesShareTests(KeptShareTestCase):
         first, second = self.leave("alice", 2)
         self.read(second)
         self.registry.check_admission("alice")
-        self.assertNotIn(second, self.registry._records)
-        self.assertIn(first, self.registry._records)
+        self.assertNotIn(second, self.registry.records)
+        self.assertIn(first, self.registry.records)
 
     def test_queue(self) -> None:
         """What had been accepted by then waits, while others run, until some is read."""
         first, _, *others = self.fill_queue()
         self.assertEqual(self.states(others), ["running", "queued", "queued"])
-        bob = self.registry.accept(self.upload(), "bob")
+        bob = self.registry.accept_form(self.upload(), "bob")
         self.assertEqual(self.registry.get_status(bob, "bob")["state"], "running")
         self.finish(self.world.child)
         self.assertEqual(self.states(others), ["running", "queued", "queued"])
@@ -385,7 +393,7 @@ class BytesShareTests(KeptShareTestCase):
         self.read(first)
         self.world.turn()
         self.assertEqual(self.states(others), ["running", "running", "queued"])
-        self.assertNotIn(first, self.registry._records)
+        self.assertNotIn(first, self.registry.records)
 
     def test_queue_sent_and_paged(self) -> None:
         """And nobody reads pages of it any more."""

@@ -65,7 +65,7 @@ class ExpireTests(RegistryTestCase):
         self.finish(child)
         self.expire(599)
         self.registry.get_status(identifier)
-        self.successResultOf(Deferred.fromCoroutine(self.registry.cancel(identifier)))
+        self.successResultOf(Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier)))
         self.expire(1)
         self.assert_refused(EvaluationExpired, identifier)
 

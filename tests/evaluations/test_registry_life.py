@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from tawebeval.core.form import MAX_SEED
-from tawebeval.errors import Busy, KeyReused
+from tawebeval.errors import IdempotencyKeyReused, ServerBusy
 from tests.cases.evaluations import RegistryTestCase
 from tests.fakes.world import IdleThreads
 
@@ -39,10 +39,10 @@ class AcceptTests(RegistryTestCase):
         for _ in range(4):
             self.registry.check_admission()
             self.accept()
-        with self.assertRaises(Busy) as caught:
+        with self.assertRaises(ServerBusy) as caught:
             self.registry.check_admission()
         self.assertGreater(caught.exception.retry_after, 0)
-        with self.assertRaises(Busy):
+        with self.assertRaises(ServerBusy):
             self.accept()
         self.finish(self.world.spawn.children[0])
         self.accept()
@@ -67,9 +67,9 @@ class IdempotencyTests(RegistryTestCase):
         self.removed: list[str] = []
 
         class Threads(IdleThreads):
-            async def run(inner, call: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+            async def run_in_thread(inner, call: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
                 self.removed.append(call.__name__)
-                return await super().run(call, *args, **kwargs)
+                return await super().run_in_thread(call, *args, **kwargs)
 
         self.world.threads = Threads()
         self.registry = self.make()
@@ -81,12 +81,12 @@ class IdempotencyTests(RegistryTestCase):
         for _ in range(2):
             self.assertEqual(self.accept(key="k", digest=b"1"), first)
         self.assertEqual(len(self.world.spawn.children), 1)
-        self.assertEqual(self.removed, ["remove", "remove"])
+        self.assertEqual(self.removed, ["remove_tree", "remove_tree"])
 
     def test_other_form(self) -> None:
         """With another form it is refused, and the first is not disturbed."""
         first = self.accept(key="k", digest=b"1")
-        with self.assertRaises(KeyReused):
+        with self.assertRaises(IdempotencyKeyReused):
             self.accept(key="k", digest=b"2")
         self.assertEqual(self.accept(key="k", digest=b"1"), first)
         self.assertEqual(len(self.world.spawn.children), 1)
@@ -102,14 +102,14 @@ class IdempotencyTests(RegistryTestCase):
         for _ in range(3):
             self.accept()
         self.assertEqual(self.accept(key="k", digest=b"1"), first)
-        with self.assertRaises(Busy):
+        with self.assertRaises(ServerBusy):
             self.accept(key="l", digest=b"1")
 
     def test_refused_key_is_free(self) -> None:
         """A key that came when there was no place is as if it had never come."""
         for _ in range(4):
             self.accept()
-        with self.assertRaises(Busy):
+        with self.assertRaises(ServerBusy):
             self.accept(key="k", digest=b"1")
         self.finish(self.world.spawn.children[0])
         self.accept(key="k", digest=b"2")
@@ -131,7 +131,7 @@ class CancelTests(RegistryTestCase):
 
     def cancel(self, identifier: str) -> Deferred[None]:
         """Cancel an evaluation."""
-        return Deferred.fromCoroutine(self.registry.cancel(identifier))
+        return Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
 
     def test_running(self) -> None:
         """It is told when the process is gone; the events stay, with the final one."""

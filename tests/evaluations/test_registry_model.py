@@ -15,11 +15,11 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
-from tawebeval.core.framing import JSON_LINES, Framing
+from tawebeval.core.framing import JSON_LINES, StreamFraming
 from tawebeval.core.pages import DUMMY_END, EventPage
-from tawebeval.evaluations.records import Upload
+from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.web import events
-from tawebeval.web.streams import Flow
+from tawebeval.web.streams import StreamFlowControl
 from tests.cases.registry_model import (
     ABANDON,
     CAPACITY,
@@ -73,7 +73,7 @@ class Reading(Comparison):
         after = model.newest
         if after < model.real.ring.oldest:
             return
-        poll = events.Poll("", identifier, str(after), seconds)
+        poll = events.EventPoll("", identifier, str(after), seconds)
         waiting = Deferred.fromCoroutine(answer(poll, self.registry))
         if model.forgotten:
             assert isinstance(waiting.result, Failure)
@@ -102,7 +102,7 @@ class Reading(Comparison):
         framing=st.sampled_from(FRAMINGS),
         slow=st.booleans(),
     )
-    def stream(self, number: int, back: int, framing: Framing, slow: bool) -> None:
+    def stream(self, number: int, back: int, framing: StreamFraming, slow: bool) -> None:
         """Let somebody follow an evaluation by a stream, from some events back on."""
         identifier, model = self.pick(number)
         first = max(model.newest - back, 0)
@@ -120,7 +120,9 @@ class Reading(Comparison):
         assert not model.forgotten
         assert first >= oldest
         model.asked = self.now
-        one = Stream(identifier, first, framing, subscription, Flow(self.world.clock), slow=slow)
+        one = Stream(
+            identifier, first, framing, subscription, StreamFlowControl(self.world.clock), slow=slow
+        )
         self.streams.append(one)
         one.begin()
         self.settle()
@@ -149,7 +151,7 @@ class Reading(Comparison):
         """Let time pass; what is abandoned is forgotten."""
         self.world.clock.advance(seconds)
         self.settle()
-        self.registry.expire()
+        self.registry.expire_evaluations()
         for identifier, model in self.models.items():
             patience = RETAIN if model.closed else ABANDON
             if (
@@ -180,8 +182,8 @@ class Reading(Comparison):
         for identifier, model in self.models.items():
             if model.running:
                 child = self.child(identifier)
-                assert child.running
-                share = model.real.share
+                assert child.is_running
+                share = model.real.ring_share
                 # Nobody waits who has room, and nobody reads much who has none.
                 assert child.paused == share.is_full
                 assert not child.paused or share.size >= max(1, share.limit)
@@ -190,15 +192,15 @@ class Reading(Comparison):
                 expected = max(model.paged, model.cut)  # somebody who may lack something
                 if live and not any(one.slow for one in live) and self.now >= expected:
                     assert not child.paused, "whoever takes everything is kept waiting"
-        running = sum(child.running for child in self.world.spawn.children)
+        running = sum(child.is_running for child in self.world.spawn.children)
         assert running == sum(model.running for model in self.models.values())
 
     @invariant()
     def memory_is_bounded(self) -> None:
         """Count what there is, which is over the total by a read for each at most."""
         held = {id(one): one.size for one in (model.real.ring for model in self.models.values())}
-        assert self.budget.used == sum(held.values())
-        assert self.budget.used <= TOTAL + 2 * READ * len(self.models)
+        assert self.budget.used_bytes == sum(held.values())
+        assert self.budget.used_bytes <= TOTAL + 2 * READ * len(self.models)
         assert self.kept <= KEPT + RUNNING + QUEUED
 
     @invariant()
@@ -227,7 +229,7 @@ class Reading(Comparison):
         self.world.clock.advance(5)  # for the readers who might go on
         assert closed.called
         assert not self.polls
-        assert self.budget.used == 0
+        assert self.budget.used_bytes == 0
         assert not self.world.clock.getDelayedCalls()
 
 
@@ -239,7 +241,9 @@ class OneAtATime(Reading):
     def begin(self) -> None:
         """Begin the next, if there is room beside what slow readers have yet to take."""
         if self.make_room():
-            self.add_model(self.registry.accept(Upload(make_request(), Path("/uploads/some"))))
+            self.add_model(
+                self.registry.accept_form(ReceivedForm(make_request(), Path("/uploads/some")))
+            )
             self.settle()
 
     def pick(self, number: int) -> tuple[str, Model]:
@@ -253,16 +257,16 @@ class Machine(Reading):
     @rule(key=st.sampled_from([None, "a", "b"]), digest=st.sampled_from([b"1", b"1", b"2"]))
     def accept(self, key: str | None, digest: bytes) -> None:
         """Let a form arrive."""
-        upload = Upload(make_request(), Path("/uploads/some"), key, digest)
+        upload = ReceivedForm(make_request(), Path("/uploads/some"), key, digest)
         known = self.keys.get(key or "")
         running = sum(model.running for model in self.models.values())
         behind = known is None and not self.make_room()
         try:
-            identifier = self.registry.accept(upload)
-        except errors.KeyReused:
+            identifier = self.registry.accept_form(upload)
+        except errors.IdempotencyKeyReused:
             assert known is not None
             assert known[1] != digest
-        except errors.Busy:
+        except errors.ServerBusy:
             assert known is None
             assert behind or (running, len(self.waiting)) == (RUNNING, QUEUED)
         else:
@@ -302,7 +306,7 @@ class Machine(Reading):
     def cancel(self, number: int) -> None:
         """Let a client cancel."""
         identifier, model = self.pick(number)
-        asked = Deferred.fromCoroutine(self.registry.cancel(identifier))
+        asked = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
         if not model.forgotten:
             self.stop(identifier, "cancelled")
         self.settle()

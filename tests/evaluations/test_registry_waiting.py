@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, InvalidCursor
 from tests.cases.evaluations import END, RegistryTestCase
@@ -17,13 +17,14 @@ class RefusalTests(RegistryTestCase):
 
     def test_unknown(self) -> None:
         """An identifier that was never issued here: 404, whatever is asked."""
-        foreign = Identifiers(b"x" * 32, straw()).issue()
+        foreign = IdentifierIssuer(b"x" * 32, straw()).issue_identifier()
         for identifier in (foreign, "", "x", "A" * 40, self.accept()[:-1] + "1"):
             self.assert_refused(EvaluationNotFound, identifier, None, "0", END)
             with self.assertRaises(EvaluationNotFound):
                 self.registry.get_status(identifier)
             self.failureResultOf(
-                Deferred.fromCoroutine(self.registry.cancel(identifier)), EvaluationNotFound
+                Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier)),
+                EvaluationNotFound,
             )
             self.failureResultOf(self.ask(identifier, None, 10), EvaluationNotFound)
 
@@ -34,7 +35,9 @@ class RefusalTests(RegistryTestCase):
         self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END), {"begin": END, "end": None, "data": []})
         self.assertIsNone(
-            self.successResultOf(Deferred.fromCoroutine(self.registry.cancel(identifier)))
+            self.successResultOf(
+                Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
+            )
         )
 
     def test_no_cursor(self) -> None:
@@ -114,7 +117,7 @@ class WaitTests(RegistryTestCase):
         """A final error answers with it."""
         identifier, _, asked = self.waiting()
         self.world.child.obeys = (15,)
-        Deferred.fromCoroutine(self.registry.cancel(identifier))
+        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
         self.world.turn()
         page = self.decode(self.successResultOf(asked))
         self.assertEqual((page["data"], page["end"]), (["cancelled"], END))

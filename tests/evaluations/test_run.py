@@ -6,10 +6,10 @@ import gc
 import signal
 from typing import NoReturn, get_args
 
-from tawebeval.core.segi import Parser
-from tawebeval.errors import EvaluationFailure, Reason, build_limit_failure
-from tawebeval.evaluations.run import STDERR_TAIL
-from tawebeval.linux.cgroups.group import Usage
+from tawebeval.core.segi import SegiParser
+from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
+from tawebeval.evaluations.run import STDERR_TAIL_BYTES
+from tawebeval.linux.cgroups.group import ResourceUsage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
 from tests.fakes.children import STDOUT
 
@@ -26,9 +26,9 @@ class EndTests(RunTestCase):
         self.assert_over(status=0)
         self.assertIsNone(self.run.failure)
         self.assertEqual(self.text(), "hello\nworld")
-        waited = self.child.usage
+        waited = self.child.resource_usage
         assert waited is not None
-        self.assertEqual(self.run.usage, Usage(waited.ru_utime + waited.ru_stime, None))
+        self.assertEqual(self.run.usage, ResourceUsage(waited.ru_utime + waited.ru_stime, None))
 
     def test_status(self) -> None:
         """Another status is the failure `exit`, with the status and stderr."""
@@ -38,7 +38,7 @@ class EndTests(RunTestCase):
         failure = self.run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "exit")
-        self.assertEqual(failure.members, {"status": 3, "stderr": "no such file\n"})
+        self.assertEqual(failure.extra_members, {"status": 3, "stderr": "no such file\n"})
         self.assertIn("status 3", failure.message)
 
     def test_signal(self) -> None:
@@ -48,7 +48,7 @@ class EndTests(RunTestCase):
         failure = self.run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "exit")
-        self.assertEqual(failure.members, {"signal": 11, "stderr": ""})
+        self.assertEqual(failure.extra_members, {"signal": 11, "stderr": ""})
         self.assertIn("signal 11 (Segmentation fault)", failure.message)
 
     def test_stderr_after_the_exit(self) -> None:
@@ -60,7 +60,7 @@ class EndTests(RunTestCase):
         self.orphans.open()
         self.assert_over(status=1)
         assert self.run.failure is not None
-        self.assertEqual(self.run.failure.members["stderr"], "last words")
+        self.assertEqual(self.run.failure.extra_members["stderr"], "last words")
         self.assertEqual(self.text(), "late")
 
     def test_the_group_is_killed(self) -> None:
@@ -78,7 +78,7 @@ class EndTests(RunTestCase):
         self.child.exit()
         self.turn()
         self.assertFalse(self.child.rest_wanted)
-        self.assertFalse(self.run.ended.is_set)
+        self.assertFalse(self.run.run_ended.is_set)
         self.orphans.open()
         self.assertTrue(self.child.rest_wanted)
         self.assert_over(status=0)
@@ -89,7 +89,7 @@ class EndTests(RunTestCase):
         self.child.print(b"~FB\nX-SEGI-As: path\n\nout.txt\n~FE\n")
         self.child.end()
         self.turn()
-        self.assertFalse(self.run.ended.is_set)
+        self.assertFalse(self.run.run_ended.is_set)
         self.file.callback(b"content")
         self.assert_over(status=0)
         self.assertEqual(self.ring.newest, 1)
@@ -100,7 +100,7 @@ class EndTests(RunTestCase):
         self.child.end()
         self.turn()
         self.assertEqual(len(self.orphans), 1)
-        self.assertFalse(self.run.ended.is_set)
+        self.assertFalse(self.run.run_ended.is_set)
         self.orphans.open()
         self.assert_over(status=0)
 
@@ -123,7 +123,7 @@ class DefectTests(RunTestCase):
         def fail(*_: object) -> NoReturn:
             raise RuntimeError("a defect")
 
-        self.patch(Parser, name, fail)
+        self.patch(SegiParser, name, fail)
 
     def assert_lost(self) -> None:
         """Hold that the run is lost, and the defect logged."""
@@ -169,7 +169,7 @@ class DefectTests(RunTestCase):
         self.child.print(b"\n" * 100_000)
         self.child.exit(0)
         self.turn()
-        self.assertFalse(self.run.ended.is_set)
+        self.assertFalse(self.run.run_ended.is_set)
         self.break_("feed")
         self.orphans.open()
         self.assert_over(status=0)
@@ -202,7 +202,7 @@ class StderrTests(RunTestCase):
         for number in range(5000):
             self.child.complain(b"%d\n" % number)
         everything = "".join(f"{number}\n" for number in range(5000))
-        self.assertEqual(STDERR_TAIL, 8192)
+        self.assertEqual(STDERR_TAIL_BYTES, 8192)
         self.assertEqual(self.run.stderr, everything[-8192:])
         self.child.complain(b"x" * 10000)
         self.assertEqual(self.run.stderr, "x" * 8192)
@@ -221,7 +221,7 @@ class StderrTests(RunTestCase):
                 printed = ("😀" * 3000 + end).encode()
                 for at in range(0, len(printed), size):
                     self.child.complain(printed[at : at + size])
-                characters = (STDERR_TAIL - len(end)) // 4
+                characters = (STDERR_TAIL_BYTES - len(end)) // 4
                 self.assertEqual(self.run.stderr, "😀" * characters + end)
 
     def test_stray_bytes(self) -> None:
@@ -243,7 +243,7 @@ class StopTests(RunTestCase):
         self.assertEqual(self.child.signals, [signal.SIGTERM])
         self.clock.advance(0.001)
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
-        self.assertFalse(self.run.ended.is_set)
+        self.assertFalse(self.run.run_ended.is_set)
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
         self.assertIs(self.run.failure, CANCELLED)
@@ -291,7 +291,7 @@ class StopTests(RunTestCase):
 
     def test_reasons(self) -> None:
         """Time that is over, a wish, and whatever else is no such limit leave the grace time."""
-        for reason in get_args(Reason):
+        for reason in get_args(FailureReason):
             self.setUp()
             self.run.stop(EvaluationFailure(reason, "enough"))
             expected = signal.SIGKILL if reason in RESOURCES else signal.SIGTERM

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tawebeval.core.fileblock import InlineFile
-from tawebeval.evaluations.run import PARTIAL_LINE
+from tawebeval.evaluations.run import PARTIAL_LINE_DELAY
 from tawebeval.sandbox.workspace import FileRefused
 from tests.cases.evaluations import PumpTestCase
 from tests.cases.strategies import MARKERS, ErrorEvent, Event, join_text
@@ -59,7 +59,7 @@ class FileTests(FilesTestCase):
         self.print(b" of it")
         self.supply(b"")
         self.assertEqual((self.producer.calls, self.held), (["pause", "resume"], []))
-        self.clock.advance(PARTIAL_LINE)
+        self.clock.advance(PARTIAL_LINE_DELAY)
         self.assertEqual(join_text(self.events())[1:], ["rest of it"])
 
     def test_several(self) -> None:
@@ -78,7 +78,7 @@ class FileTests(FilesTestCase):
         """A thousand files that are there at once keep the order, and the stack is not deep."""
         self.capacity = 2**40
         self.setUp()
-        self.read_file = lambda wanted: _succeed(wanted.path.encode())
+        self.read_referenced_file = lambda wanted: _succeed(wanted.path.encode())
         names = [b"%d" % number for number in range(1000)]
         self.print(b"1\n" + b"".join(map(self.block, names)) + b"4")
         self.turn(2000)
@@ -92,16 +92,16 @@ class FileTests(FilesTestCase):
         self.files[-1][1].errback(FileRefused("'/etc/shadow' is none of yours"))
         self.end()
         self.assertEqual(self.events(), [ErrorEvent(), "after"])
-        self.assertIn(b"none of yours", self.ring.read(0, 10**9).lines)
+        self.assertIn(b"none of yours", self.ring.read_events(0, 10**9).lines)
         self.assertFalse(self.producer.paused)
 
     def test_end_while_reading(self) -> None:
         """Where stdout ends while a file is read, all is done when the file is there."""
         self.print(b"before\n" + self.block(b"a") + b"after" + b"\nhalf")
-        self.pump.end()
-        self.assertFalse(self.pump.done.is_set)
+        self.pump.on_stdout_end()
+        self.assertFalse(self.pump.output_stored.is_set)
         self.supply(b"a")
-        self.assertTrue(self.pump.done.is_set)
+        self.assertTrue(self.pump.output_stored.is_set)
         file = InlineFile("a", "application/octet-stream", b"a")
         self.assertEqual(join_text(self.events()), ["before", file, "after\nhalf"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -109,12 +109,12 @@ class FileTests(FilesTestCase):
     def test_end_with_several(self) -> None:
         """The end waits for every file that the rest of stdout names."""
         self.print(self.block(b"a") + self.block(b"b"))
-        self.pump.end()
+        self.pump.on_stdout_end()
         self.supply(b"a")
-        self.assertFalse(self.pump.done.is_set)
+        self.assertFalse(self.pump.output_stored.is_set)
         self.assertEqual(self.files[-1][0].path, "b")
         self.supply(b"b")
-        self.assertTrue(self.pump.done.is_set)
+        self.assertTrue(self.pump.output_stored.is_set)
         self.assertEqual(self.contents(), [b"a", b"b"])
 
 
@@ -138,38 +138,38 @@ class RoomTests(FilesTestCase):
     def test_after_the_end(self) -> None:
         """So it is when stdout has ended: the rest comes as readers make room."""
         self.print(self.block(b"a") * 3 + b"text")
-        self.pump.end()
+        self.pump.on_stdout_end()
         contents: list[Event] = []
         for count in range(1, 4):
-            self.assertEqual((len(self.files), self.pump.done.is_set), (count, False))
+            self.assertEqual((len(self.files), self.pump.output_stored.is_set), (count, False))
             self.supply(b"x" * self.capacity)
             self.turn(5)
             contents += self.contents()
             self.read_all()
             self.turn()
-        self.assertTrue(self.pump.done.is_set)
+        self.assertTrue(self.pump.output_stored.is_set)
         self.assertEqual(contents, [*[b"x" * self.capacity] * 3, "text"])
 
     def test_released(self) -> None:
         """After the exit files wait for room; after a stop what is too much of them is refused."""
         self.print(self.block(b"a") + self.block(b"b") + b"some text\n" + self.block(b"c"))
         self.supply(b"x" * self.capacity)
-        self.pump.end()
+        self.pump.on_stdout_end()
         self.turn(5)
-        self.pump.drain()
+        self.pump.accept_remaining_output()
         self.turn(5)
-        self.assertEqual((self.pump.done.is_set, self.held), (False, [True]))
+        self.assertEqual((self.pump.output_stored.is_set, self.held), (False, [True]))
         self.pump.refuse_files()
         self.turn(5)
-        self.assertTrue(self.pump.done.is_set)
+        self.assertTrue(self.pump.output_stored.is_set)
         self.assertEqual(self.events()[1:], [ErrorEvent(), "some text", ErrorEvent()])
-        self.assertIn(b"before the buffers had room", self.ring.read(1, 10**9).lines)
+        self.assertIn(b"before the buffers had room", self.ring.read_events(1, 10**9).lines)
         self.assertEqual(len(self.files), 1)
 
     def test_released_with_room(self) -> None:
         """A file for which there is room is read all the same."""
         self.print(self.block(b"a") + self.block(b"b"))
-        self.pump.drain()
+        self.pump.accept_remaining_output()
         self.supply(b"a")
         self.supply(b"b")
         self.assertEqual(self.contents(), [b"a", b"b"])

@@ -13,9 +13,9 @@ from itertools import chain, repeat
 from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks.floods import FILE, VALUE, floods
-from tawebeval.core.events import Batch, base64_size
-from tawebeval.core.fileblock import MAX_HEADERS
-from tawebeval.core.segi import TURN, Markers, Parser
+from tawebeval.core.events import EventBatch, base64_size
+from tawebeval.core.fileblock import MAX_HEADER_BYTES
+from tawebeval.core.segi import PARSED_PER_CALL, Markers, SegiParser
 from tests.cases import reference_segi
 from tests.cases.strategies import classify, decode, join_text
 
@@ -27,8 +27,8 @@ MOST_CALLS = 40_000
 EXPANSION = 33
 """Bytes of events that a byte of text becomes at most: lines of one control character."""
 
-MOST_EVENTS = TURN + max(
-    EXPANSION * (READ + READ // 3), base64_size(FILE) + 6 * MAX_HEADERS, VALUE + 100
+MOST_EVENTS = PARSED_PER_CALL + max(
+    EXPANSION * (READ + READ // 3), base64_size(FILE) + 6 * MAX_HEADER_BYTES, VALUE + 100
 )
 """Bytes in one turn: the 3.5 MiB of docs/scale.md, with the default limits."""
 
@@ -40,17 +40,20 @@ class FloodTests(SynchronousTestCase):
         self.markers = Markers.generate(os.urandom)
 
     def turns(
-        self, stdout: bytes, measure: Callable[[Callable[[], Batch]], Batch], size: int = READ
-    ) -> Iterator[Batch]:
+        self,
+        stdout: bytes,
+        measure: Callable[[Callable[[], EventBatch]], EventBatch],
+        size: int = READ,
+    ) -> Iterator[EventBatch]:
         """Yield what each turn brings; `measure` lets it pass. The first file named is large."""
-        parser = Parser(self.markers, max_value=VALUE, max_file=FILE)
+        parser = SegiParser(self.markers, max_value=VALUE, max_file=FILE)
         content = b"x" * FILE
         for place in range(0, len(stdout), size):
             chunk = stdout[place : place + size]
             yield measure(lambda chunk=chunk: parser.feed(chunk))
-            while parser.has_pending or parser.wanted_file is not None:
-                if parser.wanted_file is None:
-                    yield measure(parser.proceed)
+            while parser.has_pending_input or parser.awaited_file is not None:
+                if parser.awaited_file is None:
+                    yield measure(parser.parse_pending)
                 else:
                     yield measure(lambda content=content: parser.supply_file(content))
                     content = b"x"
@@ -64,7 +67,7 @@ class FloodTests(SynchronousTestCase):
             nonlocal calls
             calls += event in ("call", "c_call")
 
-        def measured(turn: Callable[[], Batch]) -> Batch:
+        def measured(turn: Callable[[], EventBatch]) -> EventBatch:
             nonlocal calls
             calls = 0
             sys.setprofile(count)

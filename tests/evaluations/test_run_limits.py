@@ -6,8 +6,8 @@ import signal
 
 from tawebeval.config import LimitSettings
 from tawebeval.errors import EvaluationFailure, build_limit_failure
-from tawebeval.evaluations.run import READ_RATE
-from tawebeval.linux.cgroups.group import Usage
+from tawebeval.evaluations.run import MIN_READ_RATE
+from tawebeval.linux.cgroups.group import ResourceUsage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
 from tests.cases.strategies import MARKERS
 from tests.fakes.children import STDOUT
@@ -28,7 +28,7 @@ class TimeoutTests(RunTestCase):
         failure = self.run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "timeout")
-        self.assertEqual(failure.members, {"limit": "limits.wall_clock", "value": 10})
+        self.assertEqual(failure.extra_members, {"limit": "limits.wall_clock", "value": 10})
         self.assertIn("10 seconds", failure.message)
         self.clock.advance(GRACE)
         self.child.end(signal=signal.SIGKILL)
@@ -76,22 +76,22 @@ class CellTests(RunTestCase):
 
     def end(self, number: int, cpu: float) -> EvaluationFailure:
         """End by a signal, after so much processor time; return the failure."""
-        self.sandboxed.used = Usage(cpu, None)
+        self.sandboxed.used = ResourceUsage(cpu, None)
         self.child.end(signal=number)
         self.turn()
-        self.assertTrue(self.run.ended.is_set)
+        self.assertTrue(self.run.run_ended.is_set)
         assert self.run.failure is not None
         return self.run.failure
 
     def test_cpu(self) -> None:
         """The signal of the limit of processor time is believed when that was used."""
         error = self.end(signal.SIGXCPU, 5.1)
-        self.assertEqual(error.members, {"limit": "limits.cpu", "value": 5})
+        self.assertEqual(error.extra_members, {"limit": "limits.cpu", "value": 5})
 
     def test_no_cpu(self) -> None:
         """Anybody may end by it: then that is how it has ended."""
         error = self.end(signal.SIGXCPU, 0.1)
-        self.assertEqual((error.reason, error.members["signal"]), ("exit", signal.SIGXCPU))
+        self.assertEqual((error.reason, error.extra_members["signal"]), ("exit", signal.SIGXCPU))
 
     def test_file_size(self) -> None:
         """So with that of a too large file, which the sandboxed run would have found."""
@@ -125,8 +125,8 @@ class CellTests(RunTestCase):
         self.turn()
         failure = self.run.failure
         assert failure is not None
-        self.assertEqual((failure.reason, failure.members), ("lost", {"stderr": "bwrap: no"}))
-        self.assertIs(self.run.exit, None)
+        self.assertEqual((failure.reason, failure.extra_members), ("lost", {"stderr": "bwrap: no"}))
+        self.assertIs(self.run.exit_status, None)
 
     def test_too_little_for_a_sandbox(self) -> None:
         """One whose own limit has kept it from starting goes by that."""
@@ -163,7 +163,7 @@ class OutputTests(RunTestCase):
         failure = self.run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "output")
-        self.assertEqual(failure.members, {"limit": "limits.output", "value": 1024})
+        self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
 
     def test_one_byte_after_the_limit(self) -> None:
@@ -184,14 +184,14 @@ class OutputTests(RunTestCase):
         self.assertEqual(self.child.signals, [signal.SIGKILL])
         self.assertEqual(self.run.count_output(20), 0)
         assert self.run.failure is not None
-        self.assertEqual(self.run.failure.members, {"limit": "limits.output", "value": 1024})
+        self.assertEqual(self.run.failure.extra_members, {"limit": "limits.output", "value": 1024})
 
     def test_delay(self) -> None:
         """Reads that take the reactor too long, of stdout or stderr, end the run at once."""
-        self.child.delay = 0.25
+        self.child.slow_read_seconds = 0.25
         self.child.print(b"a\n")
         self.assertEqual(self.child.signals, [])
-        self.child.delay = 0.26
+        self.child.slow_read_seconds = 0.26
         self.child.complain(b"b\n")
         self.assertEqual(self.child.signals, [signal.SIGKILL])
         assert self.run.failure is not None
@@ -255,7 +255,7 @@ class FullRingTests(RunTestCase):
         self.child.end()
         self.turn()
         self.clock.advance(1000)
-        self.assertFalse(self.run.ended.is_set)
+        self.assertFalse(self.run.run_ended.is_set)
         self.assertIn("kept in the pipe", self.read_all())
         self.file.callback(b"content")
         self.assert_over(status=0)
@@ -277,7 +277,7 @@ class FullRingTests(RunTestCase):
         self.child.print(FILE + b"kept in the pipe")
         self.child.end()
         self.turn()
-        self.assertFalse(self.run.ended.is_set)
+        self.assertFalse(self.run.run_ended.is_set)
         self.run.stop(CANCELLED)
         self.assert_over(status=0)
         self.assertIs(self.run.failure, CANCELLED)
@@ -332,7 +332,7 @@ class PauseTests(RunTestCase):
         """Look once a second, for so long, whether it has waited for too long; tell whether."""
         for _ in range(int(seconds)):
             self.clock.advance(1)
-            self.run.check_readers(self.LIMIT, self.taken, wanted=wanted)
+            self.run.check_reader_timeout(self.LIMIT, self.taken, wanted=wanted)
         return bool(self.child.signals)
 
     def test_not_read(self) -> None:
@@ -346,7 +346,7 @@ class PauseTests(RunTestCase):
         failure = self.run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "unread")
-        self.assertEqual(failure.members, {"limit": "evaluations.paused", "value": 600})
+        self.assertEqual(failure.extra_members, {"limit": "evaluations.paused", "value": 600})
         self.assertIn("for 600 seconds", failure.message)
         self.child.end(signal=signal.SIGTERM)
         self.assert_over(number=signal.SIGTERM)
@@ -360,7 +360,7 @@ class PauseTests(RunTestCase):
         self.assertTrue(self.check(1, wanted=True))
         failure = self.run.failure
         assert failure is not None
-        self.assertEqual(failure.members, {"limit": "evaluations.paused", "value": 600})
+        self.assertEqual(failure.extra_members, {"limit": "evaluations.paused", "value": 600})
         self.assertIn("for 350 seconds", failure.message)
         self.assertIn("other evaluations waited", failure.message)
 
@@ -411,13 +411,13 @@ class PauseTests(RunTestCase):
         """However much is read, all pauses together are ten times as long at most."""
         self.run.set_paused(True)
         for second in range(5999):
-            self.taken = READ_RATE * second
+            self.taken = MIN_READ_RATE * second
             self.assertFalse(self.check(1))
-        self.taken = READ_RATE * 6000
+        self.taken = MIN_READ_RATE * 6000
         self.assertTrue(self.check(1))
         failure = self.run.failure
         assert failure is not None
-        self.assertEqual((failure.reason, failure.members["value"]), ("unread", 600))
+        self.assertEqual((failure.reason, failure.extra_members["value"]), ("unread", 600))
         self.assertIn("for 6000 seconds in all", failure.message)
 
     def test_most_while_wanted(self) -> None:
@@ -425,7 +425,7 @@ class PauseTests(RunTestCase):
         self.run.set_paused(True)
         for second in range(1500):
             self.assertEqual(self.child.signals, [])
-            self.taken = READ_RATE * second
+            self.taken = MIN_READ_RATE * second
             self.check(1, wanted=True)
         failure = self.run.failure
         assert failure is not None
@@ -439,7 +439,7 @@ class PauseTests(RunTestCase):
         self.child.end()
         self.turn()
         self.check(589)
-        self.assertFalse(self.run.ended.is_set)
+        self.assertFalse(self.run.run_ended.is_set)
         self.check(1)
         self.assert_over(status=0)
         self.assertEqual(self.child.signals, [])

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tawebeval.core import segi
-from tawebeval.core.budget import Share
-from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Parser
-from tawebeval.evaluations.run import PARTIAL_LINE, StdoutPump
+from tawebeval.core.budget import RingShare
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import SegiParser
+from tawebeval.evaluations.run import PARTIAL_LINE_DELAY, StdoutPump
 from tawebeval.sandbox.workspace import FileRefused
 from tests.cases import reference_segi
 from tests.cases.evaluations import PumpTestCase
@@ -43,7 +43,7 @@ class TextTests(PumpTestCase):
 
     def test_partial_line(self) -> None:
         """A partial line waits for its rest for 20 ms, and then no longer."""
-        self.assertEqual(PARTIAL_LINE, 0.02)
+        self.assertEqual(PARTIAL_LINE_DELAY, 0.02)
         self.pump.feed(b"one\nhalf a li")
         self.assertEqual(self.events(), ["one"])
         self.clock.advance(0.0199)
@@ -95,7 +95,7 @@ class TextTests(PumpTestCase):
         """The end is taken once."""
         self.pump.feed(MARKERS.data_begin + b"\n")
         self.end()
-        self.pump.end()
+        self.pump.on_stdout_end()
         self.assertEqual(self.events(), [ErrorEvent()])
 
 
@@ -159,7 +159,7 @@ class BackPressureTests(PumpTestCase):
     def test_release(self) -> None:
         """Released, it takes what comes however full the ring is."""
         self.fill()
-        self.pump.drain()
+        self.pump.accept_remaining_output()
         self.assertEqual((self.producer.calls, self.held), (["pause", "resume"], [True, False]))
         self.pump.feed(b"line\n" * 1000)
         self.assertFalse(self.producer.paused)
@@ -210,8 +210,8 @@ class TurnTests(PumpTestCase):
 
     def test_others_in_between(self) -> None:
         """Between two turns the reactor does what else is due: the events of others come, too."""
-        ring = Ring()
-        other = StdoutPump(self.clock, Parser(MARKERS), ring, self.budget.add_share(), self)
+        ring = EventRing()
+        other = StdoutPump(self.clock, SegiParser(MARKERS), ring, self.budget.add_share(), self)
         self.pump.feed(self.flood)
         for count in range(1, 6):
             before = self.ring.newest
@@ -242,9 +242,9 @@ class TurnTests(PumpTestCase):
         self.capacity = 1000
         self.setUp()
         self.pump.feed(self.flood + MARKERS.data_end + b"\nhalf a line")
-        self.pump.end()
+        self.pump.on_stdout_end()
         turns = 0
-        while not self.pump.done.is_set:
+        while not self.pump.output_stored.is_set:
             self.turn(2)
             self.read_all()
             turns += 1
@@ -257,11 +257,11 @@ class TurnTests(PumpTestCase):
         self.capacity = 1000
         self.setUp()
         self.pump.feed(self.flood)
-        self.pump.end()
-        self.pump.drain()
-        self.assertFalse(self.pump.done.is_set)
+        self.pump.on_stdout_end()
+        self.pump.accept_remaining_output()
+        self.assertFalse(self.pump.output_stored.is_set)
         self.turn(100)
-        self.assertTrue(self.pump.done.is_set)
+        self.assertTrue(self.pump.output_stored.is_set)
         self.assertEqual(self.events()[-1], ErrorEvent())
         self.assertEqual(self.ring.newest, 32_001)
 
@@ -286,36 +286,36 @@ class DefectTests(PumpTestCase):
         self.pump.feed(b"more\n")
         self.turn(5)
         self.assertFalse(self.producer.paused)
-        self.pump.end()
-        self.assertTrue(self.pump.done.is_set)
-        self.pump.drain()
+        self.pump.on_stdout_end()
+        self.assertTrue(self.pump.output_stored.is_set)
+        self.pump.accept_remaining_output()
         self.assertEqual((self.losses, self.clock.getDelayedCalls()), (1, []))
 
     def test_feed(self) -> None:
         """In parsing what was read."""
         self.pump.feed(b"good\n")
-        self.break_(Parser, "feed")
+        self.break_(SegiParser, "feed")
         self.pump.feed(b"bad\n")
         self.assert_lost()
         self.assertEqual(self.events(), ["good"])
 
     def test_proceed(self) -> None:
         """In a later turn."""
-        self.break_(Parser, "proceed")
+        self.break_(SegiParser, "parse_pending")
         self.pump.feed(TurnTests.flood)
         self.turn()
         self.assert_lost()
 
     def test_flush(self) -> None:
         """In delivering a partial line."""
-        self.break_(Parser, "flush")
+        self.break_(SegiParser, "flush_partial_line")
         self.pump.feed(b"a")
-        self.clock.advance(PARTIAL_LINE)
+        self.clock.advance(PARTIAL_LINE_DELAY)
         self.assert_lost()
 
     def test_supply(self) -> None:
         """In taking a file."""
-        self.break_(Parser, "supply_file")
+        self.break_(SegiParser, "supply_file")
         self.pump.feed(self.wanted)
         self.turn()
         self.files[0][1].callback(b"content")
@@ -323,7 +323,7 @@ class DefectTests(PumpTestCase):
 
     def test_refuse(self) -> None:
         """In refusing a file."""
-        self.break_(Parser, "refuse_file")
+        self.break_(SegiParser, "refuse_file")
         self.pump.feed(self.wanted)
         self.turn()
         self.files[0][1].errback(FileRefused("no"))
@@ -331,39 +331,39 @@ class DefectTests(PumpTestCase):
 
     def test_finish(self) -> None:
         """In taking the end of stdout."""
-        self.break_(Parser, "finish")
+        self.break_(SegiParser, "finish")
         self.pump.feed(b"a\nb")
-        self.pump.end()
-        self.assertTrue(self.pump.done.is_set)
+        self.pump.on_stdout_end()
+        self.assertTrue(self.pump.output_stored.is_set)
         self.assert_lost()
 
     def test_finish_later(self) -> None:
         """So it is where the end had to wait for a turn."""
-        self.break_(Parser, "finish")
+        self.break_(SegiParser, "finish")
         self.pump.feed(TurnTests.flood)
-        self.pump.end()
-        self.assertFalse(self.pump.done.is_set)
+        self.pump.on_stdout_end()
+        self.assertFalse(self.pump.output_stored.is_set)
         self.turn(100)
-        self.assertTrue(self.pump.done.is_set)
+        self.assertTrue(self.pump.output_stored.is_set)
         self.assert_lost()
 
     def test_ring(self) -> None:
         """In the ring."""
-        self.break_(Ring, "append")
+        self.break_(EventRing, "append_batch")
         self.pump.feed(b"a\n")
         self.assert_lost()
 
     def test_share(self) -> None:
         """In the share of the buffers."""
-        real = Share.resize
-        self.break_(Share, "resize")
+        real = RingShare.resize
+        self.break_(RingShare, "resize")
         self.pump.feed(b"a\n")
-        self.patch(Share, "resize", real)
+        self.patch(RingShare, "resize", real)
         self.assert_lost()
 
     def test_on_events(self) -> None:
         """In telling that there are events."""
-        self.break_(self, "on_events")
+        self.break_(self, "on_new_events")
         self.pump.feed(b"a\n")
         self.assert_lost()
 
@@ -371,7 +371,7 @@ class DefectTests(PumpTestCase):
         """In telling that the ring is full."""
         self.capacity = 100
         self.setUp()
-        self.break_(self, "on_pause")
+        self.break_(self, "on_pause_change")
         self.pump.feed(b"line\n" * 100)
         self.assert_lost()
 
@@ -380,13 +380,13 @@ class DefectTests(PumpTestCase):
         self.capacity = 1000
         self.setUp()
         self.pump.feed(TurnTests.flood)
-        self.break_(self, "on_pause")
+        self.break_(self, "on_pause_change")
         self.read_all()
         self.assert_lost()
 
     def test_read_file(self) -> None:
         """In reading a file: nobody knows what it was."""
-        self.break_(self, "read_file")
+        self.break_(self, "read_referenced_file")
         self.pump.feed(self.wanted)
         self.turn()
         self.assert_lost()
@@ -395,10 +395,10 @@ class DefectTests(PumpTestCase):
         """A file that is read meanwhile is not waited for, and thrown away."""
         self.pump.feed(self.wanted)
         self.turn()
-        self.break_(Ring, "append")
+        self.break_(EventRing, "append_batch")
         self.pump.feed(b"a\n")
         self.pump.on_acknowledge()
-        self.break_(Parser, "feed")
+        self.break_(SegiParser, "feed")
         self.pump.feed(b"a\n")
         self.assert_lost()
         self.files[0][1].callback(b"content")
@@ -407,12 +407,12 @@ class DefectTests(PumpTestCase):
     def test_readers_go_on(self) -> None:
         """What was printed before can be read, and what is read is given back."""
         self.pump.feed(b"good\n")
-        self.break_(Parser, "feed")
+        self.break_(SegiParser, "feed")
         self.pump.feed(b"bad\n")
         self.assert_lost()
-        self.assertEqual(self.budget.used, self.ring.size)
+        self.assertEqual(self.budget.used_bytes, self.ring.size)
         self.read_all()
-        self.assertEqual(self.budget.used, 0)
+        self.assertEqual(self.budget.used_bytes, 0)
 
 
 class PropertyTests(PumpTestCase):
@@ -422,7 +422,7 @@ class PropertyTests(PumpTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(segi, "TURN", 300)
+        self.patch(segi, "PARSED_PER_CALL", 300)
 
     @given(stdouts, chunkings, st.lists(st.booleans(), min_size=1), st.integers(1, 2000))
     def test_reference(
@@ -435,21 +435,21 @@ class PropertyTests(PumpTestCase):
         reading = cycle(reads)
         events: list[str | bytes] = []
         idle = 0
-        while not self.pump.done.is_set:
+        while not self.pump.output_stored.is_set:
             if self.files and not self.files[-1][1].called:
                 wanted, content = self.files[-1]
                 found = read_file(wanted.path.encode("utf-8", "surrogateescape"))
                 content.errback(FileRefused("no")) if found is None else content.callback(found)
             elif not self.producer.paused:
                 chunk = next(chunks, None)
-                self.pump.end() if chunk is None else self.pump.feed(chunk)
+                self.pump.on_stdout_end() if chunk is None else self.pump.feed(chunk)
             self.turn()
             idle += 1
             if next(reading) or idle > 20:
                 idle = 0
-                events += decode(self.ring.read(self.ring.oldest, 10**9))
+                events += decode(self.ring.read_events(self.ring.oldest, 10**9))
                 self.read_all()
-        events += decode(self.ring.read(self.ring.oldest, 10**9))
+        events += decode(self.ring.read_events(self.ring.oldest, 10**9))
         expected = reference_segi.parse_events(
             stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=read_file
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.errors import Busy
+from tawebeval.errors import ServerBusy
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
 
@@ -40,16 +40,16 @@ class CloseTests(RegistryTestCase):
     def test_nothing_new(self) -> None:
         """From then on nothing is accepted."""
         self.successResultOf(self.close())
-        with self.assertRaises(Busy):
+        with self.assertRaises(ServerBusy):
             self.registry.check_admission()
-        with self.assertRaises(Busy):
+        with self.assertRaises(ServerBusy):
             self.accept()
 
     def test_forgotten_ones(self) -> None:
         """It waits also for those that are forgotten, but not gone yet."""
         _, child = self.start()
         self.world.clock.advance(900)
-        self.registry.expire()
+        self.registry.expire_evaluations()
         closed = self.close()
         self.assertNoResult(closed)
         self.finish(child)
@@ -140,7 +140,7 @@ class DrainTests(CloseTests):
         closed = self.close(20)
         self.finish(child)
         self.world.clock.advance(19.999)
-        with self.assertRaises(Busy):
+        with self.assertRaises(ServerBusy):
             self.accept()
         other.print(b"c\n")
         self.assertEqual(other.signals, [])
@@ -189,7 +189,7 @@ class DrainTests(CloseTests):
         """Whoever is in a hurry ends it at once, also before it has begun."""
         _, child = self.start()
         closed = self.close(20)
-        self.registry.stop_now()
+        self.registry.end_drain()
         self.assertEqual(child.signals, [15])
         self.finish(child)
         self.assertTrue(self.successResultOf(closed))

@@ -92,7 +92,7 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual((document["state"], document["error"]), ("finished", None))
         self.assertEqual(document["exit"], {"status": 0, "signal": None})
         self.assertEqual(document["usage"]["wall_seconds"], 1.5)
-        usage = self.world.child.usage
+        usage = self.world.child.resource_usage
         assert usage is not None
         used = round(usage.ru_utime + usage.ru_stime, 3)
         self.assertEqual(document["usage"]["cpu_seconds"], used)
@@ -146,7 +146,7 @@ class StatusTests(EvaluationTestCase):
 
     def test_while_orphans_are_ended(self) -> None:
         """Before the end is reached it tells of none."""
-        self.world.sandbox.orphans.shut = True
+        self.world.sandbox.orphan_reaper.shut = True
         self.begin()
         self.world.child.exit()
         self.assertEqual((self.status()["exit"], self.status()["state"]), (None, "running"))

@@ -10,13 +10,13 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.budget import Spool
-from tawebeval.evaluations.uploads import BATCH, UploadWriter
+from tawebeval.core.budget import UploadBudget
+from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES, UploadWriter
 from tests.fakes.uploads import FakeSource
 from tests.fakes.world import SlowThreads
 
 FILE = Path("submission", "a", "file")
-HALF = b"x" * (BATCH // 2)
+HALF = b"x" * (WRITE_BATCH_BYTES // 2)
 
 
 class WriterTests(SynchronousTestCase):
@@ -26,7 +26,7 @@ class WriterTests(SynchronousTestCase):
         self.place = Path(self.mktemp()).absolute()
         self.place.mkdir()
         self.threads: Any = SlowThreads()
-        self.spool = Spool(2**40)
+        self.spool = UploadBudget(2**40)
         self.source = FakeSource()
         self.writer = self.make("form")
         self.gone: list[str] = []
@@ -37,9 +37,9 @@ class WriterTests(SynchronousTestCase):
 
     def begin(self) -> None:
         """Have a whole batch on its way to the disk."""
-        self.writer.begin(FILE)
-        self.writer.add(HALF)
-        self.writer.add(HALF)
+        self.writer.begin_file(FILE)
+        self.writer.add_content(HALF)
+        self.writer.add_content(HALF)
         self.assertEqual(len(self.threads.waiting), 1)
 
     def finish(self) -> Deferred[None]:
@@ -53,86 +53,86 @@ class WriterTests(SynchronousTestCase):
     def test_small(self) -> None:
         """A small form is in memory until it is complete, and is then written by one call."""
         other = Path("submission", "b", "empty")
-        self.writer.begin(FILE)
-        self.writer.add(b"one, ")
-        self.writer.add(b"two")
-        self.writer.begin(other)
-        self.assertEqual((self.threads.waiting, self.writer.used), ([], False))
-        self.assertGreater(self.spool.in_memory, 8)
+        self.writer.begin_file(FILE)
+        self.writer.add_content(b"one, ")
+        self.writer.add_content(b"two")
+        self.writer.begin_file(other)
+        self.assertEqual((self.threads.waiting, self.writer.has_begun_writing), ([], False))
+        self.assertGreater(self.spool.bytes_in_memory, 8)
         finished = self.finish()
         self.assertNoResult(finished)
         self.threads.step()
         self.successResultOf(finished)
-        self.assertEqual((self.threads.waiting, self.spool.in_memory), ([], 0))
+        self.assertEqual((self.threads.waiting, self.spool.bytes_in_memory), ([], 0))
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one, two")
         self.assertEqual((self.writer.directory / other).read_bytes(), b"")
 
     def test_large(self) -> None:
         """A large one is written as it comes, by one call after the other, in its order."""
-        sent = [bytes([number]) * (BATCH // 3) for number in range(20)]
-        self.writer.begin(FILE)
+        sent = [bytes([number]) * (WRITE_BATCH_BYTES // 3) for number in range(20)]
+        self.writer.begin_file(FILE)
         for content in sent[:-1]:
-            self.writer.add(content)
+            self.writer.add_content(content)
             if self.source.paused:
                 self.assertEqual(len(self.threads.waiting), 1)
                 self.threads.step()
-        self.writer.begin(FILE.parent.with_name("b") / "last")
-        self.writer.add(sent[-1])
+        self.writer.begin_file(FILE.parent.with_name("b") / "last")
+        self.writer.add_content(sent[-1])
         finished = self.finish()
         self.threads.finish()
         self.successResultOf(finished)
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"".join(sent[:-1]))
         self.assertEqual((self.writer.directory / "submission/b/last").read_bytes(), sent[-1])
-        self.assertEqual(self.spool.in_memory, 0)
+        self.assertEqual(self.spool.bytes_in_memory, 0)
 
     def test_pause(self) -> None:
         """While a call is made as much again is gathered; then nothing is read until it ends."""
         self.begin()
-        self.writer.add(HALF)
+        self.writer.add_content(HALF)
         self.assertFalse(self.source.paused)
-        self.writer.add(HALF)
+        self.writer.add_content(HALF)
         self.assertTrue(self.source.paused)
-        self.assertGreater(self.spool.in_memory, 2 * BATCH)
+        self.assertGreater(self.spool.bytes_in_memory, 2 * WRITE_BATCH_BYTES)
         self.threads.step()
         self.assertFalse(self.source.paused)
         self.assertEqual(len(self.threads.waiting), 1)
         self.threads.step()
-        self.assertEqual((self.threads.waiting, self.spool.in_memory), ([], 0))
+        self.assertEqual((self.threads.waiting, self.spool.bytes_in_memory), ([], 0))
 
     def test_crowded(self) -> None:
         """Where all forms together take much memory, what comes is written at once."""
-        self.spool.in_memory = 2**30
-        self.writer.begin(FILE)
-        self.writer.add(b"one")
+        self.spool.bytes_in_memory = 2**30
+        self.writer.begin_file(FILE)
+        self.writer.add_content(b"one")
         self.assertEqual(len(self.threads.waiting), 1)
         self.assertFalse(self.source.paused)
-        self.writer.add(b"two")
+        self.writer.add_content(b"two")
         self.assertTrue(self.source.paused)
         self.threads.step()
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one")
         self.threads.step()
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"onetwo")
-        self.assertEqual(self.spool.in_memory, 2**30)
+        self.assertEqual(self.spool.bytes_in_memory, 2**30)
 
     def test_disk_fails(self) -> None:
         """What the disk does not take is refused, named, and nothing more is tried."""
         self.begin()
-        self.writer.add(HALF)
+        self.writer.add_content(HALF)
         self.place.rmdir()
         self.threads.step()
         (error,) = self.source.refused
         assert isinstance(error, FileNotFoundError)
         self.assertEqual(error.filename, str(self.writer.directory))
-        self.writer.add(HALF)
-        self.writer.add(HALF)
+        self.writer.add_content(HALF)
+        self.writer.add_content(HALF)
         self.assertEqual(self.threads.waiting, [])
         self.abandon()
-        self.assertEqual((self.gone, self.spool.in_memory), (["form"], 0))
+        self.assertEqual((self.gone, self.spool.bytes_in_memory), (["form"], 0))
 
     def test_disk_fails_at_the_end(self) -> None:
         """Who waits for the end is told the error, and is not refused besides."""
         self.begin()
-        self.writer.add(HALF)
+        self.writer.add_content(HALF)
         finished = self.finish()
         self.place.rmdir()
         self.threads.step()
@@ -156,17 +156,17 @@ class WriterTests(SynchronousTestCase):
 
     def test_abandoned(self) -> None:
         """What is given up is not written, and its directory is free when no call is made."""
-        self.writer.begin(FILE)
-        self.writer.add(HALF)
+        self.writer.begin_file(FILE)
+        self.writer.add_content(HALF)
         self.abandon()
-        self.assertEqual((self.gone, self.spool.in_memory), (["form"], 0))
+        self.assertEqual((self.gone, self.spool.bytes_in_memory), (["form"], 0))
         self.writer, self.gone = self.make("other"), []
         self.begin()
-        self.writer.add(HALF)
+        self.writer.add_content(HALF)
         self.abandon()
-        self.assertEqual((self.gone, self.spool.in_memory), ([], BATCH + 1024))
+        self.assertEqual((self.gone, self.spool.bytes_in_memory), ([], WRITE_BATCH_BYTES + 1024))
         self.threads.step()
-        self.assertEqual((self.gone, self.spool.in_memory), (["form"], 0))
+        self.assertEqual((self.gone, self.spool.bytes_in_memory), (["form"], 0))
         self.assertEqual(self.threads.waiting, [])
 
     def test_abandoned_while_the_disk_fails(self) -> None:

@@ -18,14 +18,16 @@ class FakeCallbacks:
         self.expected: list[tuple[str, str]] = []
         self.refuse = False
 
-    def expect(self, url: str, caller: str) -> Callback:
+    def create_callback(self, url: str, caller: str) -> Callback:
         """Note it."""
         if self.refuse:
             raise InvalidField("callback_url", "the host is forbidden")
         self.expected.append((url, caller))
         return Callback(url, caller)
 
-    def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
+    def start_delivery(
+        self, callback: Callback, evaluation: str, document: Callable[[], bytes]
+    ) -> None:
         """Note it."""
         callback.state = CallbackState.PENDING
         self.sent.append((evaluation, json.loads(document())))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.cgroups.filesystem import CgroupFiles
-from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
+from tawebeval.linux.cgroups.filesystem import CgroupOperations
+from tawebeval.linux.cgroups.group import CgroupManager, open_cgroups
 
 MEMORY_MOST = str(2**63 - 4096)
 
@@ -61,7 +61,7 @@ UNIFIED_FILES = {
 
 
 @attrs.define(eq=False)
-class FakeMachine(CgroupFiles):
+class FakeMachine(CgroupOperations):
     """Write to it by its methods, then `open`.
 
     `refusals` has the errno for writing to paths that end in a certain way, or for making or
@@ -111,13 +111,13 @@ class FakeMachine(CgroupFiles):
         for part in ("", *filter(None, own.split("/"))):
             group = group / part
             if not group.exists():
-                self.make(str(group))
+                self.make_cgroup(str(group))
         if own == "/":  # as the kernel shows the top of all
             (top / "cgroup.type").unlink(missing_ok=True)
         (group / "cgroup.procs").write_text(f"{os.getpid()}\n")
         return group
 
-    def open(self, owner: tuple[int, int] | None = None, name: str = "x") -> Cgroups:
+    def open(self, owner: tuple[int, int] | None = None, name: str = "x") -> CgroupManager:
         """Open the cgroups of a daemon."""
         return open_cgroups(name, owner, proc=self.write_proc(), files=self)
 
@@ -152,7 +152,7 @@ class FakeMachine(CgroupFiles):
             for path, pids in self._dying:
                 self._leave(path, pids)
 
-    def write(self, path: str, text: str) -> None:
+    def write_file(self, path: str, text: str) -> None:
         self._refuse(path)
         if any(path.endswith(end) for end in self.deaf):
             return
@@ -171,7 +171,7 @@ class FakeMachine(CgroupFiles):
                 text = str(int(text) + self.rounding)
             Path(path).write_text(f"{text}\n")
 
-    def make(self, path: str) -> None:
+    def make_cgroup(self, path: str) -> None:
         self._refuse(path)
         os.makedirs(path)
         files = {"cgroup.procs": ""}
@@ -190,7 +190,7 @@ class FakeMachine(CgroupFiles):
         for name, text in files.items():
             Path(path, name).write_text(text)
 
-    def remove(self, path: str) -> None:
+    def remove_cgroup(self, path: str) -> None:
         self._refuse(path)
         if not os.path.exists(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -199,22 +199,22 @@ class FakeMachine(CgroupFiles):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
         shutil.rmtree(path)
 
-    def give(self, path: str, owner: tuple[int, int]) -> None:
+    def change_owner(self, path: str, owner: tuple[int, int]) -> None:
         if not self.gives:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
         self.given.append((path.partition("/tawebeval-")[2], owner))
 
-    def kill(self, pids: Collection[int], still: Callable[[], Collection[int]]) -> None:
+    def kill_processes(self, pids: Collection[int], still: Callable[[], Collection[int]]) -> None:
         for file in self.root.rglob("cgroup.procs"):
             self._die(str(file), set(pids) & set(still()))
 
     def is_delegated(self, path: str) -> bool:
         return self.delegated
 
-    def oom_policy(self, path: str) -> str:
+    def query_oom_policy(self, path: str) -> str:
         return self.policies.get(path, "")
 
-    def systemd_run(self) -> str | None:
+    def find_systemd_run(self) -> str | None:
         return self.run
 
     # How that comes about.

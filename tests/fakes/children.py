@@ -37,9 +37,9 @@ class FakeChild:
         self.pid = NO_PROCESS
         self.argv, self.environment = launch.argv, dict(launch.environment)
         self.directory, self.descriptors = launch.directory, launch.descriptors
-        self.running = True
-        self.delay = 0.0
-        self.usage: struct_rusage | None = None
+        self.is_running = True
+        self.slow_read_seconds = 0.0
+        self.resource_usage: struct_rusage | None = None
         self.signals: list[int] = []
         self.group_signals: list[int] = []
         self.obeys: tuple[int, ...] = ()
@@ -65,8 +65,8 @@ class FakeChild:
 
     def exit(self, status: int = 0, signal: int | None = None) -> None:
         """Exit, while others still hold its stdout and stderr."""
-        self.running = False
-        self.usage = getrusage(RUSAGE_CHILDREN)
+        self.is_running = False
+        self.resource_usage = getrusage(RUSAGE_CHILDREN)
         how: Exception = ProcessTerminated(status, signal) if status or signal else ProcessDone(0)
         if signal is not None:
             how = ProcessTerminated(None, signal)
@@ -96,10 +96,10 @@ class FakeChild:
 
     def signal_group(self, number: int) -> None:
         """Take a signal, also after its own end."""
-        if self.running:
+        if self.is_running:
             self.signals.append(number)
         self.group_signals.append(number)
-        if self.running and number in self.obeys:
+        if self.is_running and number in self.obeys:
             self.obeys = ()
             self._clock.callLater(0, self.end, signal=number)
 
@@ -112,7 +112,7 @@ class FakeChild:
         self.paused = False
         self._clock.callLater(0, self._read)
 
-    def read_remaining(self) -> None:
+    def read_remaining_output(self) -> None:
         """Read what the pipe holds, and close it although somebody still holds it."""
         self.rest_wanted = True
         self._clock.callLater(0, self._read)
@@ -127,7 +127,7 @@ class FakeChild:
             self.lose(STDOUT)
 
     def _check_end(self) -> None:
-        if not self.running and not self._open:
+        if not self.is_running and not self._open:
             self._protocol.processEnded(self._reason)
 
 
@@ -153,9 +153,9 @@ class FakeSpawner:
         if self.error is not None:
             raise self.error
         launch = LaunchSpec(argv, environment, directory, descriptors)
-        return self.adopt(protocol, launch)
+        return self.adopt_child(protocol, launch)
 
-    def adopt(self, protocol: ProcessProtocol, started: LaunchSpec | None) -> FakeChild:
+    def adopt_child(self, protocol: ProcessProtocol, started: LaunchSpec | None) -> FakeChild:
         """Return a new child, which was started so, or in a way that nobody asks for."""
         child = FakeChild(self._clock, protocol, started or NOTHING)
         child.obeys = self.obeys
@@ -164,9 +164,9 @@ class FakeSpawner:
         return child
 
     @property
-    def running(self) -> int:
+    def child_count(self) -> int:
         """How many children run."""
-        return sum(child.running for child in self.children)
+        return sum(child.is_running for child in self.children)
 
     @property
     def child(self) -> FakeChild:

@@ -21,9 +21,9 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
 from tawebeval.config import Configuration
-from tawebeval.core.identifiers import Identifiers
-from tawebeval.evaluations.registry import Registry
-from tawebeval.web.access_log import Routes
+from tawebeval.core.identifiers import IdentifierIssuer
+from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext
 from tawebeval.web.routes import KleinApplication, make_site
@@ -205,9 +205,9 @@ class Service:
     uploading: Any = attrs.field(factory=InlineThreads)
     access: Authentication = attrs.field(init=False)
     world: World = attrs.field(init=False)
-    registry: Registry = attrs.field(init=False)
+    registry: EvaluationRegistry = attrs.field(init=False)
     context: WebContext = attrs.field(init=False)
-    routes: Routes = attrs.field(init=False)
+    routes: RouteTable = attrs.field(init=False)
     site: ApiSite = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -219,9 +219,9 @@ class Service:
             random=self.random,
             running=self.running,
         )
-        self.registry = Registry(
+        self.registry = EvaluationRegistry(
             self.world.context(),
-            Identifiers(b"k" * 32, straw(1), self.configuration.service.name),
+            IdentifierIssuer(b"k" * 32, straw(1), self.configuration.service.name),
             (
                 self.running,
                 self.queued,
@@ -244,7 +244,7 @@ class Service:
             self.access,
             self.reactor,
             self.uploading,
-            time=lambda: EPOCH + self.reactor.seconds(),
+            read_wall_clock=lambda: EPOCH + self.reactor.seconds(),
         )
         application = KleinApplication(self.context)
         self.routes = application.routes

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, Credentials
+from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, ProcessCredentials
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 EVERYTHING = 0x1FF_FFFF_FFFF
 
 
-class FakeProcess(Credentials):
+class FakeProcess(ProcessCredentials):
     """A process of the user and group `uid`; `calls` are the names of what was changed.
 
     Methods whose names are in `refused` raise PermissionError, those in `ignored` do nothing.
@@ -36,29 +36,29 @@ class FakeProcess(Credentials):
             raise PermissionError(1, "Operation not permitted")
         return name not in self.ignored
 
-    def user_ids(self) -> tuple[int, int, int]:
+    def get_user_ids(self) -> tuple[int, int, int]:
         return self.users
 
-    def group_ids(self) -> tuple[int, int, int]:
+    def get_group_ids(self) -> tuple[int, int, int]:
         return self.gids
 
-    def groups(self) -> frozenset[int]:
+    def get_supplementary_groups(self) -> frozenset[int]:
         return self.supplementary
 
-    def threads(self) -> int:
+    def count_threads(self) -> int:
         return self.running_threads
 
-    def capabilities(self) -> int:
+    def get_capabilities(self) -> int:
         return self.permitted
 
-    def is_hidden(self) -> bool:
+    def is_tracing_forbidden(self) -> bool:
         return self.hidden
 
     def _may(self, now: tuple[int, ...], then: Iterable[int]) -> None:
         if self.users[1] and not set(then) <= {*now, -1}:
             raise PermissionError(1, "Operation not permitted")
 
-    def set_groups(self, groups: Iterable[int]) -> None:
+    def set_supplementary_groups(self, groups: Iterable[int]) -> None:
         if self._call("groups"):
             if self.users[1]:
                 raise PermissionError(1, "Operation not permitted")
@@ -96,7 +96,7 @@ class FakeProcess(Credentials):
     def set_no_new_privileges(self) -> None:
         self.gains_nothing = self._call("no new")
 
-    def hide(self) -> None:
+    def forbid_tracing(self) -> None:
         self.hidden = self._call("hide")
 
 

@@ -21,7 +21,7 @@ class FakeResolver:
         self.asked: list[str] = []
         self.silent = False
 
-    async def look_up(self, host: str) -> Sequence[Address]:
+    async def look_up_host(self, host: str) -> Sequence[Address]:
         """Answer at once."""
         self.asked.append(host)
         if self.silent:

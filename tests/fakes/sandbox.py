@@ -14,45 +14,49 @@ import attrs
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.group import Cgroups, Usage
+from tawebeval.linux.cgroups.group import CgroupManager, ResourceUsage
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
 from tawebeval.linux.privileges import User
-from tawebeval.sandbox.base import Exit
-from tawebeval.sandbox.disk import TooMuchWork
+from tawebeval.sandbox.base import EvaluatorExit
+from tawebeval.sandbox.disk_usage import CountTooExpensive
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS
 from tests.fakes.gates import Gate
 
-NO_CGROUPS = Cgroups([], {}, {})
+NO_CGROUPS = CgroupManager([], {}, {})
 """A machine on which there is nothing to limit a tree with."""
 
 
 @attrs.define(eq=False)
 class FakeSandboxedRun:
-    """A run that the test drives. While `orphans` is shut, processes resist `kill_remaining`.
+    """A run that the test drives.
 
-    `unable` is raised by `start`, `unstarted` by `interpret_exit`; `over` is the answer of
-    `check_limits`, which takes `needed` looks at the disk; `used` is the usage.
+    While `orphans` is shut, processes resist `kill_remaining_processes`.
+
+    `unable` is raised by `start_evaluator`, `unstarted` by `interpret_exit`; `over` is the answer
+    of `check_limits`, which takes `needed` looks at the disk; `used` is the usage.
     """
 
     limits: LimitSettings
-    view: WorkspaceView
+    workspace_view: WorkspaceView
     orphans: Gate = attrs.field(factory=Gate)
     over: EvaluationFailure | None = None
     unstarted: EvaluationFailure | None = None
-    used: Usage = attrs.field(factory=lambda: Usage(None, None))
+    used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
     unable: OSError | None = None
     started_as: list[LaunchSpec] = attrs.field(factory=list)
     closed: int = 0
     looks: list[bool] = attrs.field(factory=list)
     needed: float = 0
     disk_bytes: int = 0
-    free_disk: float = inf
+    free_disk_bytes: float = inf
     child: Any = None
     has_network: bool = True
 
-    def start(self, command: str, environment: Mapping[str, str], directory: Path) -> LaunchSpec:
+    def start_evaluator(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> LaunchSpec:
         """Start nothing, and return what would be, for a fake spawner to adopt."""
         if self.unable is not None:
             raise self.unable
@@ -74,30 +78,30 @@ class FakeSandboxedRun:
         """Answer, and note the question."""
         self.looks.append(final)
         if self.needed > work:
-            raise TooMuchWork
+            raise CountTooExpensive
         return self.over
 
     @property
     def is_disk_short(self) -> bool:
         """Whether too little is free."""
-        return self.free_disk < self.limits.free_disk
+        return self.free_disk_bytes < self.limits.free_disk
 
     def make_disk_error(self) -> EvaluationFailure:
         """Return the error of one that is stopped for it."""
         return EvaluationFailure("disk", "nearly full")
 
-    async def kill_remaining(self) -> None:
+    async def kill_remaining_processes(self) -> None:
         """Return when the gate is open."""
         self.child.signal_group(signals.SIGKILL)
         await self.orphans.wait()
 
-    def interpret_exit(self, status: int | None, number: int | None) -> Exit:
+    def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return what was given."""
         if self.unstarted is not None:
             raise self.unstarted
-        return Exit(status, number)
+        return EvaluatorExit(status, number)
 
-    def read_usage(self, waited: struct_rusage | None) -> Usage:
+    def read_usage(self, waited: struct_rusage | None) -> ResourceUsage:
         """Return what the test says."""
         return self.used
 
@@ -111,14 +115,14 @@ class FakeTrees:
     """Makes no trees; `made` are the checkouts that trees were wanted of.
 
     What is started is a child that is none, if `launching` does not start it. `overlay` is
-    everybody's, `launched` what was to be started, `error` raised instead.
-    `problem` is why there are no overlays, from the start or since somebody wanted copies; `asked`
-    are the users who were to make trees.
+    everybody's, `launched` what was to be started, `error` raised instead. `overlay_problem` is why
+    there are no overlays, from the start or since somebody wanted copies; `asked` are the users who
+    were to make trees.
     """
 
     launching: LauncherClient | None = None
     overlay: MountedOverlay | None = None
-    problem: str | None = None
+    overlay_problem: str | None = None
     error: OSError | None = None
     made: list[Path] = attrs.field(factory=list)
     launched: list[LaunchSpec] = attrs.field(factory=list)
@@ -134,9 +138,9 @@ class FakeTrees:
     def use_copies(self, problem: str, user: User | None = None) -> None:
         """Note the user, and take the problem."""
         self.use_overlays(user)
-        self.problem = problem
+        self.overlay_problem = problem
 
-    def start(
+    def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
     ) -> tuple[StartedProcess, MountedOverlay | None]:
         """Return a child."""
@@ -145,7 +149,7 @@ class FakeTrees:
         if self.error is not None:
             raise self.error
         if self.launching is not None:
-            return self.launching.start(launch)[0], self.overlay
+            return self.launching.start_program(launch)[0], self.overlay
         return StartedProcess(NO_PROCESS, -1, -1, -1), self.overlay
 
     def close(self) -> None:
@@ -158,14 +162,14 @@ class FakeSandbox:
 
     def __init__(self, limits: LimitSettings) -> None:
         self.cells: list[FakeSandboxedRun] = []
-        self.orphans = Gate()
+        self.orphan_reaper = Gate()
         self.unable: OSError | None = None  # of cells that are made from now on
         self.limits = limits
 
     def make_run(self, workspace: Workspace, checkout: Checkout) -> Any:
         """Return a new cell."""
         cell = FakeSandboxedRun(
-            self.limits, workspace.make_unsandboxed_view(), self.orphans, unable=self.unable
+            self.limits, workspace.make_unsandboxed_view(), self.orphan_reaper, unable=self.unable
         )
         self.cells.append(cell)
         return self.cells[-1]

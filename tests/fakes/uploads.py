@@ -20,6 +20,6 @@ class FakeSource:
         """Read on."""
         self.paused = False
 
-    def refuse(self, error: Exception) -> None:
+    def refuse_request(self, error: Exception) -> None:
         """Note why."""
         self.refused.append(error)

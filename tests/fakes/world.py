@@ -16,20 +16,20 @@ from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
-from tawebeval.core.budget import Budget
+from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.counters import CacheCounters
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.pages import EventPage
-from tawebeval.core.tally import CacheTally
-from tawebeval.daemon.systemd import Notifier
-from tawebeval.deferreds import UNBOUNDED, FairQueue, make_one_shot, wait_shielded
+from tawebeval.daemon.systemd import SystemdNotifier
+from tawebeval.deferreds import UNBOUNDED, FairQueue, make_one_shot_event, wait_shielded
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.registry import Registry
+from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.reloadable import ReloadableSource
-from tawebeval.sandbox.monitor import LimitMonitor, check_runs
-from tawebeval.web.events import Poll
+from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
+from tawebeval.web.events import EventPoll
 from tests.fakes.children import FakeChild, FakeSpawner
 from tests.fakes.gates import Gate
 from tests.fakes.sandbox import FakeSandbox, FakeSandboxedRun
@@ -72,7 +72,7 @@ class TurnClock(Clock):
         self.pump([0.001] * times)
 
 
-async def answer(poll: Poll, registry: Registry) -> EventPage:
+async def answer(poll: EventPoll, registry: EvaluationRegistry) -> EventPage:
     """Return the page that a poll is answered with, at once or later."""
     return poll.read_page(registry) or await poll.wait_for_page(registry)
 
@@ -80,7 +80,7 @@ async def answer(poll: Poll, registry: Registry) -> EventPage:
 class InlineThreads:
     """Makes calls at once, in the thread of the test."""
 
-    async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def run_in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)`."""
         return call(*args, **kwargs)
 
@@ -88,14 +88,16 @@ class InlineThreads:
 class IdleThreads:
     """Makes no calls but those of a cell, and says that it did: for tests that want no disk."""
 
-    async def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def run_in_thread(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return None, or what a fake cell says."""
         owner = getattr(call, "__self__", None)
         if isinstance(owner, FakeSandboxedRun):
             return call(*args, **kwargs)
         if isinstance(owner, Evaluation) and call == owner._launch:
-            return owner._launch_in(owner.workspace.tree / owner.request.directory, args[0])
-        return [] if call is check_runs else None
+            return owner._launch_in(
+                owner.workspace.tree_directory / owner.request.directory, args[0]
+            )
+        return [] if call is check_run_limits else None
 
 
 class UntidyThreads(IdleThreads):
@@ -104,11 +106,11 @@ class UntidyThreads(IdleThreads):
     def __init__(self) -> None:
         self.tidied = Gate()
 
-    async def run(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+    async def run_in_thread(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         """Do as told, maybe later."""
         if call.__name__ == "remove_all":
             await self.tidied.wait()
-        return await super().run(call, *args, **kwargs)
+        return await super().run_in_thread(call, *args, **kwargs)
 
 
 class SlowThreads:
@@ -117,10 +119,10 @@ class SlowThreads:
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
 
-    async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def run_in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)` after `step`."""
         begun: Deferred[None] = Deferred()
-        ended = make_one_shot(begun.addCallback(lambda _: call(*args, **kwargs)))
+        ended = make_one_shot_event(begun.addCallback(lambda _: call(*args, **kwargs)))
         self.waiting.append(lambda: begun.callback(None))
         return (await wait_shielded(ended))()
 
@@ -135,12 +137,12 @@ class SlowThreads:
 
 
 @attrs.frozen
-class FakeNotifier(Notifier):
+class FakeNotifier(SystemdNotifier):
     """Keeps what is sent to systemd."""
 
     sent: list[str] = attrs.field(factory=list)
 
-    def send(self, *notices: str) -> None:
+    def send_notices(self, *notices: str) -> None:
         """Keep a datagram."""
         self.sent.append(" ".join(notices))
 
@@ -155,14 +157,14 @@ class FakeRepositories:
         self.tree = Path("/")  # which is there
         self.users = 0
         self.remote = False
-        self.tally = CacheTally()
-        self.sizes = {"repositories": 0, "checkouts": 0}
+        self.counters = CacheCounters()
+        self.disk_sizes = {"repositories": 0, "checkouts": 0}
 
-    def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+    def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Tell what the test wants."""
         return self.remote
 
-    async def check_out(
+    async def check_out_commit(
         self, repository: Repository, oid: str, caller: str, *, again: bool = False
     ) -> Checkout:
         """Return the commit and `tree`, with what the test has put there; count its users."""
@@ -179,7 +181,7 @@ class FakeRepositories:
         """Let fetches fail from now on."""
         self.gate.error = EvaluationFailure(reason, message, members)
 
-    def load(self) -> None:
+    def load_existing(self) -> None:
         """Do nothing."""
 
 
@@ -204,11 +206,11 @@ class World:
     running: int = 4
     quota_directories: DeferredQueue[Path] | None = None
     fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNBOUNDED))
-    budget: Budget = attrs.field(init=False)
+    budget: RingBudget = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         buffers = self.configuration.buffers
-        self.budget = Budget(
+        self.budget = RingBudget(
             buffers.total,
             buffers.evaluation,
             self.running,
@@ -221,15 +223,15 @@ class World:
         return EvaluationContext(
             configuration=self.configuration,
             clock=self.clock,
-            random=self.random,
+            random_bytes=self.random,
             threads=self.threads,
-            spawn=self.spawn,
-            repositories=self.repositories,
+            spawner=self.spawn,
+            checkout_source=self.repositories,
             sandbox=self.sandbox,
-            monitor=LimitMonitor(self.clock, self.threads, self.threads),
-            budget=self.budget,
+            limit_monitor=LimitMonitor(self.clock, self.threads, self.threads),
+            ring_budget=self.budget,
             fetch_slots=self.fetches,
-            time=lambda: EPOCH + self.clock.seconds(),
+            read_wall_clock=lambda: EPOCH + self.clock.seconds(),
             quota_directories=self.quota_directories,
         )
 
@@ -244,16 +246,16 @@ class World:
 
     def end(self) -> None:
         """Let all come to its end: nothing is held back any more, and children exit."""
-        self.sandbox.orphans.open()
+        self.sandbox.orphan_reaper.open()
         self.repositories.gate.open()
         for child in self.spawn.children:
             child.paused = False
-            if child.running:
+            if child.is_running:
                 child.end()
         self.turn()
 
 
 def read_again(source: ReloadableSource) -> None:
     """Have files read again, and count. Raises ConfigurationError."""
-    for each in source.reloadables():
-        each.apply(each.read())
+    for each in source.list_reloadables():
+        each.apply_content(each.read_files())

@@ -68,7 +68,7 @@ class World:
         self.service = Service(root, CONFIGURATION)
         asked = self.ask("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         self.identifier = asked.json()["evaluation_id"]
-        self.record = self.service.registry._records[self.identifier]
+        self.record = self.service.registry.records[self.identifier]
         self.mark = self.service.registry._mark
         self.printed = 0
         self.ended = self.gone = False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.form import TEXT_FIELDS
 from tawebeval.errors import RequestError
-from tawebeval.web.server.problems import STATUS
+from tawebeval.web.server.problems import ERROR_STATUSES
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
 from tests.cases.uploads import UploadTestCase, files
 from tests.fakes.clients import BOUNDARY, MULTIPART, Part, form, parts
@@ -95,25 +95,25 @@ class FormTests(UploadTestCase):
             self.check_refusal(error)
             if receiver is not None:
                 receiver.abandon(self.discard)
-            assert self.spool.stored == 0
+            assert self.spool.stored_bytes == 0
             assert not list(self.uploads.iterdir())
             return {"refused": True}  # for which of several reasons may depend on the pieces
         kept = files(upload)
         self.discard(upload.directory, upload.size)
-        assert self.spool.stored == 0
+        assert self.spool.stored_bytes == 0
         assert upload.size == sum(map(len, pieces))
         assert sum(map(len, kept.values())) < upload.size
         request = upload.request
         assert set(kept) == {f"submission/{f.field}/{f.filename}" for f in request.submission}
         for text in (request.evaluator_cmd, request.directory, request.repository.url):
             assert len(text.encode()) <= FIELD
-        return {"request": request, "digest": upload.digest, "files": kept}
+        return {"request": request, "digest": upload.form_digest, "files": kept}
 
     def check_refusal(self, error: RequestError) -> None:
         """Hold that a refusal can be sent, and does not show all of what a stranger has sent."""
-        assert type(error) in STATUS
+        assert type(error) in ERROR_STATUSES
         assert error.detail
-        assert len(f"{error.detail}{error.members}".encode()) < 4096
+        assert len(f"{error.detail}{error.extra_members}".encode()) < 4096
 
     @given(mutated(BODIES, DELIMITERS), CONTENT_TYPES, st.booleans(), long_chunkings)
     def test_any(

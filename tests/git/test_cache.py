@@ -16,7 +16,7 @@ from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git import repository
 from tawebeval.git.command import GitResult
-from tawebeval.sandbox.commands import SandboxAccess
+from tawebeval.sandbox.command_sandbox import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
 from tests.fakes.world import OID, TREE
 
@@ -64,7 +64,7 @@ class CheckOutTests(CacheTestCase):
         """A marked commit needs no network, nor does a repository of this machine."""
 
         def needs(url: str = URL, oid: str = OID) -> bool:
-            return self.cache.needs_network(Repository(url), oid)
+            return self.cache.checkout_needs_network(Repository(url), oid)
 
         self.assertTrue(needs())
         self.assertEqual(self.resolver.asked, [])
@@ -82,9 +82,9 @@ class CheckOutTests(CacheTestCase):
         self.get()
         self.fetches = [NO_ROUTE]
         self.refuse(URL + "x")
-        again = self.cache.check_out(Repository(URL), OID, again=True)
+        again = self.cache.check_out_commit(Repository(URL), OID, again=True)
         self.successResultOf(Deferred.fromCoroutine(again)).release()
-        tally = self.cache.tally
+        tally = self.cache.counters
         looked = {("commits", "hit"): 1, ("commits", "miss"): 2}
         looked |= {("checkouts", "hit"): 1, ("checkouts", "miss"): 1}
         self.assertEqual(tally.lookups, looked)
@@ -129,8 +129,8 @@ class CheckOutTests(CacheTestCase):
         gc.collect()
         bare = (o for o in gc.get_objects() if isinstance(o, repository.BareRepository))
         self.assertEqual([o for o in bare if o.path.parent == self.root], [])
-        self.cache.note_uses()
-        self.assertEqual(self.cache.tally.evictions, 0)
+        self.cache.save_recent_uses()
+        self.assertEqual(self.cache.counters.evictions, 0)
 
     def test_failure_leaves_what_was_there(self) -> None:
         """Objects of earlier fetches stay, also without a whole commit."""
@@ -146,14 +146,16 @@ class CheckOutTests(CacheTestCase):
         """The size of a repository includes its directories."""
         self.get()
         directories = [path for path in self.path().rglob("*") if path.is_dir()]
-        self.assertGreaterEqual(self.cache.sizes["repositories"], 4096 * (len(directories) + 1))
+        self.assertGreaterEqual(
+            self.cache.disk_sizes["repositories"], 4096 * (len(directories) + 1)
+        )
 
     def test_cannot_be_checked_out(self) -> None:
         """A tree that git cannot check out is an error of the repository."""
         self.broken["read-tree"] = failed("fatal: unable to read tree")
         error = self.refuse()
         self.assertEqual(error.reason, "repository")
-        self.assertEqual(error.members, {"stderr": "fatal: unable to read tree"})
+        self.assertEqual(error.extra_members, {"stderr": "fatal: unable to read tree"})
 
     def test_cannot_be_created(self) -> None:
         """On a full disk no half of a repository looks complete."""
@@ -254,8 +256,8 @@ class SharingTests(CacheTestCase):
         self.running.end(failed("", -1))
         self.failureResultOf(second, CancelledError)
         self.assertEqual(list(self.root.iterdir()), [])
-        self.assertEqual(self.cache.tally.lookups["commits", "miss"], 2)
-        self.assertEqual(self.cache.tally.fetches["cancelled"], 1)
+        self.assertEqual(self.cache.counters.lookups["commits", "miss"], 2)
+        self.assertEqual(self.cache.counters.fetches["cancelled"], 1)
 
     def test_cancelled_while_waiting(self) -> None:
         """A request that waits for another fetch is cancelled at once."""
@@ -342,7 +344,9 @@ class DamageTests(CacheTestCase):
         """A repository that is fetched anew, and no better, is an error."""
         self.broken["read-tree"] = CORRUPT
         error = self.refuse()
-        self.assertEqual((error.reason, error.members["stderr"]), ("repository", CORRUPT.stderr))
+        self.assertEqual(
+            (error.reason, error.extra_members["stderr"]), ("repository", CORRUPT.stderr)
+        )
         self.assertEqual(len(self.fetch_commands()), 1)
 
     def test_other_failures(self) -> None:

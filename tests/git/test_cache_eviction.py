@@ -157,11 +157,11 @@ class RestartTests(EvictionTestCase):
     def test_uses_are_noted(self) -> None:
         """Uses of repositories and checkouts are noted on the disk."""
         self.fetch_all("abc")
-        self.cache.note_uses()
+        self.cache.save_recent_uses()
         for path in self.root.iterdir():
             _set_time(path, LONG_AGO)
         self.fetch_all("b")
-        self.cache.note_uses()
+        self.cache.save_recent_uses()
         used = self.find("b").stem
         for path in self.root.iterdir():
             self.assertEqual(path.stat().st_mtime > LONG_AGO, path.name.startswith(used))
@@ -172,16 +172,16 @@ class RestartTests(EvictionTestCase):
         paths = [self.find(name) for name in "abc"]
         threads = SlowThreads()
         self.restart(threads)
-        self.cache.note_uses()
+        self.cache.save_recent_uses()
         self.assertEqual(threads.waiting, [])
         for path in paths:
             _set_time(path, LONG_AGO)
         for name in "abcb":
             self.fetch_all(name)
-            self.cache.note_uses()
+            self.cache.save_recent_uses()
         self.assertEqual(len(threads.waiting), 1)
         threads.step()
-        self.cache.note_uses()
+        self.cache.save_recent_uses()
         self.assertGreater(paths[0].stat().st_mtime, LONG_AGO)
         self.assertEqual(paths[1].stat().st_mtime, LONG_AGO)
         paths[2].rename(self.mktemp())  # stays removed

@@ -10,8 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.checkouts import Checkouts
-from tawebeval.linux.filetree import walk
+from tawebeval.git.checkouts import CheckoutCache
+from tawebeval.linux.filetree import walk_tree
 from tests.fakes.gates import Gate
 from tests.fakes.world import OID, InlineThreads, SlowThreads
 
@@ -27,7 +27,7 @@ class CheckoutsTestCase(SynchronousTestCase):
         self.root.mkdir()
         self.gate = Gate()
         self.written: list[Path] = []
-        self.checkouts = Checkouts(self.root, InlineThreads())
+        self.checkouts = CheckoutCache(self.root, InlineThreads())
 
     async def write(self, tree: Path, index: Path) -> None:
         """Write a tree: a directory, a file in it, and a link."""
@@ -44,7 +44,9 @@ class CheckoutsTestCase(SynchronousTestCase):
     ) -> Deferred[Checkout]:
         """Request a tree."""
         commit = Commit(oid, tree, FILES, SIZE)
-        return Deferred.fromCoroutine(self.checkouts.provide(repository, commit, self.write))
+        return Deferred.fromCoroutine(
+            self.checkouts.provide_checkout(repository, commit, self.write)
+        )
 
     def get(self, tree: str = ONE, repository: str = "a" * 40, oid: str = OID) -> Checkout:
         """Return a checkout that is there at once."""
@@ -56,9 +58,9 @@ class CheckoutsTestCase(SynchronousTestCase):
 
     def restart(self) -> None:
         """Let another daemon take over the checkouts, the oldest first."""
-        self.checkouts = Checkouts(self.root, InlineThreads())
+        self.checkouts = CheckoutCache(self.root, InlineThreads())
         for path in sorted(self.root.iterdir(), key=os.path.getmtime):
-            self.checkouts.load(path)
+            self.checkouts.load_checkout(path)
 
 
 class ProvideTests(CheckoutsTestCase):
@@ -118,7 +120,7 @@ class ProvideTests(CheckoutsTestCase):
         errors = [self.failureResultOf(one, EvaluationFailure).value for one in requested]
         self.assertIsNot(errors[0], errors[1])
         self.assertEqual(list(self.root.iterdir()), [])
-        self.assertEqual(self.checkouts.size, 0)
+        self.assertEqual(self.checkouts.disk_bytes, 0)
         self.gate.error = None
         self.get()
 
@@ -136,7 +138,7 @@ class ProvideTests(CheckoutsTestCase):
     def test_cancelled_at_the_end(self) -> None:
         """A checkout that is cancelled while it gets its name is complete, and used later."""
         threads = SlowThreads()
-        self.checkouts = Checkouts(self.root, threads)
+        self.checkouts = CheckoutCache(self.root, threads)
         cancelled = self.check_out()
         threads.step()
         cancelled.cancel()
@@ -150,10 +152,10 @@ class ProvideTests(CheckoutsTestCase):
     def test_gone(self) -> None:
         """A checkout that somebody has removed is made again, and its size is counted once."""
         checkout = self.get()
-        size = self.checkouts.size
+        size = self.checkouts.disk_bytes
         checkout.path.rename(self.mktemp())
         self.assertTrue((self.get().path / "directory/file").exists())
-        self.assertEqual((len(self.written), self.checkouts.size), (2, size))
+        self.assertEqual((len(self.written), self.checkouts.disk_bytes), (2, size))
 
 
 class EvictionTests(CheckoutsTestCase):
@@ -164,21 +166,21 @@ class EvictionTests(CheckoutsTestCase):
         checkout = self.get()
         top = os.open(checkout.path, os.O_RDONLY)
         self.addCleanup(os.close, top)
-        blocks = [status.st_blocks for _, status in walk(top)]
-        self.assertEqual((len(blocks), self.checkouts.size), (3, sum(blocks) * 512))
-        self.assertGreaterEqual(self.checkouts.size, 10_000)
+        blocks = [status.st_blocks for _, status in walk_tree(top)]
+        self.assertEqual((len(blocks), self.checkouts.disk_bytes), (3, sum(blocks) * 512))
+        self.assertGreaterEqual(self.checkouts.disk_bytes, 10_000)
 
     def test_least_recently_used(self) -> None:
         """The least recently used goes, and no more than there is no room for."""
         for tree in "123":
             self.get(tree * 40).release()
         self.get("1" * 40).release()
-        each = self.checkouts.size // 3
+        each = self.checkouts.disk_bytes // 3
         self.assertEqual(self.detach(3 * each), "")
         self.assertEqual(self.detach(3 * each - 1), "2")
-        self.assertEqual(self.checkouts.size, 2 * each)
+        self.assertEqual(self.checkouts.disk_bytes, 2 * each)
         self.assertEqual(self.detach(0), "31")
-        self.assertEqual(self.checkouts.size, 0)
+        self.assertEqual(self.checkouts.disk_bytes, 0)
 
     def test_in_use(self) -> None:
         """A checkout in use stays until its last user releases it."""
@@ -203,7 +205,7 @@ class EvictionTests(CheckoutsTestCase):
         self.get(OTHER, "a" * 40).release()
         other = self.get(ONE, "b" * 40)
         other.release()
-        (detached,) = self.checkouts.detach_all("a" * 40)
+        (detached,) = self.checkouts.detach_repository("a" * 40)
         self.assertIn(OTHER, detached.name)
         self.assertTrue(used.path.exists() and other.path.exists())
 
@@ -213,7 +215,7 @@ class EvictionTests(CheckoutsTestCase):
         checkout.release()
         checkout.path.rename(self.mktemp())
         self.assertEqual(self.detach(0), "1")
-        self.assertEqual(self.checkouts.size, 0)
+        self.assertEqual(self.checkouts.disk_bytes, 0)
 
 
 class RestartTests(CheckoutsTestCase):
@@ -223,10 +225,10 @@ class RestartTests(CheckoutsTestCase):
         """Complete checkouts are taken over, with their sizes and last uses."""
         for tree in (ONE, OTHER):
             self.get(tree)
-        size = self.checkouts.size
+        size = self.checkouts.disk_bytes
         os.utime(self.get(OTHER).path, (1, 1))
         self.restart()
-        self.assertEqual(self.checkouts.size, size)
+        self.assertEqual(self.checkouts.disk_bytes, size)
         (detached,) = self.checkouts.detach_excess(size - 1)
         self.assertIn(OTHER, detached.name)
         self.get(ONE)
@@ -235,7 +237,7 @@ class RestartTests(CheckoutsTestCase):
     def test_on_use(self) -> None:
         """Each use is reported, for the time of the last use."""
         used: list[Path] = []
-        self.checkouts = Checkouts(self.root, InlineThreads(), on_use=used.append)
+        self.checkouts = CheckoutCache(self.root, InlineThreads(), on_use=used.append)
         for tree in (ONE, OTHER, ONE):
             path = self.get(tree).path
             self.assertEqual(used.pop(), path)
@@ -254,6 +256,6 @@ class RestartTests(CheckoutsTestCase):
             made = len(self.written)
             self.restart()
             self.assertEqual(list(self.root.iterdir()), [])
-            self.assertEqual(self.checkouts.size, 0)
+            self.assertEqual(self.checkouts.disk_bytes, 0)
             self.get().release()
             self.assertEqual(len(self.written), made + 1)

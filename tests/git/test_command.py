@@ -17,9 +17,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.git import command
-from tawebeval.git.command import Git, GitResult
+from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.credentials import Login
-from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
+from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess
 from tests.fakes.world import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")
@@ -33,11 +33,11 @@ class GitTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.spawn = FakeSpawner(self.clock)
-        self.git = Git(self.clock, self.spawn, ("https", "ssh"), 77777777)
+        self.git = GitRunner(self.clock, self.spawn, ("https", "ssh"), 77777777)
 
     def run_git(self, *arguments: str, **settings: Any) -> Deferred[GitResult]:
         """Start a command."""
-        return Deferred.fromCoroutine(self.git.run(REPOSITORY, *arguments, **settings))
+        return Deferred.fromCoroutine(self.git.run_command(REPOSITORY, *arguments, **settings))
 
     def end(self, status: int = 0, number: int | None = None) -> None:
         """Let the command end."""
@@ -135,7 +135,7 @@ class CommandTests(GitTestCase):
         """A command enters its cgroup, and gets its nice value; a missing cgroup is no error."""
         group = Path(self.mktemp()).absolute() / "a b"
         group.parent.mkdir()
-        self.git = Git(self.clock, self.spawn, (), entry=[str(group)], niceness=10)
+        self.git = GitRunner(self.clock, self.spawn, (), entry=[str(group)], niceness=10)
         nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
         self.assertEqual(self.run_shell("nice"), [str(nice)])
         self.assertEqual(group.read_text(), "0\n")
@@ -193,8 +193,8 @@ class LoginTests(GitTestCase):
                 self.answers.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
             return self.spawn(*arguments)
 
-        git = Git(self.clock, spawn, ("https",))
-        return Deferred.fromCoroutine(git.run(REPOSITORY, "fetch", "url", login=self.login))
+        git = GitRunner(self.clock, spawn, ("https",))
+        return Deferred.fromCoroutine(git.run_command(REPOSITORY, "fetch", "url", login=self.login))
 
     def test_pipe(self) -> None:
         """Git reads the login from a pipe, which is closed; argv and environment do not have it."""
@@ -249,21 +249,23 @@ class BoxTests(GitTestCase):
         super().setUp()
         self.entered: list[tuple[Path, SandboxAccess]] = []
         self.killed: list[Any] = []
-        self.git = Git(self.clock, self.spawn, ("https",), box=self)
+        self.git = GitRunner(self.clock, self.spawn, ("https",), box=self)
 
     @contextmanager
-    def enter(self, repository: Path, reach: SandboxAccess) -> Iterator[tuple[Sequence[str], int]]:
+    def prepare_command(
+        self, repository: Path, reach: SandboxAccess
+    ) -> Iterator[tuple[Sequence[str], int]]:
         """Return a prefix for the command, and a descriptor."""
         self.entered.append((repository, reach))
         yield ("box", "--"), 9
 
-    def kill(self, child: Any) -> None:
+    def kill_command(self, child: Any) -> None:
         """Note the kill."""
         self.killed.append(child)
 
     def test_command(self) -> None:
         """The sandbox is inside the limits, around git, and gets its descriptor."""
-        reach = SandboxAccess(network=True)
+        reach = SandboxAccess(has_network=True)
         self.run_git("fetch", reach=reach)
         self.run_git("log")
         first, second = self.spawn.children
@@ -297,7 +299,7 @@ class BoxTests(GitTestCase):
         self.end(1)
         error = self.failureResultOf(requested, EvaluationFailure).value
         self.assertEqual(error.reason, "lost")
-        self.assertIn("namespace", error.members["stderr"])
+        self.assertIn("namespace", error.extra_members["stderr"])
 
 
 class ResultTests(GitTestCase):
@@ -373,7 +375,7 @@ class ResultTests(GitTestCase):
             error = self.refuse(printed, source=source)
             limit = {"limit": "repositories.memory", "value": 77777777}
             self.assertEqual(error.reason, "repository")
-            self.assertEqual(error.members, {**limit, "stderr": printed.decode()})
+            self.assertEqual(error.extra_members, {**limit, "stderr": printed.decode()})
 
     def test_memory_of_others(self) -> None:
         """A server without memory, and a warning, are no such error."""
@@ -389,7 +391,7 @@ class ResultTests(GitTestCase):
         error = self.refuse(printed)
         self.assertEqual(error.reason, "lost")
         self.assertEqual(error.message, "git cannot use the disk: No space left on device")
-        self.assertEqual(error.members["stderr"], printed.decode())
+        self.assertEqual(error.extra_members["stderr"], printed.decode())
 
     def test_alarming(self) -> None:
         """Messages that a server or a path can make git print leave the daemon ready."""
@@ -400,8 +402,8 @@ class ResultTests(GitTestCase):
             (b"fatal: remote error: x\nfatal: No space left on device", None, False),
         ):
             error = self.refuse(printed, source=source)
-            self.assertEqual((error.reason, error.is_alarming), ("lost", is_alarming))
-            self.assertEqual(error.members["stderr"], printed.decode())
+            self.assertEqual((error.reason, error.is_daemon_fault), ("lost", is_alarming))
+            self.assertEqual(error.extra_members["stderr"], printed.decode())
 
     def test_cut_before_a_complaint(self) -> None:
         """A server can choose where the kept end of much begins: not the sandbox has failed."""
@@ -414,9 +416,9 @@ class ResultTests(GitTestCase):
         reader = b"fatal: fetch-pack: invalid index-pack output"
         for printed, *ended in ((b"", 137), (b"", 0, signal.SIGKILL), (reader, 128)):
             error = self.refuse(printed, *ended, timeout=60)
-            self.assertEqual((error.reason, error.is_alarming), ("lost", False))
+            self.assertEqual((error.reason, error.is_daemon_fault), ("lost", False))
             self.assertIn("git was killed", error.message)
-            self.assertEqual(error.members["stderr"], printed.decode())
+            self.assertEqual(error.extra_members["stderr"], printed.decode())
 
     def test_descendants(self) -> None:
         """Descendants that git has left are killed, and not waited for."""
@@ -482,7 +484,7 @@ class KillTests(GitTestCase):
         self.clock.advance(0.1)
         self.check_killed(requested)
         result = self.successResultOf(requested)
-        self.assertEqual((result.timed_out, result.status), (True, -signal.SIGKILL))
+        self.assertEqual((result.is_timed_out, result.status), (True, -signal.SIGKILL))
 
     def test_in_time(self) -> None:
         """A command that ends in time, or has no timeout, has not timed out."""
@@ -491,7 +493,7 @@ class KillTests(GitTestCase):
             self.assertEqual(len(self.clock.getDelayedCalls()), timeout is not None)
             self.clock.advance(59)
             self.end()
-            self.assertFalse(self.successResultOf(requested).timed_out)
+            self.assertFalse(self.successResultOf(requested).is_timed_out)
             self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_cancel(self) -> None:
@@ -511,18 +513,18 @@ class VersionTests(SynchronousTestCase):
         folder.mkdir()
         (folder / "git").write_text(f"#!/bin/sh\n{script}\n")
         (folder / "git").chmod(0o755)
-        self.patch(command, "PATH", str(folder))
+        self.patch(command, "PROGRAM_PATH", str(folder))
 
     def test_this_machine(self) -> None:
         """The git of the tests is new enough, wherever PATH of the daemon leads."""
         self.patch(os, "environ", {"PATH": "/nonexistent"})
-        self.assertTrue(command.check_git().startswith("git version 2."))
+        self.assertTrue(command.check_git_version().startswith("git version 2."))
 
     def test_new_enough(self) -> None:
         """2.37 and later versions are accepted, with any suffix."""
         for version in ("2.37.0", "2.37.0-rc1", "2.39.5 (Apple Git-154)", "2.100.1", "3.0"):
             self.install(f"echo 'git version {version}'")
-            self.assertEqual(command.check_git(), f"git version {version}")
+            self.assertEqual(command.check_git_version(), f"git version {version}")
 
     def test_refused(self) -> None:
         """Older versions, other programs and no program are refused, with the remedy."""
@@ -536,9 +538,9 @@ class VersionTests(SynchronousTestCase):
             (None, "git does not run"),
         ):
             if script is None:
-                self.patch(command, "PATH", "/nonexistent")
+                self.patch(command, "PROGRAM_PATH", "/nonexistent")
             else:
                 self.install(script)
-            error = self.assertRaises(ConfigurationError, command.check_git)
+            error = self.assertRaises(ConfigurationError, command.check_git_version)
             self.assertIn(words, str(error))
             self.assertIn("install git 2.37", str(error))

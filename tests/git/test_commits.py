@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Commit
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.commits import CommitInspection, TreeLimits, TreeMeter, inspection_commands
+from tawebeval.git.commits import CommitInspection, TreeLimits, TreeMeter, build_inspection_commands
 from tests.fakes.world import OID, TREE
 
 LINE = f"{OID} {TREE}\n".encode()
@@ -29,7 +29,7 @@ class MeterTests(SynchronousTestCase):
     def check(self, limits: TreeLimits, content: bytes, **members: object) -> None:
         """Check the limit that the error names."""
         error = self.assertRaises(EvaluationFailure, TreeMeter(limits).feed, content)
-        self.assertEqual((error.reason, error.members), ("repository", members))
+        self.assertEqual((error.reason, error.extra_members), ("repository", members))
 
     def test_limits(self) -> None:
         """A tree over a limit is refused, with the limit and its value."""
@@ -101,6 +101,6 @@ class InspectionTests(SynchronousTestCase):
 
     def test_commands(self) -> None:
         """Both commands are about the commit, which git takes for no path and no option."""
-        log, ls_tree = inspection_commands(OID)
+        log, ls_tree = build_inspection_commands(OID)
         self.assertEqual(log[-2:], (OID, "--"))
         self.assertEqual(ls_tree[-1], OID)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import Target, parse_target
+from tawebeval.core.hosts import UrlServer, parse_url_server
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import MAX_PASSWORD_SIZE, Credential, Login, parse_password
 
@@ -18,9 +18,9 @@ PASSWORD = Credential("git.example.org", 0, "judge", (), b"s3cr:t@", "s3cr:t@")
 KEY = Credential("git.example.org", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
 
 
-def parse(url: str) -> Target:
+def parse(url: str) -> UrlServer:
     """Return the target of a URL, which is not this machine."""
-    found = parse_target(url)
+    found = parse_url_server(url)
     assert found is not None
     return found
 
@@ -31,7 +31,7 @@ class TargetTests(SynchronousTestCase):
     def check(self, credential: Credential, expected: bool, *urls: str) -> None:
         """Check whether a credential is for the servers of these URLs."""
         for url in urls:
-            self.assertEqual(credential.is_for(parse(url), "bob"), expected, url)
+            self.assertEqual(credential.is_usable_for(parse(url), "bob"), expected, url)
 
     def test_host(self) -> None:
         """A credential is for its host, in any case, at the protocol's own port."""
@@ -72,14 +72,14 @@ class TargetTests(SynchronousTestCase):
         target = parse("https://git.example.org/x")
         for callers, allowed in (((), ["alice", "bob", ""]), (("alice", "carol"), ["alice"])):
             credential = attrs.evolve(PASSWORD, callers=callers)
-            found = [one for one in ("alice", "bob", "") if credential.is_for(target, one)]
+            found = [one for one in ("alice", "bob", "") if credential.is_usable_for(target, one)]
             self.assertEqual(found, allowed)
 
     def test_identity(self) -> None:
         """Each part but the callers changes the identity, and so does the daemon's key."""
         changes = ({"host": "*.example.org"}, {"port": 443}, {"username": "x"}, {"secret": b"x"})
         credentials = [PASSWORD, *(attrs.evolve(PASSWORD, **change) for change in changes)]
-        credentials += [KEY, attrs.evolve(KEY, key="/k/another")]
+        credentials += [KEY, attrs.evolve(KEY, key_file="/k/another")]
         identities = {each.derive_identity(b"key") for each in credentials}
         self.assertEqual(len(identities), len(credentials))
         self.assertNotIn(PASSWORD.derive_identity(b"another"), identities)
@@ -108,7 +108,7 @@ class LoginTests(SynchronousTestCase):
 
     def test_answer(self) -> None:
         """Git gets a name and a password, a line each (git-credential(1))."""
-        self.assertEqual(self.login().answer, b"username=judge\npassword=s3cr:t@\n")
+        self.assertEqual(self.login().credential_answer, b"username=judge\npassword=s3cr:t@\n")
 
     def test_unencrypted(self) -> None:
         """A password goes over http to addresses that are not public, and nowhere else."""
@@ -132,8 +132,8 @@ class LoginTests(SynchronousTestCase):
         login = self.login(password="pä ss/w?rd")
         basic = b64encode("judge:pä ss/w?rd".encode()).decode()
         text = f"a pä ss/w?rd b p%C3%A4%20ss%2Fw%3Frd c {basic} d {basic.rstrip('=')} e"
-        self.assertEqual(login.scrub(text), "a *** b *** c *** d *** e")
-        self.assertGreaterEqual(login.max_length, len(basic))
+        self.assertEqual(login.scrub_password(text), "a *** b *** c *** d *** e")
+        self.assertGreaterEqual(login.longest_password_form, len(basic))
 
     def test_repr(self) -> None:
         """No secret is in what a traceback or a log might show."""

@@ -73,7 +73,9 @@ class KeyringTests(SynchronousTestCase):
         entry = self.entry(key_file=key, known_hosts_file=hosts)
         found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
         assert found is not None
-        self.assertEqual((found.key, found.known_hosts, found.secret), (key, hosts, b"KEY"))
+        self.assertEqual(
+            (found.key_file, found.known_hosts_file, found.secret), (key, hosts, b"KEY")
+        )
         Path(hosts).unlink()
         self.check_refused(entry, words="No such file", setting="[0].known_hosts_file")
 
@@ -101,7 +103,7 @@ class KeyringTests(SynchronousTestCase):
             directory=str(self.folder),
         )
         expected = [self.folder / name for name in ("password", "id", "hosts")]
-        self.assertEqual(list(keyring.files), expected)
+        self.assertEqual(list(keyring.secret_files), expected)
 
     def test_readable_by_others(self) -> None:
         """A file that every user can read is warned of, without its content."""
@@ -135,7 +137,9 @@ class KeyringTests(SynchronousTestCase):
         old = keyring.choose_credential(URL, "")
         self.write("password", "new")
         self.assertEqual(self.find_password(keyring), "old")
-        self.assertEqual([each.paths for each in keyring.reloadables()], [keyring.files])
+        self.assertEqual(
+            [each.paths for each in keyring.list_reloadables()], [keyring.secret_files]
+        )
         read_again(keyring)
         new = keyring.choose_credential(URL, "")
         assert old is not None
@@ -159,4 +163,4 @@ class KeyringTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """Without credentials there is nothing to reload."""
-        self.assertEqual(list(Keyring((), "", b"key").reloadables()), [])
+        self.assertEqual(list(Keyring((), "", b"key").list_reloadables()), [])

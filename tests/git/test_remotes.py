@@ -9,10 +9,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import HostPolicy, Route
+from tawebeval.core.hosts import GitRoute, HostPolicy
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import Credential
-from tawebeval.git.remotes import Remotes
+from tawebeval.git.remotes import RemoteResolver
 from tests.fakes.resolver import FakeResolver
 
 
@@ -22,9 +22,9 @@ class RouteTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
 
-    def find(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[Route]:
+    def find(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[GitRoute]:
         """Look up the route to a URL."""
-        remotes = Remotes(HostPolicy(), resolver, self.clock)
+        remotes = RemoteResolver(HostPolicy(), resolver, self.clock)
         return Deferred.fromCoroutine(remotes.find_route(url)).addCallback(lambda found: found[0])
 
     def refuse(self, resolver: FakeResolver, url: str = "https://h/x") -> EvaluationFailure:
@@ -48,13 +48,15 @@ class RouteTests(SynchronousTestCase):
     def test_not_looked_up(self) -> None:
         """Addresses and paths need no look-up; an invalid host is refused."""
         resolver = FakeResolver()
-        local = {"source": "/srv/x", "readable": ("/srv/x", "/srv/x.git")}
+        local = {"local_path": "/srv/x", "readable_paths": ("/srv/x", "/srv/x.git")}
         for url, expected in (
             ("https://8.8.8.8/x", {}),
             ("/srv/x", local),
             ("file:///srv/x", local),
         ):
-            self.assertEqual(self.successResultOf(self.find(resolver, url)), Route(url, **expected))
+            self.assertEqual(
+                self.successResultOf(self.find(resolver, url)), GitRoute(url, **expected)
+            )
         for url in ("http://0x7f.1/", "http://127.0.0.1/"):
             self.refuse(resolver, url)
         self.assertEqual(resolver.asked, [])
@@ -62,12 +64,12 @@ class RouteTests(SynchronousTestCase):
     def test_key(self) -> None:
         """A route has the options of ssh for a key, and the files to read."""
         key = Credential("h", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
-        remotes = Remotes(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
+        remotes = RemoteResolver(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
         found = Deferred.fromCoroutine(remotes.find_route("u@h:x", key))
         route, login = self.successResultOf(found)
         self.assertIsNone(login)
         self.assertIn("-i/k/id", route.environment["GIT_SSH_COMMAND"])
-        self.assertEqual(route.readable, ("/k/id", "/k/hosts"))
+        self.assertEqual(route.readable_paths, ("/k/id", "/k/hosts"))
 
     def test_failures(self) -> None:
         """A missing name is the repository's fault; silent name servers are not, nor an alarm."""
@@ -80,7 +82,7 @@ class RouteTests(SynchronousTestCase):
             error = self.refuse(FakeResolver(answer))
             self.assertEqual(error.reason, reason)
             self.assertIn(words, error.message)
-        self.assertFalse(error.is_alarming)
+        self.assertFalse(error.is_daemon_fault)
 
     def test_timeout(self) -> None:
         """A look-up ends after 30 seconds."""
@@ -91,7 +93,7 @@ class RouteTests(SynchronousTestCase):
         self.assertNoResult(found)
         self.clock.advance(1)
         error = self.failureResultOf(found, EvaluationFailure).value
-        self.assertEqual((error.reason, error.is_alarming), ("lost", False))
+        self.assertEqual((error.reason, error.is_daemon_fault), ("lost", False))
         self.assertIn("30 seconds", error.message)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -99,9 +101,9 @@ class RouteTests(SynchronousTestCase):
 class SourceTests(SynchronousTestCase):
     """Repositories of this machine."""
 
-    def check_refused(self, remotes: Remotes, path: str, words: str) -> None:
+    def check_refused(self, remotes: RemoteResolver, path: str, words: str) -> None:
         """Check that a path is refused, in these words."""
-        error = self.assertRaises(EvaluationFailure, remotes.check_source, path)
+        error = self.assertRaises(EvaluationFailure, remotes.check_local_repository, path)
         self.assertEqual(error.reason, "repository")
         self.assertIn(f"{path} {words}", error.message)
 
@@ -112,9 +114,9 @@ class SourceTests(SynchronousTestCase):
         own.mkdir(parents=True)
         (folder / "link").symlink_to(own)
         (folder / "x.git").symlink_to(own)
-        remotes = Remotes(HostPolicy(), FakeResolver(), Clock(), (own,))
+        remotes = RemoteResolver(HostPolicy(), FakeResolver(), Clock(), (own,))
         for path in (f"{folder}/other", f"{folder}/cached", "/srv/x", f"{own}/../y"):
-            remotes.check_source(path)
+            remotes.check_local_repository(path)
         for path in (
             *(f"{own}", f"{own}/x.git", f"{folder}", "/", f"{folder}/y/../cache/x"),
             *(f"{folder}/link/x", f"{folder}/x"),
@@ -126,7 +128,7 @@ class SourceTests(SynchronousTestCase):
         """A path that the kernel refuses would look like a broken sandbox, and is refused."""
         loop = Path(self.mktemp()).absolute()
         loop.symlink_to(loop)
-        remotes = Remotes(HostPolicy(), FakeResolver(), Clock())
+        remotes = RemoteResolver(HostPolicy(), FakeResolver(), Clock())
         for path in (f"/srv/{'x' * 300}", f"{loop}/x"):
-            error = self.assertRaises(EvaluationFailure, remotes.check_source, path)
+            error = self.assertRaises(EvaluationFailure, remotes.check_local_repository, path)
             self.assertIn(f"cannot read the repository {path}: ", error.message)

@@ -13,7 +13,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.repository import FetchLimits, fetch_within_limits
-from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
+from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads
 
@@ -93,7 +93,7 @@ class ArgumentsTests(CacheTestCase):
             self.setUp()
             self.fetches = [failed(printed)]
             error = self.refuse(branch="main")
-            self.assertEqual((error.reason, error.members), ("commit", {}), printed)
+            self.assertEqual((error.reason, error.extra_members), ("commit", {}), printed)
             self.assertIn(OID, error.message)
             self.assertEqual(len(self.fetch_commands()), 1)
 
@@ -113,7 +113,9 @@ class ArgumentsTests(CacheTestCase):
         self.fetches = [failed("fatal: could not resolve host: example.org")]
         error = self.refuse(branch="main")
         self.assertEqual(error.reason, "repository")
-        self.assertEqual(error.members, {"stderr": "fatal: could not resolve host: example.org"})
+        self.assertEqual(
+            error.extra_members, {"stderr": "fatal: could not resolve host: example.org"}
+        )
         self.assertEqual(len(self.fetch_commands()), 1)
 
     def test_local(self) -> None:
@@ -133,7 +135,7 @@ class ArgumentsTests(CacheTestCase):
         self.get("/srv/x")
         self.get(oid=OTHER)
         reaches = [(c.name, c.reach, c.follows) for c in self.git.commands]
-        fetching = SandboxAccess((path,), network=True)
+        fetching = SandboxAccess((path,), has_network=True)
         unfinished = Path(f"{self.checkouts[0].path}.new1")
         self.assertEqual(
             reaches[:4],
@@ -172,7 +174,7 @@ class DeadlineTests(CacheTestCase):
         error = self.error(requested)
         self.assertEqual(error.reason, "repository")
         self.assertIn("60 seconds", error.message)
-        self.assertEqual(error.members, {"limit": "repositories.fetch_timeout", "value": 60})
+        self.assertEqual(error.extra_members, {"limit": "repositories.fetch_timeout", "value": 60})
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_all_attempts(self) -> None:
@@ -218,7 +220,7 @@ class DeadlineTests(CacheTestCase):
         self.broken["read-tree"] = failed("", -1, timed_out=True)
         error = self.refuse()
         self.assertIn("took over 60 seconds (repositories.fetch_timeout)", error.message)
-        self.assertEqual(error.members["limit"], "repositories.fetch_timeout")
+        self.assertEqual(error.extra_members["limit"], "repositories.fetch_timeout")
 
 
 class LimitTests(CacheTestCase):
@@ -227,13 +229,13 @@ class LimitTests(CacheTestCase):
     def test_tree(self) -> None:
         """A tree over a limit is not checked out; nor a cached one, under a limit set later."""
         self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1001\tx\0", "")
-        members = self.refuse().members
+        members = self.refuse().extra_members
         self.assertEqual(members, {"limit": "repositories.tree_bytes", "value": 1000})
         self.assertNotIn("read-tree", self.names())
         self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1000\tx\0", "")
         self.assertEqual(self.get(), Commit(OID, TREE, 1, 1000))
         (self.path() / "commits" / OID).write_text(f"{TREE} 4 1000")
-        self.assertEqual(self.refuse().members["limit"], "repositories.tree_files")
+        self.assertEqual(self.refuse().extra_members["limit"], "repositories.tree_files")
 
     def test_unlisted_tree(self) -> None:
         """A commit whose tree git cannot list is not fetched."""
@@ -370,7 +372,7 @@ class FetchLimitTests(SynchronousTestCase):
         """Check that the error names the limit, and which objects are left."""
         error = self.failureResultOf(self.fetched, EvaluationFailure).value
         self.assertEqual(error.reason, "repository")
-        self.assertEqual(error.members, {"limit": "repositories.fetch_bytes", "value": LIMIT})
+        self.assertEqual(error.extra_members, {"limit": "repositories.fetch_bytes", "value": LIMIT})
         self.check(*objects)
 
     def check_failed(self, message: str, *objects: str) -> None:

@@ -11,7 +11,7 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.core.checkout import Commit
 from tawebeval.git.command import GitResult
-from tawebeval.sandbox.commands import SandboxAccess
+from tawebeval.sandbox.command_sandbox import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
 from tests.fakes.world import OID
 
@@ -64,7 +64,7 @@ class MaintenanceTestCase(CacheTestCase):
     def maintain(self, times: int = 1) -> None:
         """Start maintenance as the daemon does once a second."""
         for _ in range(times):
-            self.cache.maintain()
+            self.cache.start_maintenance()
 
     def check_maintained(self, *expected: str) -> None:
         """Check the commands of maintenance so far."""
@@ -107,7 +107,7 @@ class DueTests(MaintenanceTestCase):
     def test_commands(self) -> None:
         """Maintenance writes to the repository alone, in bounded time, and within its size."""
         self.fetch_again()
-        before = self.cache.sizes["repositories"]
+        before = self.cache.disk_sizes["repositories"]
         self.maintain()
         (repack, *rest) = self.git.commands[-3:]
         self.assertEqual(repack.reach, SandboxAccess((self.path(),)))
@@ -138,12 +138,12 @@ class DueTests(MaintenanceTestCase):
         """Markers are measured as they are written, and again at the start of a daemon."""
         self.grow = lambda repository: None
         self.get()
-        before = self.cache.sizes["repositories"]
+        before = self.cache.disk_sizes["repositories"]
         self.present.clear()
         self.get(oid=OTHER)
-        self.assertEqual(self.cache.sizes["repositories"], before + BLOCK)
+        self.assertEqual(self.cache.disk_sizes["repositories"], before + BLOCK)
         self.restart()
-        self.assertEqual(self.cache.sizes["repositories"], before + BLOCK)
+        self.assertEqual(self.cache.disk_sizes["repositories"], before + BLOCK)
 
 
 class LockTests(MaintenanceTestCase):
@@ -296,12 +296,12 @@ class SizeTests(MaintenanceTestCase):
         self.repacks = [running]
         self.fetch_again("/a", "/b")
         self.release()
-        before = self.cache.sizes["repositories"]
+        before = self.cache.disk_sizes["repositories"]
         self.maintain()
         self.assertEqual(len(list(self.root.glob("*.git"))), 1)
-        self.assertEqual(self.cache.sizes["repositories"], before)
+        self.assertEqual(self.cache.disk_sizes["repositories"], before)
         running.end()
-        self.assertLess(self.cache.sizes["repositories"], before / 4)
+        self.assertLess(self.cache.disk_sizes["repositories"], before / 4)
 
     def test_too_large(self) -> None:
         """A repository that takes more than half of the cache is left as it is."""

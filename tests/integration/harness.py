@@ -20,7 +20,7 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from tawebeval.daemon.state import make_label
+from tawebeval.daemon.directories import derive_daemon_label
 from tawebeval.linux.launcher_client import LAUNCHER_NAME
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client
@@ -194,7 +194,7 @@ class Daemon:
 
     def cgroups(self) -> list[Path]:
         """Return the daemon's control groups, those within others first."""
-        name = f"/tawebeval-{make_label(self.state)}"
+        name = f"/tawebeval-{derive_daemon_label(self.state)}"
         # os.walk passes over what is removed meanwhile, and gives the inner ones last.
         found = [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]
         return [Path(path) for path in reversed(found)]

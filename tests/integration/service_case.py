@@ -13,7 +13,7 @@ from typing import Any
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from benchmarks.booted import Connection, installed, missing, wait_until
-from tawebeval.core.tokens import new_token
+from tawebeval.core.tokens import generate_token
 from tests.cases.patience import PATIENCE
 from tests.fakes.world import straw
 from tests.integration.raw import BOUNDARY, body_of, part
@@ -23,7 +23,7 @@ SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
 TOKENS = "/etc/tawebeval/tokens"
 STATE = "/var/lib/tawebeval"
-TOKEN, LINE = new_token("alice", straw())
+TOKEN, LINE = generate_token("alice", straw())
 
 CONFIGURATION = """
 [repositories]

@@ -13,7 +13,7 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
-from tawebeval.sandbox.workspace import log_name
+from tawebeval.sandbox.workspace import derive_log_name
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
 from tests.integration.ports import free_port
@@ -319,7 +319,7 @@ class ShutdownTests(CallbacksTestCase):
 
     def check_logged(self, identifier: str, words: str) -> None:
         """Hold that the log tells what has become of a callback at its second attempt."""
-        wanted = rf"{log_name(identifier)}: callback to \S+: {words}, attempts: 2"
+        wanted = rf"{derive_log_name(identifier)}: callback to \S+: {words}, attempts: 2"
         self.assertRegex(self.daemon.log, wanted)
 
     async def test_last_attempt(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.linux.cgroups.filesystem import parse_mounts
+from tawebeval.linux.cgroups.filesystem import parse_own_cgroups
 from tests.cases.own_python import printed_by
 from tests.integration.processes import alive
 
@@ -30,7 +30,7 @@ cgroups = open_cgroups(name, (NOBODY, NOBODY), proc=proc)
 os.setgroups([])
 os.setresgid(NOBODY, NOBODY, NOBODY)
 os.setresuid(NOBODY, NOBODY, NOBODY)
-result["enforced"], result["problems"] = sorted(cgroups.enforced), cgroups.problems
+result["enforced"], result["problems"] = sorted(cgroups.enforced_resources), cgroups.problems
 LIMITS = LimitSettings(memory=32 * MIB, processes=16)
 
 def start(group, inside):
@@ -114,14 +114,18 @@ def reason_to_skip() -> str | None:
     if os.geteuid() != 0:
         return "only root can give cgroups to another user"
     texts = (Path(f"/proc/self/{name}").read_text() for name in ("mountinfo", "cgroup"))
-    found = parse_mounts(*texts)
-    for own in (found.controllers.get("memory"), found.controllers.get("pids"), found.unified):
+    found = parse_own_cgroups(*texts)
+    for own in (
+        found.controller_paths.get("memory"),
+        found.controller_paths.get("pids"),
+        found.unified_path,
+    ):
         if own is not None:
             try:
                 os.rmdir(tempfile.mkdtemp(prefix="tawebeval-test-", dir=own))
             except OSError as error:
                 return f"cgroups cannot be made here: {error}"
-    if not {"memory", "pids"} <= found.controllers.keys() and found.unified is None:
+    if not {"memory", "pids"} <= found.controller_paths.keys() and found.unified_path is None:
         return "there are no cgroups for memory and processes here"
     return None
 
@@ -164,7 +168,7 @@ class LifeTests(CgroupsTestCase):
         """A daemon that has lost root's rights removes its place; its user's group stays."""
         result = self.daemon(
             """
-group = cgroups.make("group", LIMITS)
+group = cgroups.make_evaluation_cgroup("group", LIMITS)
 result["paths"] = [os.path.dirname(path) for path in group.list_entry_files()]
 """
         )
@@ -178,12 +182,12 @@ result["paths"] = [os.path.dirname(path) for path in group.list_entry_files()]
         """Who keeps within the limits is left alone, and measured; a shell can be the launcher."""
         result = self.daemon(
             """
-group = cgroups.make("good", LIMITS)
+group = cgroups.make_evaluation_cgroup("good", LIMITS)
 script = "for file; do echo 0 > $file || exit; done; exec dd if=/dev/zero of=/dev/null bs=1M"
 ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.list_entry_files()])
-result["status"], result["exceeded"] = ran.returncode, sorted(group.exceeded())
-result["cpu"] = group.usage(None).cpu_seconds
-group.remove()
+result["status"], result["exceeded"] = ran.returncode, sorted(group.find_exceeded_limits())
+result["cpu"] = group.read_usage(None).cpu_seconds
+group.remove_cgroup()
 """
         )
         self.assertEqual((result["status"], result["exceeded"]), (0, []))
@@ -194,7 +198,7 @@ group.remove()
         """The next daemon ends what one that was killed has left, and nobody else."""
         result = self.daemon(
             """
-group = cgroups.make("left", LIMITS)
+group = cgroups.make_evaluation_cgroup("left", LIMITS)
 def inside():
     os.setsid()
     signal.alarm(600)
@@ -228,7 +232,7 @@ until(lambda: members(group))
             "os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
             "cgroups = open_cgroups(sys.argv[1])\n"
             "cgroups.close()\n"
-            "print(json.dumps([sorted(cgroups.enforced), cgroups.problems]))"
+            "print(json.dumps([sorted(cgroups.enforced_resources), cgroups.problems]))"
         )
         enforced, problems = json.loads(printed_by(script, self.name))
         self.assertEqual(enforced, [])
@@ -260,10 +264,11 @@ class LimitsTests(CgroupsTestCase):
         result = self.daemon(
             """
 for inside in (heap, memfd, shared):
-    group = cgroups.make(inside.__name__, LIMITS)
+    group = cgroups.make_evaluation_cgroup(inside.__name__, LIMITS)
     killed = end(start(group, inside))
-    result[inside.__name__] = killed, sorted(group.exceeded()), group.usage(None).peak_memory
-    group.remove()
+    peak = group.read_usage(None).peak_memory_bytes
+    result[inside.__name__] = killed, sorted(group.find_exceeded_limits()), peak
+    group.remove_cgroup()
 """
         )
         for inside in ("heap", "memfd", "shared"):
@@ -276,11 +281,11 @@ for inside in (heap, memfd, shared):
         """Processes of which each keeps within the limit exceed it together."""
         result = self.daemon(
             """
-group = cgroups.make("many", LIMITS)
+group = cgroups.make_evaluation_cgroup("many", LIMITS)
 pid = start(group, children)
-until(group.exceeded)
-result["exceeded"] = sorted(group.exceeded())
-group.remove()
+until(group.find_exceeded_limits)
+result["exceeded"] = sorted(group.find_exceeded_limits())
+group.remove_cgroup()
 result["killed"] = end(pid)
 """
         )
@@ -290,13 +295,13 @@ result["killed"] = end(pid)
         """There are no more processes than may be; all of them are killed."""
         result = self.daemon(
             """
-group = cgroups.make("many", LIMITS)
+group = cgroups.make_evaluation_cgroup("many", LIMITS)
 pid = start(group, many)
-until(group.exceeded)
+until(group.find_exceeded_limits)
 end(pid)
 result["number"] = len(members(group))
-result["exceeded"] = sorted(group.exceeded())
-group.remove()
+result["exceeded"] = sorted(group.find_exceeded_limits())
+group.remove_cgroup()
 result["entrances"] = [each for each in group.list_entry_files() if os.path.exists(each)]
 """
         )
@@ -308,10 +313,10 @@ result["entrances"] = [each for each in group.list_entry_files() if os.path.exis
         """Processes that fork as fast as they can are gone within the time of `remove`."""
         result = self.daemon(
             """
-group = cgroups.make("bomb", LimitSettings(processes=100, memory=512 * MIB))
+group = cgroups.make_evaluation_cgroup("bomb", LimitSettings(processes=100, memory=512 * MIB))
 pid = start(group, bomb)
-until(group.exceeded)
-group.remove()
+until(group.find_exceeded_limits)
+group.remove_cgroup()
 result["entrances"] = [each for each in group.list_entry_files() if os.path.exists(each)]
 result["killed"] = end(pid)
 """

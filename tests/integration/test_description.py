@@ -10,7 +10,7 @@ from pathlib import Path
 from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
 
-from tawebeval.web.events import OFFERED
+from tawebeval.web.events import OFFERED_TYPES
 from tests.cases.described import check, merged, operations
 from tests.fakes.clients import Answer
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
@@ -80,7 +80,7 @@ class DescriptionTests(DaemonTestCase):
         identifier = await self.begin("echo one; echo two")
         await self.client.ended(identifier)
         path = f"/evaluation/{identifier}/events"
-        for media_type in OFFERED:
+        for media_type in OFFERED_TYPES:
             await self.ask(200, path, media_type)
         await self.ask(406, path, "text/html")
         await self.ask(200, f"{path}?after=2", "application/json")

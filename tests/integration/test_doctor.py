@@ -17,8 +17,8 @@ from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
 
 BECOME = """
 import os, sys
-from tawebeval.daemon.runtime import preload
-preload()  # this Python may lie where only root can read
+from tawebeval.daemon.runtime import preload_modules
+preload_modules()  # this Python may lie where only root can read
 import pyseccomp, twisted.internet.reactor
 os.setgroups([])
 os.setresgid(*[int(sys.argv[1])] * 3)

@@ -19,9 +19,9 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SkipTest
 
-from tawebeval.core.hosts import HostPolicy, Route
-from tawebeval.git.command import Git
-from tawebeval.git.remotes import Remotes
+from tawebeval.core.hosts import GitRoute, HostPolicy
+from tawebeval.git.command import GitRunner
+from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
 from tests.cases.patience import PATIENCE
@@ -197,22 +197,24 @@ class UrlTests(AttackTestCase):
 class PinTests(AttackTestCase):
     """A name that leads to one address when it is checked and to another one afterwards."""
 
-    async def fetch(self, route: Route) -> str:
+    async def fetch(self, route: GitRoute) -> str:
         """Fetch by a route, as the cache does; return what git said."""
         spawn = Spawner(reactor)
-        runner = Git(reactor, spawn, ("http", "git", "ssh"))
+        runner = GitRunner(reactor, spawn, ("http", "git", "ssh"))
         path = self.folder / "pinned.git"
         if not path.exists():
             create_repository(path)
         fetch = ("fetch", "--quiet", "--end-of-options", route.url, f"{self.commit}:refs/x")
-        outcome = await runner.run(path, *fetch, environment=route.environment, timeout=PATIENCE)
+        outcome = await runner.run_command(
+            path, *fetch, environment=route.environment, timeout=PATIENCE
+        )
         return outcome.stderr if outcome.status else ""
 
-    async def route(self, url: str) -> Route:
+    async def route(self, url: str) -> GitRoute:
         """Return the route to a name which no real resolver knows."""
         resolver = FakeResolver(["127.0.0.1"], ["127.0.0.2"])
         policy = HostPolicy(private_networks=["127.0.0.0/8"])
-        found, _ = await Remotes(policy, resolver, reactor).find_route(url)
+        found, _ = await RemoteResolver(policy, resolver, reactor).find_route(url)
         return found
 
     async def test_http_keeps_to_the_address(self) -> None:
@@ -221,7 +223,7 @@ class PinTests(AttackTestCase):
         self.addCleanup(server.stop)
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository/.git"
         self.assertEqual(await self.fetch(await self.route(url)), "")
-        self.assertIn("pinned.invalid", await self.fetch(Route(url)), "without the pin")
+        self.assertIn("pinned.invalid", await self.fetch(GitRoute(url)), "without the pin")
 
     async def test_git_keeps_to_the_address(self) -> None:
         """So does git's own protocol."""
@@ -229,7 +231,7 @@ class PinTests(AttackTestCase):
         self.addCleanup(server.stop)
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository"
         self.assertEqual(await self.fetch(await self.route(url)), "")
-        self.assertIn("pinned.invalid", await self.fetch(Route(url)), "without the pin")
+        self.assertIn("pinned.invalid", await self.fetch(GitRoute(url)), "without the pin")
 
     async def test_ssh_keeps_to_the_address(self) -> None:
         """So does ssh: it knocks at the address."""
@@ -238,7 +240,7 @@ class PinTests(AttackTestCase):
             server.listen()
             server.setblocking(False)
             url = f"ssh://git@pinned.invalid:{server.getsockname()[1]}/x"
-            self.assertIn("pinned.invalid", await self.fetch(Route(url)), "without the pin")
+            self.assertIn("pinned.invalid", await self.fetch(GitRoute(url)), "without the pin")
             fetching = Deferred.fromCoroutine(self.fetch(await self.route(url)))
 
             def accept() -> socket.socket | None:

@@ -13,12 +13,16 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.command import Git, GitResult
+from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.credentials import Login
 from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
-from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_sandbox_files
-from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess, SandboxedCommands
+from tawebeval.sandbox.bubblewrap import (
+    build_network_options,
+    build_program_options,
+    write_sandbox_files,
+)
+from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess, SandboxedCommands
 from tawebeval.sandbox.seccomp import make_filter
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.harness import until
@@ -38,9 +42,9 @@ class SandboxTests(TestCase):
         write_sandbox_files(accounts)
         filter_ = make_filter(internet=True)
         self.addCleanup(os.close, filter_)
-        shown, online = tuple(programs_view(accounts)), tuple(network_view())
+        shown, online = tuple(build_program_options(accounts)), tuple(build_network_options())
         box = SandboxedCommands(shutil.which("bwrap") or "", filter_, shown, online)
-        self.git = Git(reactor, Spawner(reactor), ("https",), box=box)
+        self.git = GitRunner(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
             create_repository(path)
@@ -52,7 +56,7 @@ class SandboxTests(TestCase):
         self, script: str, reach: SandboxAccess = READ_ONLY, login: Login | None = None
     ) -> GitResult:
         """Return what becomes of a shell's script that git runs."""
-        return await self.git.run(
+        return await self.git.run_command(
             self.own, "-c", f"alias.attack=!{script}", "attack", reach=reach, login=login
         )
 
@@ -71,7 +75,7 @@ class SandboxTests(TestCase):
         await self.check("ls /etc/shadow /etc/gitconfig /etc/ssh || echo no", "no")
         hosts = "test -e /etc/hosts && echo hosts || echo no"
         await self.check(hosts, "no")
-        await self.check(hosts, "hosts", SandboxAccess(network=True))
+        await self.check(hosts, "hosts", SandboxAccess(has_network=True))
 
     async def test_followed(self) -> None:
         """What follows runs in the same sandbox, and only if what was before has ended well."""
@@ -79,7 +83,7 @@ class SandboxTests(TestCase):
         for status, printed in ((0, "a b\n\0a b\nb'c\n\0a b\nb'c\nd"), (3, "a b")):
             commands = (("a b", str(status)), ("b'c", "0"), ("d", "0"))
             first, *rest = (("-c", script, "attack", *words) for words in commands)
-            outcome = await self.git.run(self.own, *first, next_commands=rest)
+            outcome = await self.git.run_command(self.own, *first, next_commands=rest)
             self.assertEqual((outcome.status, outcome.stdout), (status, printed + "\n"))
 
     async def test_writing(self) -> None:
@@ -109,7 +113,7 @@ class SandboxTests(TestCase):
             port = server.getsockname()[1]
             script = f"bash -c 'echo >/dev/tcp/127.0.0.1/{port}' && echo connected || echo no"
             await self.check(script, "no")
-            await self.check(script, "connected", SandboxAccess(network=True))
+            await self.check(script, "connected", SandboxAccess(has_network=True))
 
     async def test_login(self) -> None:
         """A login is read once, by the one who asks git for it; in no environment, no argument."""
@@ -130,7 +134,9 @@ class SandboxTests(TestCase):
         seconds = f"{1000 + os.getpid()}.25"  # so long nobody else sleeps
         script = f"setsid sh -c 'echo ready; exec sleep {seconds}' & sleep {seconds}; wait"
         asked = Deferred.fromCoroutine(
-            self.git.run(self.own, "-c", f"alias.a=!{script}", "a", on_stdout=started.append)
+            self.git.run_command(
+                self.own, "-c", f"alias.a=!{script}", "a", on_stdout=started.append
+            )
         )
         await until(lambda: b"ready" in b"".join(started), "it has started")
 

@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from tawebeval.web.server.timeouts import LINGER
+from tawebeval.web.server.timeouts import LINGER_SECONDS
 from tests.cases.patience import PATIENCE
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.raw import BOUNDARY, Connection, body_of, chunked, head_of, part
@@ -88,7 +88,7 @@ class SlowTests(HoldingTestCase):
         await until(lambda: not list((self.daemon.state / "uploads").iterdir()), "it is removed")
         self.assertTrue(connection.ended)
         # What it sends is thrown away, for a while.
-        self.assertGreater(time.monotonic() - began, SECONDS + LINGER)
+        self.assertGreater(time.monotonic() - began, SECONDS + LINGER_SECONDS)
 
     async def test_answers_that_nobody_reads_are_given_up(self) -> None:
         """Whoever asks and never reads is cut off, and takes no more memory than an answer."""

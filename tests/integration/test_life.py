@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.web.client import ResponseNeverReceived
 
-from tawebeval.sandbox.workspace import log_name
+from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.patience import PATIENCE
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
@@ -254,7 +254,7 @@ class AbandonedTests(DaemonTestCase):
         abandoned = await self.begin("exec sleep 600")
         kept, gate = await self.begin_and_hold("echo; echo done")
         reading = Deferred.fromCoroutine(self.client.follow(kept))
-        told = f"{log_name(abandoned)}: stopped: no client has asked for the events in "
+        told = f"{derive_log_name(abandoned)}: stopped: no client has asked for the events in "
         await until(lambda: told in self.daemon.log, "the other one is given up")
         await until(lambda: list(runs.iterdir()) == [gate.parent.parent], "it is killed")
         (await self.client.ask(abandoned)).problem(410)

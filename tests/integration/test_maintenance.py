@@ -16,13 +16,17 @@ from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.command import Git
+from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
-from tawebeval.git.remotes import Remotes
+from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import BareRepository, FetchLimits
 from tawebeval.linux.child import Spawner
-from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_sandbox_files
-from tawebeval.sandbox.commands import SandboxedCommands
+from tawebeval.sandbox.bubblewrap import (
+    build_network_options,
+    build_program_options,
+    write_sandbox_files,
+)
+from tawebeval.sandbox.command_sandbox import SandboxedCommands
 from tawebeval.sandbox.seccomp import make_filter
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.resolver import FakeResolver
@@ -51,14 +55,14 @@ class MaintenanceTests(TestCase):
         write_sandbox_files(accounts)
         filter_ = make_filter(internet=True)
         self.addCleanup(os.close, filter_)
-        views = tuple(programs_view(accounts)), tuple(network_view())
+        views = tuple(build_program_options(accounts)), tuple(build_network_options())
         box = SandboxedCommands(shutil.which("bwrap") or "", filter_, *views)
         self.path = self.folder / "cached.git"
         self.bare = BareRepository(
             self.path,
-            Git(reactor, Spawner(reactor), ("file", "http"), box=box),
+            GitRunner(reactor, Spawner(reactor), ("file", "http"), box=box),
             self.threads,
-            Remotes(HostPolicy(private_networks=("127.0.0.0/8",)), FakeResolver(), reactor),
+            RemoteResolver(HostPolicy(private_networks=("127.0.0.0/8",)), FakeResolver(), reactor),
             FetchLimits(reactor, PATIENCE, MOST, TreeLimits(100, 2**20)),
         )
         for commit in self.commits:
@@ -66,17 +70,17 @@ class MaintenanceTests(TestCase):
 
     async def fetch(self, commit: str, url: str = "", depth: int | None = None) -> None:
         """Fetch a commit."""
-        await self.bare.fetch(Repository(url or self.source.url, None, depth), commit)
+        await self.bare.fetch_commit(Repository(url or self.source.url, None, depth), commit)
 
     async def check_out(self, commit: str) -> None:
         """Hold that a commit's tree can be checked out."""
-        known = self.bare.find_marked(commit)
+        known = self.bare.find_marked_commit(commit)
         assert known is not None
         place = Path(tempfile.mkdtemp(dir=self.folder))
         tree, index = place / "tree", place / "index"
         tree.mkdir()
         index.mkdir()
-        await self.bare.check_out(known, tree, index)
+        await self.bare.check_out_commit(known, tree, index)
         shown = git(self.source.folder, "show", f"{commit}:step")
         self.assertEqual((tree / "step").read_text().strip(), shown)
 
@@ -101,17 +105,17 @@ class MaintenanceTests(TestCase):
     async def test_growth(self) -> None:
         """Of packs, refs and lines of `shallow` there are few afterwards, and all commits."""
         self.assertEqual(self.counts(), (COMMITS, 8, COMMITS))
-        await self.bare.maintain(MOST)
+        await self.bare.combine_packs(MOST)
         self.assertEqual(self.counts(), (1, 8, 8))
         await self.check_whole()
 
     async def test_fetch_afterwards(self) -> None:
         """What is fetched later builds on what is there: more commits, history, everything."""
-        await self.bare.maintain(MOST)
-        before = self.bare.measure()
+        await self.bare.combine_packs(MOST)
+        before = self.bare.measure_disk_bytes()
         self.commits += self.source.history("step", 2)
         await self.fetch(self.commits[-1])
-        self.assertLess(self.bare.measure() - before, 2**16)
+        self.assertLess(self.bare.measure_disk_bytes() - before, 2**16)
         await self.fetch(self.commits[-2], depth=10)
         await self.check_whole()
         server = HttpServer(self.folder, v2=False)
@@ -121,26 +125,26 @@ class MaintenanceTests(TestCase):
         self.assertTrue((self.path / "shallow").exists())
         await self.fetch(old, f"{server.url}/source/.git")  # which gives it with all that it has
         self.assertFalse((self.path / "shallow").exists())
-        await self.bare.maintain(MOST)
+        await self.bare.combine_packs(MOST)
         await self.check_whole()
 
     async def test_markers_lost(self) -> None:
         """A commit without a ref is found where its marker was lost, though its server is gone."""
-        await self.bare.maintain(MOST)
+        await self.bare.combine_packs(MOST)
         (self.path / "commits" / self.commits[0]).unlink()
         await self.fetch(self.commits[0], "file:///nowhere")
         await self.check_out(self.commits[0])
 
     async def test_check_outs_meanwhile(self) -> None:
         """What is checked out while packs are replaced is whole."""
-        maintenance = Deferred.fromCoroutine(self.bare.maintain(MOST))
+        maintenance = Deferred.fromCoroutine(self.bare.combine_packs(MOST))
         checking = [Deferred.fromCoroutine(self.check_out(one)) for one in self.commits]
         await gatherResults([maintenance, *checking])
 
     async def test_killed(self) -> None:
         """Wherever it is killed nothing is lost, and nothing half done is left."""
         for delay in range(0, 90, 15):
-            maintenance = Deferred.fromCoroutine(self.bare.maintain(MOST))
+            maintenance = Deferred.fromCoroutine(self.bare.combine_packs(MOST))
             await deferLater(reactor, delay / 1000)
             maintenance.cancel()
             try:
@@ -154,6 +158,6 @@ class MaintenanceTests(TestCase):
         """It writes no more than it may; what is refused leaves all as it was."""
         before = self.counts()
         with self.assertRaises(EvaluationFailure):
-            await self.bare.maintain(1024)
+            await self.bare.combine_packs(1024)
         self.assertEqual(self.counts(), before)
         await self.check_whole()

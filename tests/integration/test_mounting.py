@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.child import wait_for_exit
-from tawebeval.linux.filetree import remove
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.launcher_client import (
     LauncherClient,
     LaunchSpec,
@@ -26,7 +26,7 @@ class MountingTests(SynchronousTestCase):
         self.launching = LauncherClient(mounting=True, user=WHO)
         self.addCleanup(self.launching.close)
         folder = temporary_folder()
-        self.addCleanup(remove, folder)  # the kernel closes a directory of its own in it
+        self.addCleanup(remove_tree, folder)  # the kernel closes a directory of its own in it
         self.layers = OverlayLayers(*(folder / name for name in ("lower", "upper", "work")))
         for path in (self.layers.lower, self.layers.upper, self.layers.work):
             path.mkdir()
@@ -36,9 +36,9 @@ class MountingTests(SynchronousTestCase):
     def run_it(self, command: str) -> str:
         """Return what a shell command prints that runs above the overlay."""
         launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.layers.upper))
-        started, overlay = self.launching.start(launch, self.layers)
+        started, overlay = self.launching.start_program(launch, self.layers)
         assert overlay is not None
-        os.close(overlay.top)
+        os.close(overlay.top_descriptor)
         status, printed = wait_for_exit(started, PATIENCE)
         self.assertEqual(status, 0, printed)
         return printed.decode()

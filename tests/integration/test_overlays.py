@@ -14,9 +14,9 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux import launcher_client
 from tawebeval.linux.child import wait_for_exit
-from tawebeval.linux.filetree import remove
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.launcher_client import LaunchSpec
-from tawebeval.sandbox.disk import measure
+from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
@@ -40,13 +40,13 @@ class OverlaysTests(SynchronousTestCase):
         self.trees = WritableTrees()
         self.addCleanup(self.trees.close)
         folder = temporary_folder()
-        self.addCleanup(remove, folder)  # the kernel closes directories of its own in it
+        self.addCleanup(remove_tree, folder)  # the kernel closes directories of its own in it
         self.checkout = folder / "checkout"
         self.checkout.mkdir()
         # What is made here by root is for whoever mounts; a daemon is that user by then.
         self.addCleanup(os.umask, os.umask(0))
         self.workspace = Workspace(folder / "workspace")
-        for path in (self.workspace.root, self.workspace.tree):
+        for path in (self.workspace.root, self.workspace.tree_directory):
             path.mkdir()
             give(path)
 
@@ -57,10 +57,10 @@ class OverlaysTests(SynchronousTestCase):
         file.write_text("from below\n")
         for path in (file.parent, file):
             give(path)
-        launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree))
-        started, self.overlay = self.trees.start(self.checkout, self.workspace, launch)
+        launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree_directory))
+        started, self.overlay = self.trees.start_program(self.checkout, self.workspace, launch)
         assert self.overlay is not None
-        os.close(self.overlay.top)
+        os.close(self.overlay.top_descriptor)
         status, printed = wait_for_exit(started, PATIENCE)
         self.assertEqual(status, 0, printed)
         return printed.decode().splitlines()
@@ -92,20 +92,22 @@ class OverlaysTests(SynchronousTestCase):
         )
         assert self.overlay is not None
         self.assertEqual(len(told), 4, told)
-        self.assertEqual(self.overlay.devices, set(map(int, told)))
-        self.assertEqual(len(self.overlay.devices), count)
-        self.assertEqual({*os.listdir(self.workspace.tree)}, {"new", "folder"})
+        self.assertEqual(self.overlay.device_numbers, set(map(int, told)))
+        self.assertEqual(len(self.overlay.device_numbers), count)
+        self.assertEqual({*os.listdir(self.workspace.tree_directory)}, {"new", "folder"})
 
     def check_nameless(self) -> None:
         """Hold that a new file and a changed one count when both have lost their names."""
-        remove(self.workspace.work)
-        launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree))
-        started, overlay = self.trees.start(self.checkout, self.workspace, launch)
+        remove_tree(self.workspace.overlay_work_directory)
+        launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree_directory))
+        started, overlay = self.trees.start_program(self.checkout, self.workspace, launch)
         assert overlay is not None
-        os.close(overlay.top)
+        os.close(overlay.top_descriptor)
         os.set_blocking(started.stdout, True)
         self.assertEqual(os.read(started.stdout, 6), b"ready\n")
-        use = measure(self.workspace.tree, [started.pid], devices=overlay.devices)
+        use = measure_disk_usage(
+            self.workspace.tree_directory, [started.pid], devices=overlay.device_numbers
+        )
         self.assertRaises(TimeoutError, wait_for_exit, started, 0)
         self.assertGreaterEqual(use.size, 2 * 1_000_000)
 
@@ -145,7 +147,7 @@ class OverlaysTests(SynchronousTestCase):
             said = b"".join(_records(log))
             if b"overlayfs: " not in said:
                 return
-            remove(self.workspace.work)
+            remove_tree(self.workspace.overlay_work_directory)
         self.fail(said)
 
 

@@ -10,7 +10,7 @@ import subprocess
 
 from twisted.trial.unittest import TestCase
 
-from tawebeval.daemon.state import make_label
+from tawebeval.daemon.directories import derive_daemon_label
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, Daemon, environment, until
@@ -82,7 +82,7 @@ class StartupTests(TestCase):
             port = taken.getsockname()[1]
             said = self.refused("--listen", f"tcp:{port}:interface=127.0.0.1")
         self.assertIn(str(port), said)
-        label = make_label(self.folder / ".local" / "state" / "tawebeval")
+        label = derive_daemon_label(self.folder / ".local" / "state" / "tawebeval")
         groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if label in path]
         self.assertEqual(groups, [], "cgroups are made before, and removed")
 

@@ -6,7 +6,7 @@ from http.client import BadStatusLine
 from typing import Any
 
 from benchmarks.booted import wait_until
-from tawebeval.core.tokens import new_token
+from tawebeval.core.tokens import generate_token
 from tests.cases.documented import CONFIGURE, OPERATE, Example, examples, scripts
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.world import straw
@@ -128,7 +128,7 @@ class LifeTests(ServiceTestCase):
         before = self.start()
         identifier = self.begin("echo ready; exec sleep 600")
         self.printed(identifier, "ready")
-        bob, line = new_token("bob", straw(1))
+        bob, line = generate_token("bob", straw(1))
         theirs = {"Authorization": f"Bearer {bob}"}
         self.assertEqual(self.ask("GET", "/evaluations", **theirs).answer()[0], 401)
         self.write(TOKENS, f"{LINE}\n{line}\n")
@@ -194,7 +194,7 @@ class LifeTests(ServiceTestCase):
         self.start()
         self.control("reload", SERVICE)
         self.logged("/tokens is a copy that systemd made at the start")
-        self.write(TOKENS, new_token("bob", straw(1))[1])
+        self.write(TOKENS, generate_token("bob", straw(1))[1])
         done = self.machine.attempt("systemctl", "reload", SERVICE)
         self.assertEqual(done.returncode, 1)
         self.logged("its original has changed; restart the daemon")

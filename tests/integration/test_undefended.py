@@ -244,7 +244,7 @@ class ViewTests(CellTestCase):
         """Bound as the other places are, the submission can be changed."""
         script = 'echo 43 > "$SUBMISSION_FILE_SOLUTION"; cat "$SUBMISSION_FILE_SOLUTION"'
         self.assertTrue(self.say(script).endswith("\n42\n"))
-        outside = str(self.workspace.submission)
+        outside = str(self.workspace.submission_directory)
         inside = "/evaluation/submission"
         writable = all_of(without("--ro-bind", outside, inside), showing(outside, inside, "--bind"))
         self.assertEqual(self.say(script, writable), "43\n")
@@ -256,8 +256,8 @@ class ViewTests(CellTestCase):
         self.addCleanup(lambda: os.path.exists(name) and os.remove(name))
         self.say(f"touch {name}")
         self.assertFalse(os.path.exists(name))
-        self.assertTrue((self.workspace.scratch / os.path.basename(name)).exists())
-        self.say(f"touch {name}", instead(str(self.workspace.scratch), "/tmp"))
+        self.assertTrue((self.workspace.sandbox_tmp / os.path.basename(name)).exists())
+        self.say(f"touch {name}", instead(str(self.workspace.sandbox_tmp), "/tmp"))
         self.assertTrue(os.path.exists(name))
 
     def test_links(self) -> None:
@@ -265,7 +265,7 @@ class ViewTests(CellTestCase):
         secret = self.folder / "key"
         secret.write_text("a secret")
         self.say(f"ln -s {secret} link; cat link")
-        self.assertEqual((self.workspace.tree / "link").read_text(), "a secret")
+        self.assertEqual((self.workspace.tree_directory / "link").read_text(), "a secret")
 
 
 class LimitTests(CellTestCase):
@@ -328,7 +328,7 @@ class LimitTests(CellTestCase):
             change = without_option("--cpu")
             said = self.run_program(program, "/evaluation/tmp", new_word(), change=change)
             self.assertEqual(said, "filled\nunlimited\n")
-            self.workspace.remove()
+            self.workspace.remove_content()
             for place in ("submission", "tree", "tmp", "home", "scratch", "shm"):
                 (self.workspace.root / place).mkdir(parents=True)
                 if USER:

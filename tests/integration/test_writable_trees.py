@@ -11,9 +11,9 @@ from pathlib import Path
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SkipTest
 
-from tawebeval.linux.filetree import walk
+from tawebeval.linux.filetree import walk_tree
 from tawebeval.linux.launcher_client import LAUNCHER_NAME
-from tawebeval.sandbox.probe import COPIED
+from tawebeval.sandbox.probe import COPY_WARNING
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.processes import alive, children, command_line, new_word, processes
@@ -102,7 +102,7 @@ class WritableTreeCase:
         self.assertEqual(
             " - overlay overlay " in mounts and "/evaluation/tree" in mounts, self.overlaid
         )
-        self.assertNotIn(COPIED, self.daemon.log)
+        self.assertNotIn(COPY_WARNING, self.daemon.log)
 
     async def test_changes(self) -> None:
         """Whatever a run does to its tree, the next one has it as it was committed."""
@@ -119,7 +119,7 @@ class WritableTreeCase:
         try:
             expected = {
                 f"{path}": f"{status.st_mode:o}"
-                for path, status in walk(top)
+                for path, status in walk_tree(top)
                 if not path.startswith("./.git") and not stat.S_ISDIR(status.st_mode)
             }
         finally:

@@ -14,8 +14,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
 from tawebeval.linux.cgroups import filesystem
-from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupFiles
-from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage, open_cgroups
+from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupOperations
+from tawebeval.linux.cgroups.group import (
+    CgroupManager,
+    EvaluationCgroup,
+    ResourceUsage,
+    open_cgroups,
+)
 from tests.fakes.cgroups import FakeMachine
 
 LIMITS = LimitSettings(memory=64 * MIB, processes=32)
@@ -31,9 +36,9 @@ class CgroupsTestCase(SynchronousTestCase):
         self.machine = FakeMachine(Path(self.mktemp()).absolute())
         self.machine.root.mkdir()
 
-    def check(self, cgroups: Cgroups, enforced: set[str], *words: str) -> None:
+    def check(self, cgroups: CgroupManager, enforced: set[str], *words: str) -> None:
         """Hold what works, and how it is told that the rest does not."""
-        self.assertEqual(cgroups.enforced, enforced, cgroups.problems)
+        self.assertEqual(cgroups.enforced_resources, enforced, cgroups.problems)
         # One sentence for each that is missing, and what to do about them.
         missing = len(ALL - enforced)
         self.assertEqual(len(cgroups.problems), missing + bool(missing), cgroups.problems)
@@ -75,14 +80,14 @@ class KernelTests(SynchronousTestCase):
 
     def is_delegated(self, group: str) -> bool:
         """Ask of a group, which has no attributes."""
-        return CgroupFiles().is_delegated(f"{self.folder}{group}")
+        return CgroupOperations().is_delegated(f"{self.folder}{group}")
 
     def test_no_systemd(self) -> None:
         """Nobody else is there who might use the groups."""
         self.folder.rmdir()
         for self.uid in (0, 7):
             self.assertTrue(self.is_delegated(self.group))
-            self.assertIsNone(CgroupFiles().systemd_run())
+            self.assertIsNone(CgroupOperations().find_systemd_run())
 
     def test_system(self) -> None:
         """Of units of the system an attribute tells root, and their owner tells others."""
@@ -106,7 +111,9 @@ class KernelTests(SynchronousTestCase):
 
     def test_systemd_run(self) -> None:
         """The command is the one that works for who asks."""
-        self.assertEqual(CgroupFiles().systemd_run(), "", "there is no systemd of the user")
+        self.assertEqual(
+            CgroupOperations().find_systemd_run(), "", "there is no systemd of the user"
+        )
         (self.folder / "run/systemd").mkdir(parents=True)
         (self.folder / "run/systemd/private").touch()
         own = f"XDG_RUNTIME_DIR={self.folder}/run"
@@ -115,9 +122,9 @@ class KernelTests(SynchronousTestCase):
             ({"XDG_RUNTIME_DIR": f"{self.folder}/run"}, "systemd-run --user"),
         ):
             self.patch(os, "environ", environment)
-            self.assertEqual(CgroupFiles().systemd_run(), command)
+            self.assertEqual(CgroupOperations().find_systemd_run(), command)
         self.uid = 0
-        self.assertEqual(CgroupFiles().systemd_run(), "systemd-run")
+        self.assertEqual(CgroupOperations().find_systemd_run(), "systemd-run")
 
     def test_oom_policy(self) -> None:
         """The unit is asked about, of whose manager it is."""
@@ -125,7 +132,7 @@ class KernelTests(SynchronousTestCase):
         program.write_text('#!/bin/sh\necho "$*"\n')
         program.chmod(0o755)
         self.patch(os, "environ", {"PATH": f"{self.folder}:/bin"})
-        ask = CgroupFiles().oom_policy
+        ask = CgroupOperations().query_oom_policy
         show = "show --value --property=OOMPolicy it.service"
         self.assertEqual(ask("/sys/fs/cgroup/system.slice/it.service"), show)
         self.assertEqual(ask(f"/sys/fs/cgroup{self.group}"), f"--user {show}")
@@ -154,11 +161,11 @@ class UnifiedTests(CgroupsTestCase):
         """The daemon has ten times the share of an evaluation, git that of one."""
         own = self.machine.mount_unified()
         cgroups = self.machine.open()
-        group = cgroups.make("abc", LIMITS)
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         home = own / "tawebeval-x"
         weights = [int((home / name / "cpu.weight").read_text()) for name in ("daemon", "git")]
         self.assertEqual([*weights, int(self.get(group, "cpu.weight"))], [1000, 100, 100])
-        self.assertEqual(cgroups.git_entry, [f"{home}/git/cgroup.procs"])
+        self.assertEqual(cgroups.git_entry_files, [f"{home}/git/cgroup.procs"])
         self.assertEqual(cgroups.niceness, 0)
 
     def test_no_weights(self) -> None:
@@ -166,7 +173,7 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.mount_unified("memory pids")
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "weight: an evaluation with many processes", "'cpu'")
-        self.assertEqual((cgroups.git_entry, cgroups.niceness), ((), 10))
+        self.assertEqual((cgroups.git_entry_files, cgroups.niceness), ((), 10))
 
     def test_git_cannot_have_a_group(self) -> None:
         """Without one for git there are no shares."""
@@ -174,12 +181,12 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.refusals["/git"] = errno.ENOSPC
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "/git: No space left on device")
-        self.assertEqual(cgroups.git_entry, ())
+        self.assertEqual(cgroups.git_entry_files, ())
 
     def test_limits(self) -> None:
         """A group has its limits, without swap beyond them, and dies as a whole."""
         own = self.machine.mount_unified()
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-x/evaluation-abc"
         self.assertEqual(group.list_entry_files(), [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
@@ -207,7 +214,7 @@ class UnifiedTests(CgroupsTestCase):
             self.machine.run = run
             cgroups = self.machine.open()
             self.check(cgroups, set(), f"{own}: systemd has not delegated it", *words)
-            self.assertEqual("systemd-run" in str(cgroups.remedy), bool(run))
+            self.assertEqual("systemd-run" in str(cgroups.missing_resources_remedy), bool(run))
             self.assertEqual(self.machine.groups(), [])
 
     def test_may_not_enter(self) -> None:
@@ -243,13 +250,13 @@ class UnifiedTests(CgroupsTestCase):
         own = self.machine.mount_unified()
         self.machine.policies = {str(own): "stop"}
         cgroups = self.machine.open()
-        self.assertEqual(cgroups.oom_policy(), "stop")
+        self.assertEqual(cgroups.query_oom_policy(), "stop")
         cgroups.close()
         self.machine.mount_legacy("memory")
-        self.assertEqual(self.machine.open().oom_policy(), "")
+        self.assertEqual(self.machine.open().query_oom_policy(), "")
         machine = FakeMachine(self.machine.root / "other")
         machine.mount_unified("pids")
-        self.assertEqual(machine.open().oom_policy(), "", "no memory is limited")
+        self.assertEqual(machine.open().query_oom_policy(), "", "no memory is limited")
 
     def test_no_swap(self) -> None:
         """Kernels without swap accounting have no file for it."""
@@ -270,7 +277,7 @@ class UnifiedTests(CgroupsTestCase):
         """As that user the daemon leaves nothing of itself; the user's group stays."""
         own = self.machine.mount_unified()
         cgroups = self.machine.open((7, 8))
-        self.enter(cgroups.make("abc", LIMITS), STRANGER)
+        self.enter(cgroups.make_evaluation_cgroup("abc", LIMITS), STRANGER)
         self.machine.refusals["/own/tawebeval-uid-7/cgroup.subtree_control"] = errno.EACCES
         cgroups.close()
         self.assertEqual(self.machine.groups(), ["uid-7", "uid-7/ended"])
@@ -287,7 +294,7 @@ class UnifiedTests(CgroupsTestCase):
 
     def end_beside(self, times: int) -> None:
         """Let root end, so many times, when a daemon of the user is about to have its place."""
-        make, left = self.machine.make, [None] * times
+        make, left = self.machine.make_cgroup, [None] * times
 
         def make_too_late(path: str) -> None:
             if path.endswith("/tawebeval-x") and left:
@@ -296,7 +303,7 @@ class UnifiedTests(CgroupsTestCase):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             make(path)
 
-        self.patch(self.machine, "make", make_too_late)
+        self.patch(self.machine, "make_cgroup", make_too_late)
 
     def test_others_end(self) -> None:
         """The group of the user, which root has removed with what was its own, is made anew."""
@@ -309,13 +316,13 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.mount_unified()
         self.end_beside(99)
         cgroups = self.machine.open((7, 8))
-        self.assertEqual(cgroups.enforced, frozenset())
+        self.assertEqual(cgroups.enforced_resources, frozenset())
         self.assertIn("No such file or directory", cgroups.problems[0])
 
     def test_executed_anew(self) -> None:
         """A daemon that is in its group already stays there, and ends only evaluations."""
         own = self.machine.mount_unified()
-        self.machine.open().make("abc", LIMITS)
+        self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         daemon = own / "tawebeval-x/daemon"
         again = FakeMachine(self.machine.root)
         again.mount_unified(own="/own/tawebeval-x/daemon")
@@ -331,7 +338,7 @@ class UnifiedTests(CgroupsTestCase):
         """The daemon goes back where it was, and its place is no more."""
         own = self.machine.mount_unified()
         cgroups = self.machine.open()
-        self.enter(cgroups.make("abc", LIMITS), STRANGER)
+        self.enter(cgroups.make_evaluation_cgroup("abc", LIMITS), STRANGER)
         cgroups.close()
         self.assertEqual(self.machine.groups(), [])
         self.assertEqual((own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
@@ -352,7 +359,7 @@ class UnifiedTests(CgroupsTestCase):
         """Who has given up root removes the evaluations' groups at least, and is silent."""
         self.machine.mount_unified()
         cgroups = self.machine.open()
-        cgroups.make("abc", LIMITS)
+        cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.machine.refusals |= {"/own/cgroup.procs": errno.EACCES}
         cgroups.close()
         self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
@@ -366,7 +373,7 @@ class LegacyTests(CgroupsTestCase):
         places = [self.machine.mount_legacy(each) for each in ("memory", "pids", "cpuacct", "cpu")]
         cgroups = self.machine.open()
         self.check(cgroups, ALL)
-        group = cgroups.make("abc", LIMITS)
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in places]
         self.assertEqual(group.list_entry_files(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
@@ -384,9 +391,9 @@ class LegacyTests(CgroupsTestCase):
             cgroups = self.machine.open()
             home = own / "tawebeval-x"
             self.assertEqual(int((home / "cpu.shares").read_text()), shares)
-        group = cgroups.make("abc", LIMITS)
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.assertEqual(self.get(group, "cpu.shares"), "1024")
-        self.assertEqual(cgroups.git_entry, [f"{home}/git/tasks"])
+        self.assertEqual(cgroups.git_entry_files, [f"{home}/git/tasks"])
         self.assertEqual((home / "git/cpu.shares").read_text(), "1024")
         cgroups.close()
         self.assertEqual(self.machine.groups(), [])
@@ -397,7 +404,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open((7, 8))
         self.check(cgroups, ALL)
         entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/tasks"
-        self.assertEqual(cgroups.make("abc", LIMITS).list_entry_files(), [entry])
+        self.assertEqual(cgroups.make_evaluation_cgroup("abc", LIMITS).list_entry_files(), [entry])
         given = (
             "uid-7",
             "uid-7/tawebeval-x",
@@ -424,7 +431,7 @@ class LegacyTests(CgroupsTestCase):
         memory, pids = self.machine.mount_legacy("memory"), self.machine.mount_legacy("pids")
         cpu = self.machine.mount_legacy("cpu,cpuacct")
         self.machine.mount_unified("", own="/")
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in (memory, pids, cpu)]
         self.assertEqual(group.list_entry_files(), entries)
 
@@ -434,12 +441,12 @@ class LegacyTests(CgroupsTestCase):
         unified = self.machine.mount_unified("", own="/")
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"})
-        group = cgroups.make("abc", LIMITS)
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         within = "tawebeval-x/evaluation-abc"
         entries = [f"{place}/{within}/tasks" for place in (memory, pids)]
         self.assertEqual(group.list_entry_files(), [*entries, f"{unified}/{within}/cgroup.procs"])
         self.put(group, "cpu.stat", "usage_usec 2500000\n")
-        self.assertEqual(group.usage(None).cpu_seconds, 2.5)
+        self.assertEqual(group.read_usage(None).cpu_seconds, 2.5)
 
     def test_hybrid_without_delegation(self) -> None:
         """Where version 2 is refused version 1 serves for what it has."""
@@ -475,25 +482,25 @@ class LegacyTests(CgroupsTestCase):
         """Without cgroups, or without /proc, nothing is enforced; groups are empty shells."""
         cgroups = self.machine.open()
         self.check(cgroups, set())
-        group = cgroups.make("abc", LIMITS)
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.assertEqual(group.list_entry_files(), [])
-        self.assertEqual(group.usage(None), Usage(None, None))
-        self.assertEqual(group.exceeded(), frozenset())
-        group.remove()
+        self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
+        self.assertEqual(group.find_exceeded_limits(), frozenset())
+        group.remove_cgroup()
         cgroups.close()
         cgroups = open_cgroups("x", proc=self.machine.root / "nowhere")
-        self.assertEqual(cgroups.enforced, frozenset())
+        self.assertEqual(cgroups.enforced_resources, frozenset())
         self.assertIn("nowhere/mountinfo", cgroups.problems[0])
 
     def test_leftovers(self) -> None:
         """Groups of a dead daemon are removed with all who are in them, and those below."""
         self.machine.mount_legacy("pids")
         self.machine.mount_unified("")
-        before = self.machine.open().make("abc", LIMITS)
+        before = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.enter(before, STRANGER)
         for entry in before.list_entry_files():
             below = os.path.join(os.path.dirname(entry), "below")
-            self.machine.make(below)
+            self.machine.make_cgroup(below)
             Path(below, "cgroup.procs").write_text(f"{STRANGER}\n")
         # The dead one was in the daemon's group; this one is where it was started.
         for file in self.machine.root.rglob("cgroup/*/own/cgroup.procs"):
@@ -514,9 +521,9 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_legacy("pids")
         self.machine.mount_unified("")
         for name in ("left", "kept"):
-            self.enter(self.machine.open(name=name).make("abc", LIMITS), STRANGER)
+            self.enter(self.machine.open(name=name).make_evaluation_cgroup("abc", LIMITS), STRANGER)
         cgroups = self.machine.open()
-        cgroups.remove_left(lambda name: name == "tawebeval-left")
+        cgroups.remove_dead_parents(lambda name: name == "tawebeval-left")
         found = {path.partition("/")[0] for path in self.machine.groups()}
         self.assertEqual(found, {"kept", "x"})
 
@@ -536,48 +543,52 @@ class GroupTests(CgroupsTestCase):
     def test_unified_counts(self) -> None:
         """What version 2 says of use and of limits that were met."""
         self.machine.mount_unified()
-        group = self.machine.open().make("abc", LIMITS)
-        self.assertEqual(group.usage(None), Usage(0, 0))
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        self.assertEqual(group.read_usage(None), ResourceUsage(0, 0))
         self.put(group, "cpu.stat", "usage_usec 1250000\nuser_usec 1\n")
         self.put(group, "memory.peak", "4096\n")
-        self.assertEqual(group.usage(None), Usage(1.25, 4096))
+        self.assertEqual(group.read_usage(None), ResourceUsage(1.25, 4096))
         self.put(group, "memory.events", "max 0\noom_kill 1\n")
-        self.assertEqual(group.exceeded(), set(), "it was another group that had no more memory")
+        self.assertEqual(
+            group.find_exceeded_limits(), set(), "it was another group that had no more memory"
+        )
         self.put(group, "memory.events", "max 3\noom_kill 0\n")
-        self.assertEqual(group.exceeded(), set(), "it got by without its caches")
+        self.assertEqual(group.find_exceeded_limits(), set(), "it got by without its caches")
         self.put(group, "memory.events", "max 3\noom 1\noom_kill 1\n")
         self.put(group, "memory.events.local", "max 3\noom 0\noom_kill 0\n")
-        self.assertEqual(group.exceeded(), set(), "it was the limit of a group below")
+        self.assertEqual(group.find_exceeded_limits(), set(), "it was the limit of a group below")
         self.put(group, "memory.events.local", "max 3\noom 1\noom_kill 0\n")
-        self.assertEqual(group.exceeded(), {"memory"})
+        self.assertEqual(group.find_exceeded_limits(), {"memory"})
         self.put(group, "pids.events", "max 1\n")
-        self.assertEqual(group.exceeded(), {"memory", "processes"})
+        self.assertEqual(group.find_exceeded_limits(), {"memory", "processes"})
 
     def test_processes_of_others(self) -> None:
         """A fork fails by the group's own limit only where there were as many at once."""
         self.machine.mount_legacy("pids")
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.put(group, "pids.events", "max 1\n")
         self.put(group, "pids.peak", "31\n")
-        self.assertEqual(group.exceeded(), set())
+        self.assertEqual(group.find_exceeded_limits(), set())
         self.put(group, "pids.peak", "32\n")
-        self.assertEqual(group.exceeded(), {"processes"})
+        self.assertEqual(group.find_exceeded_limits(), {"processes"})
 
     def test_legacy_counts(self) -> None:
         """What version 1 says of use and of limits that were met."""
         for each in ("memory", "pids", "cpuacct"):
             self.machine.mount_legacy(each)
-        group = self.machine.open().make("abc", LIMITS)
-        self.assertEqual(group.usage(None), Usage(0, 0))
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        self.assertEqual(group.read_usage(None), ResourceUsage(0, 0))
         self.put(group, "cpuacct.usage", "1250000000\n")
         self.put(group, "memory.max_usage_in_bytes", f"{63 * MIB}\n")
-        self.assertEqual(group.usage(None), Usage(1.25, 63 * MIB))
+        self.assertEqual(group.read_usage(None), ResourceUsage(1.25, 63 * MIB))
         self.put(group, "memory.oom_control", "oom_kill_disable 0\noom_kill 1\n")
-        self.assertEqual(group.exceeded(), set(), "it was another group that had no more memory")
+        self.assertEqual(
+            group.find_exceeded_limits(), set(), "it was another group that had no more memory"
+        )
         self.put(group, "memory.memsw.max_usage_in_bytes", f"{64 * MIB - 4096}\n")
-        self.assertEqual(group.exceeded(), {"memory"})
+        self.assertEqual(group.find_exceeded_limits(), {"memory"})
         self.put(group, "pids.events", "max 1\n")
-        self.assertEqual(group.exceeded(), {"memory", "processes"})
+        self.assertEqual(group.find_exceeded_limits(), {"memory", "processes"})
 
     def test_peak_of_memory(self) -> None:
         """The page cache is left out, whichever figure of the kernel shows how much of it was."""
@@ -590,18 +601,20 @@ class GroupTests(CgroupsTestCase):
             (0, 10, 80, 85, 80),  # files that were mapped and are still there
             (40, 70, 60, 30, 40),  # what a look has found
         ):
-            group = cgroups.make(f"{expected}", LIMITS)
+            group = cgroups.make_evaluation_cgroup(f"{expected}", LIMITS)
             half = looked * MIB // 2
             self.put(group, "memory.stat", f"anon {half}\nfile {half}\nshmem {half}\n")
-            group.exceeded()
+            group.find_exceeded_limits()
             self.put(group, "memory.stat", "anon 0\nshmem 0\n")
             self.put(group, "memory.peak", f"{90 * MIB}\n")
             self.put(group, "memory.current", f"{left * MIB}\n")
             read, written = moved // 3 * 2048, (moved - moved // 3) * 2048
             waited = struct_rusage((0, 0, largest * 1024, *[0] * 6, read, written, *[0] * 5))
-            self.assertEqual(group.usage(waited).peak_memory, expected * MIB)
+            self.assertEqual(group.read_usage(waited).peak_memory_bytes, expected * MIB)
             self.put(group, "memory.events", "max 1\noom 1\noom_kill 1\n")
-            self.assertEqual(group.usage(waited).peak_memory, 90 * MIB, "no cache was left")
+            self.assertEqual(
+                group.read_usage(waited).peak_memory_bytes, 90 * MIB, "no cache was left"
+            )
 
     def test_peak_that_the_kernel_does_not_say(self) -> None:
         """Looks alone tell then, if one has found something: under version 2 before Linux 5.19."""
@@ -611,46 +624,52 @@ class GroupTests(CgroupsTestCase):
         ):
             machine = FakeMachine(self.machine.root / str(version))
             own = machine.mount_unified() if version == 2 else machine.mount_legacy("memory")
-            group = machine.open().make("abc", LIMITS)
+            group = machine.open().make_evaluation_cgroup("abc", LIMITS)
             (own / "tawebeval-x/evaluation-abc" / peak).unlink()
-            self.assertEqual(group.usage(None).peak_memory, None)
+            self.assertEqual(group.read_usage(None).peak_memory_bytes, None)
             self.put(group, "memory.stat", stat)
-            group.exceeded()
-            self.assertEqual(group.usage(None).peak_memory, 12288)
+            group.find_exceeded_limits()
+            self.assertEqual(group.read_usage(None).peak_memory_bytes, 12288)
 
     def test_patience(self) -> None:
         """Who has patience is told what was so a while ago, and who has none what is so."""
         self.machine.mount_legacy("pids")
         clock = Clock()
-        group = attrs.evolve(self.machine.open().make("abc", LIMITS), time=clock.seconds)
-        self.assertEqual(group.exceeded(1), set())
+        group = attrs.evolve(
+            self.machine.open().make_evaluation_cgroup("abc", LIMITS), time=clock.seconds
+        )
+        self.assertEqual(group.find_exceeded_limits(1), set())
         self.put(group, "pids.events", "max 1\n")
         clock.advance(0.75)
-        self.assertEqual(group.exceeded(1), set(), "it is not looked at")
+        self.assertEqual(group.find_exceeded_limits(1), set(), "it is not looked at")
         clock.advance(0.25)
-        self.assertEqual(group.exceeded(1), {"processes"})
+        self.assertEqual(group.find_exceeded_limits(1), {"processes"})
         self.put(group, "pids.events", "max 0\n")
-        self.assertEqual(group.exceeded(), {"processes"}, "what was so once stays so")
+        self.assertEqual(group.find_exceeded_limits(), {"processes"}, "what was so once stays so")
 
     def test_no_patience(self) -> None:
         """Without patience it is looked at each time."""
         self.machine.mount_legacy("pids")
-        group = attrs.evolve(self.machine.open().make("abc", LIMITS), time=Clock().seconds)
-        self.assertEqual(group.exceeded(), set())
+        group = attrs.evolve(
+            self.machine.open().make_evaluation_cgroup("abc", LIMITS), time=Clock().seconds
+        )
+        self.assertEqual(group.find_exceeded_limits(), set())
         self.put(group, "pids.events", "max 1\n")
-        self.assertEqual(group.exceeded(1), set())
-        self.assertEqual(group.exceeded(), {"processes"})
+        self.assertEqual(group.find_exceeded_limits(1), set())
+        self.assertEqual(group.find_exceeded_limits(), {"processes"})
 
     def test_over_cpu(self) -> None:
         """Processor time is looked at when its limit can have been met, and not before."""
         self.machine.mount_legacy("cpuacct")
         self.patch(os, "cpu_count", lambda: 2)
         clock = Clock()
-        group = attrs.evolve(self.machine.open().make("abc", LIMITS), time=clock.seconds)
+        group = attrs.evolve(
+            self.machine.open().make_evaluation_cgroup("abc", LIMITS), time=clock.seconds
+        )
 
         def used(seconds: int) -> bool:
             self.put(group, "cpuacct.usage", f"{seconds}000000000\n")
-            return group.over_cpu(10)
+            return group.is_over_cpu_limit(10)
 
         self.assertFalse(used(4))
         clock.advance(2.5)
@@ -663,90 +682,90 @@ class GroupTests(CgroupsTestCase):
     def test_cpu_unknown(self) -> None:
         """What cannot be read is read again the next time."""
         self.machine.mount_legacy("cpuacct")
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.put(group, "cpuacct.usage", "?")
-        self.assertFalse(group.over_cpu(10))
+        self.assertFalse(group.is_over_cpu_limit(10))
         self.put(group, "cpuacct.usage", "11000000000\n")
-        self.assertTrue(group.over_cpu(10))
+        self.assertTrue(group.is_over_cpu_limit(10))
 
     def test_unknown_figures(self) -> None:
         """What a kernel does not say is unknown, and no error."""
         self.machine.mount_unified()
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         for name in ("memory.peak", "memory.stat", "cpu.stat", "memory.events", "pids.events"):
             (Path(group.list_entry_files()[0]).parent / name).unlink()
-        self.assertEqual(group.usage(None), Usage(None, None))
-        self.assertEqual(group.exceeded(), frozenset())
+        self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
+        self.assertEqual(group.find_exceeded_limits(), frozenset())
 
     def test_rounded(self) -> None:
         """The kernel rounds down to its pages; a limit that is far from its value is none."""
         for off, enforced in ((0, ALL), (-65535, ALL), (-65536, LESS), (1, LESS)):
             machine = FakeMachine(self.machine.root / str(off), rounding=off)
             machine.mount_unified()
-            self.assertEqual(machine.open().enforced, enforced, off)
+            self.assertEqual(machine.open().enforced_resources, enforced, off)
 
     def test_kill_of_version_1(self) -> None:
         """Everybody is killed, one by one, and no one can be started; limits stay as they were."""
         for each in ("memory", "pids", "cpuacct"):
             self.machine.mount_legacy(each)
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.enter(group, 0, *range(STRANGER, STRANGER + 200))
-        self.assertRaises(OSError, group.remove)
+        self.assertRaises(OSError, group.remove_cgroup)
         self.assertEqual(self.get(group, "pids.max"), "0")
         # 0 is somebody of another process namespace, whom nobody here can reach.
         self.assertEqual(self.get(group, "cgroup.procs"), "0")
         self.put(group, "pids.events", "max 7\n")
-        self.assertEqual(group.exceeded(), set(), "that was the end, not the evaluator")
+        self.assertEqual(group.find_exceeded_limits(), set(), "that was the end, not the evaluator")
 
     def test_exceeded_before_the_end(self) -> None:
         """What had been exceeded before is still told after the group is gone."""
         self.machine.mount_unified()
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.put(group, "pids.events", "max 1\n")
-        group.remove()
-        self.assertEqual(group.exceeded(), {"processes"})
-        self.assertEqual(group.usage(None), Usage(None, None))
-        group.remove()
+        group.remove_cgroup()
+        self.assertEqual(group.find_exceeded_limits(), {"processes"})
+        self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
+        group.remove_cgroup()
         self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
 
     def test_remove_at_once(self) -> None:
         """A group in which nobody is any more is removed, and nothing else done to it."""
         self.machine.mount_legacy("pids")
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         written: list[str] = []
-        self.patch(self.machine, "write", lambda path, text: written.append(path))
-        group.remove()
+        self.patch(self.machine, "write_file", lambda path, text: written.append(path))
+        group.remove_cgroup()
         self.assertEqual((self.machine.groups(), written, self.machine.slept), (["x"], [], 0))
 
     def test_remove_waits(self) -> None:
         """Who was killed holds the group for a moment: it is tried again for about a second."""
         self.machine.mount_legacy("pids")
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.enter(group, STRANGER)
         self.machine.lingering = 8
-        group.remove()
+        group.remove_cgroup()
         self.assertEqual(self.machine.groups(), ["x"])
         self.assertApproximates(self.machine.slept, 0.255, 1e-6)
 
     def test_remove_gives_up(self) -> None:
         """Who has not gone after about a second is an error; who has the next time is none."""
         self.machine.mount_legacy("pids")
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.enter(group, STRANGER)
         self.machine.lingering = 12
-        error = self.assertRaises(OSError, group.remove)
+        error = self.assertRaises(OSError, group.remove_cgroup)
         self.assertTrue(error.filename.endswith("/evaluation-abc"), error)
         self.assertApproximates(self.machine.slept, 1.023, 1e-6)
-        group.remove()
+        group.remove_cgroup()
         self.assertEqual(self.machine.groups(), ["x"])
-        self.assertEqual(group.exceeded(), frozenset(), "what was so before counts")
+        self.assertEqual(group.find_exceeded_limits(), frozenset(), "what was so before counts")
 
     def test_remove_is_refused(self) -> None:
         """What time does not heal is not waited for."""
         self.machine.mount_legacy("pids")
-        group = self.machine.open().make("abc", LIMITS)
+        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.machine.refusals["/evaluation-abc"] = errno.EACCES
-        self.assertRaises(PermissionError, group.remove)
+        self.assertRaises(PermissionError, group.remove_cgroup)
         self.assertEqual(self.machine.slept, 0)
 
     def test_spare(self) -> None:
@@ -754,15 +773,15 @@ class GroupTests(CgroupsTestCase):
         self.machine.mount_legacy("memory,pids,cpuacct")
         cgroups = self.machine.open()
         for _ in range(2):
-            cgroups.make_spare(LIMITS)
+            cgroups.make_spare_cgroup(LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/spare-1"], "one is enough")
-        first, second = (cgroups.make(name, LIMITS) for name in ("abc", "def"))
+        first, second = (cgroups.make_evaluation_cgroup(name, LIMITS) for name in ("abc", "def"))
         self.assertEqual(self.machine.groups(), ["x", "x/evaluation-def", "x/spare-1"])
         self.assertEqual(self.get(first, "memory.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(first, "pids.max"), "32")
-        first.remove()
-        second.remove()
-        cgroups.make_spare(LIMITS)
+        first.remove_cgroup()
+        second.remove_cgroup()
+        cgroups.make_spare_cgroup(LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/spare-2"])
         cgroups.close()
         self.assertEqual(self.machine.groups(), [])
@@ -771,8 +790,8 @@ class GroupTests(CgroupsTestCase):
         """Whoever has other limits does not get it, and it is of no use any more."""
         self.machine.mount_legacy("pids")
         cgroups = self.machine.open()
-        cgroups.make_spare(LimitSettings(memory=64 * MIB, processes=1))
-        group = cgroups.make("abc", LIMITS)
+        cgroups.make_spare_cgroup(LimitSettings(memory=64 * MIB, processes=1))
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc"])
         self.assertEqual(self.get(group, "pids.max"), "32")
 
@@ -780,9 +799,9 @@ class GroupTests(CgroupsTestCase):
         """One that is of no use and cannot be removed is in nobody's way; it goes at the end."""
         self.machine.mount_legacy("pids")
         cgroups = self.machine.open()
-        cgroups.make_spare(LimitSettings(memory=64 * MIB, processes=1))
+        cgroups.make_spare_cgroup(LimitSettings(memory=64 * MIB, processes=1))
         self.machine.refusals = {"/spare-1": errno.EBUSY}
-        cgroups.make("abc", LIMITS)
+        cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-1"])
         self.machine.refusals = {}
         cgroups.close()
@@ -793,9 +812,9 @@ class GroupTests(CgroupsTestCase):
         for each in ("memory", "pids"):
             self.machine.mount_legacy(each)
         cgroups = self.machine.open()
-        cgroups.make_spare(LIMITS)
-        self.machine.remove(str(self.machine.root / "cgroup/pids/own/tawebeval-x/spare-1"))
-        cgroups.make("abc", LIMITS)
+        cgroups.make_spare_cgroup(LIMITS)
+        self.machine.remove_cgroup(str(self.machine.root / "cgroup/pids/own/tawebeval-x/spare-1"))
+        cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.assertEqual(self.machine.groups(), [*["x"] * 2, *["x/evaluation-abc"] * 2])
 
     def test_spare_that_cannot_be_made(self) -> None:
@@ -803,10 +822,10 @@ class GroupTests(CgroupsTestCase):
         self.machine.mount_legacy("pids")
         cgroups = self.machine.open()
         self.machine.refusals = {"/pids.max": errno.ENOSPC}
-        cgroups.make_spare(LIMITS)
+        cgroups.make_spare_cgroup(LIMITS)
         self.assertEqual(self.machine.groups(), ["x"])
         self.machine.refusals = {}
-        cgroups.make_spare(LIMITS)
+        cgroups.make_spare_cgroup(LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/spare-2"])
 
     def test_failed_to_make(self) -> None:
@@ -816,18 +835,18 @@ class GroupTests(CgroupsTestCase):
         cgroups = self.machine.open()
         for end in ("/evaluation-abc/pids.max", "/cpuacct/own/tawebeval-x/evaluation-abc"):
             self.machine.refusals = {end: errno.ENOSPC}
-            self.assertRaises(OSError, cgroups.make, "abc", LIMITS)
+            self.assertRaises(OSError, cgroups.make_evaluation_cgroup, "abc", LIMITS)
             self.assertEqual(self.machine.groups(), ["x"] * 3)
         self.machine.refusals = {"/evaluation-abc/pids.max": errno.EMFILE}
 
         def no_descriptor(directory: CgroupDirectory) -> list[CgroupDirectory]:
             raise OSError(errno.EMFILE, "Too many open files")
 
-        self.patch(CgroupDirectory, "groups", no_descriptor)
-        self.assertRaises(OSError, cgroups.make, "abc", LIMITS)
+        self.patch(CgroupDirectory, "list_children", no_descriptor)
+        self.assertRaises(OSError, cgroups.make_evaluation_cgroup, "abc", LIMITS)
         self.assertEqual(self.machine.groups(), ["x"] * 3)
         self.machine.refusals = {}
-        cgroups.make("abc", LIMITS)
+        cgroups.make_evaluation_cgroup("abc", LIMITS)
         # One of this name is there: it is left alone.
-        self.assertRaises(FileExistsError, cgroups.make, "abc", LIMITS)
+        self.assertRaises(FileExistsError, cgroups.make_evaluation_cgroup, "abc", LIMITS)
         self.assertEqual(self.machine.groups(), [*["x"] * 3, *["x/evaluation-abc"] * 3])

@@ -17,7 +17,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from tawebeval.deferreds import OneShot
+from tawebeval.deferreds import OneShotEvent
 from tawebeval.linux.child import ChildProcess, Spawner
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -33,9 +33,9 @@ class Recorder(ProcessProtocol):
         self.stderr = bytearray()
         self.largest = 0  # bytes of stdout that came at once
         self.calls: list[str] = []
-        self.first: OneShot[None] = OneShot()
-        self.exited: OneShot[ProcessDone | ProcessTerminated] = OneShot()
-        self.ended: OneShot[ProcessDone | ProcessTerminated] = OneShot()
+        self.first: OneShotEvent[None] = OneShotEvent()
+        self.exited: OneShotEvent[ProcessDone | ProcessTerminated] = OneShotEvent()
+        self.ended: OneShotEvent[ProcessDone | ProcessTerminated] = OneShotEvent()
 
     def makeConnection(self, transport: Any) -> None:
         self.child = transport
@@ -44,7 +44,7 @@ class Recorder(ProcessProtocol):
     def outReceived(self, data: bytes) -> None:
         self.stdout += data
         self.largest = max(self.largest, len(data))
-        self.first.set(None)
+        self.first.set_value(None)
 
     def errReceived(self, data: bytes) -> None:
         self.stderr += data
@@ -57,11 +57,11 @@ class Recorder(ProcessProtocol):
 
     def processExited(self, reason: Failure) -> None:
         self.calls.append("exited")
-        self.exited.set(reason.value)
+        self.exited.set_value(reason.value)
 
     def processEnded(self, reason: Failure) -> None:
         self.calls.append("ended")
-        self.ended.set(reason.value)
+        self.ended.set_value(reason.value)
 
 
 def descriptors() -> dict[str, str]:
@@ -75,8 +75,8 @@ def descriptors() -> dict[str, str]:
 
 async def turn() -> None:
     """Let the reactor do what is due."""
-    done: OneShot[None] = OneShot()
-    reactor.callLater(0, done.set, None)
+    done: OneShotEvent[None] = OneShotEvent()
+    reactor.callLater(0, done.set_value, None)
     await done.wait()
 
 
@@ -104,9 +104,9 @@ class ProcessTestCase(TestCase):
         async def end() -> None:
             child.signal_group(signal.SIGKILL)
             child.resumeProducing()
-            if child.running:
+            if child.is_running:
                 await recorder.exited.wait()
-            child.read_remaining()
+            child.read_remaining_output()
             await recorder.ended.wait()
 
         self.addCleanup(end)
@@ -138,7 +138,7 @@ class HeirTests(ProcessTestCase):
         """What was printed so far is read, however much, and the holder is not waited for."""
         child = self.shell("head -c 200000 /dev/zero; sleep 60 &")
         await child.exited.wait()
-        child.child.read_remaining()
+        child.child.read_remaining_output()
         reason = await child.ended.wait()
         self.assertEqual((len(child.stdout), type(reason)), (200000, ProcessDone))
 
@@ -155,10 +155,10 @@ class HeirTests(ProcessTestCase):
         child = self.shell("read line; echo; sleep 60 &", spawner=spawner)
         pid = child.child.pid
         self.assertTrue(spawner.is_child(pid))
-        self.assertEqual(spawner.running, 1)
+        self.assertEqual(spawner.child_count, 1)
         self.assertFalse(spawner.is_child(os.getpid()))
         await child.exited.wait()
-        self.assertEqual(spawner.running, 0)
+        self.assertEqual(spawner.child_count, 0)
         self.assertFalse(spawner.is_child(pid))
         self.assertFalse(spawner.is_child(pid))
 
@@ -185,7 +185,7 @@ class EndTests(ProcessTestCase):
             reason = await child.ended.wait()
             self.assertIsInstance(reason, ProcessTerminated if status else ProcessDone)
             self.assertEqual((reason.exitCode, reason.signal), (status, None))
-            self.assertFalse(child.child.running)
+            self.assertFalse(child.child.is_running)
 
     async def test_own_signal(self) -> None:
         """A signal is told as one, and not as an exit status."""
@@ -206,10 +206,10 @@ class EndTests(ProcessTestCase):
     async def test_usage(self) -> None:
         """What it has used is known when it has ended."""
         child = self.python("sum(range(2000000))")
-        self.assertIsNone(child.child.usage)
+        self.assertIsNone(child.child.resource_usage)
         await child.ended.wait()
-        assert child.child.usage is not None
-        self.assertGreater(child.child.usage.ru_utime, 0)
+        assert child.child.resource_usage is not None
+        self.assertGreater(child.child.resource_usage.ru_utime, 0)
 
     async def test_many(self) -> None:
         """Children that end together are told apart."""

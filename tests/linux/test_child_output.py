@@ -48,7 +48,7 @@ class OutputTests(ProcessTestCase):
         while len(child.calls) < 2:
             await turn()
         self.assertEqual(sorted(child.calls), ["stderr lost", "stdout lost"])
-        self.assertTrue(child.child.running)
+        self.assertTrue(child.child.is_running)
         child.child.signal_group(signal.SIGKILL)
         await child.ended.wait()
         self.assertEqual(child.calls[2:], ["exited", "ended"])
@@ -103,7 +103,7 @@ class PauseTests(ProcessTestCase):
         await child.ended.wait()
         child.child.pauseProducing()
         child.child.resumeProducing()
-        child.child.read_remaining()
+        child.child.read_remaining_output()
         await turn()
         self.assertEqual(child.calls.count("ended"), 1)
 
@@ -112,7 +112,7 @@ class PauseTests(ProcessTestCase):
         child = self.shell("echo kept; sleep 60 & echo too")
         child.child.pauseProducing()
         await child.exited.wait()
-        child.child.read_remaining()
+        child.child.read_remaining_output()
         await turn()
         self.assertEqual((bytes(child.stdout), child.ended.is_set), (b"", False))
         child.child.resumeProducing()

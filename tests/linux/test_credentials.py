@@ -9,15 +9,15 @@ from unittest import SkipTest
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import privileges
-from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, Credentials
+from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, ProcessCredentials
 from tests.cases.own_python import printed_by
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 
 BEGIN = """\
 import ctypes, os
-from tawebeval.linux.privileges import Credentials
-process = Credentials()
+from tawebeval.linux.privileges import ProcessCredentials
+process = ProcessCredentials()
 
 def status(name):
     with open("/proc/self/status") as file:
@@ -42,8 +42,8 @@ class KernelTests(SynchronousTestCase):
 
     def test_hide(self) -> None:
         """A process that hides is not dumpable any more, and knows."""
-        script = "print(dumpable(), process.is_hidden())\n"
-        said = self.run_python(f"{script}process.hide()\n{script}")
+        script = "print(dumpable(), process.is_tracing_forbidden())\n"
+        said = self.run_python(f"{script}process.forbid_tracing()\n{script}")
         self.assertEqual(said, ["1", "False", "0", "True"])
 
     def test_gain_nothing(self) -> None:
@@ -53,7 +53,7 @@ class KernelTests(SynchronousTestCase):
 
     def test_no_capabilities(self) -> None:
         """Whoever has none may say so."""
-        said = self.run_python("process.set_capabilities(0)\nprint(process.capabilities())")
+        said = self.run_python("process.set_capabilities(0)\nprint(process.get_capabilities())")
         self.assertEqual(said, ["0"])
 
     def test_capabilities(self) -> None:
@@ -61,7 +61,7 @@ class KernelTests(SynchronousTestCase):
         self.need_root()
         script = f"""
 process.set_capabilities({PORTS})
-print(process.capabilities() == {PORTS}, status("CapInh"), status("CapAmb"))
+print(process.get_capabilities() == {PORTS}, status("CapInh"), status("CapAmb"))
 print(int(status("CapEff"), 16) == int(status("CapPrm"), 16) == {PORTS})
 try:
     process.set_capabilities({PORTS} | 1)
@@ -74,17 +74,19 @@ except PermissionError:
     def test_high_capabilities(self) -> None:
         """The second word of the sets is counted, too."""
         self.need_root()
-        high = self.run_python("print(process.capabilities() >> 32)")
+        high = self.run_python("print(process.get_capabilities() >> 32)")
         said = self.run_python(
-            "process.set_capabilities(process.capabilities() >> 32 << 32)\n"
-            "print(process.capabilities() >> 32, process.capabilities() & 0xFFFFFFFF)"
+            "process.set_capabilities(process.get_capabilities() >> 32 << 32)\n"
+            "print(process.get_capabilities() >> 32, process.get_capabilities() & 0xFFFFFFFF)"
         )
         self.assertEqual(said, [*high, "0"])
 
     def test_keep(self) -> None:
         """What is kept outlives root, and what is not does not."""
         self.need_root()
-        change = "process.set_user_ids(65534, 65534, 65534)\nprint(bool(process.capabilities()))"
+        change = (
+            "process.set_user_ids(65534, 65534, 65534)\nprint(bool(process.get_capabilities()))"
+        )
         self.assertEqual(self.run_python(change), ["False"])
         self.assertEqual(self.run_python(f"process.keep_capabilities()\n{change}"), ["True"])
 
@@ -98,12 +100,13 @@ except PermissionError:
         """Users and groups are changed one by one, and threads counted."""
         self.need_root()
         script = """
-process.set_groups({3, 4})
+process.set_supplementary_groups({3, 4})
 process.set_group_ids(-1, 5, -1)
 process.set_user_ids(-1, 6, -1)
-print(process.user_ids()[1], process.group_ids()[1], *sorted(process.groups()))
+print(process.get_user_ids()[1], process.get_group_ids()[1], end=" ")
+print(*sorted(process.get_supplementary_groups()))
 process.set_environment({"HOME": "/home/x"})
-print(os.environ["HOME"], process.threads())
+print(os.environ["HOME"], process.count_threads())
 """
         self.assertEqual(self.run_python(script), ["6", "5", "3", "4", "/home/x", "1"])
 
@@ -112,4 +115,4 @@ print(os.environ["HOME"], process.threads())
         self.patch(ctypes, "get_errno", lambda: 1)
         with self.assertRaises(PermissionError):
             privileges._check(-1)
-        self.assertGreaterEqual(Credentials().threads(), 1)
+        self.assertGreaterEqual(ProcessCredentials().count_threads(), 1)

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.filetree import add_path, describe_disk_error, is_full, mentions_full_disk
+from tawebeval.linux.filetree import (
+    add_path_to_errors,
+    describe_disk_error,
+    is_disk_full,
+    mentions_full_disk,
+)
 
 PATH = Path("/state/file")
 
@@ -19,7 +24,7 @@ class DiskFaultsTests(SynchronousTestCase):
     def raised(self, *arguments: object) -> OSError:
         """Return such an error as it comes out of a write to the path."""
         error = OSError(*arguments)
-        with self.assertRaises(OSError) as caught, add_path(PATH):
+        with self.assertRaises(OSError) as caught, add_path_to_errors(PATH):
             raise error
         self.assertIs(caught.exception, error)
         return error
@@ -29,12 +34,12 @@ class DiskFaultsTests(SynchronousTestCase):
         named = self.raised(errno.EIO, "Input/output error")
         self.assertEqual((named.errno, named.filename), (errno.EIO, str(PATH)))
         self.assertEqual(self.raised(errno.EACCES, "no", "/other").filename, "/other")
-        with add_path(PATH):
+        with add_path_to_errors(PATH):
             pass
 
     def test_write(self) -> None:
         """That is so of what the kernel says of a full disk."""
-        with self.assertRaises(OSError) as caught, add_path(PATH):
+        with self.assertRaises(OSError) as caught, add_path_to_errors(PATH):
             Path("/dev/full").write_bytes(b"x")
         self.assertEqual(caught.exception.filename, str(PATH))
 
@@ -43,6 +48,8 @@ class DiskFaultsTests(SynchronousTestCase):
         for number, full in ((errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, False)):
             said = os.strerror(number)
             error = self.raised(number, said)
-            self.assertEqual((is_full(error), mentions_full_disk(f"sh: {said}!")), (full, full))
+            self.assertEqual(
+                (is_disk_full(error), mentions_full_disk(f"sh: {said}!")), (full, full)
+            )
             remedy = "; free some disk space" if full else ""
             self.assertEqual(describe_disk_error(error), f"{PATH}: {said}{remedy}")

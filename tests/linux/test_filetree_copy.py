@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import filetree as module
-from tawebeval.linux.filetree import copy_tree, remove, walk
+from tawebeval.linux.filetree import copy_tree, remove_tree, walk_tree
 
 NAMES = st.binary(min_size=1, max_size=20).filter(
     lambda name: name not in (b".", b"..") and not set(name) & {0, 0x2F}
@@ -55,7 +55,7 @@ def look(folder: Path) -> dict[str, tuple[int, object]]:
                 if stat.S_ISREG(status.st_mode)
                 else None,
             )
-            for path, status in walk(top)
+            for path, status in walk_tree(top)
         }
     finally:
         os.close(top)
@@ -94,7 +94,7 @@ class CopyTests(SynchronousTestCase):
     def test_deep(self) -> None:
         """A tree may be deeper than Python's recursion, and its paths as long as the kernel's."""
         source, target = self.folders()
-        self.addCleanup(remove, source.parent.resolve())  # trial could not
+        self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
         top = os.open(source, os.O_RDONLY)
         self.addCleanup(os.close, top)
         path = "."
@@ -105,7 +105,7 @@ class CopyTests(SynchronousTestCase):
         copy_tree(source, target)
         copied = os.open(target, os.O_RDONLY)
         self.addCleanup(os.close, copied)
-        self.assertEqual(len(list(walk(copied))), 1501)
+        self.assertEqual(len(list(walk_tree(copied))), 1501)
         os.stat(f"{path}/file", dir_fd=copied)
 
     def test_links_are_not_followed(self) -> None:

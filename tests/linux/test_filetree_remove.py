@@ -9,7 +9,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import filetree as module
-from tawebeval.linux.filetree import remove
+from tawebeval.linux.filetree import remove_tree
 
 
 class RemoveTests(SynchronousTestCase):
@@ -32,7 +32,7 @@ class RemoveTests(SynchronousTestCase):
 
     def assert_removed(self) -> None:
         """Hold that the directory goes, all of it, and nothing else."""
-        remove(self.tree.parent)
+        remove_tree(self.tree.parent)
         self.assertEqual([p.name for p in self.root.iterdir()], ["secret"])
         self.assertEqual(self.secret.read_text(), "secret")
 
@@ -95,7 +95,7 @@ class RemoveTests(SynchronousTestCase):
             try:
                 os.setgid(65534)
                 os.setuid(65534)
-                remove(copy)
+                remove_tree(copy)
             finally:
                 os._exit(os.path.lexists(copy) or bool(self.programs))
         _, status = os.waitpid(child, 0)
@@ -139,7 +139,7 @@ class RemoveTests(SynchronousTestCase):
             (programs / name).chmod(0o755)
             self.patch(module, f"_{name.upper()}", str(programs / name))
         with self.assertRaises(OSError) as caught:
-            remove(self.tree.parent)
+            remove_tree(self.tree.parent)
         self.assertEqual(caught.exception.filename, str(self.tree.parent))
         self.assertEqual(caught.exception.strerror, "rm: No way")
 
@@ -150,15 +150,15 @@ class RemoveTests(SynchronousTestCase):
         odd = self.root / "-x"
         odd.mkdir()
         odd.chmod(0)
-        remove(odd)
+        remove_tree(odd)
         self.assert_removed()
 
     def test_file(self) -> None:
         """What is a file, or a link, where a directory should be, is removed as well."""
         path = self.root / "file"
         path.touch()
-        remove(path)
+        remove_tree(path)
         path.symlink_to(self.secret)
-        remove(path)
+        remove_tree(path)
         self.assertFalse(os.path.lexists(path))
         self.assertEqual(self.secret.read_text(), "secret")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.launcher import decode, encode, receive
+from tawebeval.linux.launcher import decode_order, encode_order, receive_message
 
 WORDS = st.lists(st.binary(max_size=6).map(lambda word: word.replace(b"\0", b"")), max_size=4)
 
@@ -20,7 +20,7 @@ class OrderTests(SynchronousTestCase):
     @given(st.lists(WORDS, min_size=1))
     def test_round_trip(self, parts: list[list[bytes]]) -> None:
         """All words come out as they went in, empty ones too, each in its part."""
-        self.assertEqual(decode(encode(*parts)), parts)
+        self.assertEqual(decode_order(encode_order(*parts)), parts)
 
 
 class ReceiveTests(SynchronousTestCase):
@@ -38,7 +38,7 @@ class ReceiveTests(SynchronousTestCase):
         for descriptor in (reading, writing):
             os.set_inheritable(descriptor, True)
         socket.send_fds(self.ours, [b"x"], [reading, writing])
-        message, received = receive(self.theirs, 10, 2)
+        message, received = receive_message(self.theirs, 10, 2)
         os.close(writing)
         for descriptor in received:
             self.addCleanup(os.close, descriptor)
@@ -49,4 +49,4 @@ class ReceiveTests(SynchronousTestCase):
     def test_end(self) -> None:
         """At the end there is nothing."""
         self.ours.close()
-        self.assertEqual(receive(self.theirs, 10, 2), (b"", []))
+        self.assertEqual(receive_message(self.theirs, 10, 2), (b"", []))

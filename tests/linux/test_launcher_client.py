@@ -23,7 +23,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import launcher_client as module
 from tawebeval.linux.child import wait_for_exit
-from tawebeval.linux.launcher import DESCRIPTORS
+from tawebeval.linux.launcher import MAX_DESCRIPTORS
 from tawebeval.linux.launcher_client import (
     FIRST_DESCRIPTOR,
     LauncherClient,
@@ -35,7 +35,7 @@ from tawebeval.linux.launcher_client import (
     start_launcher,
 )
 from tawebeval.linux.privileges import User
-from tawebeval.linux.reaper import children
+from tawebeval.linux.reaper import list_children
 from tests.cases.own_python import run_script
 from tests.cases.patience import PATIENCE
 from tests.linux.test_child import PATH, descriptors
@@ -50,29 +50,29 @@ class LaunchingTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.launching = LauncherClient()
-        self.before = set(children(os.getpid()))
+        self.before = set(list_children(os.getpid()))
         self.addCleanup(self.end)
 
     def end(self) -> None:
         """Let nothing be left of it."""
         self.launching.close()
-        for pid in set(children(os.getpid())) - self.before:
+        for pid in set(list_children(os.getpid())) - self.before:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
     def processes(self) -> list[int]:
         """Return the launcher and its spare, once it has one."""
-        self.launching.open()
+        self.launching.start_launcher()
         while True:
-            ours = [pid for pid in children(os.getpid()) if pid not in self.before]
+            ours = [pid for pid in list_children(os.getpid()) if pid not in self.before]
             found = [pid for pid in ours if module.LAUNCHER_NAME in command_line(pid)]
             if len(found) == 2:
                 return found
 
     def launcher(self) -> LauncherProcess:
         """Return the launcher, which runs."""
-        self.launching.open()
-        held = self.launching._launcher
+        self.launching.start_launcher()
+        held = self.launching.launcher
         assert held is not None
         return held
 
@@ -84,7 +84,9 @@ class LaunchingTestCase(SynchronousTestCase):
         **more: Any,
     ) -> tuple[int, bytes]:
         """Start a program; return how it ends, and what it prints."""
-        started, overlay = self.launching.start(LaunchSpec(argv, environment, directory, **more))
+        started, overlay = self.launching.start_program(
+            LaunchSpec(argv, environment, directory, **more)
+        )
         self.assertIsNone(overlay)
         return wait_for_exit(started, PATIENCE)
 
@@ -149,7 +151,7 @@ class InheritanceTests(LaunchingTestCase):
 
     def test_most_descriptors(self) -> None:
         """As many as there can be do not get in one another's way."""
-        count = DESCRIPTORS - 2  # besides stdout and stderr
+        count = MAX_DESCRIPTORS - 2  # besides stdout and stderr
         files = [os.memfd_create(f"file {number}") for number in range(count)]
         for number, file in enumerate(files):
             self.addCleanup(os.close, file)
@@ -161,7 +163,7 @@ class InheritanceTests(LaunchingTestCase):
 
     def test_outputs(self) -> None:
         """Stdout and stderr are two pipes, which end with the program and those it has left."""
-        started, _ = self.launching.start(
+        started, _ = self.launching.start_program(
             LaunchSpec(["/bin/sh", "-c", "printf out; printf err >&2"], PATH, "/")
         )
         os.set_blocking(started.stdout, True)
@@ -179,7 +181,7 @@ class InheritanceTests(LaunchingTestCase):
             resource.RLIMIT_CORE: (0, 0),
             resource.RLIMIT_DATA: (2**26, 2**26),
         }
-        _, told = self.run_it("/bin/cat", "/proc/self/limits", limits=limits)
+        _, told = self.run_it("/bin/cat", "/proc/self/limits", rlimits=limits)
         for name, *values in (
             ("Max cpu time", "30", "31"),
             ("Max open files", "99", "99"),
@@ -207,7 +209,7 @@ class InheritanceTests(LaunchingTestCase):
         entries = [root / name for name in ("procs", "with a space", "$HOME;'\"*")]
         for entry in entries:
             entry.touch()
-        self.shell("true", groups=[str(entry) for entry in entries])
+        self.shell("true", cgroup_files=[str(entry) for entry in entries])
         self.assertEqual([entry.read_text() for entry in entries], ["0"] * 3)
 
     def test_many_words(self) -> None:
@@ -262,7 +264,7 @@ class ChildTests(LaunchingTestCase):
             "launch = launching.LaunchSpec(['/bin/sh', '-c', 'echo $PPID'], {}, '/')\n"
             "one = launching.LauncherClient()\n"
             "for _ in range(3):\n"
-            "    started, _ = one.start(launch)\n"
+            "    started, _ = one.start_program(launch)\n"
             "    status, told = wait_for_exit(started, 20)\n"
             "    assert (status, int(told)) == (0, os.getpid()), told\n"
             "one.close()\n"
@@ -288,9 +290,9 @@ class FailureTests(LaunchingTestCase):
         layers = launch.pop("layers", None)
         before = descriptors()
         with self.assertRaises(kind) as caught:
-            self.launching.start(LaunchSpec(**launch), layers)
+            self.launching.start_program(LaunchSpec(**launch), layers)
         self.assertEqual(descriptors(), before)
-        left = set(children(os.getpid())) - self.before - set(self.processes())
+        left = set(list_children(os.getpid())) - self.before - set(self.processes())
         self.assertEqual(left, set())
         error: OSError = caught.exception
         return error
@@ -301,12 +303,12 @@ class FailureTests(LaunchingTestCase):
             ({"argv": ["/nonexistent/program"]}, FileNotFoundError),
             ({"argv": ["/etc/passwd"]}, PermissionError),
             ({"directory": "/nonexistent"}, FileNotFoundError),
-            ({"groups": ["/nonexistent/cgroup.procs"]}, FileNotFoundError),
-            ({"limits": {resource.RLIMIT_NOFILE: (5, 2**40)}}, PermissionError),
+            ({"cgroup_files": ["/nonexistent/cgroup.procs"]}, FileNotFoundError),
+            ({"rlimits": {resource.RLIMIT_NOFILE: (5, 2**40)}}, PermissionError),
         ):
             error = self.fail(kind, **changes)
             self.assertEqual(error.strerror, os.strerror(error.errno or 0))
-            if "limits" not in changes and "argv" not in changes:
+            if "rlimits" not in changes and "argv" not in changes:
                 ((named,),) = [x if isinstance(x, list) else [x] for x in changes.values()]
                 self.assertEqual(error.filename, named)
 
@@ -332,10 +334,10 @@ class FailureTests(LaunchingTestCase):
         self.patch(os, "pidfd_open", fail)
         self.fail(OSError, argv=["/bin/sleep", "60"])
         # The top of an overlay, if there is one, is closed then.
-        read_report = module.read_report
+        read_report = module.read_launch_report
         self.patch(
             module,
-            "read_report",
+            "read_launch_report",
             lambda report: (read_report(report)[0], MountedOverlay(os.open("/", 0), frozenset())),
         )
         self.fail(OSError, argv=["/bin/sleep", "60"])
@@ -347,7 +349,7 @@ class FailureTests(LaunchingTestCase):
         with report, theirs:
             report.settimeout(0.05)
             theirs.send(b"%d" % child.pid)
-            self.assertRaises(TimeoutError, module.read_report, report)
+            self.assertRaises(TimeoutError, module.read_launch_report, report)
         self.assertEqual(child.wait(PATIENCE), -signal.SIGKILL)
 
 
@@ -420,7 +422,10 @@ class LossTests(LaunchingTestCase):
 
     def test_all_hang(self) -> None:
         """Where the next one does not answer either the program is not started, and why is told."""
-        self.replace("_, descriptors = receive(", "os.kill(os.getpid(), signal.SIGSTOP); receive(")
+        self.replace(
+            "_, descriptors = receive_message(",
+            "os.kill(os.getpid(), signal.SIGSTOP); receive_message(",
+        )
         self.patch(module, "_PATIENCE", 0.5)
         with self.assertRaises(TimeoutError) as caught:
             self.shell("true")
@@ -473,7 +478,7 @@ class LossTests(LaunchingTestCase):
         self.processes()
         full.touch()
         self.shell("true")
-        held = self.launching._launcher
+        held = self.launching.launcher
         assert held is not None
         os.waitid(os.P_PID, held.process.pid, os.WEXITED | os.WNOWAIT)
         full.unlink()
@@ -485,11 +490,11 @@ class LossTests(LaunchingTestCase):
     def test_spares_that_end(self) -> None:
         """Where a spare ends without an order no more are made: each might end like it."""
         self.replace("    os.umask(_UMASK)\n", "    os._exit(1)\n")
-        self.launching.open()
-        held = self.launching._launcher
+        self.launching.start_launcher()
+        held = self.launching.launcher
         assert held is not None
         os.waitid(os.P_PID, held.process.pid, os.WEXITED | os.WNOWAIT)
-        self.assertEqual(len(set(children(os.getpid())) - self.before), 2)
+        self.assertEqual(len(set(list_children(os.getpid())) - self.before), 2)
 
     def test_left_alone(self) -> None:
         """When the daemon has gone without a word, both end by themselves."""
@@ -498,16 +503,16 @@ class LossTests(LaunchingTestCase):
         held.connection.close()
         self.assertEqual(held.process.wait(PATIENCE), 0)
         os.waitpid(spare, 0)
-        self.assertEqual(set(children(os.getpid())) - self.before, set())
+        self.assertEqual(set(list_children(os.getpid())) - self.before, set())
 
     def test_close(self) -> None:
         """With the connection all of it ends, but for what was started."""
-        started, _ = self.launching.start(LaunchSpec(["/bin/sleep", "60"], {}, "/"))
+        started, _ = self.launching.start_program(LaunchSpec(["/bin/sleep", "60"], {}, "/"))
         _, spare = self.processes()
         self.launching.close()
         self.launching.close()
         os.waitpid(spare, 0)
-        self.assertEqual(set(children(os.getpid())) - self.before, {started.pid})
+        self.assertEqual(set(list_children(os.getpid())) - self.before, {started.pid})
         os.kill(started.pid, signal.SIGKILL)
         status, _ = wait_for_exit(started, PATIENCE)
         self.assertEqual(status, -signal.SIGKILL)

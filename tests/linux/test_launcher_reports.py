@@ -10,7 +10,7 @@ import subprocess
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.launcher import MOUNT, START
-from tawebeval.linux.launcher_client import MountedOverlay, OverlayMountError, read_report
+from tawebeval.linux.launcher_client import MountedOverlay, OverlayMountError, read_launch_report
 from tests.linux.test_child import descriptors
 
 
@@ -35,18 +35,18 @@ class ReportTests(SynchronousTestCase):
         """The child, the devices, and the top, which nobody has closed."""
         self.begin()
         self.theirs.close()
-        pid, overlay = read_report(self.report)
+        pid, overlay = read_launch_report(self.report)
         assert overlay is not None
-        self.addCleanup(os.close, overlay.top)
+        self.addCleanup(os.close, overlay.top_descriptor)
         self.assertEqual(pid, self.child.pid)
-        self.assertEqual(overlay, MountedOverlay(overlay.top, frozenset({39, 40})))
-        self.assertEqual(os.fstat(overlay.top).st_ino, os.stat("/").st_ino)
+        self.assertEqual(overlay, MountedOverlay(overlay.top_descriptor, frozenset({39, 40})))
+        self.assertEqual(os.fstat(overlay.top_descriptor).st_ino, os.stat("/").st_ino)
 
     def test_no_overlay(self) -> None:
         """The child alone, where nothing was to be mounted."""
         self.theirs.send(b"%d" % self.child.pid)
         self.theirs.close()
-        self.assertEqual(read_report(self.report), (self.child.pid, None))
+        self.assertEqual(read_launch_report(self.report), (self.child.pid, None))
 
     def test_failed(self) -> None:
         """What has failed, and where; the child is ended, and the top closed."""
@@ -54,7 +54,7 @@ class ReportTests(SynchronousTestCase):
         self.begin()
         self.theirs.send(b"\0".join((b"%d" % self.child.pid, START, b"2", b"/a/path")))
         with self.assertRaises(FileNotFoundError) as caught:
-            read_report(self.report)
+            read_launch_report(self.report)
         self.assertEqual(caught.exception.filename, "/a/path")
         self.assertEqual(descriptors(), before)
         self.assertRaises(ChildProcessError, os.waitpid, self.child.pid, 0)
@@ -63,19 +63,19 @@ class ReportTests(SynchronousTestCase):
         """An overlay that fails is told apart."""
         self.theirs.send(b"\0".join((b"%d" % self.child.pid, MOUNT, b"22", b"")))
         with self.assertRaises(OverlayMountError) as caught:
-            read_report(self.report)
+            read_launch_report(self.report)
         self.assertEqual((caught.exception.errno, caught.exception.filename), (22, None))
 
     def test_silent(self) -> None:
         """One that ends without a word was lost with the launcher."""
         self.theirs.close()
-        self.assertRaises(ConnectionResetError, read_report, self.report)
+        self.assertRaises(ConnectionResetError, read_launch_report, self.report)
 
     def test_hangs(self) -> None:
         """One that says no more than its number is killed, and the top closed."""
         before = descriptors()
         self.begin()
         self.report.settimeout(0.05)
-        self.assertRaises(TimeoutError, read_report, self.report)
+        self.assertRaises(TimeoutError, read_launch_report, self.report)
         self.assertEqual(descriptors(), before)
         self.assertEqual(self.child.wait(), -signal.SIGKILL)

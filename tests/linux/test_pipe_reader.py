@@ -57,15 +57,15 @@ class PipeTests(SynchronousTestCase):
         self.addCleanup(self.close)
         self.reader = PipeReader(self.reactor, self.reading, NAME, self)
 
-    def received(self, name: int, chunk: bytes) -> None:
+    def on_pipe_data(self, name: int, chunk: bytes) -> None:
         """Take what was read."""
         self.assertEqual(name, NAME)
         self.chunks.append(chunk)
 
-    def lost(self, name: int) -> None:
+    def on_pipe_end(self, name: int) -> None:
         """Count the ends."""
         self.assertEqual(name, NAME)
-        self.assertTrue(self.reader.closed)
+        self.assertTrue(self.reader.is_closed)
         self.ends += 1
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class PipeTests(SynchronousTestCase):
         for delay in (0.0, 0.5, 0.75):
             self.write(1)
             self.reactor.read()
-            self.assertEqual(self.reader.delay, delay)
+            self.assertEqual(self.reader.slow_read_seconds, delay)
 
     def test_no_larger(self) -> None:
         """Where the kernel refuses it is read as it is, and asked for again when it is full."""
@@ -170,7 +170,7 @@ class PipeTests(SynchronousTestCase):
     def test_the_rest(self) -> None:
         """Of what it holds all is read, of what comes later nothing, and nobody is waited for."""
         written = self.write(150_000)
-        self.reader.read_remaining()
+        self.reader.read_remaining_output()
         self.assertEqual((self.reactor.readers, self.chunks), ([], []))
         self.reactor.turn()
         with contextlib.suppress(BlockingIOError):
@@ -180,21 +180,21 @@ class PipeTests(SynchronousTestCase):
 
     def test_nothing_left(self) -> None:
         """A pipe with nothing in it is closed at once."""
-        self.reader.read_remaining()
+        self.reader.read_remaining_output()
         self.reactor.turn(2)
         self.assert_lost(b"")
 
     def test_nothing_left_while_paused(self) -> None:
         """So is one that is paused, at once or when the last of it has been read."""
         self.reader.pauseProducing()
-        self.reader.read_remaining()
+        self.reader.read_remaining_output()
         self.reactor.turn(2)
         self.assert_lost(b"")
 
     def test_the_last_while_paused(self) -> None:
         """Who pauses it when the last of it has been read is told of its end all the same."""
         os.write(self.writing, b"x")
-        self.reader.read_remaining()
+        self.reader.read_remaining_output()
         self.reactor.turn()
         self.reader.pauseProducing()
         self.reactor.turn()
@@ -204,7 +204,7 @@ class PipeTests(SynchronousTestCase):
         """A pipe that is at its end anyway is read to that end."""
         os.write(self.writing, b"x")
         self.close()
-        self.reader.read_remaining()
+        self.reader.read_remaining_output()
         self.reactor.turn(3)
         self.assert_lost(b"x")
 
@@ -212,7 +212,7 @@ class PipeTests(SynchronousTestCase):
         """The rest waits while it is paused, before or in the middle, and is whole in the end."""
         written = self.write(150_000)
         self.reader.pauseProducing()
-        self.reader.read_remaining()
+        self.reader.read_remaining_output()
         self.reactor.turn(5)
         self.assertEqual((self.chunks, self.ends), ([], 0))
         self.reader.resumeProducing()
@@ -230,7 +230,7 @@ class PipeTests(SynchronousTestCase):
         self.reader.connectionLost(Failure(CONNECTION_DONE))
         self.reader.pauseProducing()
         self.reader.resumeProducing()
-        self.reader.read_remaining()
+        self.reader.read_remaining_output()
         self.reactor.turn(2)
         self.assert_lost(b"")
 

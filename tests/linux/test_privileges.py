@@ -140,7 +140,7 @@ class DropTests(SynchronousTestCase):
         self.assertEqual(
             (process.permitted, process.hidden, process.gains_nothing), (0, True, True)
         )
-        self.privileges.check()
+        self.privileges.check_no_root_rights()
 
     def test_others(self) -> None:
         """Who was not root stays the same user, and gives up all else, too."""
@@ -185,7 +185,7 @@ class DropTests(SynchronousTestCase):
             held = getattr(self.process, ignored)
             self.patch(self.process, "_may", lambda now, then, held=held: self.allow(now, held))
             with self.assertRaises(SystemExit) as caught:
-                self.privileges.check()
+                self.privileges.check_no_root_rights()
             self.assertIn("again", str(caught.exception.code))
 
     def allow(self, now: tuple[int, ...], held: tuple[int, ...]) -> None:
@@ -205,7 +205,7 @@ class DropTests(SynchronousTestCase):
             process = FakeProcess(7)
             process.users, process.hidden = users, True
             with self.assertRaises(SystemExit) as caught:
-                Privileges(process).check()
+                Privileges(process).check_no_root_rights()
             self.assertIn("service.user", str(caught.exception.code))
 
 
@@ -232,9 +232,9 @@ class ActingTests(SynchronousTestCase):
     def test_environment(self) -> None:
         """The environment is the user's, so that directories are not looked for in root's home."""
         given = {"HOME": "/root", "LANG": "C"}
-        there = Privileges(FakeProcess(0), TAWEB).environment(given)
+        there = Privileges(FakeProcess(0), TAWEB).build_user_environment(given)
         self.assertEqual((there["HOME"], there["LANG"]), ("/srv/taweb", "C"))
-        self.assertEqual(Privileges(FakeProcess(1000)).environment(given), given)
+        self.assertEqual(Privileges(FakeProcess(1000)).build_user_environment(given), given)
 
 
 class HereTests(SynchronousTestCase):

@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import reaper
-from tawebeval.linux.reaper import Orphans
+from tawebeval.linux.reaper import OrphanReaper
 from tests.cases.own_python import printed_by
 from tests.fakes.children import NO_PROCESS, FakeSpawner
 
@@ -58,7 +58,7 @@ class Quiet(ProcessProtocol):
 
 orphans.become_subreaper()
 spawner = Spawner(reactor)
-world = orphans.Orphans(reactor, spawner)
+world = orphans.OrphanReaper(reactor, spawner)
 result = {}
 
 async def script():
@@ -74,7 +74,7 @@ def begin():
 
 reactor.callWhenRunning(begin)
 reactor.run()
-for pid in list(orphans.descendants("self")):
+for pid in list(orphans.list_descendants("self")):
     orphans.send_signal(pid, signal.SIGKILL)
 print(json.dumps(result))
 '''
@@ -97,10 +97,10 @@ class OrphanTests(SynchronousTestCase):
             """
 mine = [daemon("secret") for _ in range(3)]
 other, none = daemon("other"), daemon()
-await world.kill_marked(b"secret", "/nonexistent")
+await world.kill_marked_orphans(b"secret", "/nonexistent")
 result["mine"] = [exists(pid) for pid in mine]
 result["others"] = [alive(other), alive(none)]
-await world.kill_marked(b"other", "/nonexistent")
+await world.kill_marked_orphans(b"other", "/nonexistent")
 result["other"], result["none"] = exists(other), alive(none)
 """
         )
@@ -118,7 +118,7 @@ result["other"], result["none"] = exists(other), alive(none)
 root = sys.argv[1]
 mine = [daemon("", root + "/run"), daemon("", root + "/run/below")]
 others = [daemon("", root + "/run2"), daemon("", root)]
-await world.kill_marked(b"no such mark", root + "/run")
+await world.kill_marked_orphans(b"no such mark", root + "/run")
 result["mine"] = [exists(pid) for pid in mine]
 result["others"] = [alive(pid) for pid in others]
 """,
@@ -135,7 +135,7 @@ result["others"] = [alive(pid) for pid in others]
 root = sys.argv[1]
 pid = daemon("", root + "/run/gone")
 os.rmdir(root + "/run/gone")
-await world.kill_marked(b"no such mark", root + "/run")
+await world.kill_marked_orphans(b"no such mark", root + "/run")
 result["exists"] = exists(pid)
 """,
             str(root),
@@ -148,11 +148,11 @@ result["exists"] = exists(pid)
             """
 then = "import subprocess; p = subprocess.Popen(['/bin/sleep', '600'], env={}, cwd='/')" + chr(10)
 pid = daemon("secret", then=then + WAIT)
-while not list(orphans.children(pid)):
+while not list(orphans.list_children(pid)):
     time.sleep(0.01)
-(child,) = orphans.children(pid)
-result["before"] = {pid, child} <= set(orphans.descendants("self"))
-await world.kill_marked(b"secret", "/nonexistent")
+(child,) = orphans.list_children(pid)
+result["before"] = {pid, child} <= set(orphans.list_descendants("self"))
+await world.kill_marked_orphans(b"secret", "/nonexistent")
 result["after"] = [alive(pid), alive(child)]
 """
         )
@@ -164,15 +164,15 @@ result["after"] = [alive(pid), alive(child)]
             """
 then = "import subprocess; p = subprocess.Popen(['/bin/sleep', '600'], env={}, cwd='/')" + chr(10)
 pid = daemon("secret", then=then + WAIT)
-while not list(orphans.children(pid)):
+while not list(orphans.list_children(pid)):
     time.sleep(0.01)
-(child,) = orphans.children(pid)
+(child,) = orphans.list_children(pid)
 while open(f"/proc/{child}/environ").read():  # as long as it is a copy of its parent
     time.sleep(0.01)
 send = orphans.send_signal
 delay = lambda one: 0.1 if one == child else 0
 orphans.send_signal = lambda one, number: reactor.callLater(delay(one), send, one, number)
-await world.kill_marked(b"secret", "/nonexistent")
+await world.kill_marked_orphans(b"secret", "/nonexistent")
 result["after"] = [alive(pid), alive(child)]
 """
         )
@@ -188,12 +188,12 @@ then += "ctypes.CDLL(None).pthread_exit(None)" + chr(10)
 mine, other = daemon("secret", then=then), daemon("other", then=then)
 while alive(mine) or alive(other):  # the first thread is
     time.sleep(0.01)
-(child,) = orphans.descendants(other)
-await world.kill_marked(b"secret", "/nonexistent")
+(child,) = orphans.list_descendants(other)
+await world.kill_marked_orphans(b"secret", "/nonexistent")
 result["after"] = [exists(mine), exists(other), alive(child)]
 orphans._bears = lambda *_: None
 reactor.callLater(0.1, os.kill, other, signal.SIGKILL)
-await world.kill_marked(b"secret", "/nonexistent")
+await world.kill_marked_orphans(b"secret", "/nonexistent")
 result["later"] = [exists(other), alive(child)]
 """
         )
@@ -204,8 +204,8 @@ result["later"] = [exists(other), alive(child)]
         result = self.play(
             """
 child = spawner(Quiet(), ["/bin/sleep", "600"], {"MARK": "secret"}, "/")
-await world.kill_marked(b"secret", "/nonexistent")
-result["running"] = child.running and alive(child.pid)
+await world.kill_marked_orphans(b"secret", "/nonexistent")
+result["running"] = child.is_running and alive(child.pid)
 """
         )
         self.assertEqual(result, {"running": True})
@@ -218,7 +218,7 @@ dead = daemon("", then="pass")
 while alive(dead):
     time.sleep(0.01)
 result["zombie"] = exists(dead)
-await world.kill_marked(b"secret", "/nonexistent")
+await world.kill_marked_orphans(b"secret", "/nonexistent")
 result["after"] = exists(dead)
 """
         )
@@ -232,11 +232,11 @@ with spawner.expect_child() as tell:
     mine, other = daemon("", then="pass"), daemon("", then="pass")
     while alive(mine) or alive(other):
         time.sleep(0.01)
-    world.reap()
-    await world.kill_marked(b"secret", "/nonexistent")
+    world.reap_ended_orphans()
+    await world.kill_marked_orphans(b"secret", "/nonexistent")
     result["expected"] = [exists(mine), exists(other)]
     tell(mine)
-world.reap()
+world.reap_ended_orphans()
 result["told"] = [exists(mine), exists(other)]
 """
         )
@@ -248,7 +248,7 @@ result["told"] = [exists(mine), exists(other)]
             """
 with spawner.expect_child():
     pid = daemon("secret")
-    ended = Deferred.fromCoroutine(world.kill_marked(b"secret", "/nonexistent"))
+    ended = Deferred.fromCoroutine(world.kill_marked_orphans(b"secret", "/nonexistent"))
     while alive(pid):
         await deferLater(reactor, 0.01)
 await ended
@@ -259,7 +259,7 @@ result["alive"] = alive(pid)
 
     def test_nobody(self) -> None:
         """With no orphan there is nothing to wait for."""
-        result = self.play("""await world.kill_marked(b"secret", "/nonexistent")""")
+        result = self.play("""await world.kill_marked_orphans(b"secret", "/nonexistent")""")
         self.assertEqual(result, {})
 
     def test_signals_to_the_gone(self) -> None:
@@ -269,7 +269,8 @@ result["alive"] = alive(pid)
 gone = subprocess.Popen(["/bin/true"])
 gone.wait()
 orphans.send_signal(gone.pid, signal.SIGKILL)
-result["children"] = list(orphans.children(gone.pid)) + list(orphans.descendants(gone.pid))
+result["children"] = list(orphans.list_children(gone.pid))
+result["children"] += list(orphans.list_descendants(gone.pid))
 """
         )
         self.assertEqual(result, {"children": []})
@@ -280,13 +281,13 @@ class LookTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.orphans = Orphans(self.clock, FakeSpawner(self.clock))
+        self.orphans = OrphanReaper(self.clock, FakeSpawner(self.clock))
         self.adopted = [NO_PROCESS]
-        self.patch(Orphans, "_adopted", lambda orphans: iter(self.adopted))
+        self.patch(OrphanReaper, "_adopted", lambda orphans: iter(self.adopted))
 
     def test_waits(self) -> None:
         """It returns when they are gone, and not when they have been told to go."""
-        ended = Deferred.fromCoroutine(self.orphans.kill_marked(b"secret", "/nonexistent"))
+        ended = Deferred.fromCoroutine(self.orphans.kill_marked_orphans(b"secret", "/nonexistent"))
         self.clock.pump([0.002] * 100)
         self.assertNoResult(ended)
         self.adopted = []
@@ -298,7 +299,7 @@ class LookTests(SynchronousTestCase):
         """What hangs in the kernel is waited for some seconds, and then logged."""
         logged: list[object] = []
         self.patch(reaper.log, "observer", logged.append)
-        ended = Deferred.fromCoroutine(self.orphans.kill_marked(b"secret", "/nonexistent"))
+        ended = Deferred.fromCoroutine(self.orphans.kill_marked_orphans(b"secret", "/nonexistent"))
         self.clock.pump([0.002] * 2000)
         self.assertNoResult(ended)
         self.clock.pump([0.002] * 600)

@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.reaper import end_stale_processes
+from tawebeval.linux.reaper import kill_stale_processes
 from tests.cases.patience import PATIENCE
 
 SLEEP = ("sleep", "60")
@@ -50,7 +50,7 @@ class LeftoversTests(SynchronousTestCase):
     def end(self) -> list[str]:
         """End what the dead daemon has left; return what the log says."""
         with capturedLogs() as events:
-            end_stale_processes(self.dead)
+            kill_stale_processes(self.dead)
         return [formatEvent(event) for event in events]
 
     def check(self, child: subprocess.Popen[bytes], *, ended: bool) -> None:

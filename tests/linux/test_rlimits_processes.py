@@ -12,11 +12,11 @@ from tawebeval.config import Configuration, EvaluationSettings, LimitSettings, R
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.rlimits import (
-    check_limits,
+    check_hard_limits,
+    compute_process_allowance,
+    count_allowed_processes,
+    count_needed_processes,
     find_lowered_limits,
-    processes,
-    processes_allowed,
-    processes_needed,
 )
 from tests.fakes.cgroups import FakeMachine
 
@@ -47,10 +47,10 @@ class LimitTests(CeilingsTestCase):
             (resource.RLIMIT_DATA, "memory", 2000, "LimitDATA"),
         ):
             self.hard = {number: value}
-            check_limits(limits)
+            check_hard_limits(limits)
             self.hard = {number: value - 1}
             with self.assertRaises(ConfigurationError) as caught:
-                check_limits(limits)
+                check_hard_limits(limits)
             said = str(caught.exception)
             self.assertTrue(said.startswith(f"limits.{setting}: "), said)
             self.assertIn(f"hard limit, {value - 1}", said)
@@ -61,7 +61,7 @@ class LimitTests(CeilingsTestCase):
         self.assertEqual(list(find_lowered_limits()), [])
         self.hard = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: 3600}
         for found, name in zip(find_lowered_limits(), ("CORE", "CPU"), strict=True):
-            self.assertIn(f"RLIMIT_{name} to unlimited fail", found.what)
+            self.assertIn(f"RLIMIT_{name} to unlimited fail", found.description)
             self.assertTrue(found.remedy.startswith(f"set Limit{name}=infinity"), found)
 
 
@@ -73,10 +73,10 @@ class ProcessesTests(CeilingsTestCase):
         more = Configuration(
             evaluations=EvaluationSettings(running=11), limits=LimitSettings(processes=100)
         )
-        self.assertEqual(processes_needed(more) - processes_needed(USUAL), 100)
-        self.assertGreater(processes_needed(USUAL), 1000)
+        self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 100)
+        self.assertGreater(count_needed_processes(USUAL), 1000)
         more = msgspec.structs.replace(USUAL, repositories=RepositorySettings(fetches=5))
-        self.assertEqual(processes_needed(more) - processes_needed(USUAL), 16)
+        self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 16)
 
     def test_allowed(self) -> None:
         """The least that a limit of the user or of any group around allows, of either version."""
@@ -85,27 +85,29 @@ class ProcessesTests(CeilingsTestCase):
             machine = FakeMachine(Path(self.mktemp()).absolute())
             own = machine.mount_unified() if unified else machine.mount_legacy("pids")
             around = own.parent / "pids.max"
-            self.assertIsNone(processes_allowed(machine.write_proc()))
+            self.assertIsNone(count_allowed_processes(machine.write_proc()))
             around.write_text("500\n")
-            self.assertEqual(processes_allowed(machine.write_proc()), 500)
+            self.assertEqual(count_allowed_processes(machine.write_proc()), 500)
             (own / "pids.max").write_text("700\n")
-            self.assertEqual(processes_allowed(machine.write_proc()), 500)
+            self.assertEqual(count_allowed_processes(machine.write_proc()), 500)
             around.write_text("max\n")
-            self.assertEqual(processes_allowed(machine.write_proc()), 700)
+            self.assertEqual(count_allowed_processes(machine.write_proc()), 700)
             self.hard = {resource.RLIMIT_NPROC: 300}
-            self.assertEqual(processes_allowed(machine.write_proc()), 300)
+            self.assertEqual(count_allowed_processes(machine.write_proc()), 300)
 
     def test_without_cgroups(self) -> None:
         """Where there are none there is no limit of theirs."""
         machine = FakeMachine(Path(self.mktemp()).absolute())
-        self.assertIsNone(processes_allowed(machine.write_proc()))
+        self.assertIsNone(count_allowed_processes(machine.write_proc()))
 
     def test_problems(self) -> None:
         """One too few is a problem, with what helps; enough, or no limit, is not."""
-        wanted = processes_needed(USUAL)
+        wanted = count_needed_processes(USUAL)
         for there in (None, wanted, wanted - 1):
-            self.patch(rlimits, "processes_allowed", lambda there=there: there)
-            self.assertEqual(len(processes(USUAL).problems), there == wanted - 1, there)
-        (problem,) = processes(USUAL).problems
+            self.patch(rlimits, "count_allowed_processes", lambda there=there: there)
+            self.assertEqual(
+                len(compute_process_allowance(USUAL).problems), there == wanted - 1, there
+            )
+        (problem,) = compute_process_allowance(USUAL).problems
         said = f"{wanted - 1} allowed, and up to {wanted} may be needed; raise TasksMax="
         self.assertTrue(str(problem).startswith(said), problem)

@@ -19,12 +19,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.variables import add_tools
+from tawebeval.core.environment import add_tools
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.linux.cgroups.group import Usage
+from tawebeval.linux.cgroups.group import ResourceUsage
 from tawebeval.sandbox import base as module
-from tawebeval.sandbox.base import TOOLS, Exit, NoSandbox, UnsandboxedRun
-from tawebeval.sandbox.disk import DiskUsage, TooMuchWork
+from tawebeval.sandbox.base import TOOLS, EvaluatorExit, NoSandbox, UnsandboxedRun
+from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskUsage
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.children import NO_PROCESS, FakeChild
 from tests.fakes.sandbox import FakeTrees
@@ -48,7 +48,7 @@ class FakeGroup:
 
     entries: Sequence[str] = ()
     over: frozenset[str] = frozenset()
-    used: Usage = attrs.field(factory=lambda: Usage(None, None))
+    used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
     removed: int = 0
     stays: OSError | None = None
     patience: list[float] = attrs.field(factory=list)
@@ -56,17 +56,17 @@ class FakeGroup:
     def list_entry_files(self) -> Sequence[str]:
         return self.entries
 
-    def exceeded(self, patience: float) -> frozenset[str]:
+    def find_exceeded_limits(self, patience: float) -> frozenset[str]:
         self.patience.append(patience)
         return self.over
 
-    def usage(self, waited: resource.struct_rusage | None) -> Usage:
+    def read_usage(self, waited: resource.struct_rusage | None) -> ResourceUsage:
         return self.used
 
-    def over_cpu(self, limit: float) -> bool:
+    def is_over_cpu_limit(self, limit: float) -> bool:
         return (self.used.cpu_seconds or 0) > limit
 
-    def remove(self) -> None:
+    def remove_cgroup(self) -> None:
         self.removed += 1
         if self.stays is not None:
             raise self.stays
@@ -79,41 +79,41 @@ class FakeCgroups:
     `made` are the names and limits that were asked for, `spares` the limits of what was made ahead.
     """
 
-    enforced: frozenset[str] = frozenset()
+    enforced_resources: frozenset[str] = frozenset()
     niceness: int = 10
     group: FakeGroup = attrs.field(factory=FakeGroup)
     made: list[tuple[str, LimitSettings]] = attrs.field(factory=list)
     spares: list[LimitSettings] = attrs.field(factory=list)
 
-    def make(self, identifier: str, limits: LimitSettings) -> FakeGroup:
+    def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> FakeGroup:
         self.made.append((identifier, limits))
         return self.group
 
-    def make_spare(self, limits: LimitSettings) -> None:
+    def make_spare_cgroup(self, limits: LimitSettings) -> None:
         self.spares.append(limits)
 
 
 @attrs.define
 class FakeDisk:
-    """A watch over a disk on which there is what `use` says.
+    """A watch over a disk on which there is what `last_usage` says.
 
     `looks` has of each look whether it was to count anew, and by how much work.
     """
 
     directory: Path
     size: int
-    files: int
+    max_files: int
     pids: Callable[[], Iterable[int]]
-    use: DiskUsage = attrs.field(factory=DiskUsage)
+    last_usage: DiskUsage = attrs.field(factory=DiskUsage)
     looks: list[tuple[bool, float]] = attrs.field(factory=list)
-    devices: set[int] = attrs.field(factory=set)
-    free: float = inf
+    device_numbers: set[int] = attrs.field(factory=set)
+    free_bytes: float = inf
 
-    def look(self, again: bool, work: float) -> DiskUsage:
+    def measure_usage(self, again: bool, work: float) -> DiskUsage:
         self.looks.append((again, work))
-        if self.use.looks > work:
-            raise TooMuchWork
-        return self.use
+        if self.last_usage.look_count > work:
+            raise CountTooExpensive
+        return self.last_usage
 
 
 @attrs.define
@@ -136,7 +136,7 @@ class FakeOrphans:
     def forget_child(self, pid: int) -> None:
         self.told.remove(pid)
 
-    async def kill_marked(self, mark: bytes, directory: str) -> None:
+    async def kill_marked_orphans(self, mark: bytes, directory: str) -> None:
         self.asked.append((mark, directory))
 
     async def kill_child(self, pid: int) -> None:
@@ -147,7 +147,7 @@ class CellTestCase(SynchronousTestCase):
     """What a cell needs: a workspace, cgroups and a disk, on which nothing is done."""
 
     checkout = Checkout(
-        Commit("c" * 40, "7" * 40, files=10, size=5000), Path("/cache/tree"), lambda: None
+        Commit("c" * 40, "7" * 40, file_count=10, size=5000), Path("/cache/tree"), lambda: None
     )
 
     def setUp(self) -> None:
@@ -184,7 +184,7 @@ class CellTestCase(SynchronousTestCase):
     def started(self) -> UnsandboxedRun:
         """Return one in which something was started."""
         cell = self.no_cell()
-        cell.start("x", ENVIRONMENT, Path("/"))
+        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         return cell
 
 
@@ -195,7 +195,7 @@ class ProcessLimitTests(CellTestCase):
         """Memory by process where no group limits it; never processes, which the daemon has too."""
         for count in range(len(ALL) + 1):
             for enforced in itertools.combinations(ALL, count):
-                self.cgroups.enforced = frozenset(enforced)
+                self.cgroups.enforced_resources = frozenset(enforced)
                 launch = self.no_cell().make_launch_spec(
                     "./it --now", ENVIRONMENT, Path("/some/where")
                 )
@@ -211,7 +211,7 @@ class ProcessLimitTests(CellTestCase):
                 }
                 if "memory" not in enforced:
                     expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
-                self.assertEqual(launch.limits, expected, enforced)
+                self.assertEqual(launch.rlimits, expected, enforced)
                 self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
                 self.assertEqual(launch.environment, add_tools(ENVIRONMENT, str(TOOLS)))
                 self.assertEqual(launch.directory, "/some/where")
@@ -219,16 +219,16 @@ class ProcessLimitTests(CellTestCase):
 
     def test_hard_limits_of_the_daemon(self) -> None:
         """What cannot be unlimited is as high as the daemon's own."""
-        self.cgroups.enforced = frozenset({"cpu"})
+        self.cgroups.enforced_resources = frozenset({"cpu"})
         self.hard = 77
-        limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).limits
+        limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
         self.assertEqual(limits[resource.RLIMIT_CORE], (1, 77))
         self.assertEqual(limits[resource.RLIMIT_CPU], (30, 77))
 
     def test_daemon_without_core_dumps(self) -> None:
         """The soft limit of core dumps is 0 where the daemon's hard limit is 0."""
         self.hard = 0
-        limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).limits
+        limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
         self.assertEqual(limits[resource.RLIMIT_CORE], (0, 0))
 
 
@@ -241,7 +241,7 @@ class GroupTests(CellTestCase):
         cell = self.started()
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
         (launch,) = self.trees.launched
-        self.assertEqual(launch.groups, ["/cgroup/a", "/cgroup/b"])
+        self.assertEqual(launch.cgroup_files, ["/cgroup/a", "/cgroup/b"])
         self.assertEqual(self.cgroups.spares, [])
         cell.close()
         cell.close()
@@ -265,7 +265,7 @@ class GroupTests(CellTestCase):
         self.trees.error = OSError(28, "No space left on device")
         cell = self.no_cell()
         with self.assertRaises(OSError):
-            cell.start("x", ENVIRONMENT, Path("/"))
+            cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         self.assertEqual(self.orphans.told, [])
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
@@ -282,13 +282,13 @@ class GroupTests(CellTestCase):
 
     def test_usage(self) -> None:
         """The group knows what was used; without one nobody does."""
-        self.cgroups.group.used = Usage(1.5, 4096)
+        self.cgroups.group.used = ResourceUsage(1.5, 4096)
         cell = self.no_cell()
-        self.assertEqual(cell.read_usage(None), Usage(None, None))
-        cell.start("x", ENVIRONMENT, Path("/"))
-        self.assertEqual(cell.read_usage(None), Usage(1.5, 4096))
+        self.assertEqual(cell.read_usage(None), ResourceUsage(None, None))
+        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
+        self.assertEqual(cell.read_usage(None), ResourceUsage(1.5, 4096))
         cell.close()
-        self.assertEqual(cell.read_usage(None), Usage(None, None))
+        self.assertEqual(cell.read_usage(None), ResourceUsage(None, None))
 
 
 class ExceededTests(CellTestCase):
@@ -306,7 +306,7 @@ class ExceededTests(CellTestCase):
         assert isinstance(error, EvaluationFailure)
         self.assertEqual(error.reason, reason)
         value = getattr(LIMITS, limit)
-        self.assertEqual(error.members, {"limit": f"limits.{limit}", "value": value})
+        self.assertEqual(error.extra_members, {"limit": f"limits.{limit}", "value": value})
         shown = format_size(value) if value >= MIB else value
         self.assertIn(words.format(shown), error.message)
 
@@ -335,9 +335,9 @@ class ExceededTests(CellTestCase):
 
     def test_cpu(self) -> None:
         """The processor time of the whole group counts, and the last second is allowed."""
-        self.cgroups.group.used = Usage(30.0, None)
+        self.cgroups.group.used = ResourceUsage(30.0, None)
         self.check_none()
-        self.cgroups.group.used = Usage(30.01, None)
+        self.cgroups.group.used = ResourceUsage(30.01, None)
         self.check("cpu", "cpu", "{} seconds of processor time")
 
     def test_exited(self) -> None:
@@ -347,67 +347,67 @@ class ExceededTests(CellTestCase):
         self.child.exit()
         self.check_none()
         self.check("memory", "memory", "{} of memory", final=True)
-        self.disk.use = DiskUsage(files=1011)
+        self.disk.last_usage = DiskUsage(file_count=1011)
         self.check("disk", "disk_files", "{} files and directories")
 
     def test_disk_bytes(self) -> None:
         """What is checked out is not counted: its bytes, and a block for each of its files."""
         allowed = GIB + 5000 + 10 * 4096
-        self.disk.use = DiskUsage(size=allowed)
+        self.disk.last_usage = DiskUsage(size=allowed)
         self.check_none()
-        self.disk.use = DiskUsage(size=allowed + 1)
+        self.disk.last_usage = DiskUsage(size=allowed + 1)
         self.check("disk", "disk", "{} to the disk")
 
     def test_disk_files(self) -> None:
         """Nor are the files that are checked out."""
-        self.disk.use = DiskUsage(files=1010)
+        self.disk.last_usage = DiskUsage(file_count=1010)
         self.check_none()
-        self.disk.use = DiskUsage(files=1011)
+        self.disk.last_usage = DiskUsage(file_count=1011)
         self.check("disk", "disk_files", "{} files and directories")
 
     def test_deep(self) -> None:
         """Too deep directories cannot be counted, and so are too many."""
-        self.disk.use = DiskUsage(too_deep=True)
+        self.disk.last_usage = DiskUsage(is_too_deep=True)
         self.check("disk", "disk_files", "{} files and directories")
 
     def test_file_size(self) -> None:
         """A file as large as any may be tells why a run failed, and nothing before."""
-        self.disk.use = DiskUsage(largest=5 * MIB - 1)
+        self.disk.last_usage = DiskUsage(largest_file=5 * MIB - 1)
         self.check_none(final=True)
-        self.disk.use = DiskUsage(largest=5 * MIB)
+        self.disk.last_usage = DiskUsage(largest_file=5 * MIB)
         self.check_none()
         self.check("file_size", "file_size", "wrote a file of {}", final=True)
 
     def test_nearly_full(self) -> None:
         """Where the disk is nearly full a run that has failed may have failed of that."""
         self.assertFalse(self.cell.is_disk_short)
-        self.disk.use = DiskUsage(size=MIB)
-        self.disk.free = LIMITS.free_disk
+        self.disk.last_usage = DiskUsage(size=MIB)
+        self.disk.free_bytes = LIMITS.free_disk
         self.assertFalse(self.cell.is_disk_short)
-        self.disk.free -= 1
+        self.disk.free_bytes -= 1
         self.assertTrue(self.cell.is_disk_short)
         self.check_none()
         error = self.cell.check_limits(final=True)
         assert isinstance(error, EvaluationFailure)
         self.assertEqual(error.reason, "disk")
         value = LIMITS.free_disk
-        self.assertEqual(error.members, {"limit": "limits.free_disk", "value": value})
+        self.assertEqual(error.extra_members, {"limit": "limits.free_disk", "value": value})
         self.assertIn(f"under {format_size(value)} (limits.free_disk)", error.message)
         self.assertIn("files take 1 MiB", error.message)
 
     def test_nearly_full_of_others(self) -> None:
         """One that has next to nothing there has failed of it only where nothing is free."""
-        self.disk.use = DiskUsage(size=MIB - 1)
-        self.disk.free = MIB
+        self.disk.last_usage = DiskUsage(size=MIB - 1)
+        self.disk.free_bytes = MIB
         self.check_none(final=True)
-        self.disk.free = MIB - 1
+        self.disk.free_bytes = MIB - 1
         error = self.cell.check_limits(final=True)
         self.assertEqual(error and error.reason, "disk")
 
     def test_much_work(self) -> None:
         """A count that takes more work than it may is none; the other limits are known without."""
-        self.disk.use = DiskUsage(looks=8)
-        self.assertRaises(TooMuchWork, self.cell.check_limits, work=7)
+        self.disk.last_usage = DiskUsage(look_count=8)
+        self.assertRaises(CountTooExpensive, self.cell.check_limits, work=7)
         self.assertIsNone(self.cell.check_limits(work=8))
         self.cgroups.group.over = frozenset({"memory"})
         error = self.cell.check_limits(work=0)
@@ -416,7 +416,7 @@ class ExceededTests(CellTestCase):
     def test_without_groups(self) -> None:
         """The disk is looked at without groups, too."""
         self.cell.close()
-        self.disk.use = DiskUsage(size=2 * GIB)
+        self.disk.last_usage = DiskUsage(size=2 * GIB)
         self.check("disk", "disk", "{} to the disk")
 
     def test_held(self) -> None:
@@ -439,11 +439,11 @@ class ExceededTests(CellTestCase):
         self.assertEqual(self.disk.looks, [(False, inf), (True, inf)])
         self.assertEqual(self.disk.directory, self.workspace.root)
         self.assertEqual(self.disk.size, GIB + 5000 + 10 * 4096)
-        self.assertEqual(self.disk.files, 1010)
+        self.assertEqual(self.disk.max_files, 1010)
 
     def test_processes(self) -> None:
         """The files that its processes have open are counted, as long as there are any."""
-        self.patch(module, "descendants", lambda pid: [pid + 1, pid + 2])
+        self.patch(module, "list_descendants", lambda pid: [pid + 1, pid + 2])
         self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, NO_PROCESS + 2])
         self.child.exit()
         self.assertEqual(list(self.disk.pids()), [], "its number may be another's by now")
@@ -462,15 +462,15 @@ class UnsandboxedRunTests(CellTestCase):
             self.workspace, self.checkout
         )
         self.assertIsInstance(cell, UnsandboxedRun)
-        self.assertEqual(cell.view, self.workspace.make_unsandboxed_view())
+        self.assertEqual(cell.workspace_view, self.workspace.make_unsandboxed_view())
         self.assertEqual((cell.limits, cell.workspace), (LIMITS, self.workspace))
-        cell.start("x", ENVIRONMENT, Path("/"))
+        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
 
     def test_signal(self) -> None:
         """A signal is for the group and for who has left it, looked for while they have parents."""
         done: list[object] = []
-        self.patch(module, "descendants", lambda pid: done.append(pid) or [31, 32])
+        self.patch(module, "list_descendants", lambda pid: done.append(pid) or [31, 32])
         self.patch(module, "send_signal", lambda pid, number: done.append((pid, number)))
         self.child.signal_group = done.append
         self.no_cell().send_signal(self.child, signal.SIGTERM)
@@ -482,7 +482,7 @@ class UnsandboxedRunTests(CellTestCase):
         cell.make_launch_spec("x", ENVIRONMENT, Path("/"))
         cell.set_first_process(self.child)
         self.child.exit(0)
-        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining()))
+        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
         self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word")])
 
@@ -490,12 +490,12 @@ class UnsandboxedRunTests(CellTestCase):
         """Where none was started there may be orphans all the same."""
         cell = self.no_cell()
         cell.make_launch_spec("x", ENVIRONMENT, Path("/"))
-        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining()))
+        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
         self.assertEqual(len(self.orphans.asked), 1)
 
     def test_exit(self) -> None:
         """It has ended as its shell has."""
         cell = self.no_cell()
-        self.assertEqual(cell.interpret_exit(137, None), Exit(137))
-        self.assertEqual(cell.interpret_exit(None, 9), Exit(None, 9))
-        self.assertEqual(cell.interpret_exit(0, None), Exit(0, None))
+        self.assertEqual(cell.interpret_exit(137, None), EvaluatorExit(137))
+        self.assertEqual(cell.interpret_exit(None, 9), EvaluatorExit(None, 9))
+        self.assertEqual(cell.interpret_exit(0, None), EvaluatorExit(0, None))

@@ -12,19 +12,21 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.sandbox.bpf import (
     ALLOW,
     KILL_PROCESS,
+    AnswerCase,
     ArgumentTest,
-    Case,
-    Decision,
-    assemble,
-    fail_with,
+    CallDecision,
+    answer_with_errno,
+    assemble_program,
 )
 from tests.cases.bpf_interpreter import MOST_INSTRUCTIONS, Filter
 
 ARCHITECTURE = 0xC000003E
-OTHERWISE = fail_with(38)
+OTHERWISE = answer_with_errno(38)
 
 _words = st.integers(0, 7) | st.sampled_from([2**31, 2**32 - 1])
-_answers = st.sampled_from([ALLOW, fail_with(0), fail_with(1), fail_with(38)])
+_answers = st.sampled_from(
+    [ALLOW, answer_with_errno(0), answer_with_errno(1), answer_with_errno(38)]
+)
 _conditions = st.builds(
     ArgumentTest,
     st.integers(0, 5),
@@ -32,39 +34,39 @@ _conditions = st.builds(
     st.booleans(),
     st.just(2**32 - 1) | _words,
 )
-_cases = st.builds(Case, _answers, st.lists(_conditions, min_size=1, max_size=3).map(tuple))
-_decisions = st.builds(Decision, _answers, st.lists(_cases, max_size=3).map(tuple))
+_cases = st.builds(AnswerCase, _answers, st.lists(_conditions, min_size=1, max_size=3).map(tuple))
+_decisions = st.builds(CallDecision, _answers, st.lists(_cases, max_size=3).map(tuple))
 _numbers = st.integers(0, 40) | st.sampled_from([400, 2**30, 2**32 - 2])
 _tables = st.dictionaries(_numbers, _decisions, max_size=40)
 _arguments = st.lists(
     st.builds(lambda upper, lower: upper << 32 | lower, _words, _words), min_size=6, max_size=6
 )
 
-MANY = {2 * number: Decision(ALLOW) for number in range(500)}
+MANY = {2 * number: CallDecision(ALLOW) for number in range(500)}
 """Too many spans for a jump from the first half to the second one."""
 
 
-def expected(table: Mapping[int, Decision], number: int, arguments: list[int]) -> int:
+def expected(table: Mapping[int, CallDecision], number: int, arguments: list[int]) -> int:
     """Return what the table says."""
     if number not in table:
         return OTHERWISE
     for case in table[number].cases:
-        if all(meets(each, arguments[each.argument] % 2**32) for each in case.conditions):
+        if all(meets(each, arguments[each.argument_index] % 2**32) for each in case.conditions):
             return case.answer
-    return table[number].otherwise
+    return table[number].default_answer
 
 
 def meets(condition: ArgumentTest, word: int) -> bool:
     """Return whether the lower half of an argument meets a condition."""
     word &= condition.mask
-    if condition.has_bit:
+    if condition.is_bit_test:
         return any(word & value for value in condition.values)
     return word in condition.values
 
 
-def assembled(table: Mapping[int, Decision]) -> Filter:
+def assembled(table: Mapping[int, CallDecision]) -> Filter:
     """Return the program for a table."""
-    return Filter.parse(assemble(table, OTHERWISE, ARCHITECTURE))
+    return Filter.parse(assemble_program(table, OTHERWISE, ARCHITECTURE))
 
 
 class AssembleTests(SynchronousTestCase):
@@ -72,7 +74,7 @@ class AssembleTests(SynchronousTestCase):
 
     @given(_tables, _arguments)
     @example(MANY, [0] * 6)
-    def test_answers(self, table: dict[int, Decision], arguments: list[int]) -> None:
+    def test_answers(self, table: dict[int, CallDecision], arguments: list[int]) -> None:
         """Each number gets the answer of the table, and so do the numbers around it."""
         program = assembled(table)
         for known in (0, 2**32 - 1, *table):
@@ -84,7 +86,7 @@ class AssembleTests(SynchronousTestCase):
                 )
 
     @given(_tables, st.integers(0, 2**32 - 1).filter(lambda value: value != ARCHITECTURE))
-    def test_other_architectures(self, table: dict[int, Decision], architecture: int) -> None:
+    def test_other_architectures(self, table: dict[int, CallDecision], architecture: int) -> None:
         """A call of another architecture kills the process, whatever its number."""
         program = assembled(table)
         for number in (0, 2**32 - 1, *table):
@@ -94,11 +96,11 @@ class AssembleTests(SynchronousTestCase):
     def test_size(self) -> None:
         """Numbers with the same answer share instructions: 500 spans fit, a run takes one."""
         self.assertLess(len(assembled(MANY).instructions), MOST_INSTRUCTIONS)
-        run = dict.fromkeys(range(2**10), Decision(ALLOW))
+        run = dict.fromkeys(range(2**10), CallDecision(ALLOW))
         self.assertLess(len(assembled(run).instructions), 10)
 
     def test_too_long(self) -> None:
         """A condition that no jump can skip is refused, not cut."""
         condition = ArgumentTest(0, tuple(range(300)))
         with self.assertRaises(struct.error):
-            assembled({0: Decision(ALLOW, (Case(OTHERWISE, (condition,)),))})
+            assembled({0: CallDecision(ALLOW, (AnswerCase(OTHERWISE, (condition,)),))})

@@ -18,16 +18,16 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB
-from tawebeval.core.variables import add_tools
+from tawebeval.core.environment import add_tools
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.launcher_client import MountedOverlay
 from tawebeval.sandbox import bubblewrap as module
-from tawebeval.sandbox.base import Exit, SandboxedRun
+from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
-    Bubblewrap,
+    BubblewrapDescriptors,
     BubblewrapRun,
-    Descriptors,
-    system_view,
+    BubblewrapSandbox,
+    build_system_options,
     write_sandbox_files,
 )
 from tawebeval.sandbox.workspace import Workspace
@@ -60,9 +60,9 @@ class BubblewrapTestCase(CellTestCase):
         self.addCleanup(self.cell.close)
         self.start(self.cell)
 
-    def sandbox(self, *readable: str, network: bool = False) -> Bubblewrap:
+    def sandbox(self, *readable: str, network: bool = False) -> BubblewrapSandbox:
         """Return the daemon's sandbox."""
-        return Bubblewrap(
+        return BubblewrapSandbox(
             "/opt/bwrap",
             Path("/state/accounts"),
             self.filter,
@@ -84,13 +84,13 @@ class BubblewrapTestCase(CellTestCase):
     def start(self, cell: SandboxedRun) -> None:
         """Start something in a cell, in nothing but name."""
         (self.workspace.root / "runner").unlink(missing_ok=True)
-        cell.start("x", ENVIRONMENT, self.workspace.tree)
+        cell.start_evaluator("x", ENVIRONMENT, self.workspace.tree_directory)
 
-    def descriptors(self, cell: BubblewrapRun | None = None) -> Descriptors:
+    def descriptors(self, cell: BubblewrapRun | None = None) -> BubblewrapDescriptors:
         """Return those for the filter, the environment, and bwrap's notes."""
         cell = cell or self.cell
-        given = cell.make_launch_spec("x", ENVIRONMENT, self.workspace.tree).descriptors
-        return Descriptors(*given[:3])
+        given = cell.make_launch_spec("x", ENVIRONMENT, self.workspace.tree_directory).descriptors
+        return BubblewrapDescriptors(*given[:3])
 
 
 class ArgumentTests(BubblewrapTestCase):
@@ -123,8 +123,8 @@ class ArgumentTests(BubblewrapTestCase):
     def test_argv(self) -> None:
         """All namespaces, nothing but the workspace writable, and the command at the end."""
         for network in (False, True):
-            argv = self.sandbox(network=network).argv(
-                self.cell.view,
+            argv = self.sandbox(network=network).build_argv(
+                self.cell.workspace_view,
                 Path("/evaluation/tree/sub"),
                 self.workspace.root / "runner",
                 ["cat", "-- x"],
@@ -133,8 +133,8 @@ class ArgumentTests(BubblewrapTestCase):
 
     def test_readable(self) -> None:
         """What the operator shows is read-only; nothing of it can hide what is the evaluation's."""
-        argv = self.sandbox("/srv/tests", "/evaluation").argv(
-            self.cell.view,
+        argv = self.sandbox("/srv/tests", "/evaluation").build_argv(
+            self.cell.workspace_view,
             Path("/evaluation/tree/sub"),
             self.workspace.root / "runner",
             ["cat", "-- x"],
@@ -144,7 +144,7 @@ class ArgumentTests(BubblewrapTestCase):
 
     def test_launch(self) -> None:
         """The limits of a process are set inside, where its user's processes are its own."""
-        directory = self.workspace.tree / "sub"
+        directory = self.workspace.tree_directory / "sub"
         for enforced, more in (
             ((), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
             (("memory",), ["--nproc=32:32"]),
@@ -153,7 +153,7 @@ class ArgumentTests(BubblewrapTestCase):
             (("processes", "memory", "cpu"), []),
             (("cpu",), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
         ):
-            self.cgroups.enforced = frozenset(enforced)
+            self.cgroups.enforced_resources = frozenset(enforced)
             cpu = "30:unlimited" if "cpu" in enforced else "30:31"
             launch = self.cell.make_launch_spec("./it --now", ENVIRONMENT, directory)
             inside = [
@@ -171,8 +171,10 @@ class ArgumentTests(BubblewrapTestCase):
         """The evaluator's environment is in a file for bwrap, to the letter."""
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
             self.cell.close()
-            launch = self.cell.make_launch_spec("x", given, self.workspace.tree)
-            written = os.pread(Descriptors(*launch.descriptors[:3]).environment, 10**5, 0)
+            launch = self.cell.make_launch_spec("x", given, self.workspace.tree_directory)
+            written = os.pread(
+                BubblewrapDescriptors(*launch.descriptors[:3]).environment_descriptor, 10**5, 0
+            )
             whole = add_tools(given, "/evaluation/tools")
             words = [part for pair in whole.items() for part in ("--setenv", *pair)]
             self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
@@ -184,13 +186,15 @@ class ArgumentTests(BubblewrapTestCase):
         launch = self.trees.launched[-1]
         self.assertEqual(launch.niceness, self.cgroups.niceness)
         self.assertEqual(
-            (launch.groups, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
+            (launch.cgroup_files, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
         )
-        self.assertEqual(launch.limits, {})
+        self.assertEqual(launch.rlimits, {})
 
     def test_view(self) -> None:
         """The evaluator knows its workspace by another name than ours."""
-        self.assertEqual(self.cell.view, self.workspace.make_sandboxed_view(Path("/evaluation")))
+        self.assertEqual(
+            self.cell.workspace_view, self.workspace.make_sandboxed_view(Path("/evaluation"))
+        )
 
 
 class DescriptorTests(BubblewrapTestCase):
@@ -202,7 +206,7 @@ class DescriptorTests(BubblewrapTestCase):
         self.start(other)
         self.addCleanup(other.close)
         for cell in (self.cell, other):
-            filter_ = self.descriptors(cell).filter
+            filter_ = self.descriptors(cell).filter_descriptor
             self.assertEqual(os.read(filter_, 100), PROGRAM)
             with self.assertRaises(OSError):
                 os.write(filter_, b"x")
@@ -222,7 +226,7 @@ class DescriptorTests(BubblewrapTestCase):
         reused = [os.memfd_create("reused") for _ in range(4)]
         for each in reused:
             self.addCleanup(os.close, each)
-        self.assertIn(descriptors.filter, reused)
+        self.assertIn(descriptors.filter_descriptor, reused)
         self.cell.close()
         for each in reused:
             os.fstat(each)
@@ -235,14 +239,16 @@ class DescriptorTests(BubblewrapTestCase):
 
     def test_tree(self) -> None:
         """What is started has a tree over the checkout; what leads to its files is held."""
-        self.assertEqual(self.cell.view.opened, {})
+        self.assertEqual(self.cell.workspace_view.path_descriptors, {})
         directory = os.open("/proc", os.O_RDONLY)
         self.trees.overlay = MountedOverlay(directory, frozenset({39, 40}))
         cell = self.make()
         self.start(cell)
         self.assertEqual(self.trees.made, [self.checkout.path] * 2)
-        self.assertEqual(cell.view.opened, {self.workspace.tree: directory})
-        self.assertEqual(self.disks[-1].devices, {39, 40})
+        self.assertEqual(
+            cell.workspace_view.path_descriptors, {self.workspace.tree_directory: directory}
+        )
+        self.assertEqual(self.disks[-1].device_numbers, {39, 40})
         cell.close()
         cell.close()
         self.assertRaises(OSError, os.fstat, directory)
@@ -260,7 +266,7 @@ class DescriptorTests(BubblewrapTestCase):
 
     def test_half_open(self) -> None:
         """Where the filter cannot be opened the group is removed all the same."""
-        sandbox = attrs.evolve(self.sandbox(), filter=10**6)
+        sandbox = attrs.evolve(self.sandbox(), filter_descriptor=10**6)
         cell = sandbox.make_run(self.workspace, self.checkout)
         self.assertRaises(OSError, self.start, cell)
         cell.close()
@@ -272,33 +278,33 @@ class ExitTests(BubblewrapTestCase):
 
     def note(self, text: bytes) -> None:
         """Write what bwrap writes."""
-        os.write(self.descriptors().status, text)
+        os.write(self.descriptors().status_descriptor, text)
 
     def test_status(self) -> None:
         """It exits with the status of its command."""
         self.note(ENDED)
         for status in (0, 1, 2, 126, 127, 128, 193, 255):
-            self.assertEqual(self.cell.interpret_exit(status, None), Exit(status), status)
+            self.assertEqual(self.cell.interpret_exit(status, None), EvaluatorExit(status), status)
 
     def test_signal(self) -> None:
         """128 and more is a signal, if there is one of that number."""
         self.note(ENDED)
         for number in (1, 9, 15, 24, 25, 31, 34, 64):
             self.assertEqual(
-                self.cell.interpret_exit(128 + number, None), Exit(None, number), number
+                self.cell.interpret_exit(128 + number, None), EvaluatorExit(None, number), number
             )
 
     def test_bwrap_killed(self) -> None:
         """Who kills the run kills bwrap, which has begun then, and may have noted more."""
         for noted in (CHILD, BEGUN, ENDED):
             self.note(noted)
-            self.assertEqual(self.cell.interpret_exit(None, signal.SIGKILL), Exit(None, 9))
+            self.assertEqual(self.cell.interpret_exit(None, signal.SIGKILL), EvaluatorExit(None, 9))
 
     def test_killed_at_its_start(self) -> None:
         """Who kills bwrap before it has begun has not killed the evaluator, which never was."""
         with self.assertRaises(EvaluationFailure) as caught:
             self.cell.interpret_exit(None, signal.SIGKILL)
-        self.assertEqual((caught.exception.reason, caught.exception.members), ("lost", {}))
+        self.assertEqual((caught.exception.reason, caught.exception.extra_members), ("lost", {}))
         self.assertIn("signal 9 ended the sandbox at its start", caught.exception.message)
 
     def test_not_started(self) -> None:
@@ -308,7 +314,7 @@ class ExitTests(BubblewrapTestCase):
             with self.assertRaises(EvaluationFailure) as caught:
                 self.cell.interpret_exit(status, None)
             error = caught.exception
-            self.assertEqual((error.reason, error.members), ("lost", {"status": told}))
+            self.assertEqual((error.reason, error.extra_members), ("lost", {"status": told}))
 
     def test_not_begun(self) -> None:
         """Without the first process's note there was none for the evaluator, as it may exit."""
@@ -322,7 +328,7 @@ class ExitTests(BubblewrapTestCase):
         """The notes are read where they begin, each time."""
         self.note(ENDED)
         for _ in range(2):
-            self.assertEqual(self.cell.interpret_exit(3, None), Exit(3))
+            self.assertEqual(self.cell.interpret_exit(3, None), EvaluatorExit(3))
 
 
 class SignalTests(BubblewrapTestCase):
@@ -332,7 +338,7 @@ class SignalTests(BubblewrapTestCase):
         super().setUp()
         self.sent: list[tuple[int, int]] = []
         self.asked: list[int] = []
-        self.patch(module, "descendants", lambda pid: self.asked.append(pid) or [31, 32])
+        self.patch(module, "list_descendants", lambda pid: self.asked.append(pid) or [31, 32])
         self.patch(module, "send_signal", lambda pid, number: self.sent.append((pid, number)))
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
@@ -351,7 +357,7 @@ class SignalTests(BubblewrapTestCase):
 
     def test_nobody_inside(self) -> None:
         """Before there is anybody bwrap itself is killed, for nobody could be asked to end."""
-        self.patch(module, "descendants", lambda pid: [])
+        self.patch(module, "list_descendants", lambda pid: [])
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.child.group_signals.clear()
             self.cell.send_signal(self.child, number)
@@ -359,21 +365,21 @@ class SignalTests(BubblewrapTestCase):
 
     def test_first_process_alone(self) -> None:
         """It would ignore what it may, and has begun nothing yet: it is killed."""
-        self.patch(module, "descendants", lambda pid: [31])
+        self.patch(module, "list_descendants", lambda pid: [31])
         self.cell.send_signal(self.child, signal.SIGTERM)
         self.assertEqual((self.sent, self.child.group_signals), ([(31, signal.SIGKILL)], []))
 
     def test_end(self) -> None:
         """The kernel kills all that is left behind, which is over when the first one is gone."""
         self.cell.set_first_process(self.child)
-        os.write(self.descriptors().status, CHILD)
-        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining()))
+        os.write(self.descriptors().status_descriptor, CHILD)
+        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
         self.assertEqual(self.orphans.waited, [77])
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
     def test_end_without_a_sandbox(self) -> None:
         """Where bwrap has started nobody there is nobody to wait for."""
-        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining()))
+        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
         self.assertEqual(self.orphans.waited, [])
 
 
@@ -400,7 +406,7 @@ class SystemTests(SynchronousTestCase):
     def view(self, *, network: bool) -> list[str]:
         """Return the arguments, as they would be on that machine."""
         accounts = self.root / "state/accounts"
-        arguments = list(system_view(accounts, network=network))
+        arguments = list(build_system_options(accounts, network=network))
         return [argument.removeprefix(str(self.root)) for argument in arguments]
 
     def expected(self, *etc: str) -> list[str]:
@@ -436,7 +442,7 @@ class SystemTests(SynchronousTestCase):
     def test_this_machine(self) -> None:
         """Of the real /etc nothing is shown that others may not read, or that names people."""
         self.patch(module, "glob", glob.glob)
-        arguments = list(system_view(Path("/state/accounts"), network=True))
+        arguments = list(build_system_options(Path("/state/accounts"), network=True))
         sources = arguments[1::3]
         self.assertFalse({"/", "/etc", "/etc/passwd", "/etc/ssl", "/home"} & set(sources))
         for source in sources:

@@ -38,12 +38,12 @@ class FakeLaunching:
     opened: int = 0
     closed: int = 0
 
-    def open(self) -> None:
+    def start_launcher(self) -> None:
         self.opened += 1
         if self.cannot is not None:
             raise self.cannot
 
-    def start(
+    def start_program(
         self, launch: LaunchSpec, layers: OverlayLayers | None = None
     ) -> tuple[StartedProcess, MountedOverlay | None]:
         self.asked.append((launch, layers))
@@ -81,14 +81,14 @@ class TreesTests(SynchronousTestCase):
         upload = self.root / "upload"
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(self.root / str(self.count))
-        workspace.create(upload, workspace.make_unsandboxed_view())
+        workspace.create_directories(upload, workspace.make_unsandboxed_view())
         with capturedLogs() as events:
-            started = self.trees.start(self.checkout, workspace, LAUNCH)
+            started = self.trees.start_program(self.checkout, workspace, LAUNCH)
         return workspace, started, [str(formatEvent(event)) for event in events]
 
     def assert_copied(self, workspace: Workspace, launching: FakeLaunching) -> None:
         """Hold that a tree is a copy, and that its program was started by that launcher."""
-        self.assertEqual((workspace.tree / "file").read_text(), "as it was")
+        self.assertEqual((workspace.tree_directory / "file").read_text(), "as it was")
         self.assertEqual(launching.asked[-1], (LAUNCH, None))
 
     def test_overlay(self) -> None:
@@ -96,12 +96,12 @@ class TreesTests(SynchronousTestCase):
         self.trees.use_overlays()
         workspace, started, said = self.start()
         work = workspace.root / "work"
-        layers = OverlayLayers(self.checkout, workspace.tree, work)
+        layers = OverlayLayers(self.checkout, workspace.tree_directory, work)
         self.assertTrue(self.made[-1].mounting)
         self.assertEqual(self.made[-1].asked, [(LAUNCH, layers)])
-        for directory in (work, workspace.tree):
+        for directory in (work, workspace.tree_directory):
             self.assertEqual(list(directory.iterdir()), [])
-            self.assertEqual(directory.stat().st_mode, workspace.home.stat().st_mode)
+            self.assertEqual(directory.stat().st_mode, workspace.home_directory.stat().st_mode)
         self.assertEqual((started, said), ((STARTED, OVERLAY), []))
 
     def test_never_asked(self) -> None:
@@ -116,7 +116,7 @@ class TreesTests(SynchronousTestCase):
         self.cannot = OSError(None, "unshare: Operation not permitted")
         user = User("taweb", 1000, 1001, frozenset(), "/")
         self.trees.use_overlays(user)
-        self.assertEqual(self.trees.problem, "unshare: Operation not permitted")
+        self.assertEqual(self.trees.overlay_problem, "unshare: Operation not permitted")
         workspace, _, said = self.start()
         self.assert_copied(workspace, self.made[-1])
         self.assertEqual((self.made[-1].mounting, self.made[-1].user, said), (False, user, []))
@@ -138,9 +138,9 @@ class TreesTests(SynchronousTestCase):
         user = User("taweb", 1000, 1001, frozenset(), "/")
         self.trees.use_overlays(user)
         mounting = self.made[-1]
-        self.assertIsNone(self.trees.problem)
+        self.assertIsNone(self.trees.overlay_problem)
         self.trees.use_copies("it changes the cache", user)
-        self.assertEqual((self.trees.problem, mounting.closed), ("it changes the cache", 1))
+        self.assertEqual((self.trees.overlay_problem, mounting.closed), ("it changes the cache", 1))
         workspace, _, _ = self.start()
         self.assert_copied(workspace, self.made[-1])
         self.assertEqual((self.made[-1].mounting, self.made[-1].user), (False, user))

@@ -21,23 +21,23 @@ from tawebeval.linux.privileges import Privileges, User
 from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
-    Bubblewrap,
     BubblewrapRun,
-    network_view,
-    programs_view,
-    system_view,
+    BubblewrapSandbox,
+    build_network_options,
+    build_program_options,
+    build_system_options,
 )
-from tawebeval.sandbox.commands import SandboxedCommands, UnsandboxedCommands
+from tawebeval.sandbox.command_sandbox import SandboxedCommands, UnsandboxedCommands
 from tawebeval.sandbox.probe import (
-    COPIED,
+    COPY_WARNING,
     TEMPORARY_DIRECTORIES,
     ProbeDirectories,
     close_sandbox,
     open_command_sandbox,
     open_sandbox,
-    probe,
-    probe_with_overlays,
-    verify,
+    probe_bubblewrap,
+    probe_overlays_or_copies,
+    verify_sandbox,
 )
 from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS, FakeTrees
@@ -107,15 +107,15 @@ class SandboxesTestCase(SynchronousTestCase):
         """Return the sandbox that is configured so."""
         configuration = Configuration(sandbox=Settings(kind=kind, **settings), limits=LIMITS)
         sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS)
-        if isinstance(sandbox, Bubblewrap):
-            self.addCleanup(os.close, sandbox.filter)
+        if isinstance(sandbox, BubblewrapSandbox):
+            self.addCleanup(os.close, sandbox.filter_descriptor)
         self.addCleanup(close_sandbox, sandbox)
         return sandbox
 
-    def open_bubblewrap(self) -> Bubblewrap:
+    def open_bubblewrap(self) -> BubblewrapSandbox:
         """Return that of bubblewrap."""
         sandbox = self.open()
-        assert isinstance(sandbox, Bubblewrap)
+        assert isinstance(sandbox, BubblewrapSandbox)
         return sandbox
 
 
@@ -133,21 +133,21 @@ class OpenTests(SandboxesTestCase):
         for kind in ("auto", "bubblewrap"):
             for network in (False, True):
                 sandbox = self.open(kind, network=network, readable=("/usr", "/etc"))
-                assert isinstance(sandbox, Bubblewrap)
-                expected = Bubblewrap(
+                assert isinstance(sandbox, BubblewrapSandbox)
+                expected = BubblewrapSandbox(
                     str(self.bwrap),
                     self.accounts,
-                    sandbox.filter,
-                    tuple(system_view(self.accounts, network=network)),
+                    sandbox.filter_descriptor,
+                    tuple(build_system_options(self.accounts, network=network)),
                     ("/usr", "/etc"),
                     network,
-                    sandbox.trees,
+                    sandbox.writable_trees,
                     LIMITS,
                     NO_CGROUPS,
                     ORPHANS,
                 )
                 self.assertEqual(sandbox, expected)
-                self.assertGreater(os.fstat(sandbox.filter).st_size, 0)
+                self.assertGreater(os.fstat(sandbox.filter_descriptor).st_size, 0)
 
     def test_missing(self) -> None:
         """Where bubblewrap is missing nothing else is taken in silence."""
@@ -175,12 +175,15 @@ class OpenTests(SandboxesTestCase):
             open_command_sandbox(self.open("none"), self.accounts), UnsandboxedCommands
         )
         sandbox = self.open_bubblewrap()
-        shown = tuple(programs_view(self.accounts))
+        shown = tuple(build_program_options(self.accounts))
         box = open_command_sandbox(sandbox, self.accounts)
         assert isinstance(box, SandboxedCommands)
-        self.addCleanup(os.close, box.filter)
+        self.addCleanup(os.close, box.filter_descriptor)
         self.assertEqual(
-            box, SandboxedCommands(sandbox.program, box.filter, shown, tuple(network_view()))
+            box,
+            SandboxedCommands(
+                sandbox.bwrap_path, box.filter_descriptor, shown, tuple(build_network_options())
+            ),
         )
 
 
@@ -194,7 +197,7 @@ class TryTests(SandboxesTestCase):
 
     def problem(self) -> tuple[str, str]:
         """Return what is said about the bwrap that there is, and the remedy."""
-        problem = probe(self.open_bubblewrap())
+        problem = probe_bubblewrap(self.open_bubblewrap())
         assert problem is not None
         return problem
 
@@ -213,7 +216,7 @@ class TryTests(SandboxesTestCase):
             'while [ "$1" != --bind ]; do shift; done; test -d "$2" && echo sound'
         )
         sandbox = self.open_bubblewrap()
-        self.assertIsNone(probe(sandbox))
+        self.assertIsNone(probe_bubblewrap(sandbox))
         arguments = (self.root / "arguments").read_text().splitlines()
         self.assertIn("--nproc=99:99", arguments)
         self.assertEqual(arguments[-3:-1], ["/bin/sh", "-c"])
@@ -223,7 +226,7 @@ class TryTests(SandboxesTestCase):
         self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
         settings = (self.root / "settings").read_text().split("\0")
         self.assertEqual(settings[:3], ["--clearenv", "--setenv", "PATH"])
-        program = os.pread(sandbox.filter, 2**20, 0)
+        program = os.pread(sandbox.filter_descriptor, 2**20, 0)
         self.assertEqual((self.root / "filter").read_bytes(), program)
         self.assertEqual(os.listdir(self.accounts), [], "a trial is not what makes it work")
 
@@ -309,9 +312,9 @@ class TryTests(SandboxesTestCase):
         for end in ("echo sound", "exit 1"):
             self.install(end)
             sandbox = self.open_bubblewrap()
-            sandbox.trees.use_overlays()
+            sandbox.writable_trees.use_overlays()
             before = os.listdir("/proc/self/fd")
-            probe(sandbox)
+            probe_bubblewrap(sandbox)
             self.assertEqual(os.listdir("/proc/self/fd"), before)
         self.assertEqual(len(closed), 2)
 
@@ -325,7 +328,7 @@ class TryTests(SandboxesTestCase):
 
         self.patch(BubblewrapRun, "close", close_in_part)
         self.install("echo sound")
-        self.assertIsNone(probe(self.open_bubblewrap()))
+        self.assertIsNone(probe_bubblewrap(self.open_bubblewrap()))
 
 
 class UserTests(SandboxesTestCase):
@@ -339,15 +342,17 @@ class UserTests(SandboxesTestCase):
         self.patch(
             module, "wait_for_exit", self.noting("wait", lambda started, patience: (0, b"sound\n"))
         )
-        self.patch(module, "remove", self.noting("remove", module.remove))
-        self.patch(BubblewrapRun, "start", self.noting("start", BubblewrapRun.start))
+        self.patch(module, "remove_tree", self.noting("remove", module.remove_tree))
+        self.patch(
+            BubblewrapRun, "start_evaluator", self.noting("start", BubblewrapRun.start_evaluator)
+        )
         self.patch(BubblewrapRun, "close", self.noting("close", BubblewrapRun.close))
 
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
         """Return the sandbox, with the test's trees."""
         sandbox = super().open(kind, **settings)
-        assert isinstance(sandbox, Bubblewrap)
-        return attrs.evolve(sandbox, trees=self.trees)
+        assert isinstance(sandbox, BubblewrapSandbox)
+        return attrs.evolve(sandbox, writable_trees=self.trees)
 
     def noting(self, name: str, call: Any) -> Any:
         """Return a call that notes as whom it was made."""
@@ -362,7 +367,7 @@ class UserTests(SandboxesTestCase):
         """The files are the user's; what starts bwrap is the user's from its first moment."""
         user = User("taweb", 1000, 1001, frozenset({1001, 44}), "/srv/taweb")
         privileges = Privileges(self.process, user)
-        self.assertIsNone(probe_with_overlays(self.open_bubblewrap(), privileges))
+        self.assertIsNone(probe_overlays_or_copies(self.open_bubblewrap(), privileges))
         self.assertEqual(self.trees.asked, [user])
         (launch,) = self.trees.launched
         self.assertEqual(len(launch.descriptors), 4)
@@ -374,7 +379,7 @@ class UserTests(SandboxesTestCase):
     def test_as_it_is(self) -> None:
         """Others stay who they are."""
         for privileges in (None, Privileges(self.process)):
-            self.assertIsNone(probe_with_overlays(self.open_bubblewrap(), privileges))
+            self.assertIsNone(probe_overlays_or_copies(self.open_bubblewrap(), privileges))
         self.assertEqual(self.trees.asked, [None, None])
         self.assertEqual(self.process.calls, [])
 
@@ -390,14 +395,14 @@ class TreesTests(SandboxesTestCase):
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
         """Return the sandbox, with the test's trees."""
         sandbox = super().open(kind, **settings)
-        return attrs.evolve(sandbox, trees=self.trees) if kind != "none" else sandbox
+        return attrs.evolve(sandbox, writable_trees=self.trees) if kind != "none" else sandbox
 
     def try_it(self) -> Problem | None:
         """Try it, in two places of the test's."""
         for name in ("checkouts", "workspaces"):
             (self.root / name).mkdir(exist_ok=True)
         places = ProbeDirectories(self.root / "checkouts", self.root / "workspaces")
-        problem = probe_with_overlays(self.open_bubblewrap(), places=places)
+        problem = probe_overlays_or_copies(self.open_bubblewrap(), places=places)
         for place in (places.checkouts, places.workspaces):
             assert place is not None
             self.assertEqual(os.listdir(place), [])
@@ -408,7 +413,7 @@ class TreesTests(SandboxesTestCase):
         self.install("echo sound")
         self.assertIsNone(self.try_it())
         self.assertEqual(self.trees.asked, [None])
-        self.assertIsNone(self.trees.problem)
+        self.assertIsNone(self.trees.overlay_problem)
         (made,) = self.trees.made
         self.assertEqual(made.parent, self.root / "checkouts")
 
@@ -418,25 +423,27 @@ class TreesTests(SandboxesTestCase):
             f"cd {self.in_shell}; test -e again && echo sound && exit; touch again; echo no"
         )
         self.assertIsNone(self.try_it())
-        self.assertEqual(self.trees.problem, "no")
+        self.assertEqual(self.trees.overlay_problem, "no")
         self.assertEqual(len(self.trees.made), 2)
 
     def test_not_mounted(self) -> None:
         """Where none can be mounted that is why there are copies, and no names of the trial's."""
         self.install("echo sound")
-        start = FakeTrees.start
+        start = FakeTrees.start_program
 
         def refuse(trees: FakeTrees, *arguments: Any) -> Any:
             started = start(trees, *arguments)
-            if trees.problem is None:
+            if trees.overlay_problem is None:
                 raise OverlayMountError(22, "Invalid argument", "/of/the/trial")
             return started
 
-        self.patch(FakeTrees, "start", refuse)
+        self.patch(FakeTrees, "start_program", refuse)
         self.trees.launching = None
         self.patch(module, "wait_for_exit", lambda started, patience: (0, b"sound\n"))
         self.assertIsNone(self.try_it())
-        self.assertEqual(self.trees.problem, "an overlay cannot be mounted: Invalid argument")
+        self.assertEqual(
+            self.trees.overlay_problem, "an overlay cannot be mounted: Invalid argument"
+        )
         self.assertEqual(len(self.trees.made), 2)
 
     def test_nothing_can_be_started(self) -> None:
@@ -451,10 +458,10 @@ class TreesTests(SandboxesTestCase):
     def test_missing(self) -> None:
         """Where there are none from the start the sandbox is tried once."""
         self.install("echo broken; exit 1")
-        self.trees.problem = "no python"
+        self.trees.overlay_problem = "no python"
         problem = self.try_it()
         assert problem is not None
-        self.assertEqual((problem[0], self.trees.problem), ("broken", "no python"))
+        self.assertEqual((problem[0], self.trees.overlay_problem), ("broken", "no python"))
         self.assertEqual(len(self.trees.made), 1)
 
     def test_cache(self) -> None:
@@ -469,10 +476,10 @@ class TreesTests(SandboxesTestCase):
     def test_warning(self) -> None:
         """The daemon's log says why trees are copied, and nothing where they are not."""
         self.install("echo sound")
-        for problem, said in ((None, []), ("no python", [f"{COPIED} (no python)"])):
-            self.trees.problem = problem
+        for problem, said in ((None, []), ("no python", [f"{COPY_WARNING} (no python)"])):
+            self.trees.overlay_problem = problem
             with capturedLogs() as events:
-                verify(self.open(), TEMPORARY_DIRECTORIES)
+                verify_sandbox(self.open(), TEMPORARY_DIRECTORIES)
             logged = [str(formatEvent(event)).partition("; ")[0] for event in events]
             self.assertEqual(logged, said)
 
@@ -490,7 +497,7 @@ class RelyTests(SandboxesTestCase):
     def rely(self, sandbox: Sandbox) -> list[str]:
         """Rely on a sandbox; return the warnings."""
         with capturedLogs() as events:
-            verify(sandbox, TEMPORARY_DIRECTORIES)
+            verify_sandbox(sandbox, TEMPORARY_DIRECTORIES)
         self.assertTrue(all(event["log_level"] is LogLevel.warn for event in events))
         return [str(formatEvent(event)) for event in events]
 
@@ -526,4 +533,4 @@ class RelyTests(SandboxesTestCase):
         (warning,) = self.rely(sandbox)
         self.assertIn('sandbox.kind is "none"', warning)
         self.assertIn("the daemon's user can on this machine; run `apt-get install", warning)
-        self.assertEqual(sandbox.trees.problem, "no sandbox")
+        self.assertEqual(sandbox.writable_trees.overlay_problem, "no sandbox")

@@ -28,12 +28,12 @@ from tawebeval.config import (
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.sandbox import project_quotas as module
 from tawebeval.sandbox.project_quotas import (
-    check_quotas,
+    check_quota_directories,
+    compute_quota,
     find_quota_directories,
-    prepare_quotas,
-    quota_of,
-    read_quota,
-    try_quotas,
+    make_quota_directories,
+    probe_quota_enforcement,
+    read_project_quota,
 )
 from tests.fakes.process import FakeProcess
 
@@ -121,7 +121,7 @@ class ProjectTestCase(SynchronousTestCase):
 
     def prepare(self, configuration: Configuration = CONFIGURATION, first: int = FIRST) -> int:
         """Make quota directories."""
-        return prepare_quotas(self.state, configuration, first, self.process)
+        return make_quota_directories(self.state, configuration, first, self.process)
 
     def refused(self, *arguments: Any, **more: Any) -> str:
         """Return why they cannot be made."""
@@ -140,14 +140,16 @@ class PrepareTests(ProjectTestCase):
     def test_made(self) -> None:
         """Each evaluation that may run has a directory, with a project of its own and a quota."""
         self.assertEqual(self.prepare(), 2)
-        quota = quota_of(CONFIGURATION)
+        quota = compute_quota(CONFIGURATION)
         for number, directory in enumerate(self.directories()):
             self.assertEqual(directory, self.state / "quotas" / str(number))
             self.assertEqual(stat.S_IMODE(directory.stat().st_mode), 0o700)
             attributes = self.kernel.projects[directory.stat().st_ino]
             self.assertEqual(attributes, (0x210, 1, 2, FIRST + number, 3), "others are kept")
-            self.assertEqual(read_quota(directory), quota)
-        self.assertEqual(self.kernel.quotas, dict.fromkeys((7000, 7001), (quota.size, quota.files)))
+            self.assertEqual(read_project_quota(directory), quota)
+        self.assertEqual(
+            self.kernel.quotas, dict.fromkeys((7000, 7001), (quota.max_bytes, quota.max_files))
+        )
         self.assertEqual(self.process.users, (0, 0, 0))
         self.assertEqual(self.kernel.users, {"project": {self.user}, "quota": {0}})
 
@@ -160,7 +162,8 @@ class PrepareTests(ProjectTestCase):
         self.assertEqual(self.prepare(more), 3)
         self.assertEqual(len(self.directories()), 3)
         self.assertEqual(
-            {read_quota(directory) for directory in self.directories()}, {quota_of(more)}
+            {read_project_quota(directory) for directory in self.directories()},
+            {compute_quota(more)},
         )
 
     def test_fewer(self) -> None:
@@ -170,8 +173,8 @@ class PrepareTests(ProjectTestCase):
             evaluations=EvaluationSettings(running=1), limits=LimitSettings(disk=20 * MIB)
         )
         self.assertEqual(self.prepare(fewer), 2)
-        quotas = {read_quota(directory) for directory in self.directories()}
-        self.assertEqual(quotas, {quota_of(fewer)})
+        quotas = {read_project_quota(directory) for directory in self.directories()}
+        self.assertEqual(quotas, {compute_quota(fewer)})
 
     def test_never_seen(self) -> None:
         """A file system may know no project that has no files yet, as xfs does."""
@@ -248,22 +251,24 @@ class CheckTests(ProjectTestCase):
     def wrong(self, configuration: Configuration = CONFIGURATION) -> str:
         """Return what is wrong with them."""
         with self.assertRaises(ConfigurationError) as caught:
-            check_quotas(self.directories(), configuration)
+            check_quota_directories(self.directories(), configuration)
         return str(caught.exception)
 
     def test_quota(self) -> None:
         """It has room for all that any evaluation may have, and some to spare."""
-        quota = quota_of(CONFIGURATION)
-        self.assertEqual(quota.size % 2**16, 0)
-        self.assertEqual(quota.size - (15 * MIB + 100 * BLOCK) - MIB, 2**16 - 100 * BLOCK % 2**16)
-        self.assertEqual(quota.files, 50 + 100 + 16)
+        quota = compute_quota(CONFIGURATION)
+        self.assertEqual(quota.max_bytes % 2**16, 0)
+        self.assertEqual(
+            quota.max_bytes - (15 * MIB + 100 * BLOCK) - MIB, 2**16 - 100 * BLOCK % 2**16
+        )
+        self.assertEqual(quota.max_files, 50 + 100 + 16)
 
     def test_good(self) -> None:
         """As they were made they are good; none at all are, too, and more than enough."""
-        check_quotas(self.directories(), CONFIGURATION)
-        check_quotas([], CONFIGURATION)
+        check_quota_directories(self.directories(), CONFIGURATION)
+        check_quota_directories([], CONFIGURATION)
         fewer = changed(evaluations=EvaluationSettings(running=1))
-        check_quotas(self.directories(), fewer)
+        check_quota_directories(self.directories(), fewer)
 
     def test_too_few(self) -> None:
         """Fewer than evaluations may run would have some wait."""
@@ -274,14 +279,17 @@ class CheckTests(ProjectTestCase):
 
     def test_too_small(self) -> None:
         """One with a quota that honest evaluations may meet is named, with both."""
-        quota = quota_of(CONFIGURATION)
-        for there in ((quota.size - 2**16, quota.files), (quota.size, quota.files - 1)):
+        quota = compute_quota(CONFIGURATION)
+        for there in (
+            (quota.max_bytes - 2**16, quota.max_files),
+            (quota.max_bytes, quota.max_files - 1),
+        ):
             self.kernel.quotas[7001] = there
             said = self.wrong()
             self.assertIn(
                 f"quotas/1: the quota is {format_size(there[0])} and {there[1]} files", said
             )
-            self.assertIn(f"{format_size(quota.size)} and {quota.files}", said)
+            self.assertIn(f"{format_size(quota.max_bytes)} and {quota.max_files}", said)
             self.assertIn("run `tawebeval quota` as root", said)
 
     def test_not_held(self) -> None:
@@ -320,8 +328,8 @@ class TryTests(ProjectTestCase):
         for error in (errno.EDQUOT, errno.ENOSPC):
             self.error = error
             self.asked.clear()
-            try_quotas(self.directories())
-            self.assertEqual(self.asked, [quota_of(CONFIGURATION).size + MIB] * 2)
+            probe_quota_enforcement(self.directories())
+            self.assertEqual(self.asked, [compute_quota(CONFIGURATION).max_bytes + MIB] * 2)
         self.assertEqual([list(directory.iterdir()) for directory in self.directories()], [[], []])
         self.assertEqual(os.listdir("/proc/self/fd"), before)
 
@@ -329,7 +337,7 @@ class TryTests(ProjectTestCase):
         """A quota beyond which there is more is none."""
         self.error = None
         with self.assertRaises(ConfigurationError) as caught:
-            try_quotas(self.directories())
+            probe_quota_enforcement(self.directories())
         self.assertRegex(
             str(caught.exception), "quotas/0: the quota of .* is not enforced; .*prjquota"
         )
@@ -338,7 +346,7 @@ class TryTests(ProjectTestCase):
         """What fails otherwise says nothing of quotas; it is told with its path."""
         self.error = errno.EIO
         with self.assertRaises(OSError) as caught:
-            try_quotas(self.directories())
+            probe_quota_enforcement(self.directories())
         self.assertEqual(caught.exception.filename, str(self.state / "quotas/0"))
 
 
@@ -348,7 +356,7 @@ class CommandTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.asked: list[object] = []
         self.error: ConfigurationError | None = None
-        self.patch(module, "prepare_quotas", self.prepare)
+        self.patch(module, "make_quota_directories", self.prepare)
 
     def prepare(self, state: Path, configuration: Configuration, first: int, _: object) -> int:
         """Note what is asked for."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pyseccomp
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.sandbox.seccomp import ALLOWED, REFUSED, make_filter
+from tawebeval.sandbox.seccomp import ALLOWED_CALLS, REFUSED_CALLS, make_filter
 from tests.cases.bpf_interpreter import ALLOW, ERRNO, KILL_PROCESS, MOST_INSTRUCTIONS, Filter
 
 NATIVE: int = pyseccomp.system_arch()
@@ -108,7 +108,7 @@ def numbers(names: str) -> Iterator[int]:
 def answers() -> Mapping[int, int]:
     """Return the answer to each call that the lists name, by its number."""
     found: dict[int, int] = {}
-    for answer, groups in ((ALLOW, ALLOWED), (ERRNO | errno.EPERM, REFUSED)):
+    for answer, groups in ((ALLOW, ALLOWED_CALLS), (ERRNO | errno.EPERM, REFUSED_CALLS)):
         for names in groups.values():
             found |= dict.fromkeys(numbers(names), answer)
     for name, answer in BY_ARGUMENTS.items():
@@ -150,7 +150,7 @@ class CallTests(FilterTestCase):
 
     def test_lists(self) -> None:
         """Each name is that of a call of some architecture, and stands there once."""
-        names = " ".join([*ALLOWED.values(), *REFUSED.values(), *BY_ARGUMENTS]).split()
+        names = " ".join([*ALLOWED_CALLS.values(), *REFUSED_CALLS.values(), *BY_ARGUMENTS]).split()
         self.assertEqual(sorted({*names}), sorted(names))
         for name in names:
             pyseccomp.resolve_syscall(NATIVE, name)

@@ -24,7 +24,9 @@ class WorkspaceTestCase(SynchronousTestCase):
         (upload / "submission" / "source").mkdir(parents=True)
         (upload / "submission" / "source" / "x.py").write_text("x")
         self.workspace = Workspace(self.root / "one")
-        self.workspace.create(upload, self.workspace.make_sandboxed_view(Path("/evaluation")))
+        self.workspace.create_directories(
+            upload, self.workspace.make_sandboxed_view(Path("/evaluation"))
+        )
         self.checkout = Path(self.mktemp()).resolve() / "checkout"
         self.checkout.mkdir(parents=True)
         self.secret = self.root / "secret"
@@ -37,17 +39,27 @@ class DirectoryTests(WorkspaceTestCase):
     def test_create(self) -> None:
         """The upload is taken over, and the other directories are there, empty."""
         self.assertEqual({p.name for p in self.root.iterdir()}, {"one", "secret"})
-        path = self.workspace.submission_path(SubmissionFile("source", "x.py"))
+        path = self.workspace.locate_submitted_file(SubmissionFile("source", "x.py"))
         self.assertEqual(path.read_text(), "x")
         self.assertTrue(path.is_absolute())
-        for directory in (self.workspace.tree, self.workspace.temporary, self.workspace.home):
+        for directory in (
+            self.workspace.tree_directory,
+            self.workspace.temporary_directory,
+            self.workspace.home_directory,
+        ):
             self.assertEqual(list(directory.iterdir()), [])
-        self.assertFalse(os.path.lexists(self.workspace.work))
+        self.assertFalse(os.path.lexists(self.workspace.overlay_work_directory))
 
     def test_apart(self) -> None:
         """No directory lies in another one."""
         own = self.workspace
-        places = [own.tree, own.temporary, own.home, own.work, own.root / "submission"]
+        places = [
+            own.tree_directory,
+            own.temporary_directory,
+            own.home_directory,
+            own.overlay_work_directory,
+            own.root / "submission",
+        ]
         for place in places:
             self.assertEqual([p for p in places if p.is_relative_to(place)], [place])
 
@@ -59,22 +71,24 @@ class DirectoryTests(WorkspaceTestCase):
         (upload / "submission/source").mkdir(parents=True)
         workspace = Workspace(self.root / "two", quota_directory)
         view = workspace.make_sandboxed_view(Path("/evaluation"))
-        workspace.create(upload, view)
+        workspace.create_directories(upload, view)
         self.assertEqual([path.name for path in workspace.root.iterdir()], ["submission"])
         made = {path.name for path in quota_directory.iterdir()}
         self.assertEqual(made, {"tree", "tmp", "home", "scratch", "shm"})
-        file = workspace.submission_path(SubmissionFile("source", "x.py"))
+        file = workspace.locate_submitted_file(SubmissionFile("source", "x.py"))
         for path, seen in (
-            (workspace.tree / "a", "/evaluation/tree/a"),
-            (workspace.temporary, "/evaluation/tmp"),
+            (workspace.tree_directory / "a", "/evaluation/tree/a"),
+            (workspace.temporary_directory, "/evaluation/tmp"),
             (file, "/evaluation/submission/source/x.py"),
         ):
-            self.assertEqual(view.translate(path), Path(seen))
-            self.assertEqual(workspace.make_unsandboxed_view().translate(path), path)
-        (workspace.temporary / "file").write_text("mine")
-        self.assertEqual(workspace.read_file("../tmp/file", workspace.tree, 9, view), b"mine")
-        (workspace.tree / "shut").mkdir(0)
-        workspace.remove()
+            self.assertEqual(view.translate_path(path), Path(seen))
+            self.assertEqual(workspace.make_unsandboxed_view().translate_path(path), path)
+        (workspace.temporary_directory / "file").write_text("mine")
+        self.assertEqual(
+            workspace.read_file("../tmp/file", workspace.tree_directory, 9, view), b"mine"
+        )
+        (workspace.tree_directory / "shut").mkdir(0)
+        workspace.remove_content()
         self.assertEqual(list(quota_directory.iterdir()), [])
         self.assertFalse(workspace.root.exists())
 
@@ -83,8 +97,8 @@ class DirectoryTests(WorkspaceTestCase):
         (self.checkout / "a" / "b").mkdir(parents=True)
         (self.checkout / "link").symlink_to("a/b")
         for given, found in (("", ""), ("a", "a"), ("a/b", "a/b"), ("link", "a/b")):
-            path = self.workspace.working_directory(given, self.checkout)
-            self.assertEqual(path, self.workspace.tree / found)
+            path = self.workspace.locate_working_directory(given, self.checkout)
+            self.assertEqual(path, self.workspace.tree_directory / found)
 
     def test_no_working_directory(self) -> None:
         """What is missing, or a file, is no directory of the commit."""
@@ -92,21 +106,21 @@ class DirectoryTests(WorkspaceTestCase):
         (self.checkout / "loop").symlink_to("loop")
         for given in ("missing", "file", "file/x", "loop", "x" * 300):
             with self.assertRaises(EvaluationFailure) as caught:
-                self.workspace.working_directory(given, self.checkout)
+                self.workspace.locate_working_directory(given, self.checkout)
             self.assertEqual(caught.exception.reason, "directory")
 
     def test_working_directory_outside(self) -> None:
         """No link leads out of the tree, not even to where the evaluator could write."""
         tree = self.checkout
         (tree / "up").symlink_to("..")
-        (tree / "tmp").symlink_to(self.workspace.temporary)
+        (tree / "tmp").symlink_to(self.workspace.temporary_directory)
         (tree / "root").symlink_to("/")
         (tree / "twice").symlink_to("up")
         self.checkout.with_name("checkout2").mkdir()
         (tree / "sibling").symlink_to("../checkout2")
         for given in ("up", "tmp", "root", "root/etc", "twice", "up/home", "sibling", ".."):
             with self.assertRaises(EvaluationFailure) as caught:
-                self.workspace.working_directory(given, self.checkout)
+                self.workspace.locate_working_directory(given, self.checkout)
             self.assertEqual(caught.exception.reason, "directory")
             self.assertIn("out of", caught.exception.message)
 
@@ -116,9 +130,9 @@ class ReadFileTests(WorkspaceTestCase):
 
     def read(self, path: str, limit: int = 100, opened: Mapping[Path, int] | None = None) -> bytes:
         """Read a file as an evaluator in the tree's directory `a` names it."""
-        directory = self.workspace.tree / "a"
+        directory = self.workspace.tree_directory / "a"
         directory.mkdir(exist_ok=True)
-        view = attrs.evolve(self.workspace.make_unsandboxed_view(), opened=opened or {})
+        view = attrs.evolve(self.workspace.make_unsandboxed_view(), path_descriptors=opened or {})
         return self.workspace.read_file(path, directory, limit, view)
 
     def test_opened(self) -> None:
@@ -127,12 +141,12 @@ class ReadFileTests(WorkspaceTestCase):
         (mounted / "a").mkdir(parents=True)
         (mounted / "a" / "file").write_text("mounted")
         (mounted / "out").symlink_to(self.secret)
-        (self.workspace.tree / "a").mkdir()
-        (self.workspace.tree / "a" / "file").write_text("beneath")
-        (self.workspace.temporary / "file").write_text("temporary")
+        (self.workspace.tree_directory / "a").mkdir()
+        (self.workspace.tree_directory / "a" / "file").write_text("beneath")
+        (self.workspace.temporary_directory / "file").write_text("temporary")
         descriptor = os.open(mounted, os.O_RDONLY | os.O_DIRECTORY)
         self.addCleanup(os.close, descriptor)
-        opened = {self.workspace.tree: descriptor}
+        opened = {self.workspace.tree_directory: descriptor}
         for _ in range(2):
             self.assertEqual(self.read("file", opened=opened), b"mounted")
         self.assertEqual(self.read("../../tmp/file", opened=opened), b"temporary")
@@ -149,7 +163,11 @@ class ReadFileTests(WorkspaceTestCase):
 
     def test_read(self) -> None:
         """Files in its own writable directories, by any path that leads there."""
-        for directory in (self.workspace.tree, self.workspace.temporary, self.workspace.home):
+        for directory in (
+            self.workspace.tree_directory,
+            self.workspace.temporary_directory,
+            self.workspace.home_directory,
+        ):
             path = directory / "deep" / "er" / "file"
             path.parent.mkdir(parents=True)
             path.write_bytes(b"\0content\xff")
@@ -159,9 +177,9 @@ class ReadFileTests(WorkspaceTestCase):
 
     def test_relative_to_the_working_directory(self) -> None:
         """A relative path is relative to where it works."""
-        (self.workspace.tree / "file").write_text("outer")
-        (self.workspace.tree / "a").mkdir()
-        (self.workspace.tree / "a" / "file").write_text("inner")
+        (self.workspace.tree_directory / "file").write_text("outer")
+        (self.workspace.tree_directory / "a").mkdir()
+        (self.workspace.tree_directory / "a" / "file").write_text("inner")
         self.assertEqual(self.read("file"), b"inner")
 
     def test_outside(self) -> None:
@@ -176,13 +194,13 @@ class ReadFileTests(WorkspaceTestCase):
             "/proc/self/environ",
             "/dev/zero",
             "//etc/passwd",
-            str(self.workspace.tree) + "2/x",
+            str(self.workspace.tree_directory) + "2/x",
         ):
             self.assertIn("outside", self.refuse(path), path)
 
     def test_links(self) -> None:
         """No symbolic link, wherever it leads and wherever on the path it stands."""
-        tree = self.workspace.tree
+        tree = self.workspace.tree_directory
         (tree / "real").mkdir()
         (tree / "real" / "file").write_text("x")
         (tree / "link").symlink_to("real")
@@ -196,14 +214,14 @@ class ReadFileTests(WorkspaceTestCase):
 
     def test_replaced_directories(self) -> None:
         """Not even where one of its own directories has become a link."""
-        self.workspace.temporary.rmdir()
-        self.workspace.temporary.symlink_to("/etc")
-        self.refuse(str(self.workspace.temporary / "passwd"))
+        self.workspace.temporary_directory.rmdir()
+        self.workspace.temporary_directory.symlink_to("/etc")
+        self.refuse(str(self.workspace.temporary_directory / "passwd"))
 
     def test_no_regular_file(self) -> None:
         """Directories, pipes, sockets and devices are refused, and none of them is waited for."""
-        os.mkfifo(self.workspace.tree / "fifo")
-        (self.workspace.tree / "directory").mkdir()
+        os.mkfifo(self.workspace.tree_directory / "fifo")
+        (self.workspace.tree_directory / "directory").mkdir()
         for path in ("../fifo", "../directory", "..", "."):
             self.refuse(path)
         self.refuse("../missing")
@@ -213,13 +231,13 @@ class ReadFileTests(WorkspaceTestCase):
     def test_limit(self) -> None:
         """A file may be as large as the limit, and no larger."""
         for size in (100, 101):
-            (self.workspace.temporary / str(size)).write_bytes(b"x" * size)
+            (self.workspace.temporary_directory / str(size)).write_bytes(b"x" * size)
         self.assertEqual(len(self.read("../../tmp/100")), 100)
         self.assertIn("over 100 bytes", self.refuse("../../tmp/101"))
 
     def test_endless(self) -> None:
         """One that grows for ever, or claims to be empty, is read to the limit and no further."""
-        with open(self.workspace.temporary / "sparse", "wb") as file:
+        with open(self.workspace.temporary_directory / "sparse", "wb") as file:
             file.truncate(2**40)
         self.refuse("../../tmp/sparse")
 
@@ -228,13 +246,13 @@ class ReadFileTests(WorkspaceTestCase):
         for path in ("a\0b", "x" * 300, "x/" * 3000, "\udcff" * 200 + "x" * 100):
             self.refuse(path)
         name = "\udcff\n ü"
-        (self.workspace.tree / "a").mkdir(exist_ok=True)
-        (self.workspace.tree / "a" / name).write_text("odd")
+        (self.workspace.tree_directory / "a").mkdir(exist_ok=True)
+        (self.workspace.tree_directory / "a" / name).write_text("odd")
         self.assertEqual(self.read(name), b"odd")
 
     def test_no_descriptor_left(self) -> None:
         """Whatever comes of it, no descriptor stays open."""
-        (self.workspace.tree / "file").write_text("x")
+        (self.workspace.tree_directory / "file").write_text("x")
         before = os.listdir("/proc/self/fd")
         self.read("../file")
         for path in ("../file/x", "../missing", "..", "/etc/passwd"):

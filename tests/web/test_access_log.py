@@ -8,9 +8,9 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.pages import EventPage
-from tawebeval.sandbox.workspace import log_name
-from tawebeval.web.access_log import EVENTS_ROUTE, OTHER, Routes
-from tawebeval.web.server.interface import GONE
+from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.web.access_log import EVENTS_ROUTE, OTHER_ROUTE, RouteTable
+from tawebeval.web.server.interface import CLIENT_GONE_STATUS
 from tests.cases.polls import NoFastPath
 from tests.cases.web import WebTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts
@@ -27,8 +27,8 @@ class TrafficTestCase(WebTestCase):
         super().setUp()
         self.identifier = self.evaluate()
         self.request_log = self.service.context.request_log
-        self.request_log.answers.clear()
-        self.request_log.seconds.clear()
+        self.request_log.answer_counts.clear()
+        self.request_log.answer_durations.clear()
 
     def events(self, query: str = "") -> str:
         """Return the path of a page."""
@@ -37,14 +37,14 @@ class TrafficTestCase(WebTestCase):
     def assert_counted(self, *expected: tuple[str, str, int]) -> None:
         """Hold that just these were counted, and begin anew."""
         self.assertEqual(sorted(self.request_log.count_answers().elements()), sorted(expected))
-        self.request_log.answers.clear()
-        self.request_log.plain_pages = 0
+        self.request_log.answer_counts.clear()
+        self.request_log.plain_page_count = 0
 
     def timed(self) -> dict[str, int]:
         """Return how many of each route had a time."""
         return {
             route: list(seconds.list_buckets())[-1][1]
-            for route, seconds in self.request_log.seconds.items()
+            for route, seconds in self.request_log.answer_durations.items()
         }
 
     def ask_raw(self, line: str, fast: bool = True, **headers: str) -> Connection:
@@ -68,10 +68,10 @@ class CountTests(TrafficTestCase):
             (f"GET /evaluation/{self.identifier}", ("GET", STATUS, 200)),
             ("GET //evaluation//x", ("GET", STATUS, 404)),
             ("GET /evaluation/%ff", ("GET", STATUS, 400)),
-            ("GET /nothing", ("GET", OTHER, 404)),
-            ("POST /health", ("POST", OTHER, 405)),
-            ("BREW /health", (OTHER, OTHER, 405)),
-            ("OPTIONS /health", ("OPTIONS", OTHER, 204)),
+            ("GET /nothing", ("GET", OTHER_ROUTE, 404)),
+            ("POST /health", ("POST", OTHER_ROUTE, 405)),
+            ("BREW /health", (OTHER_ROUTE, OTHER_ROUTE, 405)),
+            ("OPTIONS /health", ("OPTIONS", OTHER_ROUTE, 204)),
             ("GET /evaluation_events", ("GET", "/evaluation_events", 400)),
         ):
             self.ask_raw(line)
@@ -79,11 +79,13 @@ class CountTests(TrafficTestCase):
 
     def test_known(self) -> None:
         """Whatever is counted is of a method and a route that are known before."""
-        known = list(self.service.routes.list_all())
+        known = list(self.service.routes.list_routes())
         self.assertEqual(len(set(known)), len(known))
         for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "BREW"):
             for path in ("/evaluate", self.events(), f"/evaluation/{self.identifier}", "/x", "*"):
-                self.assertIn(self.service.routes.match(method.encode(), path.encode()), known)
+                self.assertIn(
+                    self.service.routes.match_route(method.encode(), path.encode()), known
+                )
 
     def test_polls(self) -> None:
         """Both roads count alike: pages, refusals, and clients that go while they wait."""
@@ -95,7 +97,7 @@ class CountTests(TrafficTestCase):
             waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
             self.assert_counted()
             waiting.lose()
-            self.assert_counted(("GET", EVENTS_ROUTE, GONE))
+            self.assert_counted(("GET", EVENTS_ROUTE, CLIENT_GONE_STATUS))
             waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
             self.service.reactor.advance(5)
             self.assertTrue(waiting.received)
@@ -106,7 +108,7 @@ class CountTests(TrafficTestCase):
         """A refusal is the same number whoever has refused."""
         for fast in (True, False):
             self.ask_raw(f"GET {self.events('?after=9')}", fast)
-        self.assertEqual(list(self.request_log.answers.values()), [2])
+        self.assertEqual(list(self.request_log.answer_counts.values()), [2])
 
     def test_times(self) -> None:
         """What waits for an evaluation has no time; a poll that does not has, on both roads."""
@@ -121,7 +123,7 @@ class CountTests(TrafficTestCase):
             self.assert_counted(
                 *[("GET", EVENTS_ROUTE, 200)] * 2,
                 ("GET", EVENTS_ROUTE, 400),
-                ("GET", EVENTS_ROUTE, GONE),
+                ("GET", EVENTS_ROUTE, CLIENT_GONE_STATUS),
             )
         self.ask_raw(f"GET {self.events()}", Accept="application/jsonl")
         self.ask_raw(f"DELETE /evaluation/{self.identifier}")
@@ -142,7 +144,9 @@ class CountTests(TrafficTestCase):
         for number, fast in enumerate((True, False)):
             self.ask_raw(f"GET {self.events()}", fast)
             self.ask_raw(f"GET {self.events('?after=9')}", fast)
-            self.assertEqual(self.request_log.seconds[EVENTS_ROUTE].sum, 0.5 * (number + 1))
+            self.assertEqual(
+                self.request_log.answer_durations[EVENTS_ROUTE].sum, 0.5 * (number + 1)
+            )
 
     def test_upload(self) -> None:
         """A form's time begins when it has come: before it is the client's."""
@@ -153,7 +157,7 @@ class CountTests(TrafficTestCase):
         self.service.reactor.advance(7)
         connection.send(body[-1:])
         self.assert_counted(("POST", "/evaluate", 200))
-        self.assertEqual(self.request_log.seconds["/evaluate"].sum, 0)
+        self.assertEqual(self.request_log.answer_durations["/evaluate"].sum, 0)
 
     def test_refused_early(self) -> None:
         """A form that is refused before it has come counts once, for its route."""
@@ -169,9 +173,9 @@ class CountTests(TrafficTestCase):
     def test_no_request(self) -> None:
         """What is no request counts, too; who says nothing does not."""
         self.connect().send(b"nonsense\r\n\r\n")
-        self.assert_counted((OTHER, OTHER, 400))
+        self.assert_counted((OTHER_ROUTE, OTHER_ROUTE, 400))
         self.connect().send(b"GET /" + b"x" * 2000 + b" HTTP/1.1\r\n")
-        self.assert_counted((OTHER, OTHER, 414))
+        self.assert_counted((OTHER_ROUTE, OTHER_ROUTE, 414))
         for data in (b"", b"GET / HTTP/1.1\r\nHost:"):
             connection = self.connect()
             connection.send(data)
@@ -181,7 +185,7 @@ class CountTests(TrafficTestCase):
     def test_all_routes(self) -> None:
         """The name of the pages' route, which the fast writes by itself, is the real one."""
         self.assertEqual(
-            Routes(self.service.routes._app).match(b"GET", self.events().encode()),
+            RouteTable(self.service.routes._app).match_route(b"GET", self.events().encode()),
             ("GET", EVENTS_ROUTE),
         )
 
@@ -212,7 +216,7 @@ class LogTests(TrafficTestCase):
 
     def test_lines(self) -> None:
         """Both roads write the same, and evaluations have their names in the log."""
-        path = f"/evaluation/{log_name(self.identifier)}/events"
+        path = f"/evaluation/{derive_log_name(self.identifier)}/events"
         for fast in (True, False):
             size = len(self.ask_raw(f"GET {self.events('?after=')}", fast).answer().body)
             self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 0.000000"])
@@ -231,7 +235,7 @@ class LogTests(TrafficTestCase):
         """The name in the log is of the whole identifier, with the daemon's name in it."""
         self.ask_raw(f"GET /evaluation/a-{self.identifier}/events")
         (line,) = self.lines()
-        self.assertIn(f"/evaluation/{log_name(f'a-{self.identifier}')}/events", line)
+        self.assertIn(f"/evaluation/{derive_log_name(f'a-{self.identifier}')}/events", line)
 
     def test_secrets(self) -> None:
         """There is no token, no query and no identifier in it, however it is written."""

@@ -11,9 +11,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallerSettings, MetricsSettings
-from tawebeval.core.tokens import new_token
-from tawebeval.errors import ConfigurationError, OverShare, Unauthorized
-from tawebeval.web.auth import Authentication, RateLimit, find_metrics_tokens, find_tokens
+from tawebeval.core.tokens import generate_token
+from tawebeval.errors import CallerShareExceeded, ConfigurationError, Unauthorized
+from tawebeval.web.auth import Authentication, RateLimit, find_metrics_token_file, find_token_file
 from tests.fakes.world import read_again
 
 
@@ -25,25 +25,27 @@ class RateTests(SynchronousTestCase):
         clock = Clock()
         rate = RateLimit(3, clock.seconds)
         for _ in range(3):
-            rate.spend("a")
-        error = self.assertRaises(OverShare, rate.spend, "a")
+            rate.count_request("a")
+        error = self.assertRaises(CallerShareExceeded, rate.count_request, "a")
         self.assertEqual(error.retry_after, 20)
-        rate.spend("b")
+        rate.count_request("b")
         clock.advance(19.5)
-        self.assertEqual(self.assertRaises(OverShare, rate.spend, "a").retry_after, 1)
+        self.assertEqual(
+            self.assertRaises(CallerShareExceeded, rate.count_request, "a").retry_after, 1
+        )
         clock.advance(0.5)
-        rate.spend("a")
-        self.assertRaises(OverShare, rate.spend, "a")
+        rate.count_request("a")
+        self.assertRaises(CallerShareExceeded, rate.count_request, "a")
         clock.advance(1000)
         for _ in range(3):
-            rate.spend("a")
-        self.assertRaises(OverShare, rate.spend, "a")
+            rate.count_request("a")
+        self.assertRaises(CallerShareExceeded, rate.count_request, "a")
 
     def test_none(self) -> None:
         """0 is no limit."""
         rate = RateLimit(0, Clock().seconds)
         for _ in range(10_000):
-            rate.spend("a")
+            rate.count_request("a")
 
     @given(st.integers(1, 10_000), st.lists(st.floats(0, 90), max_size=60))
     def test_patience(self, per_minute: int, pauses: list[float]) -> None:
@@ -54,11 +56,11 @@ class RateTests(SynchronousTestCase):
         for taken, pause in enumerate(pauses, 1):
             clock.advance(pause)
             try:
-                rate.spend("a")
-            except OverShare as error:
+                rate.count_request("a")
+            except CallerShareExceeded as error:
                 self.assertGreaterEqual(error.retry_after, 1)
                 clock.advance(error.retry_after)
-                rate.spend("a")
+                rate.count_request("a")
             self.assertLessEqual(taken, clock.seconds() * per_minute / 60 + 1e-6)
 
 
@@ -67,33 +69,33 @@ class AccessTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.path = Path(self.mktemp()).absolute()
-        self.alice, line = new_token("alice", os.urandom)
+        self.alice, line = generate_token("alice", os.urandom)
         self.path.write_text(line)
         self.access = Authentication(RateLimit(0, Clock().seconds), self.path)
         self.logged: list[str] = []
 
     def admit(self, token: str) -> str:
         """Ask with a token."""
-        return self.access.admit([b"Bearer " + token.encode()])
+        return self.access.identify_caller([b"Bearer " + token.encode()])
 
     def reload(self) -> None:
         """Read the file again. Raises ConfigurationError."""
-        found = [(one.name, one.paths) for one in self.access.reloadables()]
+        found = [(one.name, one.paths) for one in self.access.list_reloadables()]
         self.assertEqual(found, [("callers.tokens", (self.path,))])
         read_again(self.access)
 
     def test_open(self) -> None:
         """Without a file everybody is the same caller, for whom there is no rate."""
         access = Authentication(RateLimit(1, Clock().seconds))
-        self.assertTrue(access.is_open)
+        self.assertTrue(access.is_token_optional)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
-            self.assertEqual(access.admit(headers), "")
-        self.assertEqual(list(access.reloadables()), [])
+            self.assertEqual(access.identify_caller(headers), "")
+        self.assertEqual(list(access.list_reloadables()), [])
 
     def test_reload(self) -> None:
         """A new token counts from then on, and one that was taken out no more."""
-        bob, line = new_token("bob", os.urandom)
-        self.assertFalse(self.access.is_open)
+        bob, line = generate_token("bob", os.urandom)
+        self.assertFalse(self.access.is_token_optional)
         self.assertEqual(self.admit(self.alice), "alice")
         self.path.write_text(line)
         self.assertRaises(Unauthorized, self.admit, bob)
@@ -103,12 +105,12 @@ class AccessTests(SynchronousTestCase):
 
     def test_read_and_taken(self) -> None:
         """What is only read does not count yet."""
-        bob, line = new_token("bob", os.urandom)
+        bob, line = generate_token("bob", os.urandom)
         self.path.write_text(line)
-        (reloadable,) = self.access.reloadables()
-        read = reloadable.read()
+        (reloadable,) = self.access.list_reloadables()
+        read = reloadable.read_files()
         self.assertRaises(Unauthorized, self.admit, bob)
-        reloadable.apply(read)
+        reloadable.apply_content(read)
         self.assertEqual(self.admit(bob), "bob")
 
     def test_broken_reload(self) -> None:
@@ -122,7 +124,7 @@ class AccessTests(SynchronousTestCase):
         self.path.unlink()
         self.assertIn("No such file", str(self.assertRaises(ConfigurationError, self.reload)))
         self.assertEqual(self.admit(self.alice), "alice")
-        self.assertFalse(self.access.is_open)
+        self.assertFalse(self.access.is_token_optional)
 
     def test_broken_at_first(self) -> None:
         """At the start it is an error with the file's name."""
@@ -138,40 +140,42 @@ class AccessTests(SynchronousTestCase):
         for _ in range(3):
             self.assertRaises(Unauthorized, self.admit, "x")
         self.admit(self.alice)
-        self.assertRaises(OverShare, self.admit, self.alice)
+        self.assertRaises(CallerShareExceeded, self.admit, self.alice)
 
     def test_find(self) -> None:
         """The configured file wins over systemd's, which is taken if there is one."""
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         given = self.path.parent / "tokens"
-        self.assertEqual(find_tokens(CallerSettings(), {}), None)
-        self.assertEqual(find_tokens(CallerSettings(), credentials), None)
+        self.assertEqual(find_token_file(CallerSettings(), {}), None)
+        self.assertEqual(find_token_file(CallerSettings(), credentials), None)
         given.touch()
         self.addCleanup(given.unlink)
-        self.assertEqual(find_tokens(CallerSettings(), credentials), given)
-        self.assertEqual(find_tokens(CallerSettings(tokens="/x"), credentials), Path("/x"))
-        self.assertEqual(find_tokens(CallerSettings(tokens="x"), {}), Path.cwd() / "x")
+        self.assertEqual(find_token_file(CallerSettings(), credentials), given)
+        self.assertEqual(find_token_file(CallerSettings(tokens="/x"), credentials), Path("/x"))
+        self.assertEqual(find_token_file(CallerSettings(tokens="x"), {}), Path.cwd() / "x")
 
     def test_find_for_metrics(self) -> None:
         """Those who read the metrics have a file of their own, where it goes by tokens."""
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         given = self.path.parent / "metrics-tokens"
         by_tokens = MetricsSettings("tokens")
-        self.assertEqual(find_metrics_tokens(MetricsSettings("loopback"), credentials), None)
-        error = self.assertRaises(ConfigurationError, find_metrics_tokens, by_tokens, credentials)
+        self.assertEqual(find_metrics_token_file(MetricsSettings("loopback"), credentials), None)
+        error = self.assertRaises(
+            ConfigurationError, find_metrics_token_file, by_tokens, credentials
+        )
         self.assertIn("metrics.readers", str(error))
         self.assertIn("LoadCredential=metrics-tokens", str(error))
         given.touch()
         self.addCleanup(given.unlink)
-        self.assertEqual(find_metrics_tokens(by_tokens, credentials), given)
-        self.assertEqual(find_metrics_tokens(MetricsSettings("nobody"), credentials), None)
+        self.assertEqual(find_metrics_token_file(by_tokens, credentials), given)
+        self.assertEqual(find_metrics_token_file(MetricsSettings("nobody"), credentials), None)
         self.assertEqual(
-            find_metrics_tokens(MetricsSettings("tokens", "/x"), credentials), Path("/x")
+            find_metrics_token_file(MetricsSettings("tokens", "/x"), credentials), Path("/x")
         )
 
     def test_find_in_the_dark(self) -> None:
         """Where systemd's cannot be looked for there may be some: that is not as if none were."""
         self.path.touch()
         with self.assertRaises(ConfigurationError) as caught:
-            find_tokens(CallerSettings(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})
+            find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})
         self.assertIn("/tokens: cannot read the file: File name too long", str(caught.exception))

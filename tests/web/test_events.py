@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tawebeval.config import CallerSettings, Configuration
-from tawebeval.web.events import STREAMS
+from tawebeval.web.events import STREAM_FRAMINGS
 from tests.cases import described
 from tests.cases.web import END, StreamTestCase
 from tests.fakes.clients import Answer
@@ -92,7 +92,7 @@ class ChoiceTests(StreamTestCase):
         """HEAD has the status and the headers of GET (RFC 9110, 9.3.2), whatever is asked for."""
         queries = ["", "?wait=20", "?after=3", "?after=x", "?after=9", "?skip=2", "?skip=5"]
         queries += ["?after=0&skip=9", f"?after={END}&skip=1", f"?after={END}"]
-        for accept in ("application/json", *STREAMS, "text/html"):
+        for accept in ("application/json", *STREAM_FRAMINGS, "text/html"):
             path = f"/evaluation/{self.evaluate()}/events"
             self.print(b"a\nb\n")
             for state in ("running", "finished", "forgotten"):

@@ -8,9 +8,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http_headers import Headers
 
 from tawebeval.errors import NotAcceptable
-from tawebeval.web.events import PAGE, STREAMS, negotiate
+from tawebeval.web.events import PAGE_TYPE, STREAM_FRAMINGS, negotiate_media_type
 
-OFFERED = [PAGE, *STREAMS]
+OFFERED = [PAGE_TYPE, *STREAM_FRAMINGS]
 JSON, EVENTS, LINES, ND = OFFERED
 
 
@@ -24,7 +24,7 @@ class NegotiationTests(SynchronousTestCase):
 
     def check(self, expected: str, *values: str) -> None:
         """Hold what is chosen."""
-        self.assertEqual(negotiate(accept(*values), OFFERED), expected, values)
+        self.assertEqual(negotiate_media_type(accept(*values), OFFERED), expected, values)
 
     def test_whoever_does_not_care(self) -> None:
         """Without the header, or with all in it, it is the first."""
@@ -69,8 +69,8 @@ class NegotiationTests(SynchronousTestCase):
     def test_nothing(self) -> None:
         """Where nothing fits the refusal names what there is."""
         for value in ("text/html", "text/*;q=0", "*/*;q=0", f"{JSON};q=0", "image/*, audio/ogg"):
-            error = self.assertRaises(NotAcceptable, negotiate, accept(value), OFFERED)
-            self.assertEqual(error.members["offered"], ", ".join(OFFERED))
+            error = self.assertRaises(NotAcceptable, negotiate_media_type, accept(value), OFFERED)
+            self.assertEqual(error.extra_members["offered"], ", ".join(OFFERED))
             for offered in OFFERED:
                 self.assertIn(offered, str(error))
 
@@ -84,7 +84,7 @@ class NegotiationTests(SynchronousTestCase):
         """Whatever comes is answered by an offer or a refusal."""
         values = [value.replace("\r", "").replace("\n", "") for value in values]
         try:
-            found = negotiate(accept(*values), OFFERED)
+            found = negotiate_media_type(accept(*values), OFFERED)
         except NotAcceptable:
             return
         assert found in OFFERED

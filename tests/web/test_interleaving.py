@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         asked = self.ask("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         self.identifier = asked["evaluation_id"]
         self.child = self.service.world.child
-        self.record = self.service.registry._records[self.identifier]
+        self.record = self.service.registry.records[self.identifier]
         self.printed = 0
         self.ended = False
         self.clients: list[Client] = []
@@ -223,7 +223,7 @@ class Machine(RuleBasedStateMachine):
                 assert client.follower.complete
                 client.follower.lose()
         assert not self.service.registry.subscriptions
-        assert not len(self.record.evaluation.changed)
+        assert not len(self.record.evaluation.change_condition)
         closed = Deferred.fromCoroutine(self.service.registry.close())
         self.turn()
         assert closed.called
@@ -237,7 +237,7 @@ class InterleavingTests(SynchronousTestCase):
         """Each sees every event once and in order, and memory stays bounded."""
         self.patch(ring, "_GATHER", 256)
         self.patch(ring, "_APART", 64)
-        self.patch(streams, "PIECE", 512)
+        self.patch(streams, "PIECE_BYTES", 512)
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
         )

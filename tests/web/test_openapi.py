@@ -19,14 +19,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import __version__, errors
 from tawebeval.config import MIB, Configuration
 from tawebeval.core import form
-from tawebeval.core.identifiers import IDENTIFIER
-from tawebeval.core.states import State
-from tawebeval.errors import Reason
-from tawebeval.web.events import OFFERED
+from tawebeval.core.identifiers import IDENTIFIER_PATTERN
+from tawebeval.core.states import EvaluationState
+from tawebeval.errors import FailureReason
+from tawebeval.web.events import OFFERED_TYPES
 from tawebeval.web.responses import MAX_DIGITS
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import problems
-from tawebeval.web.static_files import DESCRIPTION_PATH, RESOURCES, complete_document
+from tawebeval.web.static_files import DESCRIPTION_PATH, STATIC_RESOURCES, complete_openapi_document
 from tawebeval.webhooks.callback import CallbackState
 from tests.cases import described
 from tests.cases.described import DOCUMENT, complaints, operations, resolve
@@ -53,24 +53,24 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.MalformedRequest: ALL,
     errors.InvalidField: {"evaluate", "readOlderEvents"},
     errors.InvalidCursor: {"readEvents", "readOlderEvents", "listEvaluations"},
-    errors.MovedTo: set(),  # without any operation's path
+    errors.ResourceMoved: set(),  # without any operation's path
     errors.EvaluationNotFound: {*OF_ONE, "cancel"},
     errors.EvaluationExpired: OF_ONE,
     errors.DiscardedCursor: {"readEvents", "readOlderEvents"},
     errors.NotAcceptable: {"readEvents"},
-    errors.TooLarge: ALL,
-    errors.TooSlow: ALL,
+    errors.RequestTooLarge: ALL,
+    errors.RequestTooSlow: ALL,
     errors.UnsupportedMediaType: {"evaluate"},
     errors.UnsupportedVersion: {"readEvents"},
     errors.HTTPVersionNotSupported: {"readEvents"},
-    errors.KeyReused: {"evaluate"},
+    errors.IdempotencyKeyReused: {"evaluate"},
     errors.Unauthorized: {*SECURED, "readMetrics"},
     errors.AccessDenied: {"readMetrics"},
-    errors.NotReady: {"readReadiness"},
-    errors.ForeignPage: {"evaluate", "cancel", "readEvents", "listEvaluations"},
-    errors.OverShare: SECURED,
-    errors.Busy: ALL,
-    errors.Stopping: ALL,
+    errors.ServerNotReady: {"readReadiness"},
+    errors.ForeignOrigin: {"evaluate", "cancel", "readEvents", "listEvaluations"},
+    errors.CallerShareExceeded: SECURED,
+    errors.ServerBusy: ALL,
+    errors.ServerStopping: ALL,
 }
 """Where a request can be refused so, by the operation's name.
 
@@ -166,10 +166,10 @@ class DocumentTests(SynchronousTestCase):
             errors.EvaluationNotFound(),
             errors.EvaluationExpired(STARTED),
         ):
-            status = str(problems.STATUS[type(refusal)].value)
+            status = str(problems.ERROR_STATUSES[type(refusal)].value)
             response = DOCUMENT["components"]["responses"][status]
             example = response["content"]["application/problem+json"]["example"]
-            self.assertEqual(example, orjson.loads(problems.make_problem(refusal).body))
+            self.assertEqual(example, orjson.loads(problems.convert_error(refusal).body))
 
     def test_nothing_idle(self) -> None:
         """Every component is used."""
@@ -180,9 +180,9 @@ class DocumentTests(SynchronousTestCase):
 
     def test_missing_component(self) -> None:
         """A description that says nothing of a header of all answers is not taken."""
-        document = orjson.loads(RESOURCES[DESCRIPTION_PATH].content)
+        document = orjson.loads(STATIC_RESOURCES[DESCRIPTION_PATH].content)
         del document["components"]["headers"]["Server"]
-        self.assertRaises(KeyError, complete_document, document)
+        self.assertRaises(KeyError, complete_openapi_document, document)
 
 
 class ContentTests(SynchronousTestCase):
@@ -222,10 +222,12 @@ class ContentTests(SynchronousTestCase):
 
     def test_identifier(self) -> None:
         """The form of identifiers, which the page knows, too."""
-        self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER}$")
+        self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER_PATTERN}$")
         location = DOCUMENT["components"]["headers"]["Location"]
-        self.assertEqual(location["schema"]["pattern"], f"^/(.+/)?evaluation/{IDENTIFIER}$")
-        self.assertIn(f"({IDENTIFIER})$", RESOURCES["/static/page.js"].content.decode())
+        self.assertEqual(location["schema"]["pattern"], f"^/(.+/)?evaluation/{IDENTIFIER_PATTERN}$")
+        self.assertIn(
+            f"({IDENTIFIER_PATTERN})$", STATIC_RESOURCES["/static/page.js"].content.decode()
+        )
 
     def test_submission(self) -> None:
         """A form without a file is none."""
@@ -237,7 +239,11 @@ class ContentTests(SynchronousTestCase):
 
     def test_states(self) -> None:
         """The states that a status can show, and those of callbacks."""
-        kept = [state.value for state in State if state not in (State.DRAINED, State.EXPIRED)]
+        kept = [
+            state.value
+            for state in EvaluationState
+            if state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED)
+        ]
         self.assertEqual(SCHEMAS["State"]["enum"], kept)
         callbacks = [state.value for state in CallbackState]
         self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
@@ -245,12 +251,12 @@ class ContentTests(SynchronousTestCase):
     def test_reasons(self) -> None:
         """The reasons are those that the daemon gives."""
         listed = set(re.findall("`([a-z_]+)`", SCHEMAS["Reason"]["description"]))
-        self.assertEqual(listed, {*get_args(Reason), "protocol"})
+        self.assertEqual(listed, {*get_args(FailureReason), "protocol"})
 
     def test_media_types(self) -> None:
         """Events are to be had in all the ways that are offered."""
         events = DOCUMENT["paths"]["/evaluation/{id}/events"]["get"]
-        self.assertEqual(tuple(events["responses"]["200"]["content"]), OFFERED)
+        self.assertEqual(tuple(events["responses"]["200"]["content"]), OFFERED_TYPES)
 
     def test_defaults(self) -> None:
         """Settings are said with their defaults."""
@@ -289,11 +295,11 @@ class RouteTests(WebTestCase):
 
     def test_statuses(self) -> None:
         """Each operation has the statuses of all that can happen to it, and no others."""
-        self.assertEqual(set(OCCURS), set(problems.STATUS))
+        self.assertEqual(set(OCCURS), set(problems.ERROR_STATUSES))
         for method, _, operation in operations():
             name = operation["operationId"].removesuffix("Head")
             expected = {
-                str(problems.STATUS[refusal].value)
+                str(problems.ERROR_STATUSES[refusal].value)
                 for refusal, where in OCCURS.items()
                 if name in where
             }
@@ -330,12 +336,12 @@ class RouteTests(WebTestCase):
     def test_headers(self) -> None:
         """The headers that a problem has by its kind are described with it."""
         for refusal, headers in (
-            (errors.Busy("later", 5), {"Retry-After": 5}),
-            (errors.Stopping(), {"Retry-After": 5}),
-            (errors.OverShare("later", 5), {"Retry-After": 5}),
+            (errors.ServerBusy("later", 5), {"Retry-After": 5}),
+            (errors.ServerStopping(), {"Retry-After": 5}),
+            (errors.CallerShareExceeded("later", 5), {"Retry-After": 5}),
             (errors.Unauthorized("who?"), {"WWW-Authenticate": "Bearer"}),
         ):
-            problem = problems.make_problem(refusal)
+            problem = problems.convert_error(refusal)
             self.assertEqual({name.decode() for name in problem.headers}, set(headers))
             response = DOCUMENT["components"]["responses"][str(problem.status.value)]
             for name, value in headers.items():
@@ -364,7 +370,7 @@ class ServedTests(CallerTestCase):
     def test_served(self) -> None:
         """Anybody may have it, without a token, and in any page."""
         answer = self.request("GET", "/openapi.json")
-        self.assertEqual(answer.body, RESOURCES[DESCRIPTION_PATH].content)
+        self.assertEqual(answer.body, STATIC_RESOURCES[DESCRIPTION_PATH].content)
         self.assertEqual(answer.headers["content-type"], "application/json")
 
     def test_kept(self) -> None:

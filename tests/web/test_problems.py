@@ -20,42 +20,42 @@ class TableTests(SynchronousTestCase):
     def test_complete(self) -> None:
         """Every refusal has its status."""
         refusals = set(_below(errors.RequestError))
-        self.assertEqual(set(problems.STATUS), refusals)
+        self.assertEqual(set(problems.ERROR_STATUSES), refusals)
         self.assertTrue(refusals)
 
     def test_statuses(self) -> None:
         """The statuses are the contract's."""
         self.assertEqual(
-            {error.__name__: status.value for error, status in problems.STATUS.items()},
+            {error.__name__: status.value for error, status in problems.ERROR_STATUSES.items()},
             {
                 "MalformedRequest": 400,
                 "InvalidField": 400,
                 "InvalidCursor": 400,
-                "MovedTo": 308,
+                "ResourceMoved": 308,
                 "EvaluationNotFound": 404,
                 "EvaluationExpired": 410,
                 "DiscardedCursor": 410,
                 "NotAcceptable": 406,
-                "TooLarge": 413,
-                "TooSlow": 408,
+                "RequestTooLarge": 413,
+                "RequestTooSlow": 408,
                 "UnsupportedMediaType": 415,
                 "UnsupportedVersion": 426,
                 "HTTPVersionNotSupported": 505,
-                "KeyReused": 422,
+                "IdempotencyKeyReused": 422,
                 "Unauthorized": 401,
-                "ForeignPage": 403,
+                "ForeignOrigin": 403,
                 "AccessDenied": 403,
-                "NotReady": 503,
-                "OverShare": 429,
-                "Busy": 503,
-                "Stopping": 503,
+                "ServerNotReady": 503,
+                "CallerShareExceeded": 429,
+                "ServerBusy": 503,
+                "ServerStopping": 503,
             },
         )
 
     def test_document(self) -> None:
         """A document has what RFC 9457 has, `message`, and what the error adds."""
         self.assertEqual(
-            problems.make_document(HTTPStatus.GONE, "no more", oldest="3"),
+            problems.make_problem_document(HTTPStatus.GONE, "no more", oldest="3"),
             b'{"type":"about:blank","title":"Gone","status":410,"detail":"no more",'
             b'"message":"no more","oldest":"3"}',
         )

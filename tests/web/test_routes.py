@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.config import ServiceSettings as Process
-from tawebeval.sandbox.workspace import directory_of
+from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases import described
 from tests.cases.web import END, WebTestCase
 from tests.fakes.clients import MULTIPART, form, parts
@@ -81,9 +81,14 @@ class EvaluateTests(WebTestCase):
     def test_files(self) -> None:
         """The upload becomes the evaluation's, and nothing of it is left in the end."""
         identifier = self.evaluate()
-        self.assertEqual(self.service.leftovers(), [f"evaluations/{directory_of(identifier)}"])
+        self.assertEqual(
+            self.service.leftovers(), [f"evaluations/{derive_directory_name(identifier)}"]
+        )
         path = (
-            self.root / "evaluations" / directory_of(identifier) / "submission/source/solution.py"
+            self.root
+            / "evaluations"
+            / derive_directory_name(identifier)
+            / "submission/source/solution.py"
         )
         self.assertEqual(path.read_bytes(), b"print()\n")
         self.finish()

@@ -148,10 +148,10 @@ class WaitTests(WebTestCase):
         calls = len(self.service.reactor.getDelayedCalls())
         connection = self.connect()
         connection.request(f"GET /evaluation/{identifier}/events?wait=20")
-        evaluation = self.service.registry._records[identifier].evaluation
-        self.assertEqual(len(evaluation.changed), 1)
+        evaluation = self.service.registry.records[identifier].evaluation
+        self.assertEqual(len(evaluation.change_condition), 1)
         connection.lose()
-        self.assertEqual(len(evaluation.changed), 0)
+        self.assertEqual(len(evaluation.change_condition), 0)
         self.assertEqual(len(self.service.reactor.getDelayedCalls()), calls)
         self.child.print(b"a\n")
         self.assertEqual(len(self.page(identifier)["data"]), 1)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web import static_files
-from tawebeval.web.static_files import DESCRIPTION_PATH, RESOURCES
+from tawebeval.web.static_files import DESCRIPTION_PATH, STATIC_RESOURCES
 from tests.cases import described
 from tests.cases.web import LINK, CallerTestCase, WebTestCase
 from tests.fakes.clients import Answer
 
-ASSETS = {path: found for path, found in RESOURCES.items() if path != DESCRIPTION_PATH}
+ASSETS = {path: found for path, found in STATIC_RESOURCES.items() if path != DESCRIPTION_PATH}
 FILES = Path(static_files.__file__).with_name("static")
 IMPORT = re.compile(r'from "\./([^"]*)"')
 

@@ -17,8 +17,8 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides, providedBy
 
-from tawebeval.core.events import Batch
-from tawebeval.evaluations.records import RESUME, Subscription, UnprobedConnection
+from tawebeval.core.events import EventBatch
+from tawebeval.evaluations.records import RESUME_SECONDS, Subscription, UnprobedConnection
 from tawebeval.web import streams
 from tests.cases.web import CAPACITY, END, StreamTestCase
 from tests.fakes.streams import (
@@ -219,7 +219,7 @@ class BackPressureTests(StreamTestCase):
             self.turn()
             self.assertTrue(self.child.paused)
             waited = 0
-            ring = self.service.registry._records[identifier].evaluation.ring
+            ring = self.service.registry.records[identifier].evaluation.ring
             while self.child.paused and waited < 1000:
                 self.assertLess(ring.size, CAPACITY * 10)  # with what a read of stdout became
                 follower.step()
@@ -236,7 +236,7 @@ class BackPressureTests(StreamTestCase):
         """With a reader who takes all, the evaluator never waits for long, and enough is kept."""
         identifier = self.evaluate()
         follower = self.follow(LineFollower, identifier)
-        ring = self.service.registry._records[identifier].evaluation.ring
+        ring = self.service.registry.records[identifier].evaluation.ring
         for at in range(0, len(self.text), 1000):
             self.print(self.text[at : at + 1000])
             self.assertFalse(self.child.paused)
@@ -259,7 +259,7 @@ class BackPressureTests(StreamTestCase):
         slow.lose()
         self.service.reactor.pump([0] * 199)
         self.assertTrue(self.child.paused)
-        self.service.reactor.pump([RESUME] + [0] * 199)
+        self.service.reactor.pump([RESUME_SECONDS] + [0] * 199)
         self.assertFalse(self.child.paused)
         self.assertGreater(len("".join(quick.payloads)), 99_000)
 
@@ -320,13 +320,13 @@ class BackPressureTests(StreamTestCase):
         """Several streams go forward together, each a piece at a time."""
         identifier = self.evaluate()
         followers = [self.follow(LineFollower, identifier) for _ in range(3)]
-        read, turns = Subscription.read, []
+        read, turns = Subscription.read_events, []
 
-        def watched(following: Subscription, limit: int) -> Batch:
+        def watched(following: Subscription, limit: int) -> EventBatch:
             turns.append(id(following))
             return read(following, limit)
 
-        self.patch(Subscription, "read", watched)
+        self.patch(Subscription, "read_events", watched)
         self.print(self.text[:20_000])
         for follower in followers:
             self.assertGreater(len(follower.answer.body), 100_000)
@@ -392,13 +392,13 @@ class ClientGoneTests(StreamTestCase):
         follower = self.follow(SourceFollower, identifier)
         for _ in range(40):
             self.service.reactor.advance(30)
-            self.service.registry.expire()
+            self.service.registry.expire_evaluations()
         follower.lose()
         self.service.reactor.advance(899)
-        self.service.registry.expire()
+        self.service.registry.expire_evaluations()
         self.page(identifier)
         self.service.reactor.advance(900)
-        self.service.registry.expire()
+        self.service.registry.expire_evaluations()
         self.request("GET", f"/evaluation/{identifier}", 410)
 
     def test_shutdown_waits_for_the_slow(self) -> None:
@@ -424,7 +424,7 @@ class ClientGoneTests(StreamTestCase):
 
 
 class ConnectionTests(SynchronousTestCase):
-    """`prepare_connection`."""
+    """`measure_connection`."""
 
     def test_send_buffer(self) -> None:
         """The kernel's send buffer is limited, below TLS too; Linux doubles the limit."""
@@ -442,13 +442,13 @@ class ConnectionTests(SynchronousTestCase):
                 protocol.makeConnection(transport)
                 transport = protocol
             # A socket that is no TCP socket shows no progress.
-            self.assertIsInstance(streams.prepare_connection(transport), UnprobedConnection)
+            self.assertIsInstance(streams.measure_connection(transport), UnprobedConnection)
             size = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             self.assertEqual(size, 2 * 64 * 1024)
 
     def test_no_socket(self) -> None:
         """A transport without a socket stays as it is."""
-        self.assertIsInstance(streams.prepare_connection(StringTransport()), UnprobedConnection)
+        self.assertIsInstance(streams.measure_connection(StringTransport()), UnprobedConnection)
 
 
 class DefectTests(StreamTestCase):
@@ -459,7 +459,7 @@ class DefectTests(StreamTestCase):
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
-            with mock.patch.object(Subscription, "read", side_effect=ZeroDivisionError):
+            with mock.patch.object(Subscription, "read_events", side_effect=ZeroDivisionError):
                 self.print(b"a\n")
             self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
             self.assertFalse(follower.complete)

@@ -103,7 +103,7 @@ class GoodFormTests(UploadTestCase):
         others = [Part("token", b"1"), Part("token", b"2"), Part("file", b"x" * 5000, "../x")]
         upload = self.receive(form([*others, *parts(), Part("", b"x")]))
         self.assertEqual(len(files(upload)), 1)
-        self.assertEqual(upload.digest, self.receive(form(parts())).digest)
+        self.assertEqual(upload.form_digest, self.receive(form(parts())).form_digest)
 
     def test_text_sent_as_a_file(self) -> None:
         """A text field is one also when it has a file name."""
@@ -126,7 +126,7 @@ class DigestTests(UploadTestCase):
 
     def digest(self, sent: Iterable[Part]) -> bytes:
         """Return the digest of a form with a key."""
-        return self.receive(form(sent), key="k").digest
+        return self.receive(form(sent), key="k").form_digest
 
     def test_same(self) -> None:
         """The order of fields makes no difference, nor do fields that are ignored."""
@@ -148,5 +148,5 @@ class DigestTests(UploadTestCase):
 
     def test_key(self) -> None:
         """The key comes along."""
-        self.assertEqual(self.receive(form(parts()), key="k").key, "k")
-        self.assertEqual(self.receive(form(parts())).key, None)
+        self.assertEqual(self.receive(form(parts()), key="k").idempotency_key, "k")
+        self.assertEqual(self.receive(form(parts())).idempotency_key, None)

@@ -10,8 +10,8 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.evaluations import registry
-from tawebeval.evaluations.uploads import BATCH
-from tawebeval.sandbox.workspace import directory_of
+from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES
+from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Part, form, head, parts
 
@@ -98,8 +98,8 @@ class EarlyRefusalTests(RawTestCase):
 
     def test_disk(self) -> None:
         """503 before the body, where it would not fit beside the uploads that there are."""
-        spool = self.service.registry.spool
-        self.service.registry.spool.add(spool.limit - 1000)
+        spool = self.service.registry.upload_budget
+        self.service.registry.upload_budget.add_bytes(spool.limit - 1000)
         connection = self.begin(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
@@ -107,18 +107,18 @@ class EarlyRefusalTests(RawTestCase):
         connection = self.begin(1000)
         self.assertEqual(connection.received, b"")
         connection.lose()
-        self.assertEqual(spool.stored, spool.limit - 1000)
+        self.assertEqual(spool.stored_bytes, spool.limit - 1000)
 
     def test_disk_becomes_full(self) -> None:
         """503 in the body, where others were faster; what had come is removed, and not counted."""
-        spool = self.service.registry.spool
+        spool = self.service.registry.upload_budget
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
-        self.assertEqual((connection.received, spool.stored), (b"", 50_000))
-        spool.add(spool.limit - 50_000)
+        self.assertEqual((connection.received, spool.stored_bytes), (b"", 50_000))
+        spool.add_bytes(spool.limit - 50_000)
         connection.send(b"x")
         self.assert_refused(connection, 503)
-        self.assertEqual(spool.stored, spool.limit - 50_000)
+        self.assertEqual(spool.stored_bytes, spool.limit - 50_000)
 
     def test_stop(self) -> None:
         """503 in the body, where the daemon begins to stop meanwhile."""
@@ -128,18 +128,18 @@ class EarlyRefusalTests(RawTestCase):
         self.successResultOf(closed)
         connection.send(b"x")
         self.assert_refused(connection, 503)
-        self.assertEqual(self.service.registry.spool.stored, 0)
+        self.assertEqual(self.service.registry.upload_budget.stored_bytes, 0)
 
     def test_counted(self) -> None:
         """What has come counts until its evaluation is over, or at once no more."""
-        spool, body = self.service.registry.spool, form(parts())
+        spool, body = self.service.registry.upload_budget, form(parts())
         for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
             connection = self.begin(len(sent))
             connection.send(sent)
             self.assertEqual(connection.answer().status, status)
-            self.assertEqual(spool.stored, len(body))
+            self.assertEqual(spool.stored_bytes, len(body))
         self.service.world.end()
-        self.assertEqual(spool.stored, 0)
+        self.assertEqual(spool.stored_bytes, 0)
 
     def test_broken_field(self) -> None:
         """400 at the first part that is wrong; what has come so far is removed."""
@@ -197,8 +197,8 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").unlink()
         (self.root / "uploads").mkdir()
         connection.lose()
-        spool = self.service.registry.spool
-        self.assertEqual((spool.stored, spool.in_memory), (0, 0))
+        spool = self.service.registry.upload_budget
+        self.assertEqual((spool.stored_bytes, spool.bytes_in_memory), (0, 0))
 
     def test_long_name(self) -> None:
         """400 where it is the client's own name that the disk does not take."""
@@ -213,18 +213,18 @@ class EarlyRefusalTests(RawTestCase):
 class GivenUpTests(RawTestCase):
     """Clients that go away."""
 
-    configuration = Configuration(limits=LimitSettings(request_body=4 * BATCH))
+    configuration = Configuration(limits=LimitSettings(request_body=4 * WRITE_BATCH_BYTES))
 
     def test_in_the_middle(self) -> None:
         """In the middle of an upload: nothing is left, no file open, no call, no directory."""
         before = len(os.listdir("/proc/self/fd"))
-        body = form(parts(source=b"x" * 2 * BATCH))
-        for length in (0, 1, 200, BATCH + 1000, len(body) - 1):
+        body = form(parts(source=b"x" * 2 * WRITE_BATCH_BYTES))
+        for length in (0, 1, 200, WRITE_BATCH_BYTES + 1000, len(body) - 1):
             connection = self.connect()
             fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
             connection.send(head("POST /evaluate", fields))
             connection.send(body[:length])
-            if length > BATCH:
+            if length > WRITE_BATCH_BYTES:
                 self.assertEqual(len(self.service.leftovers()), 1)
                 (upload,) = (self.root / "uploads").iterdir()
                 self.assertTrue((upload / "submission" / "source" / "solution.py").exists())
@@ -254,8 +254,10 @@ class GivenUpTests(RawTestCase):
         connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         identifier = connection.answer().json()["evaluation_id"]
         connection.lose()
-        self.assertEqual(self.service.leftovers(), [f"evaluations/{directory_of(identifier)}"])
-        self.assertTrue(self.child.running)
+        self.assertEqual(
+            self.service.leftovers(), [f"evaluations/{derive_directory_name(identifier)}"]
+        )
+        self.assertTrue(self.child.is_running)
 
     def test_cannot_be_removed(self) -> None:
         """An upload that cannot be removed counts until it is, which is tried again."""
@@ -265,12 +267,15 @@ class GivenUpTests(RawTestCase):
             if broken.pop(0):
                 raise OSError("no")
 
-        spool, arrears = self.service.registry.spool, self.service.registry._context.cleanups
-        self.patch(registry, "remove", fail_once)
+        spool, arrears = (
+            self.service.registry.upload_budget,
+            self.service.registry.context.cleanup_queue,
+        )
+        self.patch(registry, "remove_tree", fail_once)
         with capturedLogs() as events:
-            self.post(400, form(parts(seed=b"x", source=b"x" * BATCH)))
-        self.assertGreater(spool.stored, 0)
+            self.post(400, form(parts(seed=b"x", source=b"x" * WRITE_BATCH_BYTES)))
+        self.assertGreater(spool.stored_bytes, 0)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
         self.assertIn("removal of an upload has failed", said)
-        arrears.retry_next()
-        self.assertEqual((spool.stored, broken), (0, []))
+        arrears.retry_next_calls()
+        self.assertEqual((spool.stored_bytes, broken), (0, []))

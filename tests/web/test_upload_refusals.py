@@ -6,8 +6,14 @@ from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, LimitSettings, RepositorySettings
 from tawebeval.core.form import MAX_FIELD_NAME
-from tawebeval.errors import Busy, InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
-from tawebeval.evaluations.uploads import BATCH
+from tawebeval.errors import (
+    InvalidField,
+    MalformedRequest,
+    RequestTooLarge,
+    ServerBusy,
+    UnsupportedMediaType,
+)
+from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES
 from tests.cases.uploads import UploadTestCase, without
 from tests.fakes.clients import BOUNDARY, Part, form, parts
 
@@ -107,18 +113,18 @@ class LimitTests(UploadTestCase):
     def test_announced(self) -> None:
         """A body whose announced length is over the limit is refused before it is sent."""
         self.receiver(20_000)
-        with self.assertRaises(TooLarge) as caught:
+        with self.assertRaises(RequestTooLarge) as caught:
             self.receiver(20_001)
-        self.assertEqual(caught.exception.members, {"limit": 20_000})
+        self.assertEqual(caught.exception.extra_members, {"limit": 20_000})
 
     def test_not_announced(self) -> None:
         """Without a length it is refused at the first byte over the limit."""
         body = form(parts(source=b"x" * 30_000))
         receiver = self.receiver()
         receiver.feed(body[:20_000])
-        with self.assertRaises(TooLarge) as caught:
+        with self.assertRaises(RequestTooLarge) as caught:
             receiver.feed(body[20_000:20_001])
-        self.assertEqual(caught.exception.members, {"limit": 20_000})
+        self.assertEqual(caught.exception.extra_members, {"limit": 20_000})
         receiver.abandon(self.discard)
 
     def test_exactly(self) -> None:
@@ -133,8 +139,10 @@ class LimitTests(UploadTestCase):
     def test_text(self) -> None:
         """A text field over its limit is refused and named; at its limit it is taken."""
         self.receive(form(parts(evaluator_cmd=b"x" * 1024)))
-        error = self.refuse(TooLarge, form(parts(evaluator_cmd=b"x" * 1025)), "evaluator_cmd")
-        self.assertEqual(error.members["limit"], 1024)
+        error = self.refuse(
+            RequestTooLarge, form(parts(evaluator_cmd=b"x" * 1025)), "evaluator_cmd"
+        )
+        self.assertEqual(error.extra_members["limit"], 1024)
 
     def test_each_text(self) -> None:
         """Each text field has a limit of its own, in bytes of UTF-8; the error tells how much came.
@@ -154,21 +162,23 @@ class LimitTests(UploadTestCase):
             receiver.feed(form(parts(**{short: most})))
             self.finish(receiver)
             receiver = self.receiver(configuration=usual)
-            with self.assertRaises(TooLarge) as caught:
+            with self.assertRaises(RequestTooLarge) as caught:
                 receiver.feed(form(parts(**{short: most + b"y"})))
             self.assertEqual(
-                caught.exception.members, {"field": name, "size": limit + 1, "limit": limit}
+                caught.exception.extra_members, {"field": name, "size": limit + 1, "limit": limit}
             )
             self.assertIn(f"{name}: the field is over ", caught.exception.detail)
             own = name != "evaluator_cmd"
             self.assertEqual("limits.field" in caught.exception.detail, not own)
         for name in ("depth", "commit_oid", "seed"):
             receiver = self.receiver(configuration=usual)
-            with self.assertRaises(TooLarge) as caught:
+            with self.assertRaises(RequestTooLarge) as caught:
                 receiver.feed(form(parts(**{name: b"1" * 65})))
-            self.assertEqual(caught.exception.members["limit"], 64)
-        error = self.refuse(TooLarge, form(parts(url=b"https://" + b"x" * 1017)), "repository[url]")
-        self.assertEqual(error.members["limit"], 1024)
+            self.assertEqual(caught.exception.extra_members["limit"], 64)
+        error = self.refuse(
+            RequestTooLarge, form(parts(url=b"https://" + b"x" * 1017)), "repository[url]"
+        )
+        self.assertEqual(error.extra_members["limit"], 1024)
         self.assertIn("the field is over 1 KiB (limits.field)", error.detail)
 
     def test_text_that_is_ignored(self) -> None:
@@ -179,14 +189,14 @@ class LimitTests(UploadTestCase):
         """The number of fields is limited, those that are ignored among them."""
         extra = [Part(f"x{number}", b"") for number in range(6)]
         self.receive(form([*parts(), *extra]))
-        self.refuse(TooLarge, form([*parts(), *extra, Part("y", b"")]))
+        self.refuse(RequestTooLarge, form([*parts(), *extra, Part("y", b"")]))
 
     def test_headers(self) -> None:
         """So are the headers of each."""
         long = b"X-Long: " + b"x" * 5000 + b"\r\n" + parts()[1].encode()
-        self.refuse(TooLarge, form([long]))
+        self.refuse(RequestTooLarge, form([long]))
         many = b"".join(b"X-%d: x\r\n" % number for number in range(20)) + parts()[1].encode()
-        self.refuse(TooLarge, form([many]))
+        self.refuse(RequestTooLarge, form([many]))
 
 
 class MalformedTests(UploadTestCase):
@@ -276,14 +286,14 @@ class MalformedTests(UploadTestCase):
 
     def test_abandoned(self) -> None:
         """What is given up in the middle counts no more, whether it was on the disk or not."""
-        large = Configuration(limits=LimitSettings(request_body=4 * BATCH))
-        for size in (10_000, 2 * BATCH):
+        large = Configuration(limits=LimitSettings(request_body=4 * WRITE_BATCH_BYTES))
+        for size in (10_000, 2 * WRITE_BATCH_BYTES):
             receiver = self.receiver(configuration=large)
             receiver.feed(form(parts(source=b"x" * size))[:-1000])
-            self.assertEqual(receiver.received, self.spool.stored)
-            self.assertEqual(len(list(self.uploads.iterdir())), size > BATCH)
+            self.assertEqual(receiver.received_bytes, self.spool.stored_bytes)
+            self.assertEqual(len(list(self.uploads.iterdir())), size > WRITE_BATCH_BYTES)
             receiver.abandon(self.discard)
-            self.assertEqual((self.spool.stored, self.spool.in_memory), (0, 0))
+            self.assertEqual((self.spool.stored_bytes, self.spool.bytes_in_memory), (0, 0))
             self.assertEqual(list(self.uploads.iterdir()), [])
 
     def test_disk(self) -> None:
@@ -292,7 +302,7 @@ class MalformedTests(UploadTestCase):
         for why in ("No such file or directory", "Not a directory"):
             receiver = self.receiver()
             receiver.feed(form(parts()))
-            with capturedLogs() as events, self.assertRaises(Busy) as caught:
+            with capturedLogs() as events, self.assertRaises(ServerBusy) as caught:
                 self.finish(receiver)
             self.assertEqual(caught.exception.detail, f"the form cannot be stored: {why}")
             self.assertIn(str(self.uploads), formatEvent(events[0]))

@@ -8,12 +8,12 @@ from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
 from tawebeval.config import Configuration, HttpSettings, LimitSettings
-from tawebeval.evaluations.uploads import BATCH
+from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Service, form, head, parts
 from tests.fakes.world import SlowThreads
 
-BODY = form(parts(source=b"x" * 4 * BATCH))
+BODY = form(parts(source=b"x" * 4 * WRITE_BATCH_BYTES))
 SMALL = form(parts())
 READ = 64 * 1024  # bytes that a transport reads at once
 WINDOW = 20.0
@@ -33,7 +33,7 @@ class SlowDiskTests(RawTestCase):
         self.service = Service(
             self.root / "slow", self.configuration, running=4, uploading=self.threads
         )
-        self.spool = self.service.registry.spool
+        self.spool = self.service.registry.upload_budget
 
     def close(self) -> None:
         """Let the disk be quick, and end what still runs."""
@@ -67,7 +67,7 @@ class SlowDiskTests(RawTestCase):
         for connection in connections:
             connection.lose()
         self.threads.finish()
-        self.assertEqual((self.spool.stored, self.spool.in_memory), (0, 0))
+        self.assertEqual((self.spool.stored_bytes, self.spool.bytes_in_memory), (0, 0))
         self.assertEqual(self.service.leftovers(), [])
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
@@ -85,13 +85,13 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.received, b"")
             self.threads.finish()
             self.assertEqual(connection.answer().status, 200)
-        self.assertEqual(self.spool.in_memory, 0)
+        self.assertEqual(self.spool.bytes_in_memory, 0)
 
     def test_memory(self) -> None:
         """Of one form there are two batches in memory, and a read beyond each."""
         connection, rest = self.stuck()
         for _ in range(3):
-            self.assertLess(self.spool.in_memory, 2 * (BATCH + READ) + 10_000)
+            self.assertLess(self.spool.bytes_in_memory, 2 * (WRITE_BATCH_BYTES + READ) + 10_000)
             self.threads.step()
             rest = self.send(connection, rest)
         self.check_gone([connection])
@@ -122,7 +122,7 @@ class SlowDiskTests(RawTestCase):
 
     def test_pauses_do_not_help_the_slow(self) -> None:
         """A client is no faster for a disk that makes it pause all the time."""
-        self.spool.in_memory = 2**30
+        self.spool.bytes_in_memory = 2**30
         connection = self.begin()
         start = BODY.index(b"x" * 100)
         connection.send(BODY[:start])
@@ -136,7 +136,7 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.received, b"")
         self.service.reactor.advance(1)
         self.check_raw(connection.answer(), 408)
-        self.spool.in_memory -= 2**30
+        self.spool.bytes_in_memory -= 2**30
         self.check_gone([connection])
 
     def test_client_goes(self) -> None:
@@ -146,7 +146,7 @@ class SlowDiskTests(RawTestCase):
         small.send(SMALL)
         for each in (connection, small):
             each.lose()
-        self.assertGreater(self.spool.stored, 0)
+        self.assertGreater(self.spool.stored_bytes, 0)
         self.check_gone()
         self.assertEqual(self.service.world.spawn.children, [])
 
@@ -172,7 +172,7 @@ class SlowDiskTests(RawTestCase):
         """A daemon that stops says so at once, also to who waits for the disk."""
         connection, rest = self.stuck()
         self.successResultOf(Deferred.fromCoroutine(self.service.registry.close()))
-        connection.channel.drain()
+        connection.channel.drain_connection()
         self.check_raw(connection.answer(), 503)
         self.assertEqual(self.send(connection, rest), b"")
         self.service.reactor.advance(6)

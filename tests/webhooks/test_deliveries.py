@@ -20,22 +20,22 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import Verdict
+from tawebeval.core.backoff import RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
 from tawebeval.webhooks.callback import Callback, CallbackState
-from tawebeval.webhooks.deliveries import Callbacks, open_callbacks
+from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
+from tawebeval.webhooks.secrets_file import SigningSecretsFile
 from tawebeval.webhooks.sender import AttemptResult
 from tawebeval.webhooks.signatures import parse_secrets
-from tawebeval.webhooks.signing import SecretsFile
 from tests.cases.secrets import NEW, OLD, format_secret
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
 
 URL = "https://receiver.example/hook?key=s3cret"
-TAKEN = AttemptResult(Verdict.ACCEPTED, "the status 204")
-BAD = AttemptResult(Verdict.RETRY, "the status 500")
+TAKEN = AttemptResult(RequestOutcome.ACCEPTED, "the status 204")
+BAD = AttemptResult(RequestOutcome.RETRY, "the status 500")
 STOPPED = "the daemon was stopped"
-NO = AttemptResult(Verdict.REFUSED, "the status 404")
+NO = AttemptResult(RequestOutcome.REFUSED, "the status 404")
 
 
 class FakeSender:
@@ -53,12 +53,12 @@ class FakeSender:
         self.times: list[float] = []
         self.forbidden = False
 
-    def check(self, url: str) -> None:
+    def check_url(self, url: str) -> None:
         """Forbid all, or nothing."""
         if self.forbidden:
             raise ForbiddenHost("the host is forbidden")
 
-    async def post(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
+    async def post_document(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
         """Note it, and answer."""
         self.posted.append((url, headers, body))
         self.times.append(self._clock.seconds())
@@ -93,17 +93,17 @@ class CallbacksTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.sender = FakeSender(self.clock)
-        self.secrets = SecretsFile()
-        self.secrets.current = parse_secrets(
+        self.secrets = SigningSecretsFile()
+        self.secrets.current_secrets = parse_secrets(
             f"alice {format_secret(OLD)}\nbob {format_secret(OLD)}"
         )
         self.events = 0
         self.callbacks = self.make()
 
-    def make(self) -> Callbacks:
+    def make(self) -> CallbackQueue:
         """Return what sends callbacks by the fake; after the test nothing is under way."""
         sender: Any = self.sender
-        callbacks = Callbacks(
+        callbacks = CallbackQueue(
             self.settings,
             self.secrets,
             sender,
@@ -112,7 +112,7 @@ class CallbacksTestCase(SynchronousTestCase):
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
         )
-        self.addCleanup(callbacks.stop_now)
+        self.addCleanup(callbacks.give_up_deliveries)
         return callbacks
 
     def draw(self, size: int) -> bytes:
@@ -124,8 +124,8 @@ class CallbacksTestCase(SynchronousTestCase):
 
     def send(self, caller: str = "alice", document: bytes = b"{}", name: str = "some") -> Callback:
         """Let an evaluation end."""
-        callback = self.callbacks.expect(URL, caller)
-        self.callbacks.send(callback, name, lambda: document)
+        callback = self.callbacks.create_callback(URL, caller)
+        self.callbacks.start_delivery(callback, name, lambda: document)
         return callback
 
     def check(
@@ -142,7 +142,7 @@ class CallbacksTestCase(SynchronousTestCase):
     def nothing_left(self) -> None:
         """Hold that nothing is under way, no timer is left, and no failure that nobody saw."""
         gc.collect()
-        self.assertEqual(self.callbacks.pending, 0)
+        self.assertEqual(self.callbacks.pending_count, 0)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -151,16 +151,16 @@ class ExpectTests(CallbacksTestCase):
 
     def test_accepted(self) -> None:
         """A callback waits for the end of its evaluation; nothing is sent."""
-        self.check(self.callbacks.expect(URL, "alice"), CallbackState.WAITING, 0)
+        self.check(self.callbacks.create_callback(URL, "alice"), CallbackState.WAITING, 0)
         self.assertEqual(self.sender.posted, [])
 
     def test_refused(self) -> None:
         """Without a secret, or to where it may not go, there is none: the field is at fault."""
-        error = self.assertRaises(InvalidField, self.callbacks.expect, URL, "carol")
+        error = self.assertRaises(InvalidField, self.callbacks.create_callback, URL, "carol")
         self.assertIn("ask the operator for a secret", error.detail)
-        self.assertEqual(error.members, {"field": "callback_url"})
+        self.assertEqual(error.extra_members, {"field": "callback_url"})
         self.sender.forbidden = True
-        error = self.assertRaises(InvalidField, self.callbacks.expect, URL, "alice")
+        error = self.assertRaises(InvalidField, self.callbacks.create_callback, URL, "alice")
         self.assertEqual(error.detail, "callback_url: the host is forbidden")
 
 
@@ -174,21 +174,23 @@ class DeliveryTests(CallbacksTestCase):
         ((url, headers, body),) = self.sender.posted
         self.assertEqual((url, body), (URL, b'{"a": 1}'))
         event = f"evt_{1:032x}"
-        self.assertEqual(headers, self.secrets.current.sign("alice", event, int(EPOCH), body))
-        self.assertEqual(self.callbacks.ended, {CallbackState.DELIVERED: 1})
+        self.assertEqual(
+            headers, self.secrets.current_secrets.sign_body("alice", event, int(EPOCH), body)
+        )
+        self.assertEqual(self.callbacks.ended_counts, {CallbackState.DELIVERED: 1})
         self.nothing_left()
 
     def test_document(self) -> None:
         """The document is made when the callback is on its way, and is the same each time."""
         self.sender.results = [BAD, TAKEN]
-        callback = self.callbacks.expect(URL, "alice")
-        self.callbacks.send(callback, "some", lambda: callback.state.value.encode())
+        callback = self.callbacks.create_callback(URL, "alice")
+        self.callbacks.start_delivery(callback, "some", lambda: callback.state.value.encode())
         self.clock.advance(5)
         self.assertEqual([body for _, _, body in self.sender.posted], [b"pending"] * 2)
 
     def test_again(self) -> None:
         """What fails is tried again, later each time, under the same name and signed anew."""
-        self.sender.results = [BAD, AttemptResult(Verdict.RETRY, "no connection"), TAKEN]
+        self.sender.results = [BAD, AttemptResult(RequestOutcome.RETRY, "no connection"), TAKEN]
         callback = self.send()
         self.check(callback, CallbackState.PENDING, 1, "the status 500")
         self.clock.advance(4.9)
@@ -207,7 +209,7 @@ class DeliveryTests(CallbacksTestCase):
 
     def test_asked_to_wait(self) -> None:
         """A receiver that says how long to leave it alone is left alone."""
-        self.sender.results = [AttemptResult(Verdict.RETRY, "the status 429", 30), TAKEN]
+        self.sender.results = [AttemptResult(RequestOutcome.RETRY, "the status 429", 30), TAKEN]
         self.send()
         self.clock.pump([34.9, 0.1])
         self.assertEqual(self.sender.times, [0, 35])
@@ -219,7 +221,7 @@ class DeliveryTests(CallbacksTestCase):
         self.clock.pump([5, 10, 20])
         self.check(callback, CallbackState.GIVEN_UP, 4, "the status 500")
         self.assertEqual(self.sender.times, [0, 5, 15, 35])
-        self.assertEqual(self.callbacks.ended, {CallbackState.GIVEN_UP: 1})
+        self.assertEqual(self.callbacks.ended_counts, {CallbackState.GIVEN_UP: 1})
         self.nothing_left()
 
     def test_refused(self) -> None:
@@ -234,12 +236,14 @@ class DeliveryTests(CallbacksTestCase):
         """Each attempt is signed with the secret of then; without one it is not made."""
         self.sender.results = [BAD]
         callback = self.send()
-        self.secrets.current = parse_secrets(f"alice {format_secret(NEW)}")
+        self.secrets.current_secrets = parse_secrets(f"alice {format_secret(NEW)}")
         self.clock.advance(5)
         _, headers, body = self.sender.posted[1]
         event, time = headers["Webhook-Id"], int(headers["Webhook-Timestamp"])
-        self.assertEqual(headers, self.secrets.current.sign("alice", event, time, body))
-        self.secrets.current = parse_secrets(f"bob {format_secret(NEW)}")
+        self.assertEqual(
+            headers, self.secrets.current_secrets.sign_body("alice", event, time, body)
+        )
+        self.secrets.current_secrets = parse_secrets(f"bob {format_secret(NEW)}")
         self.clock.advance(10)
         self.check(
             callback,
@@ -304,16 +308,18 @@ class ManyTests(CallbacksTestCase):
         """However many wait when their secret is removed, each ends: as many in a turn as slots."""
         self.sender.held = True
         callbacks = [self.send() for _ in range(sys.getrecursionlimit())]
-        self.secrets.current = parse_secrets(f"bob {format_secret(NEW)}")
+        self.secrets.current_secrets = parse_secrets(f"bob {format_secret(NEW)}")
         self.sender.answer(TAKEN)
         self.sender.answer(TAKEN)
-        self.assertEqual(self.callbacks.ended, {CallbackState.DELIVERED: 2})
+        self.assertEqual(self.callbacks.ended_counts, {CallbackState.DELIVERED: 2})
         refused: list[int] = []
-        self.clock.callLater(0, lambda: refused.append(self.callbacks.ended[CallbackState.REFUSED]))
+        self.clock.callLater(
+            0, lambda: refused.append(self.callbacks.ended_counts[CallbackState.REFUSED])
+        )
         self.clock.advance(0)
         self.assertEqual(refused, [2])
         ends = {CallbackState.REFUSED: len(callbacks) - 2, CallbackState.DELIVERED: 2}
-        self.assertEqual(self.callbacks.ended, ends)
+        self.assertEqual(self.callbacks.ended_counts, ends)
         self.nothing_left()
 
     def test_a_pause_takes_no_place(self) -> None:
@@ -334,7 +340,7 @@ class RoomTests(CallbacksTestCase):
         self.sender.results = [BAD]
         bob = self.send("bob", b"b" * 100)
         alices = [self.send("alice", b"a" * 100) for _ in range(3)]
-        self.assertEqual(self.callbacks.pending, 4)
+        self.assertEqual(self.callbacks.pending_count, 4)
         alices.append(self.send("alice", b"a" * 100))
         why = (
             "the caller's callbacks exceed the buffer (callbacks.buffer);"
@@ -345,14 +351,16 @@ class RoomTests(CallbacksTestCase):
         self.assertEqual(bob.state, CallbackState.PENDING)
         self.send("bob", b"b" * 100)
         self.assertEqual(alices[1].state, CallbackState.GIVEN_UP)
-        self.assertEqual(self.callbacks.pending, 4)
+        self.assertEqual(self.callbacks.pending_count, 4)
 
     @example_settings(max_examples=30)
     @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9000)), max_size=12))
     def test_any(self, drawn: list[tuple[str, int]]) -> None:
         """One after another goes the oldest of the caller with most bytes, until the rest fits."""
         self.setUp()
-        self.secrets.current = parse_secrets(f"a {format_secret(OLD)}\nb {format_secret(OLD)}")
+        self.secrets.current_secrets = parse_secrets(
+            f"a {format_secret(OLD)}\nb {format_secret(OLD)}"
+        )
         self.sender.held = True
         left: list[tuple[Callback, int]] = []
         for caller, length in drawn:
@@ -366,7 +374,7 @@ class RoomTests(CallbacksTestCase):
                 left.remove(next(one for one in oldest if one[0].state is CallbackState.GIVEN_UP))
             states = [callback.state for callback, _ in left]
             self.assertEqual(states, [CallbackState.PENDING] * len(left))
-            self.assertEqual(self.callbacks.pending, len(left))
+            self.assertEqual(self.callbacks.pending_count, len(left))
 
     def test_room_again(self) -> None:
         """A callback that has ended takes no room, however it has."""
@@ -423,7 +431,7 @@ class AloneTests(CallbacksTestCase):
 
     def test_all_places(self) -> None:
         """Its one caller has all places."""
-        self.secrets.current = parse_secrets(f"* {format_secret(OLD)}")
+        self.secrets.current_secrets = parse_secrets(f"* {format_secret(OLD)}")
         self.sender.held = True
         for _ in range(6):
             self.send("")
@@ -472,7 +480,7 @@ class CloseTests(CallbacksTestCase):
         self.sender.held = True
         callback = self.send("alice")
         closed = self.close()
-        self.callbacks.stop_now()
+        self.callbacks.give_up_deliveries()
         self.successResultOf(closed)
         self.check(callback, CallbackState.GIVEN_UP, 1, STOPPED)
         self.check(self.send("bob"), CallbackState.GIVEN_UP, 0, STOPPED)
@@ -482,7 +490,7 @@ class CloseTests(CallbacksTestCase):
         """Nor is anything sent that waits for a place: none gets that of another."""
         self.sender.held = True
         callbacks = [self.send(caller) for caller in ("alice", "bob") * 3]
-        self.callbacks.stop_now()
+        self.callbacks.give_up_deliveries()
         for callback, attempts in zip(callbacks, (1, 1, 0, 0, 0, 0), strict=True):
             self.check(callback, CallbackState.GIVEN_UP, attempts, STOPPED)
         self.nothing_left()
@@ -502,37 +510,37 @@ class CloseTests(CallbacksTestCase):
         self.successResultOf(closed)
         self.check(callbacks[1], CallbackState.GIVEN_UP, 1, "the daemon was stopped")
         self.check(callbacks[2], CallbackState.GIVEN_UP, 1, "the daemon was stopped")
-        self.assertEqual(self.callbacks.ended, {CallbackState.GIVEN_UP: 4})
+        self.assertEqual(self.callbacks.ended_counts, {CallbackState.GIVEN_UP: 4})
         self.nothing_left()
 
 
 class OpenTests(SynchronousTestCase):
     """From settings."""
 
-    def open(self, settings: CallbackSettings) -> Callbacks:
+    def open(self, settings: CallbackSettings) -> CallbackQueue:
         """Return the callbacks of a daemon with these settings."""
         reactor: Any = MemoryReactorClock()
-        return open_callbacks(
+        return make_callback_queue(
             settings, {}, FakeResolver(), reactor, bytes, lambda: 0, has_one_caller=True
         )
 
     def test_disabled(self) -> None:
         """Without being enabled nobody can have one, whatever else is set, and nothing is read."""
         callbacks = self.open(CallbackSettings(secrets="/nonexistent"))
-        error = self.assertRaises(InvalidField, callbacks.expect, URL, "")
+        error = self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
         self.assertIn("callbacks are disabled (callbacks.enabled)", error.detail)
-        self.assertEqual(list(callbacks.reloadables()), [])
+        self.assertEqual(list(callbacks.list_reloadables()), [])
 
     def test_secrets(self) -> None:
         """What stands in the file counts from the start, and again once it is reloaded."""
         secrets = Path(self.mktemp())
         secrets.write_text(f"* {format_secret(OLD)}")
         callbacks = self.open(CallbackSettings(True, str(secrets)))
-        self.assertEqual(callbacks.expect(URL, "").url, URL)
+        self.assertEqual(callbacks.create_callback(URL, "").url, URL)
         secrets.write_text(f"alice {format_secret(OLD)}")
-        (reloadable,) = callbacks.reloadables()
-        reloadable.apply(reloadable.read())
-        self.assertRaises(InvalidField, callbacks.expect, URL, "")
+        (reloadable,) = callbacks.list_reloadables()
+        reloadable.apply_content(reloadable.read_files())
+        self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
 
     def test_without_secrets(self) -> None:
         """Callbacks that cannot be signed stop the start."""

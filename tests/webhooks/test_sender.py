@@ -33,18 +33,18 @@ from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
 
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import Verdict
-from tawebeval.core.hosts import Address, HostPolicy, Target
+from tawebeval.core.backoff import RequestOutcome
+from tawebeval.core.hosts import Address, HostPolicy, UrlServer
 from tawebeval.errors import ForbiddenHost
 from tawebeval.resolver import CheckedResolver
 from tawebeval.webhooks.callback import parse_callback_url
 from tawebeval.webhooks.sender import (
-    MAX_ANSWER,
+    MAX_RESPONSE_BYTES,
     AttemptResult,
     CachedPolicyForHTTPS,
     PinnedAgent,
-    Sender,
-    open_sender,
+    WebhookSender,
+    make_webhook_sender,
 )
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
@@ -133,17 +133,17 @@ class SenderTestCase(SynchronousTestCase):
         self.receiver = Receiver()
         self.agent: Any = RequestTraversalAgent(self.receiver)
         self.resolver = FakeResolver()
-        self.policy = HostPolicy(section="callbacks")
+        self.policy = HostPolicy(settings_section="callbacks")
         self.reached: list[tuple[str, str]] = []
 
-    def sender(self) -> Sender:
+    def sender(self) -> WebhookSender:
         """Return what posts."""
 
-        def agent(target: Target, address: Address) -> Any:
+        def agent(target: UrlServer, address: Address) -> Any:
             self.reached.append((target.host, str(address)))
             return self.agent
 
-        return Sender(
+        return WebhookSender(
             CheckedResolver(self.policy, self.resolver, self.clock),
             agent,
             self.clock,
@@ -154,7 +154,9 @@ class SenderTestCase(SynchronousTestCase):
     def post(self, url: str = URL) -> Deferred[AttemptResult]:
         """Make an attempt."""
         sender = self.sender()
-        posted = Deferred.fromCoroutine(sender.post(url, {"Webhook-Id": "evt_1"}, b'{"a": 1}'))
+        posted = Deferred.fromCoroutine(
+            sender.post_document(url, {"Webhook-Id": "evt_1"}, b'{"a": 1}')
+        )
         if isinstance(self.agent, RequestTraversalAgent):
             self.agent.flush()
         return posted
@@ -170,7 +172,8 @@ class ExchangeTests(SenderTestCase):
     def test_taken(self) -> None:
         """The document arrives as it is, with its type and the headers that were given."""
         self.assertEqual(
-            self.result(), AttemptResult(Verdict.ACCEPTED, "the receiver answered with status 204")
+            self.result(),
+            AttemptResult(RequestOutcome.ACCEPTED, "the receiver answered with status 204"),
         )
         ((method, uri, headers, body),) = self.receiver.received
         self.assertEqual((method, uri, body), (b"POST", b"/hook?key=1", b'{"a": 1}'))
@@ -188,8 +191,16 @@ class ExchangeTests(SenderTestCase):
         self.receiver.headers = {"Location": "http://elsewhere.example/"}
         self.receiver.answer = b"x" * 100_000
         for status, expected in (
-            *((200, Verdict.ACCEPTED), (302, Verdict.REFUSED), (307, Verdict.REFUSED)),
-            *((404, Verdict.REFUSED), (429, Verdict.RETRY), (500, Verdict.RETRY)),
+            *(
+                (200, RequestOutcome.ACCEPTED),
+                (302, RequestOutcome.REFUSED),
+                (307, RequestOutcome.REFUSED),
+            ),
+            *(
+                (404, RequestOutcome.REFUSED),
+                (429, RequestOutcome.RETRY),
+                (500, RequestOutcome.RETRY),
+            ),
         ):
             self.receiver.status = status
             self.assertEqual(
@@ -220,8 +231,13 @@ class ExchangeTests(SenderTestCase):
         """Who does not answer in time is asked again; a status in time is enough."""
         self.receiver.answer = NOT_DONE_YET
         for status, expected in (
-            (500, AttemptResult(Verdict.RETRY, "no answer within 15 seconds (callbacks.timeout)")),
-            (200, AttemptResult(Verdict.ACCEPTED, "the receiver answered with status 200")),
+            (
+                500,
+                AttemptResult(
+                    RequestOutcome.RETRY, "no answer within 15 seconds (callbacks.timeout)"
+                ),
+            ),
+            (200, AttemptResult(RequestOutcome.ACCEPTED, "the receiver answered with status 200")),
         ):
             self.receiver.status = status
             posted = self.post()
@@ -240,7 +256,7 @@ class ExchangeTests(SenderTestCase):
         self.receiver.status = 200
         posted = self.post()
         posted.cancel()
-        self.assertIs(self.successResultOf(posted).verdict, Verdict.ACCEPTED)
+        self.assertIs(self.successResultOf(posted).outcome, RequestOutcome.ACCEPTED)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -253,7 +269,7 @@ class RetryAfterTests(SenderTestCase):
         self.setUp()
         raw = value if isinstance(value, bytes) else value.encode()
         self.agent = Response(Headers({b"Retry-After": [raw]}))
-        assert self.result().verdict is Verdict.RETRY
+        assert self.result().outcome is RequestOutcome.RETRY
 
 
 class FailureTests(SenderTestCase):
@@ -264,11 +280,11 @@ class FailureTests(SenderTestCase):
         for answers in (["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"]):
             self.resolver = FakeResolver(answers)
             result = self.result()
-            self.assertIs(result.verdict, Verdict.REFUSED)
+            self.assertIs(result.outcome, RequestOutcome.REFUSED)
             self.assertIn("callbacks.private_networks", result.reason)
             self.assertNotIn(answers[-1], result.reason)
-        self.assertIs(self.result("http://127.0.0.1/").verdict, Verdict.REFUSED)
-        self.policy = HostPolicy(deny=["receiver.example"], section="callbacks")
+        self.assertIs(self.result("http://127.0.0.1/").outcome, RequestOutcome.REFUSED)
+        self.policy = HostPolicy(denied_hosts=["receiver.example"], settings_section="callbacks")
         self.assertIn("callbacks.deny_hosts", self.result().reason)
         self.policy = HostPolicy()
         self.resolver = FakeResolver([], gaierror(EAI_AGAIN, "Temporary failure"))
@@ -277,22 +293,24 @@ class FailureTests(SenderTestCase):
             "host receiver.example failed: Temporary",
         ):
             result = self.result()
-            self.assertIs(result.verdict, Verdict.RETRY)
+            self.assertIs(result.outcome, RequestOutcome.RETRY)
             self.assertIn(words, result.reason)
         self.assertEqual(self.reached, [])
 
     def test_looked_up_each_time(self) -> None:
         """Each attempt looks the name up for itself, and connects where it was found."""
         self.resolver = FakeResolver(["8.8.8.8"], ["8.8.4.4"], ["127.0.0.1"])
-        verdicts = [self.result().verdict for _ in range(3)]
-        self.assertEqual(verdicts, [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.REFUSED])
+        verdicts = [self.result().outcome for _ in range(3)]
+        self.assertEqual(
+            verdicts, [RequestOutcome.ACCEPTED, RequestOutcome.ACCEPTED, RequestOutcome.REFUSED]
+        )
         self.assertEqual([address for _, address in self.reached], ["8.8.8.8", "8.8.4.4"])
 
     def test_check(self) -> None:
         """What a URL itself tells can be asked beforehand."""
         sender = self.sender()
-        sender.check(URL)
-        self.assertRaises(ForbiddenHost, sender.check, "https://10.0.0.1/")
+        sender.check_url(URL)
+        self.assertRaises(ForbiddenHost, sender.check_url, "https://10.0.0.1/")
         self.assertEqual(self.resolver.asked, [])
 
     def test_slow_look_up(self) -> None:
@@ -316,7 +334,7 @@ class FailureTests(SenderTestCase):
         ):
             self.agent = Broken(lambda error=error: fail(error))  # type: ignore[misc]
             result = self.result()
-            self.assertIs(result.verdict, Verdict.RETRY)
+            self.assertIs(result.outcome, RequestOutcome.RETRY)
             self.assertIn(words, result.reason)
             self.assertNotIn("secret", result.reason)
 
@@ -324,7 +342,7 @@ class FailureTests(SenderTestCase):
         """A host that the resolver knows, and that is no name by the rules of IDNA, is refused."""
         for url in ("http://a-.example/", "http://a_b.example/", "http://xn--a.example/"):
             result = self.result(url)
-            self.assertIs(result.verdict, Verdict.REFUSED)
+            self.assertIs(result.outcome, RequestOutcome.REFUSED)
             self.assertIn("is not a valid name", result.reason)
 
     def test_cancelled_connection(self) -> None:
@@ -406,7 +424,7 @@ class PinnedAgentTests(SynchronousTestCase):
             asked = self.ask()
             protocol = self.connect()
             protocol.dataReceived(HEAD + end)
-            left = MAX_ANSWER - len(HEAD + end)
+            left = MAX_RESPONSE_BYTES - len(HEAD + end)
             line = b"X-Y: " + b"z" * 994 + b"\r\n"
             while left >= len(line):
                 protocol.dataReceived(line)
@@ -451,16 +469,16 @@ class OpenTests(SynchronousTestCase):
             timeout=7,
         )
         tls_policy: Any = None
-        sender = open_sender(settings, tls_policy, FakeResolver(), reactor, lambda: EPOCH)
+        sender = make_webhook_sender(settings, tls_policy, FakeResolver(), reactor, lambda: EPOCH)
         for host, word in (
             ("8.8.4.4", "callbacks.deny_hosts"),
             ("1.1.1.1", "callbacks.allow_hosts"),
             ("10.1.0.1", "callbacks.private_networks"),
         ):
-            error = self.assertRaises(ForbiddenHost, sender.check, f"http://{host}/")
+            error = self.assertRaises(ForbiddenHost, sender.check_url, f"http://{host}/")
             self.assertIn(word, str(error))
         for number, host in enumerate(("8.8.8.8", "10.0.0.1"), 1):
-            posted = Deferred.fromCoroutine(sender.post(f"http://{host}/", {}, b""))
+            posted = Deferred.fromCoroutine(sender.post_document(f"http://{host}/", {}, b""))
             self.assertEqual([one[0] for one in reactor.tcpClients][number - 1 :], [host])
             reactor.advance(6.9)
             self.assertNoResult(posted)

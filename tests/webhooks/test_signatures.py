@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import ConfigurationError
-from tawebeval.webhooks.signatures import Secrets, parse_secrets
+from tawebeval.webhooks.signatures import SigningSecrets, parse_secrets
 from tests.cases.secrets import NEW, OLD, format_secret
 
 OLD_SECRET, NEW_SECRET = format_secret(OLD), format_secret(NEW)
@@ -30,7 +30,7 @@ class ParseTests(SynchronousTestCase):
             self.assertTrue(secrets.has_secret(caller), caller)
         for caller in ("carol", "*", "Alice"):
             self.assertFalse(secrets.has_secret(caller), caller)
-        self.assertFalse(Secrets().has_secret(ANONYMOUS))
+        self.assertFalse(SigningSecrets().has_secret(ANONYMOUS))
 
     def test_mistakes(self) -> None:
         """What is no line of the file is named by its number, and nothing of it is shown."""
@@ -57,7 +57,7 @@ class SignTests(SynchronousTestCase):
     def test_specification(self) -> None:
         """The example of the specification of Standard Webhooks comes out."""
         secrets = parse_secrets("x whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-        headers = secrets.sign(
+        headers = secrets.sign_body(
             "x", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'
         )
         self.assertEqual(
@@ -72,15 +72,15 @@ class SignTests(SynchronousTestCase):
     def test_each_secret(self) -> None:
         """While a secret is changed for another there is a signature by each."""
         secrets = parse_secrets(f"alice {OLD_SECRET}\nbob {OLD_SECRET}\nalice {NEW_SECRET}")
-        one, other = secrets.sign("alice", "e", 1, b"{}")["Webhook-Signature"].split()
+        one, other = secrets.sign_body("alice", "e", 1, b"{}")["Webhook-Signature"].split()
         self.assertNotEqual(one, other)
-        self.assertEqual(secrets.sign("bob", "e", 1, b"{}")["Webhook-Signature"], one)
-        self.assertRaises(KeyError, secrets.sign, "carol", "e", 1, b"{}")
+        self.assertEqual(secrets.sign_body("bob", "e", 1, b"{}")["Webhook-Signature"], one)
+        self.assertRaises(KeyError, secrets.sign_body, "carol", "e", 1, b"{}")
 
     @given(st.binary(min_size=24, max_size=64), st.binary(), st.integers(0, 2**40))
     def test_any(self, secret: bytes, body: bytes, time: int) -> None:
         """It is the HMAC of identifier, time and body, whatever these are."""
-        headers = parse_secrets(f"a {format_secret(secret)}").sign("a", "evt_1", time, body)
+        headers = parse_secrets(f"a {format_secret(secret)}").sign_body("a", "evt_1", time, body)
         version, _, signature = headers["Webhook-Signature"].partition(",")
         assert version == "v1"
         content = b"evt_1." + str(time).encode() + b"." + body

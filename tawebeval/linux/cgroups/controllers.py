@@ -32,11 +32,11 @@ _ANONYMOUS = re.compile("^(?:anon|rss|shmem) ([0-9]+)$", re.MULTILINE)
 class MemoryCharge:
     """Bytes of memory charged to a cgroup, page cache included: at the peak, and now."""
 
-    peak: int
-    now: int
+    peak_bytes: int
+    current_bytes: int
 
 
-class Controller:
+class CgroupController:
     """One limit, or one measure, of all processes in a cgroup together.
 
     `name` is the kernel's name of the controller, or the file of a measure that needs none.
@@ -45,61 +45,63 @@ class Controller:
 
     name: str
 
-    def limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
+    def set_limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit. Raises: OSError."""
 
-    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
+    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup really has this limit, or can be measured."""
         raise NotImplementedError
 
-    def exceeded(self, group: CgroupDirectory) -> bool:
+    def is_limit_exceeded(self, group: CgroupDirectory) -> bool:
         """Tell whether this limit, and no other, has stopped a process in the cgroup."""
         return False
 
-    def cpu_seconds(self, group: CgroupDirectory) -> float | None:
+    def read_cpu_seconds(self, group: CgroupDirectory) -> float | None:
         """Return the processor time of all processes, also ended ones; None if unknown."""
         return None
 
-    def memory(self, group: CgroupDirectory) -> int | None:
+    def read_memory_use(self, group: CgroupDirectory) -> int | None:
         """Return the bytes in use now, without the page cache; None if unknown."""
         return None
 
-    def charged(self, group: CgroupDirectory) -> MemoryCharge | None:
+    def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
         """Return the memory charged to the cgroup; None if unknown."""
         return None
 
 
-class MemoryController(Controller):
+class MemoryController(CgroupController):
     """The memory limit, in version 2."""
 
     name = "memory"
 
-    def limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
+    def set_limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit: without swap, and the kernel kills all processes together."""
-        group.write("memory.max", str(limits.memory))
-        group.write_if_exists("memory.swap.max", "0")
-        group.write_if_exists("memory.oom.group", "1")
+        group.write_file("memory.max", str(limits.memory))
+        group.write_file_if_exists("memory.swap.max", "0")
+        group.write_file_if_exists("memory.oom.group", "1")
 
-    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
+    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this limit."""
-        return _rounded(group.number("memory.max"), limits.memory)
+        return _rounded(group.read_number("memory.max"), limits.memory)
 
-    def exceeded(self, group: CgroupDirectory) -> bool:
+    def is_limit_exceeded(self, group: CgroupDirectory) -> bool:
         """Tell whether the kernel killed a process, and this cgroup met its limit.
 
         Otherwise the machine, or a cgroup above this one, was out of memory.
         """
-        if not group.counts("memory.events").get("oom_kill"):
+        if not group.read_flat_keyed_file("memory.events").get("oom_kill"):
             return False
         # Limits of cgroups below do not count here (since Linux 5.2).
-        own = group.counts("memory.events.local") or group.counts("memory.events")
+        own = group.read_flat_keyed_file("memory.events.local") or group.read_flat_keyed_file(
+            "memory.events"
+        )
         return own.get("oom", 0) > 0
 
-    def memory(self, group: CgroupDirectory) -> int | None:
+    def read_memory_use(self, group: CgroupDirectory) -> int | None:
         """Return the bytes of anonymous and shared memory."""
-        return group.sum("memory.stat", _ANONYMOUS)
+        return group.sum_numbers("memory.stat", _ANONYMOUS)
 
-    def charged(self, group: CgroupDirectory) -> MemoryCharge | None:
+    def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
         """Return the memory charged to the cgroup (since Linux 5.19)."""
         return _charged(group, "memory.peak", "memory.current")
 
@@ -107,103 +109,106 @@ class MemoryController(Controller):
 class LegacyMemoryController(MemoryController):
     """The memory limit, in version 1."""
 
-    def limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
+    def set_limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit, for memory and then, where swap is counted, for both together."""
-        group.write("memory.limit_in_bytes", str(limits.memory))
-        group.write_if_exists("memory.memsw.limit_in_bytes", str(limits.memory))
-        group.write_if_exists("memory.swappiness", "0")
+        group.write_file("memory.limit_in_bytes", str(limits.memory))
+        group.write_file_if_exists("memory.memsw.limit_in_bytes", str(limits.memory))
+        group.write_file_if_exists("memory.swappiness", "0")
 
-    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
+    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this limit."""
-        return _rounded(group.number("memory.limit_in_bytes"), limits.memory)
+        return _rounded(group.read_number("memory.limit_in_bytes"), limits.memory)
 
-    def exceeded(self, group: CgroupDirectory) -> bool:
+    def is_limit_exceeded(self, group: CgroupDirectory) -> bool:
         """Tell whether the kernel killed a process, and this cgroup met its limit.
 
         The peak shows the latter: `memory.failcnt` stays 0 in some kernels.
         """
-        if not group.counts("memory.oom_control").get("oom_kill"):
+        if not group.read_flat_keyed_file("memory.oom_control").get("oom_kill"):
             return False
-        limit = group.number("memory.limit_in_bytes") or 0
+        limit = group.read_number("memory.limit_in_bytes") or 0
         names = ("memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes")
-        return any((group.number(name) or 0) > limit - _LAST_REQUEST for name in names)
+        return any((group.read_number(name) or 0) > limit - _LAST_REQUEST for name in names)
 
-    def charged(self, group: CgroupDirectory) -> MemoryCharge | None:
+    def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
         """Return the memory charged to the cgroup."""
         return _charged(group, "memory.max_usage_in_bytes", "memory.usage_in_bytes")
 
 
-class PidsController(Controller):
+class PidsController(CgroupController):
     """The limit of processes and threads, in both versions."""
 
     name = "pids"
 
-    def limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
+    def set_limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit."""
-        group.write("pids.max", str(limits.processes))
+        group.write_file("pids.max", str(limits.processes))
 
-    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
+    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this limit."""
-        return group.number("pids.max") == limits.processes
+        return group.read_number("pids.max") == limits.processes
 
-    def exceeded(self, group: CgroupDirectory) -> bool:
+    def is_limit_exceeded(self, group: CgroupDirectory) -> bool:
         """Tell whether a fork has failed, and this cgroup met its limit.
 
         Many kernels also count here a fork that failed for the limit of a cgroup above. Before
         Linux 6.6 the two cannot be told apart.
         """
         # The evaluator is in a cgroup below once there are others for submissions.
-        if not any(each.counts("pids.events").get("max") for each in (group, group / EVALUATOR)):
+        if not any(
+            each.read_flat_keyed_file("pids.events").get("max")
+            for each in (group, group / EVALUATOR)
+        ):
             return False
-        peak, limit = group.number("pids.peak"), group.number("pids.max")
+        peak, limit = group.read_number("pids.peak"), group.read_number("pids.max")
         return peak is None or limit is None or peak >= limit
 
 
-class CpuController(Controller):
+class CpuController(CgroupController):
     """Processor time, which version 2 measures without any controller."""
 
     name = "cpu.stat"
 
-    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
+    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether processor time can be measured."""
-        return self.cpu_seconds(group) is not None
+        return self.read_cpu_seconds(group) is not None
 
-    def cpu_seconds(self, group: CgroupDirectory) -> float | None:
+    def read_cpu_seconds(self, group: CgroupDirectory) -> float | None:
         """Return the used processor time in seconds."""
-        used = group.counts("cpu.stat").get("usage_usec")
+        used = group.read_flat_keyed_file("cpu.stat").get("usage_usec")
         return None if used is None else used / 10**6
 
 
-class LegacyCpuController(Controller):
+class LegacyCpuController(CgroupController):
     """Processor time, in version 1."""
 
     name = "cpuacct"
 
-    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
+    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether processor time can be measured."""
-        return self.cpu_seconds(group) is not None
+        return self.read_cpu_seconds(group) is not None
 
-    def cpu_seconds(self, group: CgroupDirectory) -> float | None:
+    def read_cpu_seconds(self, group: CgroupDirectory) -> float | None:
         """Return the used processor time in seconds."""
-        used = group.number("cpuacct.usage")
+        used = group.read_number("cpuacct.usage")
         return None if used is None else used / 10**9
 
 
 @attrs.frozen
-class CpuWeight(Controller):
+class CpuWeightController(CgroupController):
     """The share of contended processors: that of every new cgroup."""
 
     _file: str
     _share: int
     name = "cpu"
 
-    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
+    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this share."""
-        return group.number(self._file) == self._share
+        return group.read_number(self._file) == self._share
 
 
 def _charged(group: CgroupDirectory, peak: str, now: str) -> MemoryCharge | None:
-    most, left = group.number(peak), group.number(now)
+    most, left = group.read_number(peak), group.read_number(now)
     return None if most is None or left is None else MemoryCharge(most, left)
 
 

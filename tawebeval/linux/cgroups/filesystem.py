@@ -29,15 +29,15 @@ _UNIFIED = ""  # the "controller" of version 2, as /proc/PID/cgroup writes it
 
 
 @attrs.frozen
-class CgroupMounts:
+class OwnCgroups:
     """The directories of a process's own cgroups, as absolute paths.
 
-    `controllers` has the directory for each controller of version 1, `unified` is the directory in
-    version 2; None without version 2.
+    `controller_paths` has the directory for each controller of version 1, `unified_path` is the
+    directory in version 2; None without version 2.
     """
 
-    controllers: Mapping[str, str]
-    unified: str | None
+    controller_paths: Mapping[str, str]
+    unified_path: str | None
 
 
 @attrs.frozen
@@ -47,15 +47,15 @@ class _Mount:
     controllers: frozenset[str]
 
 
-def find_mounts(proc: Path = Path("/proc/self")) -> CgroupMounts:
+def find_own_cgroups(proc: Path = Path("/proc/self")) -> OwnCgroups:
     """Return the cgroups of a process, by its directory in /proc. Blocks. Raises: OSError."""
     mountinfo, membership = (
         (proc / name).read_text("utf-8", "surrogateescape") for name in ("mountinfo", "cgroup")
     )
-    return parse_mounts(mountinfo, membership)
+    return parse_own_cgroups(mountinfo, membership)
 
 
-def parse_mounts(mountinfo: str, membership: str) -> CgroupMounts:
+def parse_own_cgroups(mountinfo: str, membership: str) -> OwnCgroups:
     """Parse /proc/PID/mountinfo and /proc/PID/cgroup (proc(5)); unknown lines are left out."""
     mounts = list(_mounts(mountinfo))
     found = {}
@@ -71,7 +71,7 @@ def parse_mounts(mountinfo: str, membership: str) -> CgroupMounts:
             if places:
                 found[controller] = max(places)[-1]
     unified = found.pop(_UNIFIED, None)
-    return CgroupMounts(found, unified)
+    return OwnCgroups(found, unified)
 
 
 def _mounts(mountinfo: str) -> Iterator[_Mount]:
@@ -113,14 +113,14 @@ _PATIENCE = 10.0  # seconds for systemd to answer
 _WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
 
 
-class CgroupFiles:
+class CgroupOperations:
     """Every change to cgroups, and systemd's view of them; a seam for tests."""
 
     def sleep(self, seconds: float) -> None:
         """Sleep. Blocks."""
         time.sleep(seconds)
 
-    def write(self, path: str, text: str) -> None:
+    def write_file(self, path: str, text: str) -> None:
         """Write to a file of a cgroup; the file has to exist."""
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
@@ -131,19 +131,19 @@ class CgroupFiles:
         finally:
             os.close(descriptor)
 
-    def make(self, path: str) -> None:
+    def make_cgroup(self, path: str) -> None:
         """Make a cgroup; the kernel adds its files."""
         os.mkdir(path, 0o755)
 
-    def remove(self, path: str) -> None:
+    def remove_cgroup(self, path: str) -> None:
         """Remove a cgroup, which has to be empty, with its files."""
         os.rmdir(path)
 
-    def give(self, path: str, owner: tuple[int, int]) -> None:
+    def change_owner(self, path: str, owner: tuple[int, int]) -> None:
         """Give a cgroup, or a file of one, to a user and a group of users."""
         os.chown(path, *owner)
 
-    def kill(self, pids: Collection[int], still: Callable[[], Collection[int]]) -> None:
+    def kill_processes(self, pids: Collection[int], still: Callable[[], Collection[int]]) -> None:
         """Kill those of `pids` that are still in `still()` once pidfds hold them.
 
         So no process is killed that has got the number of an ended one.
@@ -176,14 +176,14 @@ class CgroupFiles:
             return False
         return "/user@" not in path or _unit_property(path, "Delegate") == "yes"
 
-    def oom_policy(self, path: str) -> str:
+    def query_oom_policy(self, path: str) -> str:
         """Return systemd's reaction to an out-of-memory kill in or below a cgroup.
 
         "stop" and "kill" end the unit; "" is unknown. Blocks, as long as systemd does.
         """
         return _unit_property(path, "OOMPolicy") if os.path.isdir(_SYSTEMD) else ""
 
-    def systemd_run(self) -> str | None:
+    def find_systemd_run(self) -> str | None:
         """Return the `systemd-run` command of this user.
 
         "" means that the user has no systemd, None that the machine has none.
@@ -233,12 +233,12 @@ class CgroupDirectory:
     """One cgroup in one hierarchy, at the absolute `path`."""
 
     path: str
-    files: CgroupFiles = attrs.field(repr=False, eq=False)
+    operations: CgroupOperations = attrs.field(repr=False, eq=False)
 
     def __truediv__(self, name: str) -> CgroupDirectory:
-        return CgroupDirectory(f"{self.path}/{name}", self.files)
+        return CgroupDirectory(f"{self.path}/{name}", self.operations)
 
-    def read(self, name: str) -> str:
+    def read_file(self, name: str) -> str:
         """Return the content of a file of the cgroup.
 
         A Python file object would take twice as many system calls, and all running cgroups are
@@ -250,63 +250,63 @@ class CgroupDirectory:
         finally:
             os.close(descriptor)
 
-    def write(self, name: str, text: str) -> None:
+    def write_file(self, name: str, text: str) -> None:
         """Write to a file of the cgroup; the file has to exist."""
-        self.files.write(f"{self.path}/{name}", text)
+        self.operations.write_file(f"{self.path}/{name}", text)
 
-    def write_if_exists(self, name: str, text: str) -> None:
+    def write_file_if_exists(self, name: str, text: str) -> None:
         """Write to a file that not every kernel has."""
         with suppress(FileNotFoundError):
-            self.write(name, text)
+            self.write_file(name, text)
 
-    def number(self, name: str) -> int | None:
+    def read_number(self, name: str) -> int | None:
         """Return the number that is the whole content of a file; None without one."""
         with suppress(OSError, ValueError):
-            return int(self.read(name))
+            return int(self.read_file(name))
         return None
 
-    def counts(self, name: str) -> Mapping[str, int]:
+    def read_flat_keyed_file(self, name: str) -> Mapping[str, int]:
         """Return the numbers of a flat keyed file, by name."""
         found = {}
         with suppress(OSError):
-            for line in self.read(name).splitlines():
+            for line in self.read_file(name).splitlines():
                 key, _, value = line.partition(" ")
                 if value.isdecimal():
                     found[key] = int(value)
         return found
 
-    def sum(self, name: str, figures: re.Pattern[str]) -> int | None:
+    def sum_numbers(self, name: str, figures: re.Pattern[str]) -> int | None:
         """Return the sum of the numbers that a pattern finds in a file; None without one."""
         with suppress(OSError):
-            found = figures.findall(self.read(name))
+            found = figures.findall(self.read_file(name))
             return sum(map(int, found)) if found else None
         return None
 
-    def has(self, name: str) -> bool:
+    def has_file(self, name: str) -> bool:
         """Tell whether the cgroup has a file of this name."""
         return os.path.exists(f"{self.path}/{name}")
 
-    def make(self) -> None:
+    def make_cgroup(self) -> None:
         """Make the cgroup."""
-        self.files.make(self.path)
+        self.operations.make_cgroup(self.path)
 
-    def make_if_missing(self) -> None:
+    def make_cgroup_if_missing(self) -> None:
         """Make the cgroup unless it exists."""
         with suppress(FileExistsError):
-            self.make()
+            self.make_cgroup()
 
-    def remove(self) -> None:
+    def remove_cgroup(self) -> None:
         """Remove the cgroup, which has to be empty."""
-        self.files.remove(self.path)
+        self.operations.remove_cgroup(self.path)
 
-    def give(self, owner: tuple[int, int], *names: str) -> None:
+    def delegate_to_user(self, owner: tuple[int, int], *names: str) -> None:
         """Let a user make children of this cgroup, and write to the named files of it."""
         for path in (self.path, *(f"{self.path}/{name}" for name in names)):
-            self.files.give(path, owner)
+            self.operations.change_owner(path, owner)
 
-    def enter(self) -> None:
+    def enter_cgroup(self) -> None:
         """Move this process, with all of its threads, into the cgroup."""
-        self.write("cgroup.procs", "0")
+        self.write_file("cgroup.procs", "0")
 
     def find_entry_file(self) -> str:
         """Return the file to which a process with a single thread writes "0" to enter.
@@ -314,44 +314,44 @@ class CgroupDirectory:
         Version 1 has `tasks`, for single threads. With `cgroup.procs` the kernel moves all threads
         of a process and first keeps every process from starting one, which takes some 15 ms.
         """
-        return f"{self.path}/{'tasks' if self.has('tasks') else 'cgroup.procs'}"
+        return f"{self.path}/{'tasks' if self.has_file('tasks') else 'cgroup.procs'}"
 
-    def groups(self) -> list[CgroupDirectory]:
+    def list_children(self) -> list[CgroupDirectory]:
         """Return the children of this cgroup."""
         with os.scandir(self.path) as entries:
             return [self / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
-    def members(self) -> set[int]:
+    def list_processes(self) -> set[int]:
         """Return the processes in the cgroup, without those in its children."""
         # 0 is a process outside of the process namespace.
-        return set(map(int, self.read("cgroup.procs").split())) - {0}
+        return set(map(int, self.read_file("cgroup.procs").split())) - {0}
 
-    def kill_members(self) -> None:
+    def kill_other_processes(self) -> None:
         """Kill the processes in the cgroup but this one, and those that they start meanwhile.
 
         A fork bomb may win against this.
         """
         seen = {os.getpid()}
         for _ in range(_PASSES):
-            new = sorted(self.members() - seen)
+            new = sorted(self.list_processes() - seen)
             if not new:
                 return
             for start in range(0, len(new), _BATCH):
-                self.files.kill(new[start : start + _BATCH], self.members)
+                self.operations.kill_processes(new[start : start + _BATCH], self.list_processes)
             seen.update(new)
 
-    def kill(self) -> None:
+    def kill_processes(self) -> None:
         """Kill the processes in the cgroup, and let no new process start there."""
         try:
-            self.write("cgroup.kill", "1")
+            self.write_file("cgroup.kill", "1")
         except OSError:  # version 1, or before Linux 5.14
             with suppress(OSError):  # only where this hierarchy counts processes
-                self.write("pids.max", "0")
-            self.kill_members()
+                self.write_file("pids.max", "0")
+            self.kill_other_processes()
 
 
 @contextmanager
-def removed_on_failure(*directories: CgroupDirectory) -> Iterator[None]:
+def remove_on_failure(*directories: CgroupDirectory) -> Iterator[None]:
     """Remove empty cgroups when the body raises OSError.
 
     Removing takes no descriptor, so it works where the body lacked one.
@@ -361,11 +361,13 @@ def removed_on_failure(*directories: CgroupDirectory) -> Iterator[None]:
     except OSError:
         for directory in directories:
             with suppress(OSError):
-                directory.remove()
+                directory.remove_cgroup()
         raise
 
 
-def sweep(directories: Iterable[CgroupDirectory]) -> list[tuple[CgroupDirectory, OSError]]:
+def kill_and_remove(
+    directories: Iterable[CgroupDirectory],
+) -> list[tuple[CgroupDirectory, OSError]]:
     """Kill all processes in cgroups and their descendants, and remove all of these cgroups.
 
     Return the cgroups that stay, with the reasons. Blocks, about a second at most: a killed
@@ -377,24 +379,24 @@ def sweep(directories: Iterable[CgroupDirectory]) -> list[tuple[CgroupDirectory,
         stays = []
         for each in left:
             try:
-                each.remove()  # nearly all are empty, and nothing needs killing
+                each.remove_cgroup()  # nearly all are empty, and nothing needs killing
             except FileNotFoundError:
                 pass
             except OSError as error:
                 stays.append((each, error))
                 with suppress(OSError):
-                    each.kill()
+                    each.kill_processes()
         left = [each for each, _ in stays]
         if not any(error.errno in _WAIT_FOR for _, error in stays):
             break
-        left[0].files.sleep(wait)
+        left[0].operations.sleep(wait)
     return stays
 
 
 def _deepest_first(directory: CgroupDirectory) -> list[CgroupDirectory]:
     with suppress(FileNotFoundError):
         return [
-            *(each for group in directory.groups() for each in _deepest_first(group)),
+            *(each for group in directory.list_children() for each in _deepest_first(group)),
             directory,
         ]
     return []

@@ -21,13 +21,13 @@ import attrs
 
 from tawebeval.config import LimitSettings
 from tawebeval.linux.cgroups import controllers
-from tawebeval.linux.cgroups.controllers import Controller
+from tawebeval.linux.cgroups.controllers import CgroupController
 from tawebeval.linux.cgroups.filesystem import (
     CgroupDirectory,
-    CgroupFiles,
-    find_mounts,
-    removed_on_failure,
-    sweep,
+    CgroupOperations,
+    find_own_cgroups,
+    kill_and_remove,
+    remove_on_failure,
 )
 from tawebeval.linux.cgroups.parents import (
     CgroupOwner,
@@ -39,7 +39,7 @@ from tawebeval.linux.cgroups.parents import (
 
 Resource = Literal["memory", "processes", "cpu", "weight"]
 
-ActiveControllers = Mapping[Resource, tuple[Controller, CgroupDirectory]]
+ActiveControllers = Mapping[Resource, tuple[CgroupController, CgroupDirectory]]
 """Each controller with the directory in which it is available."""
 
 T = TypeVar("T")
@@ -50,16 +50,18 @@ _KIB = 1024  # bytes: the unit of its `ru_maxrss`
 
 
 @attrs.frozen
-class Usage:
+class ResourceUsage:
     """Seconds of all processors and peak bytes of memory; None if unknown."""
 
     cpu_seconds: float | None
-    peak_memory: int | None
+    peak_memory_bytes: int | None
 
 
 @attrs.define
 class EvaluationCgroup:
-    """The cgroup of one evaluation, in each hierarchy; made by `Cgroups.make`.
+    """The cgroup of one evaluation, in each hierarchy.
+
+    Made by `CgroupManager.make_evaluation_cgroup`.
 
     `parents` has the controllers with the parent cgroups, `name` is the cgroup's name in each.
     """
@@ -69,12 +71,12 @@ class EvaluationCgroup:
     _time: Callable[[], float] = time.monotonic
     _exceeded: frozenset[Resource] = frozenset()
     _removed: bool = False
-    _looked: float = -inf  # when `exceeded` last read the files
+    _looked: float = -inf  # when `find_exceeded_limits` last read the files
     _cpu_due: float = 0.0  # the earliest time at which the processor time can be over its limit
-    _most_memory: int = 0  # bytes without the page cache, as `exceeded` has seen
+    _most_memory: int = 0  # bytes without the page cache, as `find_exceeded_limits` has seen
 
     @property
-    def _parts(self) -> Sequence[tuple[Resource, Controller, CgroupDirectory]]:
+    def _parts(self) -> Sequence[tuple[Resource, CgroupController, CgroupDirectory]]:
         """Each controller with the directory of this cgroup."""
         return [
             (what, control, parent / self._name)
@@ -83,24 +85,24 @@ class EvaluationCgroup:
 
     @property
     def _directories(self) -> Sequence[CgroupDirectory]:
-        return [parent / self._name for parent in directories(self._parents)]
+        return [parent / self._name for parent in list_directories(self._parents)]
 
-    def make(self, limits: LimitSettings) -> None:
+    def make_cgroup(self, limits: LimitSettings) -> None:
         """Make the cgroup with these limits. Blocks.
 
         Raises: OSError; then nothing is left behind.
         """
         with ExitStack() as made:
             for directory in self._directories:
-                directory.make()
-                made.enter_context(removed_on_failure(directory))
+                directory.make_cgroup()
+                made.enter_context(remove_on_failure(directory))
             for _, control, directory in self._parts:
-                control.limit(directory, limits)
+                control.set_limit(directory, limits)
 
     @property
     def exists(self) -> bool:
         """Whether the cgroup still exists. Blocks, hardly."""
-        return all(directory.has("cgroup.procs") for directory in self._directories)
+        return all(directory.has_file("cgroup.procs") for directory in self._directories)
 
     def list_entry_files(self) -> Sequence[str]:
         """Return the files, up to three, into which a process writes "0" to enter.
@@ -113,48 +115,48 @@ class EvaluationCgroup:
     def list_directories(self) -> Mapping[str, tuple[int, str]]:
         """Return the version, 1 or 2, and the path of the cgroup, by the resource."""
         return {
-            what: (2 if directory.has("cgroup.subtree_control") else 1, directory.path)
+            what: (2 if directory.has_file("cgroup.subtree_control") else 1, directory.path)
             for what, _, directory in self._parts
             if what != "weight"
         }
 
-    def usage(self, waited: struct_rusage | None) -> Usage:
+    def read_usage(self, waited: struct_rusage | None) -> ResourceUsage:
         """Return the usage, when all processes have ended. Blocks, for a few small reads.
 
         `waited` is the usage that wait4(2) has returned; None if it was not called.
         """
-        return Usage(self._cpu_seconds(), self._peak_memory(waited))
+        return ResourceUsage(self._cpu_seconds(), self._peak_memory(waited))
 
     def _peak_memory(self, waited: struct_rusage | None) -> int | None:
         """Return the peak memory in bytes, without the page cache, as near as the kernel tells.
 
         The kernel counts the page cache, too. So this is the largest of some lower estimates:
 
-        - what `exceeded` has seen;
+        - what `find_exceeded_limits` has seen;
         - the peak less the most that the page cache can have been: bytes read and written, or
           what is left now;
         - the peak less what is left now. That includes files that were removed meanwhile, so it is
           bounded by the largest process (`ru_maxrss`), which includes files that it has mapped.
         """
-        charged = _known(control.charged(group) for _, control, group in self._parts)
+        charged = _known(control.read_memory_charge(group) for _, control, group in self._parts)
         if charged is None:
             return self._most_memory or None
-        if "memory" in self.exceeded():  # then the kernel had dropped the page cache
-            return charged.peak
-        moved, largest = 0, charged.peak
+        if "memory" in self.find_exceeded_limits():  # then the kernel had dropped the page cache
+            return charged.peak_bytes
+        moved, largest = 0, charged.peak_bytes
         if waited is not None:
             moved = _BLOCK * (waited.ru_inblock + waited.ru_oublock)
             largest = _KIB * waited.ru_maxrss
         return max(
             self._most_memory,
-            charged.peak - max(charged.now, moved),
-            min(charged.peak - charged.now, largest),
+            charged.peak_bytes - max(charged.current_bytes, moved),
+            min(charged.peak_bytes - charged.current_bytes, largest),
         )
 
     def _cpu_seconds(self) -> float | None:
-        return _known(control.cpu_seconds(group) for _, control, group in self._parts)
+        return _known(control.read_cpu_seconds(group) for _, control, group in self._parts)
 
-    def over_cpu(self, limit: float) -> bool:
+    def is_over_cpu_limit(self, limit: float) -> bool:
         """Tell whether more than `limit` seconds of processor time are used; False if unknown.
 
         Reads a file only when all processors together can have used that much. Blocks, hardly.
@@ -168,30 +170,30 @@ class EvaluationCgroup:
         self._cpu_due = now + (limit - used) / (os.cpu_count() or 1)
         return used > limit
 
-    def exceeded(self, patience: float = 0.0) -> frozenset[Resource]:
+    def find_exceeded_limits(self, patience: float = 0.0) -> frozenset[Resource]:
         """Return the limits that have stopped a process. Blocks, for a few small reads.
 
-        A result is used again for `patience` seconds. `remove` ends the reading, for its killing
-        looks like a limit.
+        A result is used again for `patience` seconds. `remove_cgroup` ends the reading, for its
+        killing looks like a limit.
         """
         now = self._time()
         if not self._removed and now - self._looked >= patience:
             self._looked = now
-            memory = _known(each.memory(group) for _, each, group in self._parts) or 0
+            memory = _known(each.read_memory_use(group) for _, each, group in self._parts) or 0
             self._most_memory = max(self._most_memory, memory)
-            found = {what for what, each, group in self._parts if each.exceeded(group)}
+            found = {what for what, each, group in self._parts if each.is_limit_exceeded(group)}
             if found:  # mostly nothing is found, and no new set is needed
                 self._exceeded |= found
         return self._exceeded
 
-    def remove(self) -> None:
+    def remove_cgroup(self) -> None:
         """Kill all processes and remove the cgroup. Blocks, for up to a second.
 
         Raises: OSError, if the cgroup stays; call again later.
         """
-        self.exceeded()
+        self.find_exceeded_limits()
         self._removed = True
-        for _, error in sweep(self._directories):
+        for _, error in kill_and_remove(self._directories):
             raise error
 
 
@@ -199,7 +201,7 @@ def _known(values: Iterable[T | None]) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
-def directories(parts: ActiveControllers) -> Sequence[CgroupDirectory]:
+def list_directories(parts: ActiveControllers) -> Sequence[CgroupDirectory]:
     """Return the directories of all controllers, each once."""
     return list(dict.fromkeys(directory for _, directory in parts.values()))
 
@@ -217,7 +219,7 @@ class SpareCgroup:
     _count: int = 0  # cgroups tried so far: names are not used again
     _lock: Lock = attrs.field(factory=Lock, repr=False)
 
-    def take(self, limits: LimitSettings) -> EvaluationCgroup | None:
+    def take_cgroup(self, limits: LimitSettings) -> EvaluationCgroup | None:
         """Hand over the cgroup; None if there is none with these limits."""
         with self._lock:
             kept, self._kept = self._kept, None
@@ -227,10 +229,10 @@ class SpareCgroup:
         if its_limits == limits and group.exists:
             return group
         with suppress(OSError):  # then it is removed at the daemon's end
-            group.remove()
+            group.remove_cgroup()
         return None
 
-    def renew(self, limits: LimitSettings) -> None:
+    def make_cgroup_if_missing(self, limits: LimitSettings) -> None:
         """Make a cgroup with these limits unless there is one; ignore OSError."""
         with self._lock, suppress(OSError):
             if self._kept is None:
@@ -241,13 +243,13 @@ class SpareCgroup:
 _TRIES = 3  # at making a parent while other daemons end and remove theirs
 
 # The controllers of each resource: in version 2 and in version 1.
-_CONTROLLERS: Mapping[Resource, tuple[Controller, Controller]] = {
+_CONTROLLERS: Mapping[Resource, tuple[CgroupController, CgroupController]] = {
     "memory": (controllers.MemoryController(), controllers.LegacyMemoryController()),
     "processes": (controllers.PidsController(), controllers.PidsController()),
     "cpu": (controllers.CpuController(), controllers.LegacyCpuController()),
     "weight": (
-        controllers.CpuWeight("cpu.weight", controllers.WEIGHT),
-        controllers.CpuWeight("cpu.shares", controllers.SHARES),
+        controllers.CpuWeightController("cpu.weight", controllers.WEIGHT),
+        controllers.CpuWeightController("cpu.shares", controllers.SHARES),
     ),
 }
 
@@ -284,22 +286,22 @@ ParentMaker = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup]
 
 
 @attrs.frozen
-class Remedy:
+class CgroupRemedy:
     """The remedy for missing cgroups, as a sentence for the operator.
 
     `systemd_run` is the command that starts a program under systemd; "" without one.
     """
 
-    what: str
+    description: str
     systemd_run: str = ""
 
     def __str__(self) -> str:
         """Return the sentence, with a command if there is one."""
         if not self.systemd_run:
-            return self.what
-        return f"{self.what}; or by: {self.systemd_run} --pty {_DELEGATED} tawebeval serve"
+            return self.description
+        return f"{self.description}; or by: {self.systemd_run} --pty {_DELEGATED} tawebeval serve"
 
-    def verify_command(self) -> Remedy:
+    def verify_command(self) -> CgroupRemedy:
         """Return the remedy, without the command if that does not work here. Blocks."""
         if not self.systemd_run:
             return self
@@ -313,22 +315,22 @@ class Remedy:
             )
             if done.returncode == 0:
                 return self
-        return Remedy(self.what)
+        return CgroupRemedy(self.description)
 
 
 @attrs.frozen
-class Cgroups:
+class CgroupManager:
     """The daemon's use of cgroups; made by `open_cgroups`.
 
-    `enforced` has "memory" and "processes" if these are limited, "cpu" if processor time is
-    measured, "weight" if each evaluation has the same share of the processors. `missing` has the
-    reason for each other one.
+    `enforced_resources` has "memory" and "processes" if these are limited, "cpu" if processor time
+    is measured, "weight" if each evaluation has the same share of the processors.
+    `missing_resources` has the reason for each other one.
     """
 
     _parents: Sequence[ParentCgroup]
     _parts: ActiveControllers
-    missing: Mapping[Resource, str]
-    remedy: Remedy = Remedy("")
+    missing_resources: Mapping[Resource, str]
+    missing_resources_remedy: CgroupRemedy = CgroupRemedy("")
     _spare: SpareCgroup = attrs.field(init=False, repr=False, eq=False)
 
     @_spare.default
@@ -336,12 +338,12 @@ class Cgroups:
         return SpareCgroup(self._make_cgroup)
 
     @property
-    def enforced(self) -> frozenset[Resource]:
+    def enforced_resources(self) -> frozenset[Resource]:
         """The resources that are limited or measured here."""
         return frozenset(self._parts)
 
     @property
-    def git_entry(self) -> Sequence[str]:
+    def git_entry_files(self) -> Sequence[str]:
         """The files to which git writes "0": all git commands share one weight."""
         if "weight" not in self._parts:
             return ()
@@ -353,7 +355,7 @@ class Cgroups:
         """The increment of the nice value of evaluators and git; 0 if "weight" is enforced."""
         return 0 if "weight" in self._parts else _NICENESS
 
-    def oom_policy(self) -> str:
+    def query_oom_policy(self) -> str:
         """Return `OOMPolicy=` of the daemon's unit if systemd sees the cgroups; "" otherwise.
 
         Blocks, as long as systemd does.
@@ -361,44 +363,46 @@ class Cgroups:
         parent = self._parts["memory"][1] if "memory" in self._parts else None
         for each in self._parents:
             if isinstance(each, UnifiedParentCgroup) and each.directory == parent:
-                return parent.files.oom_policy(each.own.path)
+                return parent.operations.query_oom_policy(each.daemon_cgroup.path)
         return ""
 
     @property
     def problems(self) -> Sequence[str]:
         """Sentences for the operator; none if every resource is enforced."""
-        found = [self.describe(what) for what in self.missing]
-        return [*found, str(self.remedy)] if found else []
+        found = [self.describe_limit(what) for what in self.missing_resources]
+        return [*found, str(self.missing_resources_remedy)] if found else []
 
-    def describe(self, what: Resource) -> str:
+    def describe_limit(self, what: Resource) -> str:
         """Return how a resource is limited, with the reason if its controller is missing."""
-        if what in self.enforced:
+        if what in self.enforced_resources:
             return f"{what}: {_ENFORCED[what]}"
-        return f"{what}: {_MISSING[what]} ({self.missing[what]})"
+        return f"{what}: {_MISSING[what]} ({self.missing_resources[what]})"
 
-    def make(self, identifier: str, limits: LimitSettings) -> EvaluationCgroup:
+    def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> EvaluationCgroup:
         """Return a cgroup with these limits: the spare one, or a new one named by `identifier`.
 
         Blocks. Raises: OSError; then nothing is left behind.
         """
-        return self._spare.take(limits) or self._make_cgroup(f"evaluation-{identifier}", limits)
+        return self._spare.take_cgroup(limits) or self._make_cgroup(
+            f"evaluation-{identifier}", limits
+        )
 
-    def make_spare(self, limits: LimitSettings) -> None:
+    def make_spare_cgroup(self, limits: LimitSettings) -> None:
         """Make a cgroup ahead, for the next evaluation with these limits. Blocks."""
-        self._spare.renew(limits)
+        self._spare.make_cgroup_if_missing(limits)
 
     def _make_cgroup(self, name: str, limits: LimitSettings) -> EvaluationCgroup:
         group = EvaluationCgroup(self._parts, name)
-        group.make(limits)
+        group.make_cgroup(limits)
         return group
 
-    def remove_left(self, is_left: Callable[[str], bool]) -> None:
+    def remove_dead_parents(self, is_left: Callable[[str], bool]) -> None:
         """Kill and remove other daemons' parent cgroups, if `is_left(name)` says they are dead."""
         for parent in self._parents:
             around = attrs.evolve(parent.directory, path=os.path.dirname(parent.directory.path))
-            for place in around.groups():
+            for place in around.list_children():
                 if is_left(os.path.basename(place.path)):
-                    sweep([place])
+                    kill_and_remove([place])
 
     def close(self) -> None:
         """Kill and remove all remaining cgroups, with their parents as far as permitted."""
@@ -411,8 +415,8 @@ def open_cgroups(
     owner: CgroupOwner = None,
     *,
     proc: Path = Path("/proc/self"),
-    files: CgroupFiles | None = None,
-) -> Cgroups:
+    files: CgroupOperations | None = None,
+) -> CgroupManager:
     """Find the resources that can be limited here, and make the parent cgroup of evaluations.
 
     `name` is unique for the daemon's state directory: processes in cgroups of this name are a dead
@@ -420,7 +424,7 @@ def open_cgroups(
     make cgroups; one cgroup of that user, in each hierarchy, outlives the daemon. In version 2 the
     daemon moves into a cgroup of its own. `proc` and `files` are seams for tests. Blocks.
     """
-    return _Detection(f"tawebeval-{name}", owner, files or CgroupFiles()).open(proc)
+    return _Detection(f"tawebeval-{name}", owner, files or CgroupOperations()).open(proc)
 
 
 @attrs.define
@@ -429,32 +433,34 @@ class _Detection:
 
     _name: str
     _owner: CgroupOwner
-    _files: CgroupFiles
+    _files: CgroupOperations
     _parents: dict[str, ParentCgroup | OSError] = attrs.field(factory=dict)
 
-    def open(self, proc: Path) -> Cgroups:
+    def open(self, proc: Path) -> CgroupManager:
         try:
-            mounts = find_mounts(proc)
+            mounts = find_own_cgroups(proc)
         except OSError as error:
-            return Cgroups([], {}, dict.fromkeys(_CONTROLLERS, _reason(error)), Remedy(_WRITABLE))
-        parts: dict[Resource, tuple[Controller, CgroupDirectory]] = {}
+            return CgroupManager(
+                [], {}, dict.fromkeys(_CONTROLLERS, _reason(error)), CgroupRemedy(_WRITABLE)
+            )
+        parts: dict[Resource, tuple[CgroupController, CgroupDirectory]] = {}
         missing: dict[Resource, str] = {}
         for what, (control, legacy) in _CONTROLLERS.items():
             reasons = []
-            ways: list[tuple[Controller, ParentMaker, str | None]] = [
-                (control, make_unified_parent, mounts.unified),
-                (legacy, make_legacy_parent, mounts.controllers.get(legacy.name)),
+            ways: list[tuple[CgroupController, ParentMaker, str | None]] = [
+                (control, make_unified_parent, mounts.unified_path),
+                (legacy, make_legacy_parent, mounts.controller_paths.get(legacy.name)),
             ]
             # Where version 1 has the memory controller, version 2 is for systemd's own use: it
             # limits nothing, and the daemon would leave the cgroup that systemd expects it in.
-            if "memory" in mounts.controllers:
+            if "memory" in mounts.controller_paths:
                 ways.reverse()
             for offer, make_parent, path in ways:
                 if path is None or what in parts:
                     continue
                 try:
                     parent = self._find_parent(make_parent, path)
-                    parent.require(offer.name)
+                    parent.require_controller(offer.name)
                     _probe(offer, parent.directory)
                     if what == "weight":
                         self._make_git(parent.directory / _GIT)
@@ -463,13 +469,13 @@ class _Detection:
                     reasons.append(_reason(error))
             if what not in parts:
                 missing[what] = "; ".join(reasons) or "no cgroup controller"
-        remedy = _find_remedy(self._files, legacy="memory" in mounts.controllers)
-        return Cgroups(self._close_unused(directories(parts)), parts, missing, remedy)
+        remedy = _find_remedy(self._files, legacy="memory" in mounts.controller_paths)
+        return CgroupManager(self._close_unused(list_directories(parts)), parts, missing, remedy)
 
     def _make_git(self, group: CgroupDirectory) -> None:
-        group.make_if_missing()
+        group.make_cgroup_if_missing()
         if self._owner is not None:
-            group.give(self._owner, os.path.basename(group.find_entry_file()))
+            group.delegate_to_user(self._owner, os.path.basename(group.find_entry_file()))
 
     def _find_parent(self, make_parent: ParentMaker, path: str) -> ParentCgroup:
         """Make a parent cgroup, once for all of its controllers. Raises: OSError."""
@@ -501,25 +507,25 @@ class _Detection:
         return [parent for parent in parents if parent.directory in directories]
 
 
-def _probe(control: Controller, parent: CgroupDirectory) -> None:
+def _probe(control: CgroupController, parent: CgroupDirectory) -> None:
     """Try a controller on a child cgroup. Raises: OSError, if it does not work."""
     group = parent / "probe"
     limits = LimitSettings()
-    group.make()
+    group.make_cgroup()
     try:
-        control.limit(group, limits)
-        if not control.holds(group, limits):
+        control.set_limit(group, limits)
+        if not control.is_limit_set(group, limits):
             raise OSError(None, f"has no effect for {control.name!r}", group.path)
     finally:
-        sweep([group])
+        kill_and_remove([group])
 
 
-def _find_remedy(files: CgroupFiles, *, legacy: bool) -> Remedy:
+def _find_remedy(files: CgroupOperations, *, legacy: bool) -> CgroupRemedy:
     """Return the remedy for missing resources; `legacy`: version 1 has the memory controller."""
-    systemd_run = files.systemd_run()
+    systemd_run = files.find_systemd_run()
     if legacy or systemd_run is None:
-        return Remedy(_WRITABLE if os.geteuid() == 0 else _AS_ROOT)
-    return Remedy(_UNIT, systemd_run)
+        return CgroupRemedy(_WRITABLE if os.geteuid() == 0 else _AS_ROOT)
+    return CgroupRemedy(_UNIT, systemd_run)
 
 
 def _reason(error: OSError) -> str:

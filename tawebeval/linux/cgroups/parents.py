@@ -34,7 +34,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.linux.cgroups.controllers import SHARES, WEIGHT
-from tawebeval.linux.cgroups.filesystem import CgroupDirectory, removed_on_failure, sweep
+from tawebeval.linux.cgroups.filesystem import CgroupDirectory, kill_and_remove, remove_on_failure
 
 _DAEMON = "daemon"
 _ENDED = "ended"
@@ -52,56 +52,62 @@ log = Logger()
 
 @attrs.frozen
 class ParentCgroup:
-    """A parent cgroup that is ready for children; `shared` is the user's cgroup above, if any."""
+    """A parent cgroup that is ready for children.
+
+    `user_cgroup` is the user's cgroup above, if any.
+    """
 
     directory: CgroupDirectory
-    shared: CgroupDirectory | None
+    user_cgroup: CgroupDirectory | None
 
-    def require(self, controller: str) -> None:
+    def require_controller(self, controller: str) -> None:
         """Raise OSError unless children can have a controller."""
 
     def close(self) -> None:
         """Kill and remove all children, and the cgroups above them as far as permitted."""
         with suppress(OSError):
-            _sweep(self.directory.groups())
-            self.directory.remove()
-            if self.shared is not None:
-                self.shared.remove()
+            _sweep(self.directory.list_children())
+            self.directory.remove_cgroup()
+            if self.user_cgroup is not None:
+                self.user_cgroup.remove_cgroup()
 
 
 @attrs.frozen
 class UnifiedParentCgroup(ParentCgroup):
-    """A parent cgroup in version 2, below `own`.
+    """A parent cgroup in version 2, below `daemon_cgroup`.
 
-    `controllers` are available to children; `refused` has the reason for each other one.
-    `enabled` are those that `own` enables for this parent's sake only.
+    `controllers` are available to children; `refused_controllers` has the reason for each other
+    one. `enabled_controllers` are those that `daemon_cgroup` enables for this parent's sake only.
     """
 
-    own: CgroupDirectory
+    daemon_cgroup: CgroupDirectory
     controllers: frozenset[str]
-    refused: Mapping[str, OSError]
-    enabled: Sequence[str]
+    refused_controllers: Mapping[str, OSError]
+    enabled_controllers: Sequence[str]
 
-    def require(self, controller: str) -> None:
+    def require_controller(self, controller: str) -> None:
         """Raise OSError unless children can have a controller."""
         if controller in _CONTROLLERS and controller not in self.controllers:
-            missing = OSError(None, f"has no controller {controller!r}", self.own.path)
-            raise self.refused.get(controller, missing)
+            missing = OSError(None, f"has no controller {controller!r}", self.daemon_cgroup.path)
+            raise self.refused_controllers.get(controller, missing)
 
     def close(self) -> None:
-        """Kill and remove all children; move the daemon back to `own` if permitted."""
+        """Kill and remove all children; move the daemon back to `daemon_cgroup` if permitted."""
         with suppress(OSError):
             _sweep(_without_daemon(self.directory))
             around, refuge = self.directory, self.directory / _DAEMON
-            if self.shared is not None:
-                around, refuge = self.shared, self.shared / _ENDED
-                refuge.enter()
+            if self.user_cgroup is not None:
+                around, refuge = self.user_cgroup, self.user_cgroup / _ENDED
+                refuge.enter_cgroup()
                 _remove(self.directory / _DAEMON, self.directory)
             # The rest succeeds only for a user with write permission on `own`.
-            for group, controllers in ((around, self.controllers), (self.own, self.enabled)):
+            for group, controllers in (
+                (around, self.controllers),
+                (self.daemon_cgroup, self.enabled_controllers),
+            ):
                 for controller in controllers:
-                    group.write("cgroup.subtree_control", f"-{controller}")
-            self.own.enter()
+                    group.write_file("cgroup.subtree_control", f"-{controller}")
+            self.daemon_cgroup.enter_cgroup()
             _remove(refuge, around)
 
 
@@ -109,62 +115,64 @@ def make_legacy_parent(own: CgroupDirectory, name: str, owner: CgroupOwner) -> P
     """Make a parent cgroup in version 1. Raises: OSError."""
     shared = _shared(own, owner)
     parent = (shared or own) / name
-    with removed_on_failure(parent, *filter(None, [shared])):
+    with remove_on_failure(parent, *filter(None, [shared])):
         for group in filter(None, (shared, parent)):
-            group.make_if_missing()
+            group.make_cgroup_if_missing()
             with suppress(OSError):  # always so in newer kernels, and sometimes not to be changed
-                group.write("memory.use_hierarchy", "1")
+                group.write_file("memory.use_hierarchy", "1")
             with suppress(OSError):
                 shares = min(SHARES * (os.cpu_count() or 1), _MOST_SHARES)
-                group.write_if_exists("cpu.shares", str(shares))
+                group.write_file_if_exists("cpu.shares", str(shares))
             if owner is not None:
-                group.give(owner)
-        _end_stale_processes(parent, parent.groups())
+                group.delegate_to_user(owner)
+        _end_stale_processes(parent, parent.list_children())
     return ParentCgroup(parent, shared)
 
 
 def make_unified_parent(own: CgroupDirectory, name: str, owner: CgroupOwner) -> UnifiedParentCgroup:
     """Make a parent cgroup in version 2, and move this process into it. Raises: OSError."""
-    below = _shared(CgroupDirectory("", own.files), owner) or CgroupDirectory("", own.files)
+    below = _shared(CgroupDirectory("", own.operations), owner) or CgroupDirectory(
+        "", own.operations
+    )
     suffix = (below / name / _DAEMON).path
     settled = own.path.endswith(suffix)  # a daemon that has executed itself anew
     if settled:
         own = attrs.evolve(own, path=own.path.removesuffix(suffix))
-    if not own.files.is_delegated(own.path):
+    if not own.operations.is_delegated(own.path):
         raise OSError(None, "systemd has not delegated it to the daemon", own.path)
     shared = _shared(own, owner)
     parent = (shared or own) / name
     daemon = parent / _DAEMON
     around = [shared, shared / _ENDED] if shared is not None else []
-    with removed_on_failure(daemon, parent, *reversed(around)):
+    with remove_on_failure(daemon, parent, *reversed(around)):
         for group in (*around, parent):
-            group.make_if_missing()
+            group.make_cgroup_if_missing()
             if owner is not None:
-                group.give(owner, "cgroup.procs")
+                group.delegate_to_user(owner, "cgroup.procs")
         # Strangers in the daemon's own cgroup cannot be told from its own children.
-        _end_stale_processes(parent, _without_daemon(parent) if settled else parent.groups())
+        _end_stale_processes(parent, _without_daemon(parent) if settled else parent.list_children())
         if not settled:
-            daemon.make_if_missing()
-            daemon.enter()
+            daemon.make_cgroup_if_missing()
+            daemon.enter_cgroup()
     # Others may soon rely on a controller that is enabled in the root cgroup, which has no type.
-    is_top = not own.has("cgroup.type")
+    is_top = not own.has_file("cgroup.type")
     controllers, enabled, refused = set(), [], {}
     for controller in _CONTROLLERS:
         try:
-            if controller not in own.read("cgroup.controllers").split():
+            if controller not in own.read_file("cgroup.controllers").split():
                 continue
-            if controller not in own.read("cgroup.subtree_control").split():
-                own.write("cgroup.subtree_control", f"+{controller}")
+            if controller not in own.read_file("cgroup.subtree_control").split():
+                own.write_file("cgroup.subtree_control", f"+{controller}")
                 enabled.extend([] if is_top else [controller])
             for group in filter(None, (shared, parent)):
-                group.write("cgroup.subtree_control", f"+{controller}")
+                group.write_file("cgroup.subtree_control", f"+{controller}")
             controllers.add(controller)
         except OSError as error:
             refused[controller] = error
             if error.errno == errno.EBUSY:
                 error.strerror = "other processes are in the cgroup in which the daemon was started"
     with suppress(OSError):  # of a daemon that has executed itself anew it is root's
-        daemon.write_if_exists("cpu.weight", str(_WEIGHT))
+        daemon.write_file_if_exists("cpu.weight", str(_WEIGHT))
     return UnifiedParentCgroup(parent, shared, own, frozenset(controllers), refused, enabled)
 
 
@@ -175,18 +183,18 @@ def _shared(own: CgroupDirectory, owner: CgroupOwner) -> CgroupDirectory | None:
 
 def _remove(*groups: CgroupDirectory) -> None:
     for group in groups:
-        group.remove()
+        group.remove_cgroup()
 
 
 def _without_daemon(parent: CgroupDirectory) -> Sequence[CgroupDirectory]:
-    return [group for group in parent.groups() if group != parent / _DAEMON]
+    return [group for group in parent.list_children() if group != parent / _DAEMON]
 
 
 def _end_stale_processes(parent: CgroupDirectory, groups: Iterable[CgroupDirectory]) -> None:
-    parent.kill_members()
+    parent.kill_other_processes()
     _sweep(groups)
 
 
 def _sweep(groups: Iterable[CgroupDirectory]) -> None:
-    for group, error in sweep(groups):
+    for group, error in kill_and_remove(groups):
         log.error("the cgroup {path} cannot be removed: {error}", path=group.path, error=error)

@@ -12,7 +12,7 @@ answer malformed input in HTML, or have no deadline for a slow client:
   the one table from exceptions to responses.
 
 No module here imports the rest of `web`. `interface` has the Protocols for it: `Application`,
-`Form` and `FastPath` are implemented by `web.routes`, `web.upload` and `web.fastpath`.
+`BodyReceiver` and `FastPath` are implemented by `web.routes`, `web.upload` and `web.fastpath`.
 
 `web.routes.make_site` makes the site; `daemon.assembly` listens with it and drains it at the end.
 """

@@ -6,7 +6,7 @@ import re
 
 import attrs
 
-from tawebeval.errors import MovedTo
+from tawebeval.errors import ResourceMoved
 
 _SLASHES = re.compile(rb"/+")
 
@@ -17,9 +17,9 @@ def collapse_slashes(path: bytes) -> bytes:
 
 
 def _compile(base_path: BasePath) -> re.Pattern[bytes] | None:
-    if not base_path.path:
+    if not base_path.prefix:
         return None
-    parts = (re.escape(part.encode()) for part in base_path.path[1:].split("/"))
+    parts = (re.escape(part.encode()) for part in base_path.prefix[1:].split("/"))
     return re.compile(rb"/+%b(?=[/?]|\Z)" % rb"/+".join(parts))  # clients join paths carelessly
 
 
@@ -30,12 +30,12 @@ class BasePath:
     Requests may have the prefix or not, since some proxies remove it.
     """
 
-    path: str
+    prefix: str
     _pattern: re.Pattern[bytes] | None = attrs.field(
         init=False, repr=False, default=attrs.Factory(_compile, takes_self=True)
     )
 
-    def strip(self, target: bytes) -> bytes:
+    def strip_prefix(self, target: bytes) -> bytes:
         """Return a request target without the prefix; unchanged if it is only the prefix."""
         rest = self._rest(target)
         return rest if rest is not None and rest.startswith(b"/") else target
@@ -47,7 +47,7 @@ class BasePath:
         """
         rest = self._rest(target)
         if rest is not None and not rest.startswith(b"/"):
-            raise MovedTo(f"{self.path}/")
+            raise ResourceMoved(f"{self.prefix}/")
 
     def _rest(self, target: bytes) -> bytes | None:
         """Return the part of a target behind the prefix; None if it has none."""

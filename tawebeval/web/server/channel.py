@@ -15,7 +15,7 @@ from twisted.web.http_headers import Headers
 from wsproto.utilities import LocalProtocolError
 
 from tawebeval.config import HttpSettings
-from tawebeval.errors import Stopping, TooSlow, format_size
+from tawebeval.errors import RequestTooSlow, ServerStopping, format_size
 from tawebeval.web.server import problems
 from tawebeval.web.server.headers import (
     encode_headers,
@@ -24,9 +24,9 @@ from tawebeval.web.server.headers import (
     make_general_headers,
     put_framing_first,
 )
-from tawebeval.web.server.interface import FastPath, Host
-from tawebeval.web.server.limits import RETRY_AFTER, Peer
-from tawebeval.web.server.timeouts import LINGER, Phase, TimeoutChannel
+from tawebeval.web.server.interface import ChannelSite, FastPath
+from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, ConnectionPeer
+from tawebeval.web.server.timeouts import LINGER_SECONDS, ConnectionPhase, TimeoutChannel
 from tawebeval.web.server.transport import unwrap_tls
 
 _MAX_REFUSED = 64  # connections over the limit that are answered at the same time
@@ -44,13 +44,13 @@ _DIGITS = 18  # of a Content-Length at most
 class ApiChannel(TimeoutChannel):
     """A connection that speaks HTTP/1.1 only and answers protocol errors by problem documents."""
 
-    site: Host
+    site: ChannelSite
     fast_path: FastPath
     # This class applies the limits instead; Twisted would answer 400 without a reason.
     totalHeadersSize = 2**30
     maxHeaders = 2**30
 
-    peer: Peer
+    peer: ConnectionPeer
     _group: str | None = None  # None while the connection is not counted
     _is_refused = False
     _socket: Any = None  # the WebSocket that receives all bytes after the upgrade
@@ -60,7 +60,7 @@ class ApiChannel(TimeoutChannel):
     _head_size = 0  # bytes of the head that is arriving
 
     @property
-    def settings(self) -> HttpSettings:
+    def http_settings(self) -> HttpSettings:
         """The settings `[http]`."""
         return self.site.connection_limits.settings
 
@@ -69,7 +69,7 @@ class ApiChannel(TimeoutChannel):
         """The clock of all deadlines."""
         return self.site.clock
 
-    def request_line(self) -> tuple[bytes, bytes, bytes]:
+    def get_request_line(self) -> tuple[bytes, bytes, bytes]:
         """Return method, target and version of the request whose body is arriving."""
         return self._command, self._path, self._version
 
@@ -77,26 +77,26 @@ class ApiChannel(TimeoutChannel):
 
     def connectionMade(self) -> None:
         """Count the connection and await a request; refuse it beyond the limits."""
-        self.MAX_LENGTH = self.settings.line
+        self.MAX_LENGTH = self.http_settings.line
         super().connectionMade()
         self._set_read_size(_READ_DEFAULT)
-        self.site.open_connections.add(self)
+        self.site.open_connections.add_connection(self)
         assert self.transport is not None
         self.peer = self.site.address_resolver.identify_peer(self.transport.getPeer())
         connections = self.site.connection_limits
-        if connections.add_connection(self.peer.group):
-            self._group = self.peer.group
-            self.await_first_head()
+        if connections.add_connection(self.peer.address_group):
+            self._group = self.peer.address_group
+            self.await_first_request()
         elif connections.refused_connections < _MAX_REFUSED:
             connections.refused_connections += 1
             self._is_refused = True
-            self.set_write_deadline(LINGER)
+            self.set_write_deadline(LINGER_SECONDS)
         else:
             self.forceAbortClient()
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Count one connection less."""
-        self.site.open_connections.remove(self)
+        self.site.open_connections.remove_connection(self)
         if self._group is not None:
             self.site.connection_limits.remove_connection(self._group)
             self._group = None
@@ -109,28 +109,29 @@ class ApiChannel(TimeoutChannel):
 
     def dataReceived(self, data: bytes) -> None:
         """Take received bytes: of a WebSocket, for the fast path, or for Twisted."""
-        if self._is_refused and self.phase is not Phase.CLOSED:
+        if self._is_refused and self.phase is not ConnectionPhase.CLOSED:
             # Not before the first bytes: few clients expect a response without a request.
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"all {self.settings.connections} connections (http.connections), or those of this"
+                f"all {self.http_settings.connections} connections (http.connections), or those "
+                "of this"
                 " client (http.connections_per_address), are in use; try again later",
-                {b"Retry-After": b"%d" % RETRY_AFTER},
+                {b"Retry-After": b"%d" % RETRY_AFTER_SECONDS},
             )
-        if self.phase is Phase.NEW and data.startswith(_TLS_RECORD):
+        if self.phase is ConnectionPhase.NEW and data.startswith(_TLS_RECORD):
             # Plain text, which TLS clients report at once as a wrong version of TLS.
             self.site.report_tls(self.peer.address)
             self._bad_request("this port speaks plain HTTP; use http:// in place of https://")
-        if self.phase is Phase.CLOSED:
+        if self.phase is ConnectionPhase.CLOSED:
             return
         if self._socket is not None:
             self._receive_frames(data)
             return
-        if self._is_between_requests and self.fast_path.try_answer(data):
+        if self._is_between_requests and self.fast_path.try_answer_poll(data):
             return
         super().dataReceived(data)
         if self._buffer:
-            self.on_head_start()
+            self.on_request_head_start()
 
     @property
     def _is_between_requests(self) -> bool:
@@ -140,13 +141,13 @@ class ApiChannel(TimeoutChannel):
 
     def lineReceived(self, line: bytes) -> None:
         """Check and take a line of a request head."""
-        if self.phase is Phase.CLOSED:
+        if self.phase is ConnectionPhase.CLOSED:
             return
         if line:
-            self.on_head_start()
+            self.on_request_head_start()
         self._head_size += len(line) + 2
-        if self._head_size > self.settings.header_bytes:
-            limit = format_size(self.settings.header_bytes)
+        if self._head_size > self.http_settings.header_bytes:
+            limit = format_size(self.http_settings.header_bytes)
             self._too_large(f"the request's headers are over {limit} (http.header_bytes)")
         elif line[:1] in (b" ", b"\t"):
             self._bad_request("a header begins with a space (RFC 9112, section 5.2)")
@@ -157,10 +158,12 @@ class ApiChannel(TimeoutChannel):
         """Check and take a header; return False if it is refused."""
         name, _, value = line.partition(b":")
         name, value = name.lower(), value.strip(b" \t")
-        if self.phase is Phase.CLOSED:
+        if self.phase is ConnectionPhase.CLOSED:
             return False
-        if self._receivedHeaderCount >= self.settings.headers:
-            self._too_large(f"the request has over {self.settings.headers} headers (http.headers)")
+        if self._receivedHeaderCount >= self.http_settings.headers:
+            self._too_large(
+                f"the request has over {self.http_settings.headers} headers (http.headers)"
+            )
         elif name == b"content-length" and len(value) > _DIGITS:
             self._bad_request("Content-Length: not a length")
         elif name == b"transfer-encoding" and (
@@ -175,19 +178,19 @@ class ApiChannel(TimeoutChannel):
     def allHeadersReceived(self) -> None:
         """Take the end of a request head."""
         self._head_size = 0
-        if self.phase is not Phase.CLOSED:
+        if self.phase is not ConnectionPhase.CLOSED:
             if self.length:  # which chunked bodies do not have
                 self._set_read_size(_READ_BODY)
             super().allHeadersReceived()
 
     def rawDataReceived(self, data: bytes) -> None:
         """Take a part of a body, or what is pipelined behind an unanswered request."""
-        if self.phase is not Phase.CLOSED:
+        if self.phase is not ConnectionPhase.CLOSED:
             super().rawDataReceived(data)
 
     def allContentReceived(self) -> None:
         """Take the end of a request."""
-        if self.phase is not Phase.CLOSED:
+        if self.phase is not ConnectionPhase.CLOSED:
             self._set_read_size(_READ_DEFAULT)
             super().allContentReceived()
 
@@ -226,7 +229,7 @@ class ApiChannel(TimeoutChannel):
             if not self._awaits_close_frame:
                 raise
 
-    def forgive_socket_bytes(self, size: int) -> None:
+    def uncount_websocket_bytes(self, size: int) -> None:
         """Do not count a meaningful message of `size` bytes against the limit."""
         self._socket_received -= _SHORT_FRAME + size
 
@@ -257,7 +260,7 @@ class ApiChannel(TimeoutChannel):
 
     # The daemon's end
 
-    def close_after_last_answer(self) -> bool:
+    def check_last_answer(self) -> bool:
         """Tell whether the daemon drains; if so, this response is the last one."""
         if self.site.open_connections.is_draining:
             self.persistent = False
@@ -265,28 +268,28 @@ class ApiChannel(TimeoutChannel):
 
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
         """Write a response's head, with `Connection: close` if it is the last one."""
-        if self.close_after_last_answer() and not headers.hasHeader(b"Connection"):
+        if self.check_last_answer() and not headers.hasHeader(b"Connection"):
             headers.setRawHeaders(b"Connection", [b"close"])
         super().writeHeaders(version, code, reason, put_framing_first(headers))
 
-    def drain(self) -> None:
+    def drain_connection(self) -> None:
         """Refuse an unfinished request, or close after the current response."""
-        if self.phase is Phase.HEAD:
-            end = Stopping()
+        if self.phase is ConnectionPhase.HEAD:
+            end = ServerStopping()
             again = {b"Retry-After": b"%d" % end.retry_after}
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, end.detail, again)
-        elif self.phase is Phase.BODY:
-            self.requests[-1].refuse(Stopping())
+        elif self.phase is ConnectionPhase.BODY:
+            self.requests[-1].refuse_request(ServerStopping())
         elif self._socket is not None:
             self.close_websocket(_GOING_AWAY)
-        elif self.phase is Phase.ANSWER:
+        elif self.phase is ConnectionPhase.ANSWER:
             self.persistent = False  # the answer is the last one
 
     # Refusals
 
     def on_head_timeout(self) -> None:
         """Refuse a request whose head is incomplete at its deadline."""
-        seconds = self.settings.head_deadline
+        seconds = self.http_settings.head_deadline
         self._refuse(
             HTTPStatus.REQUEST_TIMEOUT,
             f"the request's headers took over {seconds:g} s (http.head_deadline)",
@@ -294,22 +297,22 @@ class ApiChannel(TimeoutChannel):
 
     def on_body_timeout(self) -> None:
         """Refuse a request whose body arrives too slowly."""
-        self.requests[-1].refuse(
-            TooSlow(
+        self.requests[-1].refuse_request(
+            RequestTooSlow(
                 "the request body arrives too slowly; the minimum is"
-                f" {format_size(self.settings.rate)} per second (http.rate), measured over"
-                f" {self.settings.window:g} s (http.window)"
+                f" {format_size(self.http_settings.rate)} per second (http.rate), measured over"
+                f" {self.http_settings.window:g} s (http.window)"
             )
         )
 
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a request with too long a line, which Twisted would drop silently."""
         if hasattr(self, "_command"):  # which Twisted has while headers come
-            self._too_large(f"a header is over {format_size(self.settings.line)} (http.line)")
-        elif self.phase is not Phase.CLOSED:
+            self._too_large(f"a header is over {format_size(self.http_settings.line)} (http.line)")
+        elif self.phase is not ConnectionPhase.CLOSED:
             self._refuse(
                 HTTPStatus.REQUEST_URI_TOO_LONG,
-                f"the request line is over {format_size(self.settings.line)} (http.line)",
+                f"the request line is over {format_size(self.http_settings.line)} (http.line)",
             )
 
     def _too_large(self, detail: str) -> None:
@@ -325,13 +328,13 @@ class ApiChannel(TimeoutChannel):
         self, status: HTTPStatus, detail: str, more: dict[bytes, bytes] | None = None
     ) -> None:
         """Answer a malformed request, and close so that the answer arrives."""
-        if self.phase is Phase.CLOSED:
+        if self.phase is ConnectionPhase.CLOSED:
             return
         if any(request.startedWriting for request in self.requests):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
         self.site.application.record_refusal(status.value, self.peer.address)
-        body = problems.make_document(status, detail)
+        body = problems.make_problem_document(status, detail)
         headers = {
             **make_framing_headers(body, problems.CONTENT_TYPE),
             **make_general_headers(self.site.application.origins, []),

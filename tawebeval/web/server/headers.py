@@ -12,12 +12,12 @@ from twisted.web.iweb import IRequest
 
 from tawebeval import __version__
 
-SERVER = b"tawebeval/" + __version__.encode()
-JSON = b"application/json"
+SERVER_HEADER = b"tawebeval/" + __version__.encode()
+JSON_TYPE = b"application/json"
 
 _FRAMING = (b"Content-Length", b"Transfer-Encoding", b"Content-Type")
 _HEADERS = {
-    b"Server": SERVER,
+    b"Server": SERVER_HEADER,
     b"Access-Control-Expose-Headers": b"Location, Link, Preference-Applied, Retry-After",
     b"X-Content-Type-Options": b"nosniff",
 }
@@ -39,7 +39,7 @@ def make_general_headers(
     return headers
 
 
-def make_framing_headers(body: bytes, content_type: bytes = JSON) -> dict[bytes, bytes]:
+def make_framing_headers(body: bytes, content_type: bytes = JSON_TYPE) -> dict[bytes, bytes]:
     """Return the headers that stand first in a response (`put_framing_first`)."""
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 

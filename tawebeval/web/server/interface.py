@@ -10,13 +10,13 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.iweb import IRequest
 
 from tawebeval.web.server.base_path import BasePath
-from tawebeval.web.server.limits import AddressResolver, ConnectionLimits, OpenConnections
+from tawebeval.web.server.limits import ClientAddressResolver, ConnectionLimits, OpenConnections
 
-GONE = 499
+CLIENT_GONE_STATUS = 499
 """Status for the log where the client disconnected before the response (as nginx has it)."""
 
 
-class Form(Protocol):
+class BodyReceiver(Protocol):
     """Receiver of a body that is parsed while it arrives. Methods raise RequestError."""
 
     def feed(self, chunk: bytes) -> None:
@@ -33,19 +33,19 @@ class Application(Protocol):
     def origins(self) -> Collection[str]:
         """Origins whose pages may read responses; `*` = any."""
 
-    def admit(self, request: IRequest) -> str:
+    def identify_caller(self, request: IRequest) -> str:
         """Return the caller of a request, and count the request."""
 
-    def receive_form(self, request: IRequest, length: int | None) -> Form | None:
+    def make_form_receiver(self, request: IRequest, length: int | None) -> BodyReceiver | None:
         """Return the receiver of a body; None if none is expected.
 
         `length` is that of the body in bytes, None if unknown.
         """
 
-    def check_open(self) -> None:
+    def check_not_stopping(self) -> None:
         """Raise Stopping if the daemon accepts no more forms."""
 
-    def discard(self, directory: Path, size: int) -> None:
+    def discard_upload(self, directory: Path, size: int) -> None:
         """Remove an abandoned form of `size` bytes."""
 
     def record_answer(self, request: IRequest, status: int, seconds: float) -> None:
@@ -58,15 +58,15 @@ class Application(Protocol):
 class FastPath(Protocol):
     """Responses to plain requests on one connection, without request objects."""
 
-    def try_answer(self, data: bytes) -> bool:
+    def try_answer_poll(self, data: bytes) -> bool:
         """Answer `data` and return True if it is one plain request; else do nothing."""
 
 
-class Host(Protocol):
+class ChannelSite(Protocol):
     """The site, as a connection uses it."""
 
     application: Application
-    address_resolver: AddressResolver
+    address_resolver: ClientAddressResolver
     clock: IReactorTime
     connection_limits: ConnectionLimits
     base_path: BasePath

@@ -11,10 +11,10 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import HttpSettings
-from tawebeval.core.forwarded import Proxies, canonicalize, group_address
-from tawebeval.deferreds import Condition, poll_until
+from tawebeval.core.forwarded import TrustedProxies, canonicalize_address, find_address_group
+from tawebeval.deferreds import Condition, wait_until
 
-RETRY_AFTER = 5
+RETRY_AFTER_SECONDS = 5
 """Seconds of the header `Retry-After` where a limit of connections or requests is reached."""
 
 _REQUEST_GRACE = 1.0  # seconds for an idle connection to begin its last request
@@ -25,67 +25,67 @@ _CLOSE_GRACE = 5.0  # seconds for all clients to take their responses
 class RemoteAddress:
     """The address of a client; empty if unknown.
 
-    `group` is the address group that the request counts for besides its connection: set only for a
-    client behind a trusted proxy.
+    `address_group` is the address group that the request counts for besides its connection: set
+    only for a client behind a trusted proxy.
     """
 
     address: str
-    group: str = ""
+    address_group: str = ""
 
 
 @attrs.frozen
-class Peer:
+class ConnectionPeer:
     """The other end of a connection: its address, and the address group the connection counts for.
 
-    `client` is the client of all requests on it; None for a trusted proxy, which names the client
-    in each request.
+    `fixed_client` is the client of all requests on it; None for a trusted proxy, which names the
+    client in each request.
     """
 
     address: str
-    group: str
-    client: RemoteAddress | None
+    address_group: str
+    fixed_client: RemoteAddress | None
 
 
 @attrs.frozen
-class AddressResolver:
+class ClientAddressResolver:
     """Finds the address of a client, which may be behind a trusted proxy."""
 
-    proxies: Proxies
+    proxies: TrustedProxies
 
     @classmethod
-    def parse(cls, settings: HttpSettings) -> AddressResolver:
+    def from_settings(cls, settings: HttpSettings) -> ClientAddressResolver:
         """Return the resolver for these settings."""
-        return cls(Proxies.parse(settings.trusted_proxies, settings.client_header))
+        return cls(TrustedProxies.parse(settings.trusted_proxies, settings.client_header))
 
-    def identify_peer(self, address: IAddress | None) -> Peer:
+    def identify_peer(self, address: IAddress | None) -> ConnectionPeer:
         """Return the other end of a connection from `address`."""
         host = str(getattr(address, "host", ""))
         try:
-            host = canonicalize(host)
+            host = canonicalize_address(host)
         except ValueError:
             trusted = self.proxies.trusts_unix and isinstance(address, UNIXAddress)
         else:
             trusted = self.proxies.is_trusted(host)
         # A proxy has all the connections it needs: its clients are counted by their requests.
         return (
-            Peer(host, "", None)
+            ConnectionPeer(host, "", None)
             if trusted
-            else Peer(host, group_address(host), RemoteAddress(host))
+            else ConnectionPeer(host, find_address_group(host), RemoteAddress(host))
         )
 
-    def resolve(self, peer: Peer, headers: Headers) -> RemoteAddress:
+    def resolve_client(self, peer: ConnectionPeer, headers: Headers) -> RemoteAddress:
         """Return the client's address: the peer's, or the one a trusted proxy reports.
 
         Raises: MalformedRequest.
         """
-        if peer.client is not None:
-            return peer.client
+        if peer.fixed_client is not None:
+            return peer.fixed_client
         values = headers.getRawHeaders(self.proxies.header.encode(), [])
-        said = self.proxies.find_client([value.decode("latin-1") for value in values])
+        said = self.proxies.find_client_address([value.decode("latin-1") for value in values])
         return (
             RemoteAddress(peer.address)
             if said is None
-            else RemoteAddress(said, group_address(said))
+            else RemoteAddress(said, find_address_group(said))
         )
 
 
@@ -98,22 +98,24 @@ class ConnectionLimits:
 
     settings: HttpSettings
     refused_connections: int = 0
-    total: int = 0
-    _groups: Counter[str] = attrs.field(factory=Counter)
+    connection_count: int = 0
+    count_by_group: Counter[str] = attrs.field(factory=Counter)
 
     def add_connection(self, group: str) -> bool:
         """Count a connection of a group; return False, without counting, at a limit."""
-        if self.total >= self.settings.connections or not self.add_request(group):
+        if self.connection_count >= self.settings.connections or not self.add_proxied_request(
+            group
+        ):
             return False
-        self.total += 1
+        self.connection_count += 1
         return True
 
     def remove_connection(self, group: str) -> None:
         """Count one connection less."""
-        self.total -= 1
-        self.remove_request(group)
+        self.connection_count -= 1
+        self.remove_proxied_request(group)
 
-    def add_request(self, group: str) -> bool:
+    def add_proxied_request(self, group: str) -> bool:
         """Count a proxied request of a group like a connection; return False at the limit.
 
         An empty group has no limit.
@@ -121,17 +123,17 @@ class ConnectionLimits:
         if not group:
             return True
         most = self.settings.connections_per_address
-        if most and self._groups[group] >= most:
+        if most and self.count_by_group[group] >= most:
             return False
-        self._groups[group] += 1
+        self.count_by_group[group] += 1
         return True
 
-    def remove_request(self, group: str) -> None:
+    def remove_proxied_request(self, group: str) -> None:
         """Count one request less."""
         if group:
-            self._groups[group] -= 1
-            if not self._groups[group]:
-                del self._groups[group]
+            self.count_by_group[group] -= 1
+            if not self.count_by_group[group]:
+                del self.count_by_group[group]
 
 
 class DrainableConnection(Protocol):
@@ -140,7 +142,7 @@ class DrainableConnection(Protocol):
     def close_if_idle(self) -> None:
         """Close, unless a request has begun or is on its way."""
 
-    def drain(self) -> None:
+    def drain_connection(self) -> None:
         """Answer the current request, then close."""
 
     def forceAbortClient(self) -> None:
@@ -159,27 +161,27 @@ class OpenConnections:
     _connections: dict[DrainableConnection, None] = attrs.field(factory=dict)
     _removed: Condition[None] = attrs.field(factory=Condition)
 
-    def add(self, connection: DrainableConnection) -> None:
+    def add_connection(self, connection: DrainableConnection) -> None:
         """Add a connection."""
         self._connections[connection] = None
 
-    def remove(self, connection: DrainableConnection) -> None:
+    def remove_connection(self, connection: DrainableConnection) -> None:
         """Remove a closed connection."""
         del self._connections[connection]
         self._removed.notify(None)
 
-    def start_drain(self) -> None:
+    def close_idle_connections(self) -> None:
         """Close idle connections, so clients connect anew while somebody still listens."""
         self.is_draining = True
         for connection in list(self._connections):
             connection.close_if_idle()
 
-    async def drain(self) -> None:
+    async def drain_connections(self) -> None:
         """Close all connections; abort those that take longer than 5 seconds."""
-        self.start_drain()
+        self.close_idle_connections()
         for seconds in (_REQUEST_GRACE, _CLOSE_GRACE - _REQUEST_GRACE):
             for connection in list(self._connections):
-                connection.drain()
-            await poll_until(lambda: not self._connections, self._removed, seconds, self._clock)
+                connection.drain_connection()
+            await wait_until(lambda: not self._connections, self._removed, seconds, self._clock)
         for connection in list(self._connections):
             connection.forceAbortClient()

@@ -21,34 +21,34 @@ _RETRY_AFTER = 60  # seconds, where the disk does not take a form
 
 CONTENT_TYPE = b"application/problem+json"
 
-STATUS: dict[type[errors.RequestError], HTTPStatus] = {
+ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
     errors.InvalidField: HTTPStatus.BAD_REQUEST,
     errors.InvalidCursor: HTTPStatus.BAD_REQUEST,
-    errors.MovedTo: HTTPStatus.PERMANENT_REDIRECT,
+    errors.ResourceMoved: HTTPStatus.PERMANENT_REDIRECT,
     errors.EvaluationNotFound: HTTPStatus.NOT_FOUND,
     errors.EvaluationExpired: HTTPStatus.GONE,
     errors.DiscardedCursor: HTTPStatus.GONE,
     errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
-    errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
+    errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.RequestTooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.UnsupportedVersion: HTTPStatus.UPGRADE_REQUIRED,
     errors.HTTPVersionNotSupported: HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
-    errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.IdempotencyKeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
-    errors.ForeignPage: HTTPStatus.FORBIDDEN,
+    errors.ForeignOrigin: HTTPStatus.FORBIDDEN,
     errors.AccessDenied: HTTPStatus.FORBIDDEN,
-    errors.NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.OverShare: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.ServerNotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.CallerShareExceeded: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.ServerBusy: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.ServerStopping: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 log = Logger()
 
 
-def make_document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
+def make_problem_document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
     """Return a problem document as JSON."""
     return orjson.dumps(
         {
@@ -71,7 +71,7 @@ class ProblemDocument:
     body: bytes
 
 
-def make_problem(error: BaseException | None) -> ProblemDocument:
+def convert_error(error: BaseException | None) -> ProblemDocument:
     """Return the response to an exception.
 
     An exception without an entry is a defect: the response says no more than that.
@@ -79,11 +79,11 @@ def make_problem(error: BaseException | None) -> ProblemDocument:
     members: dict[str, Any] = {}
     headers: dict[bytes, bytes] = {}
     if isinstance(error, errors.RequestError):
-        status, detail = STATUS[type(error)], error.detail
-        members.update(error.members)
-        if isinstance(error, errors.Busy):
+        status, detail = ERROR_STATUSES[type(error)], error.detail
+        members.update(error.extra_members)
+        if isinstance(error, errors.ServerBusy):
             headers[b"Retry-After"] = b"%d" % error.retry_after
-        if isinstance(error, errors.MovedTo):
+        if isinstance(error, errors.ResourceMoved):
             headers[b"Location"] = error.location.encode()
         if isinstance(error, errors.Unauthorized):
             headers[b"WWW-Authenticate"] = b"Bearer"
@@ -96,12 +96,12 @@ def make_problem(error: BaseException | None) -> ProblemDocument:
     else:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         detail = "internal error: a defect of the server; its log has the details"
-    return ProblemDocument(status, headers, make_document(status, detail, **members))
+    return ProblemDocument(status, headers, make_problem_document(status, detail, **members))
 
 
-def set_problem(request: IRequest, error: BaseException | None) -> bytes:
+def set_error_response(request: IRequest, error: BaseException | None) -> bytes:
     """Set status and headers of the response to an exception; return its body."""
-    problem = make_problem(error)
+    problem = convert_error(error)
     set_headers(request, problem.headers)
     # Twisted does not know the phrases of all of them.
     request.setResponseCode(problem.status, problem.status.phrase.encode())
@@ -109,10 +109,10 @@ def set_problem(request: IRequest, error: BaseException | None) -> bytes:
     return problem.body
 
 
-def report_storage_error(error: OSError) -> errors.Busy:
+def report_storage_error(error: OSError) -> errors.ServerBusy:
     """Log a disk error of an upload, with the path; return the refusal of the upload.
 
     The log has no traceback: the machine is at fault, not the code.
     """
     log.error("a form cannot be stored: {error}", error=error)
-    return errors.Busy(f"the form cannot be stored: {error.strerror}", _RETRY_AFTER)
+    return errors.ServerBusy(f"the form cannot be stored: {error.strerror}", _RETRY_AFTER)

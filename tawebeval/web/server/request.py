@@ -24,20 +24,26 @@ from werkzeug.exceptions import HTTPException
 
 from tawebeval.config import HttpSettings
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge, format_size
+from tawebeval.errors import (
+    MalformedRequest,
+    RequestError,
+    RequestTooLarge,
+    ServerBusy,
+    format_size,
+)
 from tawebeval.web.server import problems
 from tawebeval.web.server.base_path import BasePath, collapse_slashes
 from tawebeval.web.server.channel import ApiChannel
-from tawebeval.web.server.headers import SERVER, make_general_headers, set_headers
-from tawebeval.web.server.interface import GONE, Application, FastPath, Form
+from tawebeval.web.server.headers import SERVER_HEADER, make_general_headers, set_headers
+from tawebeval.web.server.interface import CLIENT_GONE_STATUS, Application, BodyReceiver, FastPath
 from tawebeval.web.server.limits import (
-    RETRY_AFTER,
-    AddressResolver,
+    RETRY_AFTER_SECONDS,
+    ClientAddressResolver,
     ConnectionLimits,
     OpenConnections,
     RemoteAddress,
 )
-from tawebeval.web.server.timeouts import LINGER
+from tawebeval.web.server.timeouts import LINGER_SECONDS
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
 
@@ -59,14 +65,14 @@ log = Logger()
 class ApiRequest(Request):
     """A request; its form, if it has one, is in `form` before the request is processed.
 
-    `is_waiting` is whether the response waits for events or for the end of an evaluation.
+    `has_to_wait` is whether the response waits for events or for the end of an evaluation.
     """
 
     channel: ApiChannel
-    form: Form | None = None
+    form: BodyReceiver | None = None
     caller = ANONYMOUS
     # Whether the answer is to wait for events, or for the end of an evaluation.
-    is_waiting = False
+    has_to_wait = False
     remote_address: RemoteAddress
     _group = ""  # as whose this request counts besides its connection
     _started_at: float | None = None  # when there was something to answer, in seconds of the clock
@@ -81,10 +87,10 @@ class ApiRequest(Request):
         site = self.channel.site
         request_origins = self.requestHeaders.getRawHeaders(b"Origin", [])
         set_headers(self, make_general_headers(site.application.origins, request_origins))
-        self.method, target, self.clientproto = self.channel.request_line()
+        self.method, target, self.clientproto = self.channel.get_request_line()
         target = _strip_scheme_and_host(target)
         # First of all, for whatever is refused is counted and logged by its path, too.
-        self.uri = site.base_path.strip(target)
+        self.uri = site.base_path.strip_prefix(target)
         self.path = self.uri.split(b"?", 1)[0]
         self.remote_address = RemoteAddress(self.channel.peer.address)
         try:
@@ -92,24 +98,26 @@ class ApiRequest(Request):
             site.base_path.check_target(target)
             self._check_target()
             if self.method != b"OPTIONS":
-                self.caller = site.application.admit(self)
-            self.form = site.application.receive_form(self, length)
+                self.caller = site.application.identify_caller(self)
+            self.form = site.application.make_form_receiver(self, length)
             if self.form is None and (length or 0) > _BODY:
                 raise _make_body_error()
         except Exception as error:  # noqa: BLE001  (silence is no answer)
-            self.refuse(error, body_follows=length != 0)
+            self.refuse_request(error, body_follows=length != 0)
 
     def _resolve_client(self) -> None:
         """Find the client's address and count the request for it. Raises: Busy."""
         site = self.channel.site
-        self.remote_address = site.address_resolver.resolve(self.channel.peer, self.requestHeaders)
-        if not site.connection_limits.add_request(self.remote_address.group):
-            raise Busy(
+        self.remote_address = site.address_resolver.resolve_client(
+            self.channel.peer, self.requestHeaders
+        )
+        if not site.connection_limits.add_proxied_request(self.remote_address.address_group):
+            raise ServerBusy(
                 "too many requests of this client at the same time (http.connections_per_address);"
                 " try again later",
-                RETRY_AFTER,
+                RETRY_AFTER_SECONDS,
             )
-        self._group = self.remote_address.group
+        self._group = self.remote_address.address_group
 
     def _check_target(self) -> None:
         """Refuse targets that Twisted or Klein answer in HTML. Raises: MalformedRequest."""
@@ -129,19 +137,19 @@ class ApiRequest(Request):
 
     def handleContentChunk(self, data: bytes) -> None:
         """Parse a part of the body."""
-        self.channel.count_body(len(data))
+        self.channel.count_body_bytes(len(data))
         try:
             if self._is_refused:
                 return
             if self.form is not None:
-                self.channel.site.application.check_open()
+                self.channel.site.application.check_not_stopping()
                 self.form.feed(data)
             else:
                 self._discarded += len(data)
                 if self._discarded > _BODY:
                     raise _make_body_error()
         except Exception as error:  # noqa: BLE001  (silence is no answer)
-            self.refuse(error)
+            self.refuse_request(error)
 
     def pause_body(self) -> None:
         """Read no more of the body until `resume_body`: the disk is too slow."""
@@ -151,7 +159,7 @@ class ApiRequest(Request):
         """Read the body again."""
         self.channel.resume_body()
 
-    def refuse(self, error: Exception, body_follows: bool = True) -> None:
+    def refuse_request(self, error: Exception, body_follows: bool = True) -> None:
         """Answer now, while the body may still arrive; later refusals are ignored."""
         if self._is_refused:
             return
@@ -169,10 +177,10 @@ class ApiRequest(Request):
         self.channel.persistent = False
         self.setHeader(b"Connection", b"close")
         self._write_problem(error)
-        self._linger = self.channel.callLater(LINGER, self.channel.forceAbortClient)
+        self._linger = self.channel.callLater(LINGER_SECONDS, self.channel.forceAbortClient)
 
     def _write_problem(self, error: BaseException | None) -> None:
-        body = problems.set_problem(self, error)
+        body = problems.set_error_response(self, error)
         self.setHeader(b"Date", datetimeToString())
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
@@ -196,7 +204,7 @@ class ApiRequest(Request):
 
     def render(self, resource: Any) -> None:
         """Render `resource`; restore the header `Server`, which Twisted overwrites."""
-        self.setHeader(b"Server", SERVER)
+        self.setHeader(b"Server", SERVER_HEADER)
         super().render(resource)
 
     def processingFailed(self, reason: Failure) -> Failure:
@@ -216,7 +224,7 @@ class ApiRequest(Request):
 
     def _record(self, status: int) -> None:
         """Count the request, unless it has no complete head."""
-        self.channel.site.connection_limits.remove_request(self._group)
+        self.channel.site.connection_limits.remove_proxied_request(self._group)
         self._group = ""
         if self._started_at is None:
             return
@@ -227,7 +235,7 @@ class ApiRequest(Request):
         """Release the request: the client has disconnected."""
         self._drop_form()
         answered = self.startedWriting or self.code == HTTPStatus.SWITCHING_PROTOCOLS
-        self._record(self.code if answered else GONE)
+        self._record(self.code if answered else CLIENT_GONE_STATUS)
         super().connectionLost(reason)
 
     def _drop_form(self) -> None:
@@ -237,7 +245,7 @@ class ApiRequest(Request):
         form, self.form = self.form, None
         if form is not None:
             self.channel.resume_body()
-            form.abandon(self.channel.site.application.discard)
+            form.abandon(self.channel.site.application.discard_upload)
 
 
 def _strip_scheme_and_host(target: bytes) -> bytes:
@@ -245,8 +253,8 @@ def _strip_scheme_and_host(target: bytes) -> bytes:
     return _ABSOLUTE.sub(b"", target) or b"/"
 
 
-def _make_body_error() -> TooLarge:
-    return TooLarge(
+def _make_body_error() -> RequestTooLarge:
+    return RequestTooLarge(
         f"request body is over {format_size(_BODY)}; this request needs none", limit=_BODY
     )
 
@@ -277,7 +285,7 @@ class ApiSite(Site):
             parsePOSTFormSubmission=False,
         )
         self.application = application
-        self.address_resolver = AddressResolver.parse(settings)
+        self.address_resolver = ClientAddressResolver.from_settings(settings)
         self.clock = reactor
         self.connection_limits = ConnectionLimits(settings)
         self.base_path = BasePath(settings.base_path)

@@ -23,12 +23,12 @@ from twisted.web.http import HTTPChannel
 
 from tawebeval.config import HttpSettings
 
-LINGER = 5.0  # seconds for which bytes of a refused client are read and dropped
+LINGER_SECONDS = 5.0  # seconds for which bytes of a refused client are read and dropped
 _IN_FLIGHT = 0.5  # seconds for a request that was sent before the client knew of the drain
 _TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to pause
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """The phases of a connection."""
 
     NEW = "the first byte at all"
@@ -54,7 +54,7 @@ class TimeoutChannel(HTTPChannel):
     It does not use Twisted's `TimeoutMixin`, whose timeout any received byte extends.
     """
 
-    phase = Phase.NEW
+    phase = ConnectionPhase.NEW
     _body_size = 0  # bytes of the body that have come since the last look
     _window_end = 0.0  # when the next look is due, in seconds of the clock
     _paused_at: float | None = None  # since when the body is not read, in seconds of the clock
@@ -65,7 +65,7 @@ class TimeoutChannel(HTTPChannel):
 
     @property
     @abstractmethod
-    def settings(self) -> HttpSettings:
+    def http_settings(self) -> HttpSettings:
         """The settings `[http]`."""
 
     @property
@@ -83,7 +83,7 @@ class TimeoutChannel(HTTPChannel):
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Cancel all deadlines; drop the answered request."""
-        self.phase = Phase.CLOSED
+        self.phase = ConnectionPhase.CLOSED
         self._cancel_read_deadline()
         self._cancel_write_deadline()
         if self._answered is not None:
@@ -93,13 +93,13 @@ class TimeoutChannel(HTTPChannel):
 
     def loseConnection(self) -> None:
         """Close when the client has taken all; abort if that takes too long."""
-        self.phase = Phase.CLOSED
+        self.phase = ConnectionPhase.CLOSED
         self._cancel_read_deadline()
         if self._write_deadline is None or not self._write_deadline.active():
             self.set_write_deadline(self._write_timeout())
         super().loseConnection()
 
-    def close_write_side(self, patience: float = LINGER) -> None:
+    def close_write_side(self, patience: float = LINGER_SECONDS) -> None:
         """Close the sending half and drop what arrives; abort after `patience` seconds.
 
         Closing both halves with unread data would reset the connection.
@@ -123,7 +123,7 @@ class TimeoutChannel(HTTPChannel):
     @property
     def _is_idle(self) -> bool:
         """Whether nothing of a request has arrived."""
-        return self.phase is Phase.NEW or self.phase is Phase.IDLE
+        return self.phase is ConnectionPhase.NEW or self.phase is ConnectionPhase.IDLE
 
     def _close_idle(self) -> None:
         if IReadDescriptor.providedBy(self.transport):
@@ -145,7 +145,7 @@ class TimeoutChannel(HTTPChannel):
 
     def _close_write_side(self) -> None:
         """Close the sending half and drop what arrives."""
-        self.phase = Phase.CLOSED
+        self.phase = ConnectionPhase.CLOSED
         self.clearLineBuffer()
         self._networkProducer.unregisterProducer()  # type: ignore[attr-defined]
         self._networkProducer.resumeProducing()
@@ -153,31 +153,31 @@ class TimeoutChannel(HTTPChannel):
 
     def forceAbortClient(self) -> None:
         """Abort the connection and drop what is unsent."""
-        self.phase = Phase.CLOSED
+        self.phase = ConnectionPhase.CLOSED
         self._cancel_read_deadline()
         # All transports have it, though ITransport does not.
         self.transport.abortConnection()  # type: ignore[union-attr]
 
     # What the client sends
 
-    def await_first_head(self) -> None:
+    def await_first_request(self) -> None:
         """Set the deadline of the first head."""
-        self.set_read_deadline(self.settings.head_deadline, self._on_head_deadline)
+        self.set_read_deadline(self.http_settings.head_deadline, self._on_head_deadline)
 
-    def on_head_start(self) -> None:
+    def on_request_head_start(self) -> None:
         """Enter the phase HEAD, if nothing of a head has arrived before."""
-        if self.phase is Phase.IDLE:
-            self.phase = Phase.HEAD
-            self.set_read_deadline(self.settings.head_deadline, self._on_head_deadline)
-        elif self.phase is Phase.NEW:
-            self.phase = Phase.HEAD  # with the deadline that the connection began with
+        if self.phase is ConnectionPhase.IDLE:
+            self.phase = ConnectionPhase.HEAD
+            self.set_read_deadline(self.http_settings.head_deadline, self._on_head_deadline)
+        elif self.phase is ConnectionPhase.NEW:
+            self.phase = ConnectionPhase.HEAD  # with the deadline that the connection began with
 
     def allHeadersReceived(self) -> None:
         """Enter the phase BODY."""
-        self.phase = Phase.BODY
+        self.phase = ConnectionPhase.BODY
         self._body_size = 0
         self._unsent = 0
-        self._begin_window(self.settings.window)
+        self._begin_window(self.http_settings.window)
         super().allHeadersReceived()
 
     def start_answer(self, request: AnsweredRequest) -> None:
@@ -186,20 +186,20 @@ class TimeoutChannel(HTTPChannel):
         `request` stays in `requests` until `requestDone`, and Twisted holds back pipelined bytes as
         it does behind its own requests.
         """
-        self.phase = Phase.ANSWER
+        self.phase = ConnectionPhase.ANSWER
         self._unsent = 0
         self._cancel_read_deadline()
         self.requests.append(request)
         self._handlingRequest = True
         self.setRawMode()
 
-    def count_body(self, count: int) -> None:
+    def count_body_bytes(self, count: int) -> None:
         """Count received bytes of the body, without its chunked framing."""
         self._body_size += count
 
     def pause_body(self) -> None:
         """Stop reading until `resume_body`. The deadline of the body stops too."""
-        if self._paused_at is None and self.phase is Phase.BODY:
+        if self._paused_at is None and self.phase is ConnectionPhase.BODY:
             self._paused_at = self.clock.seconds()
             self._cancel_read_deadline()
             self._networkProducer.pauseProducing()
@@ -209,7 +209,7 @@ class TimeoutChannel(HTTPChannel):
         if self._paused_at is not None:
             left, self._paused_at = self._window_end - self._paused_at, None
             self._networkProducer.resumeProducing()
-            if self.phase is Phase.BODY:
+            if self.phase is ConnectionPhase.BODY:
                 self._begin_window(left)
 
     def _begin_window(self, seconds: float) -> None:
@@ -218,7 +218,7 @@ class TimeoutChannel(HTTPChannel):
 
     def allContentReceived(self) -> None:
         """Enter the phase ANSWER."""
-        self.phase = Phase.ANSWER
+        self.phase = ConnectionPhase.ANSWER
         self.resume_body()  # or a disconnect would go unnoticed
         self._cancel_read_deadline()
         super().allContentReceived()
@@ -272,8 +272,8 @@ class TimeoutChannel(HTTPChannel):
             return
         request, self._answered = self._answered, None
         if self.persistent:
-            self.phase = Phase.IDLE
-            self.set_read_deadline(self.settings.idle, self.loseConnection)
+            self.phase = ConnectionPhase.IDLE
+            self.set_read_deadline(self.http_settings.idle, self.loseConnection)
         super().requestDone(request)
 
     # Deadlines
@@ -298,18 +298,18 @@ class TimeoutChannel(HTTPChannel):
 
     def _write_timeout(self) -> float:
         """Return the seconds in which the client has to take what was written."""
-        return self.settings.window + self._unsent / self.settings.rate
+        return self.http_settings.window + self._unsent / self.http_settings.rate
 
     def _check_rate(self) -> None:
         """Check that enough of the body has arrived since the last check."""
-        if self._body_size >= self.settings.window * self.settings.rate:
+        if self._body_size >= self.http_settings.window * self.http_settings.rate:
             self._body_size = 0
-            self._begin_window(self.settings.window)
+            self._begin_window(self.http_settings.window)
         else:
             self.on_body_timeout()
 
     def _on_head_deadline(self) -> None:
-        if self.phase is Phase.NEW:
+        if self.phase is ConnectionPhase.NEW:
             self.loseConnection()
         else:
             self.on_head_timeout()

@@ -103,14 +103,14 @@ class SocketProgress:
     _widest: int = 0  # of the windows, in bytes
     _idle: int | None = None  # while probes are wanted: the seconds before the first one otherwise
 
-    def progress(self) -> tuple[int, int]:
+    def measure_progress(self) -> tuple[int, int]:
         """Return the bytes given to the kernel, and those the client has read."""
         info = self._socket.getsockopt(IPPROTO_TCP, TCP_INFO, _INFO.size)
         acknowledged, unsent, sent, again, window = _INFO.unpack(info)
         self._widest = max(self._widest, window)
         return sent - again + unsent, acknowledged + window - self._widest
 
-    def probe(self, wanted: bool) -> None:
+    def set_probing(self, wanted: bool) -> None:
         """Start or stop asking the client's kernel for its window each second (keep-alive)."""
         if wanted and self._idle is None:
             self._idle = self._socket.getsockopt(IPPROTO_TCP, TCP_KEEPIDLE)
@@ -158,12 +158,12 @@ class WriteThroughEndpoint:
         if usual in _WRITE_THROUGH:
             port.transport = _WRITE_THROUGH[usual]
         if usual is tcp.Server:
-            limit_silence(port.socket, self._silence)
+            drop_silent_clients(port.socket, self._silence)
         self.port = port
         return port
 
 
-def limit_silence(listening: socket, seconds: float) -> None:
+def drop_silent_clients(listening: socket, seconds: float) -> None:
     """Have the kernel drop accepted connections whose client is silent for `seconds`.
 
     Accepted sockets inherit the options, so no connection costs a system call (tcp(7)).

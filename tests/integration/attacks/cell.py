@@ -16,9 +16,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings, SandboxSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.reaper import Orphans
+from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
@@ -133,22 +133,22 @@ class CellTestCase(SynchronousTestCase):
             disk=DISK,
             disk_files=DISK_FILES,
         )
-        orphans = Orphans(Clock(), Spawner(Clock()))  # which nobody asks for here
+        orphans = OrphanReaper(Clock(), Spawner(Clock()))  # which nobody asks for here
         self.sandbox = open_bubblewrap(
             Configuration(limits=limits, sandbox=self.settings),
             accounts,
-            Cgroups([], {}, {}),
+            CgroupManager([], {}, {}),
             orphans,
         )
-        self.addCleanup(os.close, self.sandbox.filter)
+        self.addCleanup(os.close, self.sandbox.filter_descriptor)
         solution = self.folder / "upload" / "submission" / "solution" / "solution.txt"
         solution.parent.mkdir(parents=True)
         solution.write_text("42\n")
         self.workspace = Workspace(self.folder / "evaluation")
-        self.workspace.create(
+        self.workspace.create_directories(
             self.folder / "upload", self.workspace.make_sandboxed_view(Path("/evaluation"))
         )
-        self.solution = self.workspace.submission / "solution" / "solution.txt"
+        self.solution = self.workspace.submission_directory / "solution" / "solution.txt"
         self.checkout = self.folder / "checkout"
         self.checkout.mkdir()
         for folder, folders, names in os.walk(self.folder):
@@ -176,7 +176,7 @@ class CellTestCase(SynchronousTestCase):
             **(environment or {}),
         }
         self.cell.close()
-        launch = self.cell.make_launch_spec(command, variables, self.workspace.tree)
+        launch = self.cell.make_launch_spec(command, variables, self.workspace.tree_directory)
         argv = list(launch.argv)
         # By the numbers that the descriptors have here: nobody gives them others. That the first
         # process cannot note anything, for it has a number of its own for that, matters to nobody.

@@ -11,7 +11,7 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import OWN_PATHS, Configuration, HttpSettings
-from tawebeval.errors import MovedTo
+from tawebeval.errors import ResourceMoved
 from tawebeval.evaluations import registry
 from tawebeval.web.server.base_path import BasePath
 from tests.cases.web import LINK, PROXY, SETTINGS, RawTestCase
@@ -29,17 +29,17 @@ class BasePathTests(SynchronousTestCase):
         """The path is taken away once, with as many slashes as there are, and nothing else is."""
         base_path = BasePath(BELOW)
         for before in (b"/judge/a.b", b"//judge///a.b"):
-            self.assertEqual(base_path.strip(before + target), target)
+            self.assertEqual(base_path.strip_prefix(before + target), target)
         for other in (b"/judg", b"/judge/aXb", b"/judge/a.bc", b"/x/judge/a.b", b"judge/a.b"):
-            self.assertEqual(base_path.strip(other + target), other + target)
-        self.assertEqual(BasePath("").strip(target), target)
+            self.assertEqual(base_path.strip_prefix(other + target), other + target)
+        self.assertEqual(BasePath("").strip_prefix(target), target)
 
     def test_itself(self) -> None:
         """What asks for the path alone is sent into it."""
         base_path = BasePath(BELOW)
         for target in (b"/judge/a.b", b"//judge/a.b", b"/judge/a.b?x=1"):
-            self.assertEqual(base_path.strip(target), target)
-            error = self.assertRaises(MovedTo, base_path.check_target, target)
+            self.assertEqual(base_path.strip_prefix(target), target)
+            error = self.assertRaises(ResourceMoved, base_path.check_target, target)
             self.assertEqual(error.location, "/judge/a.b/")
         for target in (b"/judge/a.b/", b"/judge", b"?x=1", b"*", b"/x/judge/a.b"):
             base_path.check_target(target)
@@ -141,7 +141,7 @@ class EarlyRefusalsTests(RawTestCase):
         """Return the paths in the log of a form from a client that is refused so."""
         request_log = self.service.context.request_log
         self.patch(request_log, "is_enabled", True)
-        request_log.answers.clear()
+        request_log.answer_counts.clear()
         connection = self.service.connect(PROXY)
         with capturedLogs() as events:
             connection.request(

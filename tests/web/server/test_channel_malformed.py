@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.logger import capturedLogs, formatEvent
 
-from tawebeval.sandbox.workspace import directory_of
+from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, form, head, parts
 
@@ -244,6 +244,9 @@ class BodyTests(RawTestCase):
         self.assertEqual(answer.status, 200)
         identifier = answer.json()["evaluation_id"]
         path = (
-            self.root / "evaluations" / directory_of(identifier) / "submission/source/solution.py"
+            self.root
+            / "evaluations"
+            / derive_directory_name(identifier)
+            / "submission/source/solution.py"
         )
         self.assertEqual(path.read_bytes(), b"x" * 5000)

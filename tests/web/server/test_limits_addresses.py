@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, HttpSettings, LogSettings
 from tawebeval.errors import Unauthorized
-from tawebeval.web.server.limits import AddressResolver
+from tawebeval.web.server.limits import ClientAddressResolver
 from tests.cases.polls import NoFastPath
 from tests.cases.web import PROXY, SETTINGS, RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts
@@ -24,7 +24,7 @@ class PeerTests(SynchronousTestCase):
 
     def test_strangers(self) -> None:
         """Who is trusted by nobody counts by its address, which is the client's."""
-        clients = AddressResolver.parse(SETTINGS)
+        clients = ClientAddressResolver.from_settings(SETTINGS)
         for address, name, group in (
             (STRANGER, "192.0.2.1", "192.0.2.1"),
             (IPv6Address("TCP", "2001:db8::1%eth0", 1), "2001:db8::1", "2001:db8::"),
@@ -32,24 +32,26 @@ class PeerTests(SynchronousTestCase):
             (None, "", ""),
         ):
             peer = clients.identify_peer(address)
-            self.assertEqual((peer.address, peer.group), (name, group))
-            assert peer.client is not None
-            self.assertEqual((peer.client.address, peer.client.group), (name, ""))
+            self.assertEqual((peer.address, peer.address_group), (name, group))
+            assert peer.fixed_client is not None
+            self.assertEqual(
+                (peer.fixed_client.address, peer.fixed_client.address_group), (name, "")
+            )
 
     def test_proxies(self) -> None:
         """Who is trusted counts for nobody, and says itself for whom it asks."""
-        unix = AddressResolver.parse(HttpSettings(trusted_proxies=("unix",)))
+        unix = ClientAddressResolver.from_settings(HttpSettings(trusted_proxies=("unix",)))
         mapped = IPv6Address("TCP", "::ffff:10.0.0.1", 1)
         for clients, address in (
-            (AddressResolver.parse(SETTINGS), PROXY),
-            (AddressResolver.parse(SETTINGS), mapped),
+            (ClientAddressResolver.from_settings(SETTINGS), PROXY),
+            (ClientAddressResolver.from_settings(SETTINGS), mapped),
             (unix, UNIXAddress(None)),
         ):
             peer = clients.identify_peer(address)
-            self.assertIsNone(peer.client)
-            self.assertEqual(peer.group, "")
+            self.assertIsNone(peer.fixed_client)
+            self.assertEqual(peer.address_group, "")
         for address in (None, PROXY):
-            self.assertIsNotNone(unix.identify_peer(address).client)
+            self.assertIsNotNone(unix.identify_peer(address).fixed_client)
 
 
 class ProxiedTestCase(RawTestCase):
@@ -179,7 +181,7 @@ class LimitTests(ProxiedTestCase):
                 self.assertEqual(connection.answer().status, 200)
                 connection.lose()
             self.identifier = self.evaluate()
-            self.assertEqual(self.service.site.connection_limits._groups, {})
+            self.assertEqual(self.service.site.connection_limits.count_by_group, {})
 
     def test_in_all(self) -> None:
         """There are so many connections in all, the proxy's among them."""
@@ -201,9 +203,11 @@ class LimitTests(ProxiedTestCase):
                 X_Forwarded_For="192.0.2.7",
             )
             if fails == "gone":
-                self.assertEqual(self.service.site.connection_limits._groups, {"192.0.2.7": 1})
+                self.assertEqual(
+                    self.service.site.connection_limits.count_by_group, {"192.0.2.7": 1}
+                )
             connection.lose()
-            self.assertEqual(self.service.site.connection_limits._groups, {})
+            self.assertEqual(self.service.site.connection_limits.count_by_group, {})
 
     def test_refused(self) -> None:
         """Whoever is refused for want of a token counts no longer."""
@@ -211,23 +215,23 @@ class LimitTests(ProxiedTestCase):
         def refuse(*_: object) -> str:
             raise Unauthorized("no")
 
-        self.patch(type(self.service.context.authentication), "admit", refuse)
+        self.patch(type(self.service.context.authentication), "identify_caller", refuse)
         for fast in (True, False):
             connection = self.wait("192.0.2.7", fast)
             self.check_raw(connection.answer(), 401)
-            self.assertEqual(self.service.site.connection_limits._groups, {})
+            self.assertEqual(self.service.site.connection_limits.count_by_group, {})
 
     def test_tokens_come_later(self) -> None:
         """Whoever has too many requests does not use up a share by it."""
         asked: list[object] = []
         access = self.service.context.authentication
-        admit = type(access).admit
+        admit = type(access).identify_caller
 
         def count(self: Any, *arguments: Any) -> str:
             asked.append(arguments)
             return admit(self, *arguments)
 
-        self.patch(type(access), "admit", count)
+        self.patch(type(access), "identify_caller", count)
         for fast in (True, False):
             held = [self.wait("192.0.2.7", fast) for _ in range(3)]
             self.assertEqual(len(asked), 2)

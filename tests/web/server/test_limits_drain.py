@@ -22,7 +22,7 @@ class LeavingTestCase(StreamTestCase, RawTestCase):
 
     def leave(self) -> Deferred[None]:
         """Have all go away."""
-        return Deferred.fromCoroutine(self.service.site.open_connections.drain())
+        return Deferred.fromCoroutine(self.service.site.open_connections.drain_connections())
 
     def check_told(self, connection: Connection) -> None:
         """Hold that a request is refused because of the end, and its connection closed."""
@@ -132,7 +132,7 @@ class LeavingTests(LeavingTestCase):
         idle, half, asking = self.connect(), self.connect(), self.connect()
         half.send(HEALTH[:-2])
         asking.send(head(f"GET /evaluation/{identifier}/events?wait=30", {}))
-        self.service.site.open_connections.start_drain()
+        self.service.site.open_connections.close_idle_connections()
         self.service.reactor.advance(0.5)
         self.assertTrue(idle.closed)
         self.service.reactor.advance(20)

@@ -38,7 +38,7 @@ from tawebeval.web.server.transport import (
     WriteThroughEndpoint,
     WriteThroughServer,
     WriteThroughUnixServer,
-    limit_silence,
+    drop_silent_clients,
 )
 from tests.cases.patience import PATIENCE
 from tests.integration.receivers import make_certificate
@@ -434,7 +434,7 @@ class SilenceTests(TestCase):
         await self.vanish(lambda transport: None)
         await self.vanish(lambda transport: transport.write(b"a heartbeat"))
         await self.vanish(lambda transport: transport.write(bytes(2**23)))
-        await self.vanish(lambda transport: SocketProgress(transport.getHandle()).probe(True))
+        await self.vanish(lambda transport: SocketProgress(transport.getHandle()).set_probing(True))
 
 
 def _client_of(host: Any) -> Any:
@@ -472,7 +472,7 @@ class SocketProgressTests(SynchronousTestCase):
     def test_nothing_is_read(self) -> None:
         """What is in the client's kernel does not count, nor what is on its way there."""
         self.send()
-        given, read = self.progress.progress()
+        given, read = self.progress.measure_progress()
         self.assertEqual(given, self.sent)
         self.assertLessEqual(read, GROWN)
 
@@ -485,11 +485,11 @@ class SocketProgressTests(SynchronousTestCase):
             while self.sent < self.received + size:
                 self.send()
                 self.receive(min(size, self.sent - self.received))
-            given, read = self.progress.progress()
+            given, read = self.progress.measure_progress()
             self.assertEqual(given, self.sent)
             self.assertLessEqual(read, self.received + GROWN)
         self.receive(self.sent - self.received)
-        while self.progress.progress()[1] < self.sent:
+        while self.progress.measure_progress()[1] < self.sent:
             # Only what is sent has the client's kernel say what there is room for.
             self.sent += self.server.send(b"x")
             self.receive(1)
@@ -499,10 +499,10 @@ class SocketProgressTests(SynchronousTestCase):
 
         Otherwise it asks as rarely as before, for a client may vanish at any time.
         """
-        limit_silence(self.server, 120)
+        drop_silent_clients(self.server, 120)
         probes = [self.probes()]
         for wanted in (True, True, False, False):
-            self.progress.probe(wanted)
+            self.progress.set_probing(wanted)
             probes.append(self.probes())
         self.assertEqual(probes, [(60, 15), (1, 1), (1, 1), (60, 15), (60, 15)])
 

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.sandbox.base import SandboxedRun
-from tawebeval.sandbox.disk import LARGE_USAGE, QUICK_LOOKS, TooMuchWork
+from tawebeval.sandbox.disk_usage import LARGE_USAGE_BYTES, QUICK_COUNT_LOOKS, CountTooExpensive
 
 _PAUSE = 0.25  # seconds between two looks at all runs
 _PATIENCE = 4  # looks until the files of a stopped run are removed, as a rule
@@ -25,11 +25,11 @@ _BLIND = 8  # failed looks in a row; a run that is being removed fails once or t
 log = Logger()
 
 
-Stop = Callable[[EvaluationFailure], object]
+StopRun = Callable[[EvaluationFailure], object]
 
 
 @attrs.define
-class DiskRelief:
+class FullDiskPolicy:
     """The choice of a run to stop while the disk is nearly full: the one with most bytes on it.
 
     The next run is chosen after the time to remove the files of the first, or at once if the disk
@@ -40,21 +40,21 @@ class DiskRelief:
     _mark: float = 0  # free bytes; one MiB less means that the disk goes on filling up
     _patience: int = 0  # looks for which no run is chosen
 
-    def choose(self, runs: Iterable[SandboxedRun]) -> SandboxedRun | None:
+    def choose_run_to_stop(self, runs: Iterable[SandboxedRun]) -> SandboxedRun | None:
         """Return the run to stop now, if any; `runs` are in the order of their start."""
         short = [run for run in runs if run.is_disk_short]
         if not short:
             self._mark, self._patience = 0, 0
             return None
-        free = min(run.free_disk for run in short)
-        filling = free < self._mark - LARGE_USAGE
+        free = min(run.free_disk_bytes for run in short)
+        filling = free < self._mark - LARGE_USAGE_BYTES
         if filling or free > self._mark:
             self._mark = free
         if self._patience and not filling:
             self._patience -= 1
             return None
         chosen = max(short, key=lambda run: run.disk_bytes)
-        if chosen.disk_bytes < LARGE_USAGE:
+        if chosen.disk_bytes < LARGE_USAGE_BYTES:
             if not filling:
                 return None
             chosen = short[-1]  # the disk was not nearly full before its start
@@ -65,24 +65,24 @@ class DiskRelief:
 class LimitMonitor:
     """The monitor of all runs: it looks at each in turn, in one of `threads`.
 
-    A run that takes more than `QUICK_LOOKS` looks at the disk is looked at by `others`, so that it
-    does not delay small runs.
+    A run that takes more than `QUICK_COUNT_LOOKS` looks at the disk is looked at by `others`, so
+    that it does not delay small runs.
     """
 
     def __init__(self, clock: Any, threads: WorkerThreads, others: WorkerThreads) -> None:
         self._clock = clock
         self._threads = threads
         self._others = others
-        self._watched: dict[SandboxedRun, Stop] = {}
+        self._watched: dict[SandboxedRun, StopRun] = {}
         # Failed looks in a row.
         self._failures: Counter[SandboxedRun] = Counter()
         self._apart: set[SandboxedRun] = set()  # looked at by `others` just now
-        self._relief = DiskRelief()
+        self._relief = FullDiskPolicy()
         self._relieved: set[SandboxedRun] = set()  # chosen by `_relief` already
         self._next: IDelayedCall | None = None
         self._looking = False
 
-    def add_run(self, run: SandboxedRun, stop: Stop) -> None:
+    def add_run(self, run: SandboxedRun, stop: StopRun) -> None:
         """Look at `run` from now on; call `stop(error)` when it exceeds a limit.
 
         The error's reason is `lost` if several looks in a row fail.
@@ -110,8 +110,8 @@ class LimitMonitor:
 
     async def _look(self) -> None:
         try:
-            runs = {run: 0 if run in self._apart else QUICK_LOOKS for run in self._watched}
-            for run, found in await self._threads.run(check_runs, runs):
+            runs = {run: 0 if run in self._apart else QUICK_COUNT_LOOKS for run in self._watched}
+            for run, found in await self._threads.run_in_thread(check_run_limits, runs):
                 if run in self._watched:  # it may have ended meanwhile
                     self._take(run, found)
             self._relieve()
@@ -120,14 +120,16 @@ class LimitMonitor:
             self._plan()
 
     def _relieve(self) -> None:
-        chosen = self._relief.choose(run for run in self._watched if run not in self._relieved)
+        chosen = self._relief.choose_run_to_stop(
+            run for run in self._watched if run not in self._relieved
+        )
         if chosen is not None:
             self._relieved.add(chosen)
             log.warn(
                 f"under {format_size(chosen.limits.free_disk)} (limits.free_disk) of the disk is"
                 " free: the run with the most bytes on it"
                 f" ({format_size(chosen.disk_bytes)}) is stopped",
-                free=chosen.free_disk,
+                free=chosen.free_disk_bytes,
                 least=chosen.limits.free_disk,
                 written=chosen.disk_bytes,
             )
@@ -136,7 +138,7 @@ class LimitMonitor:
     async def _look_apart(self, run: SandboxedRun) -> None:
         self._apart.add(run)
         try:
-            ((_, found),) = await self._others.run(check_runs, {run: inf})
+            ((_, found),) = await self._others.run_in_thread(check_run_limits, {run: inf})
         finally:
             self._apart.remove(run)
         if run in self._watched:
@@ -144,7 +146,7 @@ class LimitMonitor:
 
     def _take(self, run: SandboxedRun, found: Exception | None) -> None:
         """Act on the result of a look."""
-        if isinstance(found, TooMuchWork):
+        if isinstance(found, CountTooExpensive):
             if run not in self._apart:
                 Deferred.fromCoroutine(self._look_apart(run))
             return
@@ -163,7 +165,7 @@ class LimitMonitor:
             )
 
 
-def check_runs(
+def check_run_limits(
     runs: Mapping[SandboxedRun, float],
 ) -> Sequence[tuple[SandboxedRun, Exception | None]]:
     """Return the result of a look at each run. Blocks.

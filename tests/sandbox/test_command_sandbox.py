@@ -1,4 +1,4 @@
-"""`sandbox.commands`: what commands of git are given of the machine."""
+"""`sandbox.command_sandbox`: what commands of git are given of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox import bubblewrap
-from tawebeval.sandbox.commands import (
+from tawebeval.sandbox.command_sandbox import (
     READ_ONLY,
     SandboxAccess,
     SandboxedCommands,
@@ -31,7 +31,7 @@ class ArgumentTests(SynchronousTestCase):
         box = SandboxedCommands(
             "/usr/bin/bwrap", 7, ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n")
         )
-        return box.argv(REPOSITORY, reach, 9)
+        return box.build_argv(REPOSITORY, reach, 9)
 
     def binds(self, option: str, reach: SandboxAccess = READ_ONLY) -> list[str]:
         """Return the places inside that are bound by an option."""
@@ -56,7 +56,7 @@ class ArgumentTests(SynchronousTestCase):
 
     def test_fetch(self) -> None:
         """One that fetches writes there, after all that hides it, and has the network."""
-        reach = SandboxAccess((REPOSITORY,), ("/k/id",), network=True)
+        reach = SandboxAccess((REPOSITORY,), ("/k/id",), has_network=True)
         argv = self.argv(reach)
         self.assertIn("--share-net", argv)
         self.assertEqual(self.binds("--ro-bind", reach), ["/usr", "/n", "/cache/x.git"])
@@ -79,7 +79,7 @@ class EnterTests(SynchronousTestCase):
         os.write(filter_, b"program")
         box = SandboxedCommands("bwrap", filter_, ())
         for _ in range(2):
-            with box.enter(REPOSITORY, READ_ONLY) as (argv, opened):
+            with box.prepare_command(REPOSITORY, READ_ONLY) as (argv, opened):
                 self.assertIn(str(opened), argv)
                 self.assertEqual(os.read(opened, 100), b"program")
             with self.assertRaises(OSError):
@@ -91,15 +91,15 @@ class EnterTests(SynchronousTestCase):
         self.patch(bubblewrap, "send_signal", lambda pid, number: sent.append((pid, number)))
         for inside in ([31, 32], []):
             child = FakeChild(Clock(), ProcessProtocol())
-            self.patch(bubblewrap, "descendants", lambda pid, inside=inside: inside)
-            SandboxedCommands("bwrap", 7, ()).kill(child)
+            self.patch(bubblewrap, "list_descendants", lambda pid, inside=inside: inside)
+            SandboxedCommands("bwrap", 7, ()).kill_command(child)
             self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
         self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
 
     def test_none(self) -> None:
         """Without a sandbox there is nothing in front, and the group is killed."""
-        with UnsandboxedCommands().enter(REPOSITORY, READ_ONLY) as entered:
+        with UnsandboxedCommands().prepare_command(REPOSITORY, READ_ONLY) as entered:
             self.assertEqual(entered, ((), None))
         child = FakeChild(Clock(), ProcessProtocol())
-        UnsandboxedCommands().kill(child)
+        UnsandboxedCommands().kill_command(child)
         self.assertEqual(child.group_signals, [signal.SIGKILL])

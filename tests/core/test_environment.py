@@ -1,11 +1,11 @@
-"""`core.variables`: what each run sets, and no operator can."""
+"""`core.environment`: what each run sets, and no operator can."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.core.environment import build_environment, is_reserved_variable
 from tawebeval.core.segi import Markers
-from tawebeval.core.variables import build_environment, is_reserved
 
 
 class ReservedTests(SynchronousTestCase):
@@ -22,4 +22,4 @@ class ReservedTests(SynchronousTestCase):
         }
         for name in build_environment({}, **run):
             seen = build_environment({name: "configured"}, **run)[name]
-            self.assertEqual(seen == "configured", not is_reserved(name), name)
+            self.assertEqual(seen == "configured", not is_reserved_variable(name), name)

@@ -1,16 +1,16 @@
-"""`web.exposure`: who may be able to ask a daemon without tokens."""
+"""`web.auth`: who may be able to ask a daemon without tokens."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.errors import ConfigurationError, ForeignPage
-from tawebeval.web.exposure import (
-    Exposure,
-    check_change,
-    check_endpoints,
-    check_read,
+from tawebeval.errors import ConfigurationError, ForeignOrigin
+from tawebeval.web.auth import (
+    EndpointExposure,
+    check_read_origin,
+    check_write_origin,
     classify_endpoint,
+    find_doubtful_endpoints,
 )
 
 
@@ -30,12 +30,12 @@ class EndpointTests(SynchronousTestCase):
             "tcp:8080:interface=0.0.0.0:interface=127.0.0.1",
             "unix:/run/x",
         ):
-            self.assertIs(classify_endpoint(endpoint), Exposure.MACHINE, endpoint)
+            self.assertIs(classify_endpoint(endpoint), EndpointExposure.LOCAL_PROGRAMS, endpoint)
 
     def test_unknown(self) -> None:
         """Sockets that somebody else has opened are the operator's affair."""
         endpoints = ["unix:/x", "systemd:domain=INET:index=0", "fd:fileno=3"]
-        self.assertEqual(check_endpoints(endpoints), endpoints[1:])
+        self.assertEqual(find_doubtful_endpoints(endpoints), endpoints[1:])
 
     def test_others(self) -> None:
         """Everything else, also what only looks like this machine."""
@@ -56,9 +56,11 @@ class EndpointTests(SynchronousTestCase):
             r"tcp:8080:x=a\:interface=127.0.0.1",
             "onion:80:interface=127.0.0.1",
         ):
-            self.assertIs(classify_endpoint(endpoint), Exposure.OTHERS, endpoint)
+            self.assertIs(classify_endpoint(endpoint), EndpointExposure.OTHER_MACHINES, endpoint)
             error = str(
-                self.assertRaises(ConfigurationError, check_endpoints, ["unix:/x", endpoint])
+                self.assertRaises(
+                    ConfigurationError, find_doubtful_endpoints, ["unix:/x", endpoint]
+                )
             )
             self.assertIn(repr(endpoint), error)
             for words in (
@@ -77,11 +79,11 @@ class PageTests(SynchronousTestCase):
 
     def change(self, origin: str | None, host: str | None, method: bytes = b"POST") -> None:
         """Ask to change something."""
-        check_change(method, origin, host, self.origins)
+        check_write_origin(method, origin, host, self.origins)
 
     def read(self, origin: str | None, host: str | None) -> None:
         """Ask to read what not every page may."""
-        check_read(origin, host, self.origins)
+        check_read_origin(origin, host, self.origins)
 
     def test_allowed(self) -> None:
         """No browser; the daemon's own pages, at a name of this machine; those that are named."""
@@ -112,9 +114,9 @@ class PageTests(SynchronousTestCase):
             ("", ""),
         ):
             for method in (b"POST", b"DELETE", b"PUT"):
-                error = self.assertRaises(ForeignPage, self.change, origin, host, method)
+                error = self.assertRaises(ForeignOrigin, self.change, origin, host, method)
                 self.assertIn("cannot submit or cancel", str(error))
-            error = self.assertRaises(ForeignPage, self.read, origin, host)
+            error = self.assertRaises(ForeignOrigin, self.read, origin, host)
             self.assertIn("cannot read this", str(error))
             self.assertNotIn("tokens", str(error), "that holds with them, too")
 

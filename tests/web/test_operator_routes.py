@@ -1,4 +1,4 @@
-"""`web.operations`: what the operator's programs ask."""
+"""`web.operator_routes`: what the operator's programs ask."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from twisted.internet.interfaces import IAddress
 from tawebeval import __version__
 from tawebeval.config import Configuration, MetricsSettings
 from tawebeval.web.auth import Authentication, RateLimit
-from tawebeval.web.context import Operations
-from tawebeval.web.operations import METRICS_TYPE
+from tawebeval.web.context import OperatorSources
+from tawebeval.web.operator_routes import METRICS_MEDIA_TYPE
 from tests.cases.polls import TOKENS
 from tests.cases.web import WebTestCase
 from tests.fakes.clients import Answer
@@ -33,8 +33,8 @@ class OperationsTestCase(WebTestCase):
         tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
         self.obstacles: list[str] = []
         self.set(
-            "operations",
-            Operations(
+            "operator_sources",
+            OperatorSources(
                 lambda: self.obstacles,
                 lambda: b"some 1\n",
                 Authentication(RateLimit(0, self.service.reactor.seconds), tokens),
@@ -59,7 +59,7 @@ class OperationsTestCase(WebTestCase):
         self.assertEqual(answer.status, status, answer.body)
         if status == 200:
             self.assertEqual(answer.body, b"some 1\n")
-            self.assertEqual(answer.headers["Content-Type"], METRICS_TYPE.decode())
+            self.assertEqual(answer.headers["Content-Type"], METRICS_MEDIA_TYPE.decode())
         else:
             self.assertEqual(answer.headers["Content-Type"], "application/problem+json")
             self.assertNotIn(b"some", answer.body)
@@ -90,8 +90,8 @@ class HealthTests(OperationsTestCase):
 
     def test_without_a_token(self) -> None:
         """Where callers need tokens these do not; other paths do."""
-        self.service.access.source = self.root / "callers"
-        self.service.access.source.write_text(TOKENS)
+        self.service.access.token_file = self.root / "callers"
+        self.service.access.token_file.write_text(TOKENS)
         read_again(self.service.access)
         for path, status in (
             *(

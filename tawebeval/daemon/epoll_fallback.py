@@ -19,7 +19,7 @@ from tawebeval.daemon.logging import RateLimitedLog
 log = Logger()
 
 
-class Poller:
+class FallbackPoller:
     """Poller by epoll, and by poll for the descriptors that epoll refuses with ENOSPC.
 
     It has the methods of select.epoll that Twisted's EPollReactor calls.
@@ -79,7 +79,7 @@ class Poller:
 
 
 def add_poll_fallback(reactor: Any) -> None:
-    """Replace the poller of an epoll reactor by a `Poller`; leave other reactors alone."""
+    """Replace the poller of an epoll reactor by a `FallbackPoller`; leave other reactors alone."""
     poller = getattr(reactor, "_poller", None)
     if isinstance(poller, select.epoll):
-        reactor._poller = Poller(poller)
+        reactor._poller = FallbackPoller(poller)

@@ -1,17 +1,17 @@
-"""`git.stderr`: the class of each message, all of which a real git has printed."""
+"""`git.stderr_patterns`: the class of each message, all of which a real git has printed."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.git.stderr import (
+from tawebeval.git.stderr_patterns import (
     explain_fetch,
     find_disk_error,
     is_commit_missing,
-    is_corrupt,
-    is_killed,
-    is_out_of_memory,
-    is_unadvertised,
+    is_commit_unadvertised,
+    is_git_killed,
+    is_git_memory_exhausted,
+    is_repository_corrupt,
 )
 from tests.fakes.world import OID
 
@@ -89,14 +89,16 @@ class ClassificationTests(SynchronousTestCase):
         )
         for own in classes:
             for printed in own:
-                self.assertEqual(is_unadvertised(printed), own is UNADVERTISED, printed)
+                self.assertEqual(is_commit_unadvertised(printed), own is UNADVERTISED, printed)
                 self.assertEqual(is_commit_missing(printed), own is MISSING, printed)
-                self.assertEqual(is_corrupt(printed), own is CORRUPT, printed)
+                self.assertEqual(is_repository_corrupt(printed), own is CORRUPT, printed)
                 self.assertEqual(find_disk_error(printed), DISK_ERRORS.get(printed), printed)
-                self.assertEqual(is_killed(128, printed), own is KILLED, printed)
+                self.assertEqual(is_git_killed(128, printed), own is KILLED, printed)
                 for serving in (False, True):
                     self.assertEqual(
-                        is_out_of_memory(printed, serving=serving), own is OUT_OF_MEMORY, printed
+                        is_git_memory_exhausted(printed, serving=serving),
+                        own is OUT_OF_MEMORY,
+                        printed,
                     )
 
     def test_explained(self) -> None:
@@ -115,12 +117,12 @@ class ClassificationTests(SynchronousTestCase):
     def test_killed(self) -> None:
         """The exit status tells that git itself was killed, in a sandbox and without one."""
         for status in (-9, 137, -7, 135):
-            self.assertTrue(is_killed(status, "fatal: early EOF"))
+            self.assertTrue(is_git_killed(status, "fatal: early EOF"))
         for status in (0, 1, 9, -11, 139, 153):
-            self.assertFalse(is_killed(status, ""))
+            self.assertFalse(is_git_killed(status, ""))
 
     def test_remote(self) -> None:
         """The memory that a server lacks is this machine's only if git serves itself."""
         printed = "remote: fatal: Out of memory, malloc failed"
-        self.assertFalse(is_out_of_memory(printed, serving=False))
-        self.assertTrue(is_out_of_memory(printed, serving=True))
+        self.assertFalse(is_git_memory_exhausted(printed, serving=False))
+        self.assertTrue(is_git_memory_exhausted(printed, serving=True))

@@ -55,7 +55,7 @@ def explain_fetch(stderr: str) -> str:
     return f"git could not fetch the repository{reason}"
 
 
-def is_unadvertised(stderr: str) -> bool:
+def is_commit_unadvertised(stderr: str) -> bool:
     """Tell whether the server refused the commit, which it may have, by this way to ask for it."""
     return _UNADVERTISED.search(stderr) is not None
 
@@ -65,7 +65,7 @@ def is_commit_missing(stderr: str) -> bool:
     return _MISSING.search(stderr) is not None
 
 
-def is_corrupt(stderr: str) -> bool:
+def is_repository_corrupt(stderr: str) -> bool:
     """Tell whether the repository on this disk is damaged or incomplete.
 
     The daemon does not leave it so; but disks fail, and people remove files.
@@ -79,7 +79,7 @@ def find_disk_error(stderr: str) -> str | None:
     return found and found[1]
 
 
-def is_killed(status: int, stderr: str) -> bool:
+def is_git_killed(status: int, stderr: str) -> bool:
     """Tell whether the kernel killed git, or a child of git, for want of memory or a failing disk.
 
     `status` is negative after a signal, and 128 + the signal's number if a shell or a sandbox
@@ -90,7 +90,7 @@ def is_killed(status: int, stderr: str) -> bool:
     return bool(_CHILD_KILLED.search(stderr) or _PACK_READER_KILLED.fullmatch(stderr))
 
 
-def is_out_of_memory(stderr: str, *, serving: bool) -> bool:
+def is_git_memory_exhausted(stderr: str, *, serving: bool) -> bool:
     """Tell whether git got no more memory.
 
     `serving`: git served a repository of this machine to itself, so `remote:` lines are its own.

@@ -1,4 +1,4 @@
-"""`core.tally`: histograms and counters of evaluations."""
+"""`core.counters`: histograms and counters of evaluations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.states import TRANSITIONS, State
-from tawebeval.core.tally import LONG_BOUNDS, SHORT_BOUNDS, EvaluationTally, Histogram
+from tawebeval.core.counters import (
+    LONG_DURATION_BOUNDS,
+    SHORT_DURATION_BOUNDS,
+    EvaluationCounters,
+    Histogram,
+)
+from tawebeval.core.states import TRANSITIONS, EvaluationState
 
 
 class HistogramTests(SynchronousTestCase):
@@ -23,21 +28,21 @@ class HistogramTests(SynchronousTestCase):
         """The count of each bound is the number of values up to it, equal ones included."""
         histogram = Histogram(bounds)
         for value in values:
-            histogram.observe(value)
+            histogram.count_value(value)
         expected = [(bound, sum(value <= bound for value in values)) for bound in bounds]
         self.assertEqual(list(histogram.list_buckets()), [*expected, (float("inf"), len(values))])
         self.assertEqual(histogram.sum, sum(values))
 
     def test_bounds(self) -> None:
         """The bounds ascend; otherwise some values would not be counted."""
-        for bounds in (LONG_BOUNDS, SHORT_BOUNDS):
+        for bounds in (LONG_DURATION_BOUNDS, SHORT_DURATION_BOUNDS):
             self.assertEqual(sorted(set(bounds)), list(bounds))
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> list[State]:
+def lives(draw: st.DrawFn) -> list[EvaluationState]:
     """Draw the states of an evaluation so far, by legal transitions."""
-    life = [State.QUEUED]
+    life = [EvaluationState.QUEUED]
     while TRANSITIONS[life[-1]] and draw(st.booleans()):
         life.append(draw(st.sampled_from(sorted(TRANSITIONS[life[-1]], key=lambda one: one.value))))
     return life
@@ -47,33 +52,39 @@ class EvaluationTests(SynchronousTestCase):
     """Counters of evaluations."""
 
     @given(st.lists(lives()))
-    def test_model(self, all_lives: list[list[State]]) -> None:
+    def test_model(self, all_lives: list[list[EvaluationState]]) -> None:
         """Each evaluation counts in its present state, by its end, and in each stage it left."""
-        tally = EvaluationTally()
+        tally = EvaluationCounters()
         for life in all_lives:
             tally.record_accepted()
             for before, after in pairwise(life):
-                tally.record_transition(before, after, 2.0, "exit" if after is State.FAILED else "")
-        self.assertEqual(tally.accepted, len(all_lives))
-        for state in State:
+                tally.record_transition(
+                    before, after, 2.0, "exit" if after is EvaluationState.FAILED else ""
+                )
+        self.assertEqual(tally.accepted_count, len(all_lives))
+        for state in EvaluationState:
             there = sum(life[-1] is state for life in all_lives)
             been = sum(life.count(state) for life in all_lives)
-            self.assertEqual(tally.states[state], there)
-            if state in (State.FINISHED, State.FAILED, State.CANCELLED):
-                reason = "exit" if state is State.FAILED else ""
-                self.assertEqual(tally.ended[state, reason], been)
+            self.assertEqual(tally.count_by_state[state], there)
+            if state in (
+                EvaluationState.FINISHED,
+                EvaluationState.FAILED,
+                EvaluationState.CANCELLED,
+            ):
+                reason = "exit" if state is EvaluationState.FAILED else ""
+                self.assertEqual(tally.ended_by_reason[state, reason], been)
             elif not state.has_ended:
-                *_, (_, left) = tally.durations[state].list_buckets()
+                *_, (_, left) = tally.durations_by_state[state].list_buckets()
                 self.assertEqual(left, been - there)
-                self.assertEqual(tally.durations[state].sum, 2.0 * left)
+                self.assertEqual(tally.durations_by_state[state].sum, 2.0 * left)
         endings = sum(any(state.has_ended for state in life) for life in all_lives)
-        self.assertEqual(tally.ended.total(), endings)
+        self.assertEqual(tally.ended_by_reason.total(), endings)
 
     def test_fault(self) -> None:
         """The latest end sets or clears the fault of this machine."""
-        tally = EvaluationTally()
-        self.assertIsNone(tally.fault)
-        tally.set_fault("no sandbox", 5.0)
-        self.assertEqual(tally.fault, (5.0, "no sandbox"))
-        tally.set_fault(None, 6.0)
-        self.assertIsNone(tally.fault)
+        tally = EvaluationCounters()
+        self.assertIsNone(tally.latest_fault)
+        tally.set_latest_fault("no sandbox", 5.0)
+        self.assertEqual(tally.latest_fault, (5.0, "no sandbox"))
+        tally.set_latest_fault(None, 6.0)
+        self.assertIsNone(tally.latest_fault)

@@ -13,7 +13,7 @@ _RESERVED = frozenset((*_OF_EACH_RUN, *MARKER_VARIABLES, _TOOLS))
 _SUBMISSION_FILE = "SUBMISSION_FILE_"
 
 
-def is_reserved(name: str) -> bool:
+def is_reserved_variable(name: str) -> bool:
     """Return whether the daemon sets a variable itself, so that operators cannot configure it."""
     return name in _RESERVED or name.startswith(_SUBMISSION_FILE)
 

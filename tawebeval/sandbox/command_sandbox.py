@@ -18,7 +18,7 @@ from typing import Protocol
 import attrs
 
 from tawebeval.linux.child import ChildProcess
-from tawebeval.sandbox.bubblewrap import isolation_options, reopen_filter, signal_sandbox
+from tawebeval.sandbox.bubblewrap import build_isolation_options, reopen_filter, signal_sandbox
 
 BWRAP_PREFIX = "bwrap: "
 """The beginning of bwrap's own error messages."""
@@ -31,12 +31,13 @@ _KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 class SandboxAccess:
     """The access of a command, besides reading its repository and the system.
 
-    `writable` are paths in the repository, `readable` other paths, which need not exist.
+    `writable_paths` are paths in the repository, `readable_paths` other paths, which need not
+    exist.
     """
 
-    writable: Sequence[Path] = ()
-    readable: Sequence[str] = ()
-    network: bool = False
+    writable_paths: Sequence[Path] = ()
+    readable_paths: Sequence[str] = ()
+    has_network: bool = False
 
 
 READ_ONLY = SandboxAccess()
@@ -45,12 +46,12 @@ READ_ONLY = SandboxAccess()
 class CommandSandbox(Protocol):
     """A way to run commands, in a sandbox or without one."""
 
-    def enter(
+    def prepare_command(
         self, repository: Path, access: SandboxAccess
     ) -> AbstractContextManager[tuple[Sequence[str], int | None]]:
         """Yield the arguments before a command, and a descriptor that its start needs, if any."""
 
-    def kill(self, child: ChildProcess) -> None:
+    def kill_command(self, child: ChildProcess) -> None:
         """Kill a command and its descendants."""
 
 
@@ -58,13 +59,13 @@ class UnsandboxedCommands:
     """Commands with the rights of the daemon."""
 
     @contextmanager
-    def enter(
+    def prepare_command(
         self, repository: Path, access: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], int | None]]:
         """Yield nothing."""
         yield (), None
 
-    def kill(self, child: ChildProcess) -> None:
+    def kill_command(self, child: ChildProcess) -> None:
         """Kill the process group."""
         child.signal_group(signal.SIGKILL)
 
@@ -73,46 +74,56 @@ class UnsandboxedCommands:
 class SandboxedCommands:
     """Commands in a sandbox of bubblewrap.
 
-    `program` is the path of bwrap, `filter` a descriptor of the system call filter. `shown` are the
-    bwrap options that show what programs need, `online` those for what a network needs besides.
-    Each shown file makes the start longer.
+    `bwrap_path` is the path of bwrap, `filter_descriptor` a descriptor of the system call filter.
+    `system_options` are the bwrap options that show what programs need, `network_options` those for
+    what a network needs besides. Each shown file makes the start longer.
     """
 
-    program: str
-    filter: int
-    shown: Sequence[str]
-    online: Sequence[str] = ()
+    bwrap_path: str
+    filter_descriptor: int
+    system_options: Sequence[str]
+    network_options: Sequence[str] = ()
 
     @contextmanager
-    def enter(self, repository: Path, access: SandboxAccess) -> Iterator[tuple[Sequence[str], int]]:
+    def prepare_command(
+        self, repository: Path, access: SandboxAccess
+    ) -> Iterator[tuple[Sequence[str], int]]:
         """Yield the arguments before a command, and the descriptor that its start needs."""
-        filter_ = reopen_filter(self.filter)
+        filter_ = reopen_filter(self.filter_descriptor)
         try:
-            yield self.argv(repository, access, filter_), filter_
+            yield self.build_argv(repository, access, filter_), filter_
         finally:
             os.close(filter_)
 
-    def argv(self, repository: Path, access: SandboxAccess, filter_: int) -> Sequence[str]:
+    def build_argv(self, repository: Path, access: SandboxAccess, filter_: int) -> Sequence[str]:
         """Return the arguments before a command; `filter_` is a descriptor of the filter."""
         argv = [
-            self.program,
-            *isolation_options("git"),
-            *(("--share-net",) if access.network else ()),
+            self.bwrap_path,
+            *build_isolation_options("git"),
+            *(("--share-net",) if access.has_network else ()),
         ]
-        argv += ["--seccomp", str(filter_), *self.shown, "--proc", "/proc", "--dev", "/dev"]
+        argv += [
+            "--seccomp",
+            str(filter_),
+            *self.system_options,
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+        ]
         argv += ["--size", str(_TEMPORARY), "--tmpfs", "/tmp"]  # noqa: S108  (a path inside)
-        if access.network:
-            argv += self.online
+        if access.has_network:
+            argv += self.network_options
             argv += ["--ro-bind-try", _KNOWN_HOSTS, _KNOWN_HOSTS]
-        for path in access.readable:
+        for path in access.readable_paths:
             argv += ["--ro-bind-try", path, path]
         argv += ["--ro-bind", str(repository), str(repository)]
-        for writable in access.writable:
+        for writable in access.writable_paths:
             argv += ["--bind", str(writable), str(writable)]
         for place in ("/proc", "/dev", "/"):
             argv += ["--remount-ro", place]
         return [*argv, "--chdir", "/", "--"]
 
-    def kill(self, child: ChildProcess) -> None:
+    def kill_command(self, child: ChildProcess) -> None:
         """Kill the processes in the sandbox; bwrap ends after the last of them."""
         signal_sandbox(child, signal.SIGKILL)

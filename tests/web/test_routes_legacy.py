@@ -1,4 +1,4 @@
-"""`web.legacy`: what TuringArena's clients of 2018 want."""
+"""`web.routes`: what TuringArena's clients of 2018 want."""
 
 from __future__ import annotations
 

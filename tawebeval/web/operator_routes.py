@@ -9,44 +9,46 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import NotFound
 
 from tawebeval import __version__
-from tawebeval.errors import AccessDenied, NotReady
+from tawebeval.errors import AccessDenied, ServerNotReady
+from tawebeval.web.auth import is_trusted_origin
 from tawebeval.web.context import WebContext
-from tawebeval.web.exposure import is_trusted_page
-from tawebeval.web.responses import cast_request, send, send_json
+from tawebeval.web.responses import cast_request, prepare_json_response, prepare_response
 from tawebeval.web.server.request import ApiRequest
 
 HEALTH, READY, METRICS = "/health", "/health/ready", "/metrics"
 
-OPEN_PATHS = tuple(path.encode() for path in (HEALTH, READY, METRICS))
+TOKENLESS_PATHS = tuple(path.encode() for path in (HEALTH, READY, METRICS))
 """Paths that need no caller's token; /metrics checks its readers itself."""
 
-METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+METRICS_MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 # What proxies tell by these is not believed; that there is one is.
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via")
 
 
-def add_routes(app: Klein, context: WebContext) -> None:
+def add_operator_routes(app: Klein, context: WebContext) -> None:
     """Add the routes to `app`."""
 
     @app.route(HEALTH, methods=["GET"])
     def health(request: IRequest) -> bytes:
         """Return 200: the daemon is alive."""
-        return send_json(request, {"status": "ok", "version": __version__})
+        return prepare_json_response(request, {"status": "ok", "version": __version__})
 
     @app.route(READY, methods=["GET"])
     def ready(request: IRequest) -> bytes:
         """Return 200 if the daemon takes work, else 503 with the reasons."""
-        obstacles = context.operations.obstacles()
+        obstacles = context.operator_sources.find_obstacles()
         if obstacles:
-            raise NotReady(obstacles)
-        return send_json(request, {"status": "ready", "version": __version__})
+            raise ServerNotReady(obstacles)
+        return prepare_json_response(request, {"status": "ready", "version": __version__})
 
     @app.route(METRICS, methods=["GET"])
     def metrics(request: IRequest) -> bytes:
         """Return the metrics in the text format of Prometheus."""
         _check_reader(context, cast_request(request))
-        return send(request, context.operations.metrics(), METRICS_TYPE)
+        return prepare_response(
+            request, context.operator_sources.collect_metrics(), METRICS_MEDIA_TYPE
+        )
 
 
 def _check_reader(context: WebContext, request: ApiRequest) -> None:
@@ -55,8 +57,12 @@ def _check_reader(context: WebContext, request: ApiRequest) -> None:
     if readers == "nobody":
         raise NotFound("metrics are disabled (metrics.readers)")
     if readers == "tokens":
-        assert context.operations.readers is not None, "the daemon does not start without"
-        context.operations.readers.admit(headers.getRawHeaders(b"Authorization", []))
+        assert context.operator_sources.metrics_authentication is not None, (
+            "the daemon does not start without"
+        )
+        context.operator_sources.metrics_authentication.identify_caller(
+            headers.getRawHeaders(b"Authorization", [])
+        )
     elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):
         raise AccessDenied(
             "metrics are for programs of this machine that use no proxy; the operator can admit"
@@ -82,7 +88,7 @@ def _check_no_page(request: ApiRequest) -> None:
     headers = request.requestHeaders
     host = (headers.getRawHeaders(b"Host", [b""])[0]).decode("latin-1")
     origin = headers.getRawHeaders(b"Origin", [f"http://{host}".lower().encode("latin-1")])[0]
-    if not is_trusted_page(origin.decode("latin-1"), host, ()):
+    if not is_trusted_origin(origin.decode("latin-1"), host, ()):
         raise AccessDenied(
             "metrics are for requests to localhost or a loopback address, and not for pages of"
             " another origin"

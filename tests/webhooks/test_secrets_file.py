@@ -1,4 +1,4 @@
-"""`webhooks.signing`: the file of secrets, read at the start and again."""
+"""`webhooks.secrets_file`: the file of secrets, read at the start and again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.webhooks.signing import SecretsFile, find_secrets, read_signing_secrets
+from tawebeval.webhooks.secrets_file import (
+    SigningSecretsFile,
+    find_secrets_file,
+    read_signing_secrets,
+)
 from tests.cases.secrets import NEW, OLD, format_secret
 
 
@@ -26,10 +30,10 @@ class SigningTests(SynchronousTestCase):
 
     def test_read(self) -> None:
         """What stands in the file counts; without a file nobody has a secret."""
-        self.assertTrue(SecretsFile(self.path).current.has_secret("alice"))
-        none = SecretsFile()
-        self.assertFalse(none.current.has_secret("alice"))
-        self.assertEqual(list(none.reloadables()), [])
+        self.assertTrue(SigningSecretsFile(self.path).current_secrets.has_secret("alice"))
+        none = SigningSecretsFile()
+        self.assertFalse(none.current_secrets.has_secret("alice"))
+        self.assertEqual(list(none.list_reloadables()), [])
 
     def test_unusable(self) -> None:
         """A file that cannot be used is named with its setting; nothing in it is shown."""
@@ -49,22 +53,22 @@ class SigningTests(SynchronousTestCase):
 
     def test_reload(self) -> None:
         """A change counts when it is read again; with a mistake all stays as it was."""
-        signing = SecretsFile(self.path)
-        (reloadable,) = signing.reloadables()
+        signing = SigningSecretsFile(self.path)
+        (reloadable,) = signing.list_reloadables()
         self.assertEqual((reloadable.name, reloadable.paths), ("callbacks.secrets", (self.path,)))
-        before = signing.current.sign("alice", "e", 1, b"")
+        before = signing.current_secrets.sign_body("alice", "e", 1, b"")
         self.write(f"alice {format_secret(NEW)}\n")
-        self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
-        secrets = reloadable.read()
-        self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
-        reloadable.apply(secrets)
-        after = signing.current.sign("alice", "e", 1, b"")
+        self.assertEqual(signing.current_secrets.sign_body("alice", "e", 1, b""), before)
+        secrets = reloadable.read_files()
+        self.assertEqual(signing.current_secrets.sign_body("alice", "e", 1, b""), before)
+        reloadable.apply_content(secrets)
+        after = signing.current_secrets.sign_body("alice", "e", 1, b"")
         self.assertNotEqual(after, before)
         self.write("alice s3cret")
-        said = str(self.assertRaises(ConfigurationError, reloadable.read))
+        said = str(self.assertRaises(ConfigurationError, reloadable.read_files))
         self.assertIn(f"callbacks.secrets: {self.path}: line 1", said)
         self.assertNotIn("s3cret", said)
-        self.assertEqual(signing.current.sign("alice", "e", 1, b""), after)
+        self.assertEqual(signing.current_secrets.sign_body("alice", "e", 1, b""), after)
 
     def test_readable_by_others(self) -> None:
         """A file that every user can read is warned of."""
@@ -85,11 +89,11 @@ class FindTests(SynchronousTestCase):
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
         environment = {"CREDENTIALS_DIRECTORY": str(folder)}
-        self.assertEqual(find_secrets("/x/y", environment), Path("/x/y"))
+        self.assertEqual(find_secrets_file("/x/y", environment), Path("/x/y"))
         for nowhere in (environment, {}):
-            error = self.assertRaises(ConfigurationError, find_secrets, "", nowhere)
+            error = self.assertRaises(ConfigurationError, find_secrets_file, "", nowhere)
             self.assertIn("LoadCredential=callback-secrets", str(error))
         Path("callback-secrets").touch()  # where the daemon happens to be started
-        self.assertRaises(ConfigurationError, find_secrets, "", {})
+        self.assertRaises(ConfigurationError, find_secrets_file, "", {})
         (folder / "callback-secrets").write_text("")
-        self.assertEqual(find_secrets("", environment), folder / "callback-secrets")
+        self.assertEqual(find_secrets_file("", environment), folder / "callback-secrets")

@@ -21,7 +21,13 @@ import attrs
 
 from tawebeval.core.identifiers import KEY_BYTES
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.filetree import DISK_FULL_REMEDY, add_path, empty, is_full, remove
+from tawebeval.linux.filetree import (
+    DISK_FULL_REMEDY,
+    add_path_to_errors,
+    empty_directory,
+    is_disk_full,
+    remove_tree,
+)
 from tawebeval.linux.ownership import check_owner, give_directory
 from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.project_quotas import find_quota_directories
@@ -34,34 +40,34 @@ CACHE_ENTRIES = ("lock", "repositories")
 
 
 @attrs.frozen
-class Directories:
+class DaemonDirectories:
     """Open directories, locked as long as `locks` are open. Made by `open_directories`.
 
-    `label` is unique among the daemons of this machine.
+    `daemon_label` is unique among the daemons of this machine.
     """
 
-    label: str
+    daemon_label: str
     uploads: Path
     evaluations: Path
-    accounts: Path
+    account_files: Path
     repositories: Path
-    key: bytes = attrs.field(repr=False)
+    identifier_key: bytes = attrs.field(repr=False)
     locks: tuple[IO[str], ...] = attrs.field(repr=False)
-    quotas: Sequence[Path] = ()
+    quota_directories: Sequence[Path] = ()
 
-    def restore(self) -> list[Path]:
+    def restore_missing(self) -> list[Path]:
         """Create removed directories again; return their paths. Raises: OSError.
 
         The key is not restored: an operator who removes it wants a new one at the next start.
         """
         restored = []
-        for path in (self.uploads, self.evaluations, self.accounts, self.repositories):
+        for path in (self.uploads, self.evaluations, self.account_files, self.repositories):
             if not path.is_dir():
                 path.mkdir(mode=0o700)
                 restored.append(path)
         return restored
 
-    def clear(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove the uploads and evaluations of an earlier daemon. Blocks. Raises: OSError.
 
         The caller must have dropped its privileges, because the removal may start programs.
@@ -69,15 +75,15 @@ class Directories:
         for directory in (self.uploads, self.evaluations):
             if directory.is_symlink():  # its target does not belong to the daemon
                 directory.unlink()
-            remove(directory)
+            remove_tree(directory)
             directory.mkdir(mode=0o700)
-        for directory in self.quotas:
-            empty(directory)
+        for directory in self.quota_directories:
+            empty_directory(directory)
 
 
 def open_directories(
     environment: Mapping[str, str], random: Callable[[int], bytes], privileges: Privileges
-) -> Directories:
+) -> DaemonDirectories:
     """Create missing directories as the daemon's user, and lock them.
 
     STATE_DIRECTORY and CACHE_DIRECTORY (systemd) name them, or else the variables of the XDG Base
@@ -97,8 +103,8 @@ def open_directories(
             ):
                 part.mkdir(mode=0o700, exist_ok=True)
             key = _read_key(state / "key", random)
-            return Directories(
-                make_label(state),
+            return DaemonDirectories(
+                derive_daemon_label(state),
                 state.resolve() / "uploads",
                 state.resolve() / "evaluations",
                 state.resolve() / "accounts",
@@ -109,7 +115,7 @@ def open_directories(
             )
     except OSError as error:
         whose = f" (as the user {privileges.user.name})" if privileges.user else ""
-        remedy = f"{DISK_FULL_REMEDY}, or " if is_full(error) else ""
+        remedy = f"{DISK_FULL_REMEDY}, or " if is_disk_full(error) else ""
         raise ConfigurationError(
             f"{error.filename}: {error.strerror}{whose}; {remedy}name other directories by"
             " STATE_DIRECTORY and CACHE_DIRECTORY"
@@ -124,12 +130,12 @@ def locate_directories(environment: Mapping[str, str]) -> tuple[Path, Path]:
     )
 
 
-def find_existing(path: Path) -> Path:
+def find_existing_ancestor(path: Path) -> Path:
     """Return a path, or its closest ancestor that exists."""
     return next(one for one in (path, *path.absolute().parents) if one.exists())
 
 
-def make_label(state: Path) -> str:
+def derive_daemon_label(state: Path) -> str:
     """Return the label of a daemon: 12 hexadecimal digits from its state directory."""
     return hashlib.sha256(bytes(state.resolve())).hexdigest()[:12]
 
@@ -172,16 +178,16 @@ def _read_key(path: Path, random: Callable[[int], bytes]) -> bytes:
     if not path.exists():
         unfinished = path.with_suffix(".new")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with add_path(unfinished), open(descriptor, "wb") as file:
+        with add_path_to_errors(unfinished), open(descriptor, "wb") as file:
             file.write(random(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(path)
-    check_key(path)
+    check_key_file(path)
     return path.read_bytes()
 
 
-def check_key(path: Path) -> None:
+def check_key_file(path: Path) -> None:
     """Check the size of the key. Raises: ConfigurationError, OSError."""
     size = path.stat().st_size
     if size != KEY_BYTES:

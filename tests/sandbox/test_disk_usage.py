@@ -1,4 +1,4 @@
-"""`sandbox.disk`: what is counted of a run's files, and when."""
+"""`sandbox.disk_usage`: what is counted of a run's files, and when."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.sandbox import disk as module
-from tawebeval.sandbox.disk import DiskMeter, DiskUsage, TooMuchWork, measure
+from tawebeval.sandbox import disk_usage as module
+from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskMeter, DiskUsage, measure_disk_usage
 from tests.fakes.children import NO_PROCESS
 from tests.integration.attacks.calls import number_of
 
@@ -61,7 +61,7 @@ class DiskTestCase(SynchronousTestCase):
 
     def count(self, *pids: int) -> DiskUsage:
         """Return what is counted."""
-        return measure(self.top, pids)
+        return measure_disk_usage(self.top, pids)
 
 
 class CountTests(DiskTestCase):
@@ -76,7 +76,7 @@ class CountTests(DiskTestCase):
         (self.top / "a/b").mkdir(parents=True)
         size = self.write(self.top / "one", 3) + self.write(self.top / "a/b/two", 5)
         size += sum((self.top / name).stat().st_blocks * 512 for name in ("a", "a/b"))
-        self.assertEqual(self.count(), DiskUsage(size=size, files=4, largest=5 * BLOCK))
+        self.assertEqual(self.count(), DiskUsage(size=size, file_count=4, largest_file=5 * BLOCK))
         self.assertGreaterEqual(size, 8 * BLOCK)
 
     def test_apart(self) -> None:
@@ -84,15 +84,17 @@ class CountTests(DiskTestCase):
         for name in ("submission", "tree/submission"):
             (self.top / name).mkdir(parents=True)
             self.write(self.top / name / "file", 2)
-        self.assertEqual(measure(self.top, (), {"submission"}).files, 3)
+        self.assertEqual(measure_disk_usage(self.top, (), {"submission"}).file_count, 3)
 
     def test_since(self) -> None:
         """The largest is one that has come since, or was changed; all take room."""
         size = self.write(self.top / "one", 4)
         later = (self.top / "one").stat().st_ctime + 0.001
-        use = measure(self.top, (), since=later)
-        self.assertEqual((use.size, use.largest), (size, 0))
-        self.assertEqual(measure(self.top, (), since=later - 0.001).largest, 4 * BLOCK)
+        use = measure_disk_usage(self.top, (), since=later)
+        self.assertEqual((use.size, use.largest_file), (size, 0))
+        self.assertEqual(
+            measure_disk_usage(self.top, (), since=later - 0.001).largest_file, 4 * BLOCK
+        )
 
     def test_hard_links(self) -> None:
         """A file of several names takes its room once, and a place for each."""
@@ -100,13 +102,13 @@ class CountTests(DiskTestCase):
         size = self.write(self.top / "one", 4) + (self.top / "sub").stat().st_blocks * 512
         for name in ("two", "sub/three"):
             (self.top / name).hardlink_to(self.top / "one")
-        self.assertEqual(self.count(), DiskUsage(size=size, files=4, largest=4 * BLOCK))
+        self.assertEqual(self.count(), DiskUsage(size=size, file_count=4, largest_file=4 * BLOCK))
 
     def test_linked_from_elsewhere(self) -> None:
         """A file that has a name elsewhere takes its room here all the same."""
         size = self.write(self.top / "one", 4)
         (self.beside / "two").hardlink_to(self.top / "one")
-        self.assertEqual(self.count(), DiskUsage(size=size, files=1, largest=4 * BLOCK))
+        self.assertEqual(self.count(), DiskUsage(size=size, file_count=1, largest_file=4 * BLOCK))
 
     def test_sparse(self) -> None:
         """A file with holes takes what is written in it, and is as large as it says."""
@@ -114,7 +116,7 @@ class CountTests(DiskTestCase):
             file.truncate(2**30)
         use = self.count()
         self.assertLess(use.size, 2**20)
-        self.assertEqual((use.files, use.largest), (1, 2**30))
+        self.assertEqual((use.file_count, use.largest_file), (1, 2**30))
 
     def test_symbolic_links(self) -> None:
         """Links are not followed, whatever they lead to."""
@@ -128,13 +130,13 @@ class CountTests(DiskTestCase):
             (self.top / name).symlink_to(target)
         use = self.count()
         self.assertLess(use.size, 50 * BLOCK)
-        self.assertLess(use.largest, BLOCK)
-        self.assertEqual(use.files, 4)
+        self.assertLess(use.largest_file, BLOCK)
+        self.assertEqual(use.file_count, 4)
 
     def test_other_files(self) -> None:
         """Pipes and the like are files, and nobody waits for them."""
         os.mkfifo(self.top / "pipe")
-        self.assertEqual(self.count().files, 1)
+        self.assertEqual(self.count().file_count, 1)
 
     def test_no_directory(self) -> None:
         """A workspace that is gone is an error."""
@@ -147,8 +149,8 @@ class WorkTests(DiskTestCase):
 
     def looks(self, needed: int, *pids: int) -> None:
         """Hold that a count takes so many, and that it is none with one less."""
-        self.assertEqual(measure(self.top, pids, work=needed).looks, needed)
-        self.assertRaises(TooMuchWork, measure, self.top, pids, work=needed - 1)
+        self.assertEqual(measure_disk_usage(self.top, pids, work=needed).look_count, needed)
+        self.assertRaises(CountTooExpensive, measure_disk_usage, self.top, pids, work=needed - 1)
 
     def test_files(self) -> None:
         """One for each file, and one more to look into each directory."""
@@ -168,11 +170,11 @@ class WorkTests(DiskTestCase):
         """A count that has come to too much ends there."""
         for number in range(50):
             self.write(self.top / str(number), 1)
-        use = measure(self.top, [NO_PROCESS], most=(10 * BLOCK, 100))
-        self.assertEqual((use.looks, use.size), (11, 11 * BLOCK))
-        use = measure(self.top, [NO_PROCESS], most=(100 * BLOCK, 20))
-        self.assertEqual((use.looks, use.files), (21, 21))
-        self.assertEqual(measure(self.top, (), most=(50 * BLOCK, 50)).files, 50)
+        use = measure_disk_usage(self.top, [NO_PROCESS], most=(10 * BLOCK, 100))
+        self.assertEqual((use.look_count, use.size), (11, 11 * BLOCK))
+        use = measure_disk_usage(self.top, [NO_PROCESS], most=(100 * BLOCK, 20))
+        self.assertEqual((use.look_count, use.file_count), (21, 21))
+        self.assertEqual(measure_disk_usage(self.top, (), most=(50 * BLOCK, 50)).file_count, 50)
 
 
 class DepthTests(DiskTestCase):
@@ -195,8 +197,8 @@ class DepthTests(DiskTestCase):
             file.write(b"x" * 70_000)
         os.symlink("/", "link", dir_fd=last)
         use = self.count()
-        self.assertEqual((use.files, use.largest), (FAR + 2, 70_000))
-        self.assertFalse(use.too_deep)
+        self.assertEqual((use.file_count, use.largest_file), (FAR + 2, 70_000))
+        self.assertFalse(use.is_too_deep)
 
     def test_exhausted(self) -> None:
         """Where the daemon has no descriptor left the count fails, and is not one of nothing."""
@@ -234,8 +236,8 @@ class DepthTests(DiskTestCase):
             os.rename(self.top / "d", self.top / f"{len(os.listdir(self.top))}")
         (self.top / "flat").mkdir()
         use = self.count()
-        self.assertTrue(use.too_deep)
-        self.assertEqual(use.files, 3 * FAR + 1 + 1)
+        self.assertTrue(use.is_too_deep)
+        self.assertEqual(use.file_count, 3 * FAR + 1 + 1)
 
 
 class RaceTests(DiskTestCase):
@@ -258,7 +260,7 @@ class RaceTests(DiskTestCase):
         self.write(self.beside / "big", 50)
         self.replace = lambda path: (path.rmdir(), path.symlink_to(self.beside))
         self.change("sub")
-        self.assertEqual(self.count().files, 1)
+        self.assertEqual(self.count().file_count, 1)
 
     def test_file_instead(self) -> None:
         """Nor is a file opened, or a pipe waited for; what else there is is counted."""
@@ -266,13 +268,13 @@ class RaceTests(DiskTestCase):
         self.change("sub")
         (self.top / "other").mkdir()
         (self.top / "other/file").touch()
-        self.assertEqual(self.count().files, 3)
+        self.assertEqual(self.count().file_count, 3)
 
     def test_gone(self) -> None:
         """One that is gone has nothing in it."""
         self.replace = Path.rmdir
         self.change("sub")
-        self.assertEqual(self.count().files, 1)
+        self.assertEqual(self.count().file_count, 1)
 
     def test_nothing_stays_open(self) -> None:
         """What is opened to count is closed again, whatever came in between."""
@@ -310,7 +312,7 @@ class PermissionTests(DiskTestCase):
             for name in ("shut/inner", "shut"):
                 (self.top / name).chmod(0)
             use = self.count()
-        self.assertEqual((use.files, use.largest), (3, 70_000))
+        self.assertEqual((use.file_count, use.largest_file), (3, 70_000))
         for name in ("shut", "shut/inner"):  # so that they can be removed
             self.assertEqual((self.top / name).stat().st_mode & 0o777, 0o700)
 
@@ -321,7 +323,7 @@ class PermissionTests(DiskTestCase):
             (self.top / "shut/file").write_bytes(b"x" * 70_000)
             (self.top / "shut").chmod(0o400)
             use = self.count()
-        self.assertEqual((use.files, use.largest), (2, 70_000))
+        self.assertEqual((use.file_count, use.largest_file), (2, 70_000))
 
     def test_of_others(self) -> None:
         """Those of another user stay shut; what else there is is counted."""
@@ -335,7 +337,7 @@ class PermissionTests(DiskTestCase):
         self.addCleanup((self.top / "others").chmod, 0o700)
         self.patch(module.os, "chmod", chmod)
         before = os.listdir("/proc/self/fd")
-        self.assertEqual(self.count().files, 3)
+        self.assertEqual(self.count().file_count, 3)
         self.assertEqual(os.listdir("/proc/self/fd"), before)
 
 
@@ -347,7 +349,7 @@ class NamelessTests(DiskTestCase):
         pid = self.start("exec 3>file; rm file; head -c 102400 /dev/zero >&3")
         use = self.count(pid)
         self.assertGreaterEqual(use.size, 102400)
-        self.assertEqual((use.files, use.largest), (1, 102400))
+        self.assertEqual((use.file_count, use.largest_file), (1, 102400))
         self.assertEqual(self.count(), DiskUsage())
 
     def start_thread(self, first: str, meanwhile: str) -> int:
@@ -394,7 +396,7 @@ thread.start()
     def test_with_a_name(self) -> None:
         """One that still has a name is counted where it lies."""
         pid = self.start("exec 3>file")
-        self.assertEqual(self.count(pid).files, 1)
+        self.assertEqual(self.count(pid).file_count, 1)
 
     def test_other_devices(self) -> None:
         """What is not on this disk takes no room there: memory, pipes, terminals."""
@@ -406,7 +408,7 @@ thread.start()
     def test_no_process(self) -> None:
         """One that has ended has nothing open, and the others are counted."""
         pid = self.start("exec 3>file; rm file")
-        self.assertEqual(self.count(NO_PROCESS, pid).files, 1)
+        self.assertEqual(self.count(NO_PROCESS, pid).file_count, 1)
 
 
 class WatchTests(SynchronousTestCase):
@@ -417,9 +419,9 @@ class WatchTests(SynchronousTestCase):
         self.blocks, self.files = 10_000, 5_000
         self.asked: list[object] = []
         self.counts: list[tuple[Path, list[int]]] = []
-        self.use = DiskUsage(size=200, files=20)
+        self.use = DiskUsage(size=200, file_count=20)
         self.patch(module.os, "statvfs", self.statvfs)
-        self.patch(module, "measure", self.measure)
+        self.patch(module, "measure_disk_usage", self.measure)
         self.watch = DiskMeter(Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds)
 
     def statvfs(self, path: object) -> Any:
@@ -439,14 +441,14 @@ class WatchTests(SynchronousTestCase):
         """Count the counts."""
         self.counts.append((directory, list(pids)))
         *_, self.most, work = more
-        if self.use.looks > work:
-            raise TooMuchWork
+        if self.use.look_count > work:
+            raise CountTooExpensive
         return self.use
 
     def look(self, *, counts: int, again: bool = False) -> None:
         """Hold that a look makes so many counts."""
         before = len(self.counts)
-        found = self.watch.look(again)
+        found = self.watch.measure_usage(again)
         self.assertEqual(len(self.counts) - before, counts)
         self.assertIs(found, self.use)
 
@@ -498,12 +500,12 @@ class WatchTests(SynchronousTestCase):
             Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds, floor=18_000
         )
         self.look(counts=1)
-        self.assertEqual(self.watch.free, 18_000)
+        self.assertEqual(self.watch.free_bytes, 18_000)
         self.look(counts=0)
         self.blocks -= 1
         self.look(counts=1)
         self.look(counts=1)
-        self.assertEqual((self.watch.free, self.watch.use), (17_998, self.use))
+        self.assertEqual((self.watch.free_bytes, self.watch.last_usage), (17_998, self.use))
 
     def test_held(self) -> None:
         """Under a quota the file system tells what is there; only a failed run's files are counted.
@@ -519,13 +521,13 @@ class WatchTests(SynchronousTestCase):
             "statvfs",
             lambda path: told if path == Path("/some/where") else self.statvfs(path),
         )
-        self.assertEqual(self.watch.look(), DiskUsage(200, 7))
+        self.assertEqual(self.watch.measure_usage(), DiskUsage(200, 7))
         told.f_bfree -= 1
-        self.assertEqual(self.watch.look(work=0), DiskUsage(202, 7))
+        self.assertEqual(self.watch.measure_usage(work=0), DiskUsage(202, 7))
         self.assertEqual((self.counts, self.asked), ([], [Path("/some")] * 2))
-        self.assertEqual(self.watch.free, 18_000)
-        self.use = DiskUsage(9000, 90, largest=12)
-        self.assertEqual(self.watch.look(again=True), DiskUsage(202, 7, largest=12))
+        self.assertEqual(self.watch.free_bytes, 18_000)
+        self.use = DiskUsage(9000, 90, largest_file=12)
+        self.assertEqual(self.watch.measure_usage(again=True), DiskUsage(202, 7, largest_file=12))
         self.assertEqual(self.counts, [(Path("/some/where"), [31])])
 
     def test_held_no_more(self) -> None:
@@ -548,7 +550,7 @@ class WatchTests(SynchronousTestCase):
     def test_less_and_less(self) -> None:
         """The less may be taken, the sooner is counted; a little at a time adds up."""
         self.look(counts=1)
-        self.use = DiskUsage(size=1100, files=20)
+        self.use = DiskUsage(size=1100, file_count=20)
         self.look(counts=1, again=True)
         for _ in range(2):
             self.blocks -= 25
@@ -558,21 +560,21 @@ class WatchTests(SynchronousTestCase):
 
     def test_much_work(self) -> None:
         """Where a count was much work none is begun that may not be."""
-        self.use = DiskUsage(size=200, looks=70)
+        self.use = DiskUsage(size=200, look_count=70)
         for counts in (1, 1):  # nobody knows yet
-            with self.assertRaises(TooMuchWork):
-                self.watch.look(work=50)
+            with self.assertRaises(CountTooExpensive):
+                self.watch.measure_usage(work=50)
             self.assertEqual(len(self.counts), counts)
             self.counts.clear()
         self.look(counts=1)
         self.clock.advance(11)
-        with self.assertRaises(TooMuchWork):
-            self.watch.look(work=50)
+        with self.assertRaises(CountTooExpensive):
+            self.watch.measure_usage(work=50)
         self.assertEqual(len(self.counts), 1)
-        self.use = DiskUsage(size=200, looks=30)
+        self.use = DiskUsage(size=200, look_count=30)
         self.look(counts=1)
         self.clock.advance(11)
-        self.watch.look(work=50)
+        self.watch.measure_usage(work=50)
         self.assertEqual(len(self.counts), 3)
 
     def test_most(self) -> None:
@@ -582,10 +584,10 @@ class WatchTests(SynchronousTestCase):
 
     def test_over(self) -> None:
         """While there is too much each look counts, for it may have been removed."""
-        for use in (DiskUsage(size=1201, files=20), DiskUsage(size=200, files=121)):
+        for use in (DiskUsage(size=1201, file_count=20), DiskUsage(size=200, file_count=121)):
             self.use = use
             self.look(counts=1, again=True)
             self.look(counts=1)
-        self.use = DiskUsage(size=200, files=20)
+        self.use = DiskUsage(size=200, file_count=20)
         self.look(counts=1)
         self.look(counts=0)

@@ -1,4 +1,4 @@
-"""`daemon.control`: a request is answered with its result, over a real UNIX socket."""
+"""`daemon.control_socket`: a request is answered with its result, over a real UNIX socket."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.cli import main as command
-from tawebeval.daemon import control
-from tawebeval.daemon.control import ControlFactory, ControlSocket, find_socket, request_reload
+from tawebeval.daemon import control_socket
+from tawebeval.daemon.control_socket import (
+    ControlFactory,
+    ControlSocket,
+    find_control_socket,
+    request_reload,
+)
 from tawebeval.errors import ConfigurationError
 from tawebeval.reloadable import ReloadResult
 from tests.cases.patience import PATIENCE
@@ -81,9 +86,9 @@ class ControlProtocolTests(SynchronousTestCase):
 
     def test_place(self) -> None:
         """The socket is in the first directory that systemd has made, where it has made any."""
-        self.assertIsNone(find_socket({}))
-        self.assertIsNone(find_socket({"RUNTIME_DIRECTORY": ""}))
-        found = find_socket({"RUNTIME_DIRECTORY": "/run/a:/run/b"})
+        self.assertIsNone(find_control_socket({}))
+        self.assertIsNone(find_control_socket({"RUNTIME_DIRECTORY": ""}))
+        found = find_control_socket({"RUNTIME_DIRECTORY": "/run/a:/run/b"})
         self.assertEqual(found, Path("/run/a/control"))
 
 
@@ -198,7 +203,7 @@ class CopyTests(SynchronousTestCase):
             told.update(digests)
             return ReloadResult()
 
-        self.patch(control, "request_reload", request)
+        self.patch(control_socket, "request_reload", request)
         ended = CliRunner().invoke(command, ["reload", "--copied", f"tokens:{file}"])
         self.assertEqual(ended.exit_code, 0, ended.output)
         return told

@@ -73,7 +73,7 @@ class ControlFactory(Factory):
         return ControlProtocol(self.on_reload)
 
 
-def find_socket(environment: Mapping[str, str]) -> Path | None:
+def find_control_socket(environment: Mapping[str, str]) -> Path | None:
     """Return the socket's path in the first RUNTIME_DIRECTORY; None without systemd."""
     folder = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
     return Path(folder, _SOCKET) if folder else None

@@ -1,4 +1,4 @@
-"""`daemon.state`: where the daemon keeps things, and who else may not."""
+"""`daemon.directories`: where the daemon keeps things, and who else may not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.state import Directories, open_directories
+from tawebeval.daemon.directories import DaemonDirectories, open_directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import Privileges
 from tests.fakes.process import FakeProcess
@@ -27,7 +27,7 @@ class DirectoriesTests(SynchronousTestCase):
             "CACHE_DIRECTORY": str(self.root / "cache"),
         }
 
-    def open(self, seed: int = 0, **environment: str) -> Directories:
+    def open(self, seed: int = 0, **environment: str) -> DaemonDirectories:
         """Open the directories until the test ends."""
         privileges = Privileges(FakeProcess())
         directories = open_directories(environment or self.environment, straw(seed), privileges)
@@ -35,7 +35,7 @@ class DirectoriesTests(SynchronousTestCase):
             self.addCleanup(lock.close)
         return directories
 
-    def close(self, directories: Directories) -> None:
+    def close(self, directories: DaemonDirectories) -> None:
         """Give the directories back, as a daemon that ends does."""
         for lock in directories.locks:
             lock.close()
@@ -55,12 +55,12 @@ class DirectoriesTests(SynchronousTestCase):
     def test_key(self) -> None:
         """The key is drawn once, kept, and for the daemon only."""
         first = self.open(seed=1)
-        self.assertEqual(first.key, straw(1)(32))
+        self.assertEqual(first.identifier_key, straw(1)(32))
         path = self.root / "state" / "key"
         self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
-        self.assertNotIn(repr(first.key), repr(first))
+        self.assertNotIn(repr(first.identifier_key), repr(first))
         self.close(first)
-        self.assertEqual(self.open(seed=2).key, first.key)
+        self.assertEqual(self.open(seed=2).identifier_key, first.identifier_key)
         self.assertFalse((self.root / "state" / "key.new").exists())
 
     def test_broken_key(self) -> None:
@@ -73,7 +73,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertIn(str(path), str(caught.exception))
         del caught  # and with it what was opened on the way
         path.rename(path.with_suffix(".new"))
-        self.assertEqual(self.open(seed=3).key, straw(3)(32))
+        self.assertEqual(self.open(seed=3).identifier_key, straw(3)(32))
 
     def test_leftovers(self) -> None:
         """What an earlier daemon has left is removed when this one runs, but no repository."""
@@ -84,7 +84,7 @@ class DirectoriesTests(SynchronousTestCase):
             (directory / "left").chmod(0)
         second = self.open()
         self.assertTrue((first.uploads / "left").exists())
-        second.clear()
+        second.remove_leftovers()
         self.assertEqual(list(first.uploads.iterdir()), [])
         self.assertEqual(list(first.evaluations.iterdir()), [])
         self.assertTrue((first.repositories / "left").exists())
@@ -108,15 +108,15 @@ class DirectoriesTests(SynchronousTestCase):
 
     def test_quota_directories(self) -> None:
         """They are found, and emptied; they themselves stay, for only root can make others."""
-        self.assertEqual(self.open().quotas, [])
+        self.assertEqual(self.open().quota_directories, [])
         self.setUp()
         for number in range(2):
             (self.root / "state/quotas" / str(number) / "tree/a").mkdir(parents=True)
         (self.root / "state/quotas/0/tree").chmod(0)
         directories = self.open()
-        self.assertEqual([path.name for path in directories.quotas], ["0", "1"])
-        directories.clear()
-        self.assertEqual([list(path.iterdir()) for path in directories.quotas], [[], []])
+        self.assertEqual([path.name for path in directories.quota_directories], ["0", "1"])
+        directories.remove_leftovers()
+        self.assertEqual([list(path.iterdir()) for path in directories.quota_directories], [[], []])
 
     def test_linked_leftovers(self) -> None:
         """A link in their place is removed, not what it leads to."""
@@ -126,7 +126,7 @@ class DirectoriesTests(SynchronousTestCase):
         (precious / "thing").mkdir(parents=True, mode=0o500)
         first.evaluations.rmdir()
         first.evaluations.symlink_to(precious)
-        self.open().clear()
+        self.open().remove_leftovers()
         self.assertFalse(first.evaluations.is_symlink())
         self.assertEqual(list(first.evaluations.iterdir()), [])
         self.assertTrue((precious / "thing").exists())
@@ -135,26 +135,26 @@ class DirectoriesTests(SynchronousTestCase):
     def test_removed(self) -> None:
         """What is removed while a daemon runs is made anew, and named; the rest is let be."""
         directories = self.open(seed=1)
-        self.assertEqual(directories.restore(), [])
+        self.assertEqual(directories.restore_missing(), [])
         key = self.root / "state" / "key"
         parts = (directories.uploads, directories.evaluations, directories.repositories)
-        (directories.accounts / "passwd").touch()
+        (directories.account_files / "passwd").touch()
         for path in parts:
             path.rmdir()
         key.unlink()
-        self.assertEqual(directories.restore(), list(parts))
+        self.assertEqual(directories.restore_missing(), list(parts))
         for path in parts:
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
         self.assertFalse(key.exists())  # it is to be another one, at the next start
-        self.assertTrue((directories.accounts / "passwd").exists())
-        self.assertEqual(directories.restore(), [])
+        self.assertTrue((directories.account_files / "passwd").exists())
+        self.assertEqual(directories.restore_missing(), [])
 
     def test_removed_with_all_around(self) -> None:
         """Where the directory around them is gone they are not made: that is the operator's."""
         directories = self.open()
         shutil.rmtree(self.root / "state")
         with self.assertRaises(FileNotFoundError):
-            directories.restore()
+            directories.restore_missing()
         self.assertFalse((self.root / "state").exists())
 
     def test_in_use(self) -> None:

@@ -14,19 +14,23 @@ from typing import get_args
 
 import attrs
 
-from tawebeval.core.states import State
-from tawebeval.errors import Reason
+from tawebeval.core.states import EvaluationState
+from tawebeval.errors import FailureReason
 
-LONG_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+LONG_DURATION_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Bounds of a histogram, in seconds, for stages that may take minutes: queue, fetch, run."""
 
-SHORT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SHORT_DURATION_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Bounds of a histogram, in seconds, for short work: responses, turns of the reactor."""
 
 _ENDS = (
-    (State.FINISHED, ""),
-    (State.CANCELLED, "cancelled"),
-    *((State.FAILED, reason) for reason in get_args(Reason) if reason != "cancelled"),
+    (EvaluationState.FINISHED, ""),
+    (EvaluationState.CANCELLED, "cancelled"),
+    *(
+        (EvaluationState.FAILED, reason)
+        for reason in get_args(FailureReason)
+        if reason != "cancelled"
+    ),
 )
 
 
@@ -41,7 +45,7 @@ class Histogram:
     def __attrs_post_init__(self) -> None:
         self._counts = [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
+    def count_value(self, value: float) -> None:
         """Count a value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
@@ -55,60 +59,68 @@ class Histogram:
 
 
 @attrs.define(eq=False)
-class EvaluationTally:
+class EvaluationCounters:
     """Counters of evaluations.
 
-    `states` counts evaluations by their present state, `ended` by the state and the reason at
-    their end; the reason of FINISHED is empty. `durations` has the seconds spent in each state
-    before the end.
+    `count_by_state` counts evaluations by their present state, `ended_by_reason` by the state and
+    the reason at their end; the reason of FINISHED is empty. `durations_by_state` has the seconds
+    spent in each state before the end.
 
-    `fault` has the time in seconds and the message if the latest evaluation to end was lost by a
-    fault of this machine, else None.
+    `latest_fault` has the time in seconds and the message if the latest evaluation to end was lost
+    by a fault of this machine, else None.
     """
 
-    states: Counter[State] = attrs.field(factory=lambda: Counter(dict.fromkeys(State, 0)))
-    ended: Counter[tuple[str, str]] = attrs.field(factory=lambda: Counter(dict.fromkeys(_ENDS, 0)))
-    durations: dict[str, Histogram] = attrs.field(
-        factory=lambda: {state: Histogram(LONG_BOUNDS) for state in State if not state.has_ended}
+    count_by_state: Counter[EvaluationState] = attrs.field(
+        factory=lambda: Counter(dict.fromkeys(EvaluationState, 0))
     )
-    fault: tuple[float, str] | None = None
+    ended_by_reason: Counter[tuple[str, str]] = attrs.field(
+        factory=lambda: Counter(dict.fromkeys(_ENDS, 0))
+    )
+    durations_by_state: dict[str, Histogram] = attrs.field(
+        factory=lambda: {
+            state: Histogram(LONG_DURATION_BOUNDS)
+            for state in EvaluationState
+            if not state.has_ended
+        }
+    )
+    latest_fault: tuple[float, str] | None = None
 
     @property
-    def accepted(self) -> int:
+    def accepted_count(self) -> int:
         """Number of evaluations accepted since the daemon's start."""
-        return self.states.total()
+        return self.count_by_state.total()
 
     def record_accepted(self) -> None:
         """Count an accepted evaluation."""
-        self.states[State.QUEUED] += 1
+        self.count_by_state[EvaluationState.QUEUED] += 1
 
-    def set_fault(self, fault: str | None, now: float) -> None:
+    def set_latest_fault(self, fault: str | None, now: float) -> None:
         """Set or clear `fault`; `now` is in seconds."""
-        self.fault = None if fault is None else (now, fault)
+        self.latest_fault = None if fault is None else (now, fault)
 
     def record_transition(
-        self, before: State, after: State, seconds: float, reason: str = ""
+        self, before: EvaluationState, after: EvaluationState, seconds: float, reason: str = ""
     ) -> None:
         """Count a change of state after `seconds` in `before`.
 
         `reason` is the reason of a bad end, else "".
         """
-        self.states[before] -= 1
-        self.states[after] += 1
+        self.count_by_state[before] -= 1
+        self.count_by_state[after] += 1
         if before.has_ended:
             return
-        self.durations[before].observe(seconds)
+        self.durations_by_state[before].count_value(seconds)
         if after.has_ended:
-            self.ended[after, reason] += 1
+            self.ended_by_reason[after, reason] += 1
 
 
 @attrs.define(eq=False)
-class CacheTally:
+class CacheCounters:
     """Counters of the cache of repositories.
 
     `lookups` counts by kind ("commits", "checkouts") and result ("hit", "miss"). `fetches` counts
     attempts to fetch a commit by their end; a fetch that several evaluations wait for counts once.
-    `durations` has the seconds that fetches take.
+    `fetch_durations` has the seconds that fetches take.
     """
 
     lookups: Counter[tuple[str, str]] = attrs.field(
@@ -118,7 +130,7 @@ class CacheTally:
     )
     evictions: int = 0
     fetches: Counter[str] = attrs.field(factory=lambda: Counter(fetched=0, failed=0, cancelled=0))
-    durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_BOUNDS))
+    fetch_durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_DURATION_BOUNDS))
 
     def record_lookup(self, kind: str, is_hit: bool) -> None:
         """Count a lookup."""

@@ -9,44 +9,44 @@ from pathlib import Path
 import attrs
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.ownership import find_secrets_file, read_secrets, warn_of_readable_file
+from tawebeval.linux.ownership import find_secret_file, read_secret_file, warn_of_readable_file
 from tawebeval.reloadable import Reloadable
-from tawebeval.webhooks.signatures import Secrets, parse_secrets
+from tawebeval.webhooks.signatures import SigningSecrets, parse_secrets
 
 _SETTING = "callbacks.secrets"
 _CREDENTIAL = "callback-secrets"
 
 
 @attrs.define
-class SecretsFile:
+class SigningSecretsFile:
     """The secrets in the file at `path`, which a reload reads again. Without a path no secrets."""
 
     path: Path | None = None
-    current: Secrets = attrs.field(factory=Secrets, init=False)
+    current_secrets: SigningSecrets = attrs.field(factory=SigningSecrets, init=False)
 
     def __attrs_post_init__(self) -> None:
         """Read the file. Blocks. Raises: ConfigurationError."""
         if self.path is not None:
-            self.current = read_signing_secrets(self.path)
+            self.current_secrets = read_signing_secrets(self.path)
 
-    def reloadables(self) -> Iterator[Reloadable[Secrets]]:
+    def list_reloadables(self) -> Iterator[Reloadable[SigningSecrets]]:
         """Yield the secrets file, if there is one."""
         if self.path is not None:
             read = partial(read_signing_secrets, self.path)
             yield Reloadable(_SETTING, (self.path,), read, self._apply)
 
-    def _apply(self, secrets: Secrets) -> None:
-        self.current = secrets
+    def _apply(self, secrets: SigningSecrets) -> None:
+        self.current_secrets = secrets
 
 
-def read_signing_secrets(path: Path) -> Secrets:
+def read_signing_secrets(path: Path) -> SigningSecrets:
     """Read the secrets in a file. Blocks.
 
     Log a warning if every user can read the file. Raises: ConfigurationError, which names the
     setting, the file and the line.
     """
     try:
-        found = read_secrets(path, parse_secrets)
+        found = read_secret_file(path, parse_secrets)
         mode = path.stat().st_mode
     except (ConfigurationError, OSError) as error:
         raise ConfigurationError(f"{_SETTING}: {error}") from None
@@ -54,12 +54,12 @@ def read_signing_secrets(path: Path) -> Secrets:
     return found
 
 
-def find_secrets(configured: str, environment: Mapping[str, str]) -> Path:
+def find_secrets_file(configured: str, environment: Mapping[str, str]) -> Path:
     """Return the path of the secrets file: `configured`, or if that is empty systemd's credential.
 
     `environment` is that of the daemon. Raises: ConfigurationError, if there is neither.
     """
-    found = find_secrets_file(configured, _CREDENTIAL, environment)
+    found = find_secret_file(configured, _CREDENTIAL, environment)
     if found is not None:
         return found
     raise ConfigurationError(

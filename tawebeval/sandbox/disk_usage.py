@@ -28,16 +28,16 @@ _DEEPEST = 100
 _ANYWAY = 10.0  # seconds after which files are counted in any case
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
-QUICK_LOOKS = 5_000
+QUICK_COUNT_LOOKS = 5_000
 """Maximum looks of a count that other runs wait for: some 50 ms."""
 
-BLOCK = 4096
+BLOCK_BYTES = 4096
 """Maximum bytes that a file takes beyond its own size."""
-LARGE_USAGE = 2**20
+LARGE_USAGE_BYTES = 2**20
 """Bytes on the disk from which on a run matters to a nearly full disk."""
 
 
-class TooMuchWork(Exception):
+class CountTooExpensive(Exception):
     """A count would take more looks at the disk than allowed."""
 
 
@@ -62,15 +62,15 @@ def _ignore_missing() -> Iterator[None]:
 class DiskUsage:
     """A finished count: bytes on the disk, files and directories, bytes of the largest file.
 
-    `too_deep`: there are directories below those that were counted. `looks`: the directory entries,
-    threads and descriptors that the count has looked at.
+    `is_too_deep`: there are directories below those that were counted. `look_count`: the directory
+    entries, threads and descriptors that the count has looked at.
     """
 
     size: int = 0
-    files: int = 0
-    largest: int = 0
-    too_deep: bool = False
-    looks: int = attrs.field(default=0, eq=False)
+    file_count: int = 0
+    largest_file: int = 0
+    is_too_deep: bool = False
+    look_count: int = attrs.field(default=0, eq=False)
 
 
 @attrs.define
@@ -86,25 +86,25 @@ class DiskCount(DiskUsage):
     _work: float = attrs.field(default=inf, repr=False, eq=False)
     _seen: set[tuple[int, int]] = attrs.field(factory=set, repr=False, eq=False)
 
-    def add(self, status: os.stat_result) -> None:
+    def add_file(self, status: os.stat_result) -> None:
         """Count a file; only the first of several names takes room."""
-        self.files += 1
+        self.file_count += 1
         file = status.st_dev, status.st_ino
         if file not in self._seen:
             if status.st_nlink != 1:
                 self._seen.add(file)
             self.size += status.st_blocks * 512
             if status.st_ctime >= self._since:
-                self.largest = max(self.largest, status.st_size)
-        if self.size > self._most[0] or self.files > self._most[1]:
+                self.largest_file = max(self.largest_file, status.st_size)
+        if self.size > self._most[0] or self.file_count > self._most[1]:
             raise _LimitExceeded
 
     def _look(self) -> None:
-        self.looks += 1
-        if self.looks > self._work:
-            raise TooMuchWork
+        self.look_count += 1
+        if self.look_count > self._work:
+            raise CountTooExpensive
 
-    def add_below(
+    def add_directory(
         self, directory: int, depth: int = 0, apart: Collection[str] = frozenset()
     ) -> None:
         """Count everything below an open directory, except the names `apart` in it.
@@ -118,22 +118,22 @@ class DiskCount(DiskUsage):
                     continue
                 self._look()
                 with _ignore_missing():
-                    self.add(entry.stat(follow_symlinks=False))
+                    self.add_file(entry.stat(follow_symlinks=False))
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.name)
         if depth == _DEEPEST:
-            self.too_deep = self.too_deep or bool(below)
+            self.is_too_deep = self.is_too_deep or bool(below)
             return
         for name in below:
             self._look()
             with _ignore_missing():
                 inner = open_directory(name, directory, LIST_RIGHTS)
                 try:
-                    self.add_below(inner, depth + 1)
+                    self.add_directory(inner, depth + 1)
                 finally:
                     os.close(inner)
 
-    def add_nameless(self, pid: int, devices: Collection[int]) -> None:
+    def add_unlinked_files(self, pid: int, devices: Collection[int]) -> None:
         """Count the unlinked files on `devices` that a process has open.
 
         Each of its threads may have a table of descriptors of its own, and has one although the
@@ -152,10 +152,10 @@ class DiskCount(DiskUsage):
 
     def _add_once(self, status: os.stat_result) -> None:
         if (status.st_dev, status.st_ino) not in self._seen:
-            self.add(status)
+            self.add_file(status)
 
 
-def measure(
+def measure_disk_usage(
     directory: Path,
     pids: Iterable[int],
     apart: Collection[str] = frozenset(),
@@ -172,15 +172,17 @@ def measure(
     count = DiskCount(since=since, most=most, work=work)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        count.add_below(top, apart=apart)
+        count.add_directory(top, apart=apart)
         devices = {os.fstat(top).st_dev, *devices}
         for pid in pids:
-            count.add_nameless(pid, devices)
+            count.add_unlinked_files(pid, devices)
     except _LimitExceeded:
         pass
     finally:
         os.close(top)
-    return DiskUsage(count.size, count.files, count.largest, count.too_deep, count.looks)
+    return DiskUsage(
+        count.size, count.file_count, count.largest_file, count.is_too_deep, count.look_count
+    )
 
 
 def read_quota_usage(directory: Path, system: os.statvfs_result) -> DiskUsage | None:
@@ -203,10 +205,10 @@ class DiskMeter:
     - `pids`: returns the processes whose unlinked files count.
     - `apart`: names in the directory that are not the run's.
     - `since`: the start of the run, in seconds since the epoch.
-    - `devices`: as in `measure`.
+    - `device_numbers`: as in `measure_disk_usage`.
     - `floor`: while fewer bytes of the file system are free, each look counts anew.
     - `held`: the directory has a project quota, which tells the usage.
-    - `use`, `free`: the last usage, and the free bytes at the last look.
+    - `last_usage`, `free_bytes`: the last usage, and the free bytes at the last look.
     """
 
     _directory: Path
@@ -215,47 +217,53 @@ class DiskMeter:
     _pids: Callable[[], Iterable[int]]
     _apart: Collection[str] = frozenset()
     _since: float = 0.0
-    devices: Collection[int] = frozenset()
+    device_numbers: Collection[int] = frozenset()
     _time: Callable[[], float] = time.monotonic
     _floor: int = 0
     _held: bool = False
-    use: DiskUsage = attrs.field(factory=DiskUsage)
-    free: float = inf
+    last_usage: DiskUsage = attrs.field(factory=DiskUsage)
+    free_bytes: float = inf
     _left: tuple[int, int] | None = None  # of the file system, at the last count
     _counted: float = 0.0
 
-    def look(self, again: bool = False, work: float = inf) -> DiskUsage:
+    def measure_usage(self, again: bool = False, work: float = inf) -> DiskUsage:
         """Return the usage; count the files anew if `again` or if it may have changed.
 
         Raises: OSError; TooMuchWork, if a count takes, or has taken last time, more than `work`
         looks.
         """
         system = os.statvfs(self._directory.parent if self._held else self._directory)
-        self.free = system.f_bavail * system.f_frsize
+        self.free_bytes = system.f_bavail * system.f_frsize
         left = system.f_bfree * system.f_frsize, system.f_ffree
         quota = read_quota_usage(self._directory, system) if self._held else None
         if again or (quota is None and self._stale(left)):
-            if self.use.looks > work:
-                raise TooMuchWork
-            self.use = measure(
+            if self.last_usage.look_count > work:
+                raise CountTooExpensive
+            self.last_usage = measure_disk_usage(
                 self._directory,
                 self._pids(),
                 self._apart,
                 self._since,
-                self.devices,
+                self.device_numbers,
                 (self._size, self._files),
                 work,
             )
             self._left = left
             self._counted = self._time()
         if quota is not None:
-            self.use = attrs.evolve(self.use, size=quota.size, files=quota.files)
-        return self.use
+            self.last_usage = attrs.evolve(
+                self.last_usage, size=quota.size, file_count=quota.file_count
+            )
+        return self.last_usage
 
     def _stale(self, left: tuple[int, int]) -> bool:
-        if self._left is None or self._time() - self._counted > _ANYWAY or self.free < self._floor:
+        if (
+            self._left is None
+            or self._time() - self._counted > _ANYWAY
+            or self.free_bytes < self._floor
+        ):
             return True
-        rests = self._size - self.use.size, self._files - self.use.files
+        rests = self._size - self.last_usage.size, self._files - self.last_usage.file_count
         return any(
             then - now > rest / 2 for then, now, rest in zip(self._left, left, rests, strict=True)
         )

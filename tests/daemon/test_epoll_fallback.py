@@ -1,4 +1,4 @@
-"""`daemon.polling`: descriptors that epoll may not watch are waited for all the same."""
+"""`daemon.epoll_fallback`: descriptors that epoll may not watch are waited for all the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.polling import Poller, add_poll_fallback
+from tawebeval.daemon.epoll_fallback import FallbackPoller, add_poll_fallback
 from tests.fakes.epoll import LimitedEpoll
 
 IN, OUT, HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP
@@ -35,11 +35,11 @@ _STEPS = st.lists(
 class PollerTestCase(SynchronousTestCase):
     """A poller by an epoll with a limit."""
 
-    def limited(self, most: int) -> Poller:
+    def limited(self, most: int) -> FallbackPoller:
         """Return a poller whose epoll may watch so many descriptors."""
         self.epoll = LimitedEpoll(most)
         self.addCleanup(self.epoll.close)
-        return Poller(cast("select.epoll", self.epoll))
+        return FallbackPoller(cast("select.epoll", self.epoll))
 
     def pipe(self) -> tuple[int, int]:
         """Return the ends of a pipe."""
@@ -76,7 +76,7 @@ class PollerTests(PollerTestCase):
             limited, reference = LimitedEpoll(0), select.epoll()
             opened.callback(limited.close)
             opened.callback(reference.close)
-            both = (Poller(cast("select.epoll", limited)), reference)
+            both = (FallbackPoller(cast("select.epoll", limited)), reference)
             pairs = [socket.socketpair() for _ in range(6)]
             for one in itertools.chain(*pairs):
                 one.setblocking(False)

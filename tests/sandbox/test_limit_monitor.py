@@ -1,4 +1,4 @@
-"""`sandbox.monitor`: the look at all cells, again and again, as long as there are any."""
+"""`sandbox.limit_monitor`: the look at all cells, again and again, as long as there are any."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure
-from tawebeval.sandbox.disk import QUICK_LOOKS, TooMuchWork
-from tawebeval.sandbox.monitor import LimitMonitor, check_runs
+from tawebeval.sandbox.disk_usage import QUICK_COUNT_LOOKS, CountTooExpensive
+from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import InlineThreads, SlowThreads
@@ -212,7 +212,7 @@ class MuchWorkTests(WatchTestCase):
         self.others = SlowThreads()
         super().setUp()
         self.large, self.small = make_cell(), make_cell()
-        self.large.needed, self.small.needed = QUICK_LOOKS + 1, QUICK_LOOKS
+        self.large.needed, self.small.needed = QUICK_COUNT_LOOKS + 1, QUICK_COUNT_LOOKS
         self.open.enter_context(self.over(self.small))
 
     def test_apart(self) -> None:
@@ -244,13 +244,13 @@ class MuchWorkTests(WatchTestCase):
             self.others.step()
             self.clock.advance(PAUSE)
             self.others.step()
-        self.assertEqual(works, [QUICK_LOOKS, 0, 0, inf, QUICK_LOOKS, inf])
+        self.assertEqual(works, [QUICK_COUNT_LOOKS, 0, 0, inf, QUICK_COUNT_LOOKS, inf])
         self.watch.add_run(self.small, self.stopped.append)
 
     def judge(self, work: float) -> None:
         """Need a bit more than a little work."""
-        if work <= QUICK_LOOKS:
-            raise TooMuchWork
+        if work <= QUICK_COUNT_LOOKS:
+            raise CountTooExpensive
 
     def test_over(self) -> None:
         """What others find stops one as ever, and so does a limit that takes no count."""
@@ -279,7 +279,7 @@ class MuchWorkTests(WatchTestCase):
         broken = BrokenRun(
             LimitSettings(),
             Workspace(Path("/some")).make_unsandboxed_view(),
-            needed=QUICK_LOOKS + 1,
+            needed=QUICK_COUNT_LOOKS + 1,
         )
         with self.over(broken):
             for _ in range(8):
@@ -307,7 +307,7 @@ class NearlyFullTests(WatchTestCase):
     def free(self, mib: float) -> None:
         """Have so much of the disk free."""
         for cell in self.cells:
-            cell.free_disk = mib * MIB
+            cell.free_disk_bytes = mib * MIB
 
     def end(self, cell: Any) -> None:
         """Have a cell end."""
@@ -445,7 +445,7 @@ class ExceededTests(SynchronousTestCase):
     def check(self) -> None:
         """Hold that the others are looked at, and what is told of each."""
         found = [None, self.broken.error, OVER]
-        told = check_runs(dict.fromkeys(self.cells, QUICK_LOOKS))
+        told = check_run_limits(dict.fromkeys(self.cells, QUICK_COUNT_LOOKS))
         self.assertEqual(told, list(zip(self.cells, found, strict=True)))
         self.assertEqual([len(cell.looks) for cell in self.cells], [1, 1, 1])
 
@@ -460,4 +460,4 @@ class ExceededTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """No cells, nothing found."""
-        self.assertEqual(check_runs({}), [])
+        self.assertEqual(check_run_limits({}), [])
