@@ -140,10 +140,19 @@ class CacheTests(DaemonTestCase):
             identifier = await self.begin_here()
             await until(self.server.half_sent.is_set, "a pack is half sent")
             cached, url = str(self.cached).encode(), self.url.encode()
-            for pid in everybody():
-                line = command_line(pid)
-                if re.match(words, line) and (cached in line or url in line):
-                    os.kill(pid, signal.SIGKILL)
+
+            def find_victims(
+                words: bytes = words, ours: tuple[bytes, ...] = (cached, url)
+            ) -> list[int]:
+                lines = {pid: command_line(pid) for pid in everybody()}
+                return [
+                    pid
+                    for pid, line in lines.items()
+                    if re.match(words, line) and any(part in line for part in ours)
+                ]
+
+            for pid in await until(find_victims, "git has come so far"):
+                os.kill(pid, signal.SIGKILL)
             self.server.release()
             error = failure(await self.client.follow(identifier), "lost")
             self.assertIn("git was killed", error["message"])
