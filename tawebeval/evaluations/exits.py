@@ -9,22 +9,33 @@ from tawebeval.config import LimitSettings
 from tawebeval.errors import format_size
 from tawebeval.sandbox.base import EvaluatorExit
 
-# What programs and libraries write to stderr, in any language's runtime.
-_NETWORK = re.compile(
-    "name or service not known|name resolution|could not resolve|network is unreachable|"
-    "no address associated with hostname|eai_again|getaddrinfo|unknownhostexception|no such host",
-    re.IGNORECASE,
-)
-_MEMORY = re.compile(
-    r"memoryerror|bad_alloc|outofmemoryerror|out of memory|cannot allocate memory|^killed$"
-    r"|: killed",
-    re.IGNORECASE | re.MULTILINE,
-)
-_PROCESSES = re.compile(
-    "can't start new thread|cannot fork|fork: |unable to create thread", re.IGNORECASE
-)
-_FILES = re.compile("too many open files", re.IGNORECASE)
-_DISK = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
+# What programs and libraries write to stderr, in any language's runtime, by the setting that is the
+# likely reason.
+_STDERR = {
+    "sandbox.network": re.compile(
+        "name or service not known|name resolution|could not resolve|network is unreachable|"
+        "no address associated with hostname|eai_again|getaddrinfo|unknownhostexception"
+        "|no such host",
+        re.IGNORECASE,
+    ),
+    "limits.memory": re.compile(
+        "memoryerror|bad_alloc|outofmemoryerror|out of memory|cannot allocate memory|^killed$"
+        "|: killed",
+        re.IGNORECASE | re.MULTILINE,
+    ),
+    "limits.file_size": re.compile("file too large|file size limit exceeded", re.IGNORECASE),
+    "limits.processes": re.compile(
+        "can't start new thread|cannot fork|fork: |unable to create thread"
+        "|resource temporarily unavailable",
+        re.IGNORECASE,
+    ),
+    "limits.open_files": re.compile("too many open files", re.IGNORECASE),
+    "limits.disk": re.compile("no space left on device|disk quota exceeded", re.IGNORECASE),
+}
+_SIGNALS: dict[int | None, str] = {
+    signal.SIGKILL: "limits.memory",
+    signal.SIGXFSZ: "limits.file_size",
+}
 _DENIED = re.compile("permission denied", re.IGNORECASE)
 _CANNOT_EXECUTE, _NOT_FOUND = 126, 127  # exit statuses of shells
 
@@ -68,16 +79,27 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
         )
     if end.status == _NOT_FOUND:
         return "a command was not found: check its path, or ask the operator to install it"
-    if not has_network and _NETWORK.search(stderr):
-        return "the sandbox has no network (sandbox.network)"
-    if end.signal == signal.SIGKILL or _MEMORY.search(stderr):
-        return f"if memory ran out: the limit is {format_size(limits.memory)} (limits.memory)"
-    if end.signal == signal.SIGXFSZ:
-        return f"the limit of a file is {format_size(limits.file_size)} (limits.file_size)"
-    if _PROCESSES.search(stderr):
-        return f"the limit is {limits.processes} processes and threads (limits.processes)"
-    if _FILES.search(stderr):
-        return f"the limit is {limits.open_files} open files (limits.open_files)"
-    if _DISK.search(stderr):
-        return f"the limit on the disk is {format_size(limits.disk)} (limits.disk)"
+    match find_setting(end, stderr, has_network=has_network):
+        case "sandbox.network":
+            return "the sandbox has no network (sandbox.network)"
+        case "limits.memory":
+            return f"if memory ran out: the limit is {format_size(limits.memory)} (limits.memory)"
+        case "limits.file_size":
+            return f"the limit of a file is {format_size(limits.file_size)} (limits.file_size)"
+        case "limits.processes":
+            return f"the limit is {limits.processes} processes and threads (limits.processes)"
+        case "limits.open_files":
+            return f"the limit is {limits.open_files} open files (limits.open_files)"
+        case "limits.disk":
+            return f"the limit on the disk is {format_size(limits.disk)} (limits.disk)"
+    return ""
+
+
+def find_setting(end: EvaluatorExit, stderr: str, *, has_network: bool) -> str:
+    """Return the setting that is the likely reason of a bad exit; "" if none is known."""
+    if end.signal in _SIGNALS:
+        return _SIGNALS[end.signal]
+    for setting, pattern in _STDERR.items():
+        if pattern.search(stderr) and not (setting == "sandbox.network" and has_network):
+            return setting
     return ""

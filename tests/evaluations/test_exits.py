@@ -72,6 +72,7 @@ class ExitTests(SynchronousTestCase):
         """Signs of another limit name it."""
         for end, stderr, hint in (
             (EvaluatorExit(None, signal.SIGXFSZ), "", "a file is 256 MiB (limits.file_size)"),
+            (FAILED, "[Errno 27] File too large", "a file is 256 MiB (limits.file_size)"),
             (FAILED, "RuntimeError: can't start new thread", "(limits.processes)"),
             (FAILED, "sh: 1: Cannot fork", "128 processes and threads (limits.processes)"),
             (FAILED, "Too many open files", "256 open files (limits.open_files)"),
