@@ -371,7 +371,8 @@ def inspect_checkout(
     """Return the checkout that contains `folder`. Raises NoCheckout. Blocks.
 
     `repository` and `commit` replace those of the checkout; None takes them from it. A `commit`
-    that is short, or a branch or tag, is resolved in the checkout if its `origin` is `repository`.
+    that is None or short, or a branch or tag, is resolved in the checkout if its `origin` is
+    `repository`.
     """
     try:
         inside, directory = _git(
@@ -423,14 +424,20 @@ def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
 
     `repository` is the URL that is to have the commit, None for the checkout's `origin`.
     """
+    is_foreign = repository is not None and not _is_origin(folder, repository)
     if commit is None:
+        if is_foreign:
+            raise NoCheckout(
+                f"--repository {strip_userinfo(str(repository))} is not the `origin` of this"
+                " checkout; give --commit, too"
+            )
         head = _git_or_empty(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         if not head:
             raise NoCheckout("this checkout has no commit yet; commit and push the evaluator")
         return head
     if _OID.fullmatch(commit):
         return commit
-    if repository not in (None, _git_or_empty(folder, "remote", "get-url", "origin")):
+    if is_foreign:
         raise NoCheckout(_explain_commit(str(repository), commit))
     revision = f"{commit}^{{commit}}"
     found = (
@@ -441,6 +448,12 @@ def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
     if not found:
         raise NoCheckout(f"--commit {commit} is not a commit, branch or tag of this checkout")
     return found
+
+
+def _is_origin(folder: Path, repository: str) -> bool:
+    """Tell whether a URL is that of `origin`, perhaps without its user name and password."""
+    origin = _git_or_empty(folder, "remote", "get-url", "origin")
+    return repository in (origin, strip_userinfo(origin))
 
 
 def _explain_commit(repository: str, commit: str) -> str:
@@ -482,8 +495,9 @@ def _is_unpushed(folder: Path, commit: str) -> bool:
 
 
 def _is_changed(folder: Path) -> bool:
+    """Tell whether a tracked file is changed. Solutions to submit are often untracked."""
     try:
-        return bool(_git(folder, "status", "--porcelain"))
+        return bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
     except subprocess.CalledProcessError:  # an unreadable index
         return True
 

@@ -368,16 +368,14 @@ class CheckoutTests(SynchronousTestCase):
         self.assertIn(words, warning)
 
     def test_warnings(self) -> None:
-        """Commits that are not pushed and changes that are not committed are warned of."""
+        """Commits that are not pushed and changes of tracked files are warned of."""
         self.change()
         self.warned("HEAD is on no branch of origin that this checkout knows; push it")
         git(self.clone, "push", "--quiet", "origin", "HEAD:other")
-        for name in ("word_count/evaluator.sh", "untracked"):
-            self.assertEqual(inspect_checkout(self.clone).warnings, ())
-            (self.clone / name).write_text("false\n")
-            self.warned("uncommitted changes are not evaluated")
-            git(self.clone, "clean", "--quiet", "--force")
-            git(self.clone, "checkout", "--quiet", ".")
+        (self.clone / "solution.py").touch()
+        self.assertEqual(inspect_checkout(self.clone).warnings, ())
+        (self.clone / "word_count" / "evaluator.sh").write_text("false\n")
+        self.warned("uncommitted changes are not evaluated")
         (self.clone / ".git" / "index").write_bytes(b"nonsense")
         self.warned("uncommitted changes")
 
@@ -402,16 +400,24 @@ class CheckoutTests(SynchronousTestCase):
     def test_given(self) -> None:
         """There are no warnings about an origin or a HEAD that are not used."""
         self.change()
-        (self.clone / "untracked").touch()
+        (self.clone / "word_count" / "evaluator.sh").write_text("false\n")
         for commit in (self.commit, "0" * 40):
             self.assertEqual(inspect_checkout(self.clone, commit=commit).warnings, ())
         head = git(self.clone, "rev-parse", "HEAD")
         self.warned("the commit is on no branch of origin", commit=head)
-        git(self.clone, "remote", "remove", "origin")
+        self.warned("uncommitted changes", repository=self.url)
+
+    def test_foreign(self) -> None:
+        """HEAD is a commit of `origin`, and of no other repository."""
         url = "https://example.org/a.git"
+        for origin in (self.url, f"{url}b"):
+            git(self.clone, "remote", "set-url", "origin", origin)
+            with self.assertRaises(NoCheckout) as caught:
+                inspect_checkout(self.clone, repository=url)
+            self.assertIn(f"--repository {url} is not the `origin` of", str(caught.exception))
+        git(self.clone, "remote", "set-url", "origin", "https://secret@example.org/a.git")
         found = inspect_checkout(self.clone, repository=url)
-        self.assertEqual((found.repository, found.commit), (url, head))
-        self.warned("uncommitted changes", repository=url)
+        self.assertEqual((found.repository, found.commit), (url, self.commit))
 
     def test_resolved(self) -> None:
         """A short commit, a branch or a tag becomes the whole identifier, if it is of `origin`."""
