@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +21,7 @@ from tawebeval.cli.runtime import (
     make_screen,
     run_with_client,
 )
-from tawebeval.client import Client, EvaluationGone, UnknownEvaluation
+from tawebeval.client import Client, EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -76,6 +77,9 @@ def follow(
     async def work(client: Client, reactor: Any) -> int:
         reader = EvaluationReader(client, identifier, screen, cursor)
         try:
+            with suppress(Refused):  # reported below
+                # Unlike a request for events, this one gives up on a stopped server after seconds.
+                await client.status(identifier)
             return await reader.follow_evaluation(reactor, folder)
         except CancelledError:
             screen.show_message(f"continue here with `{reader.resume_command}`")

@@ -9,7 +9,8 @@ from typing import Any
 
 from tawebeval.cli.evaluations import dump_json, format_age, format_row
 from tawebeval.errors import EvaluationExpired
-from tests.cases.command import CommandTestCase
+from tests.cases.agents import Fate
+from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import Shown
 
 
@@ -110,6 +111,20 @@ class EvaluationsTests(CommandTestCase):
             *((3600, "1 h"), (86399, "23 h"), (172800, "2 d")),
         ):
             self.assertEqual(format_age(seconds), age)
+
+    def test_stopped_server(self) -> None:
+        """To follow from a server that never answers fails as soon as to submit to it."""
+        identifier = self.line.begin()
+        self.line.agent.fate = lambda: Fate.REFUSED
+        submission = ("evaluate", *REPOSITORY, "x=1")
+        times = []
+        for command in submission, ("follow", identifier):
+            self.line.agent.asked.clear()
+            result = self.run_command(*command)
+            self.assertEqual(result.exit_code, 3)
+            self.assertIn("cannot connect to ", result.stderr)
+            times.append(len(self.line.agent.asked))
+        self.assertEqual(times[0], times[1])
 
     def test_where_it_was(self) -> None:
         """Ctrl-C while following prints the command that continues, even before any event."""
