@@ -137,6 +137,7 @@ def request_reload(
         except OSError as error:
             raise ConfigurationError(
                 f"cannot connect to the daemon at {path}: {error.strerror}; is it running?"
+                " Without systemd, send it SIGHUP"
             ) from None
     *lines, outcome = response.splitlines() or [b""]
     messages = tuple(line.decode(errors="replace") for line in lines)

@@ -163,7 +163,7 @@ class ReloadTests(SocketTestCase):
         await self.check(
             3,
             f"tawebeval: cannot connect to the daemon at {self.path}: No such file or directory; is"
-            " it running?\n",
+            " it running? Without systemd, send it SIGHUP\n",
         )
 
     async def test_no_place(self) -> None:
