@@ -108,7 +108,7 @@ class CallersTests(CallersTestCase):
         (await client.get("/evaluation/x")).problem(401)
         (await self.alice.get("/evaluation/x")).problem(404)
         self.file.write_text(line)
-        await self.hang_up("callers.tokens: read again")
+        await self.hang_up("callers.tokens: reloaded")
         (await client.get("/evaluation/x")).problem(404)
         (await self.alice.get("/evaluation/x")).problem(401)
         await self.finish()
