@@ -277,7 +277,8 @@ _PATIENCE = 30.0  # seconds for systemd-run
 _DELEGATED = "-p Delegate=yes -p OOMPolicy=continue"
 _UNIT = (
     "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
-    " such as tawebeval.service"
+    " such as tawebeval.service (under such a unit this means: the machine or container offers no"
+    " cgroup controllers of version 2)"
 )
 _WRITABLE = "make /sys/fs/cgroup writable; in a container, by a cgroup namespace of its own"
 _AS_ROOT = "start the daemon as root, and set service.user"
