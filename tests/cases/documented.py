@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 
 import attrs
 
@@ -45,6 +46,12 @@ def scripts(document: Path, heading: str) -> list[str]:
     _, _, below = document.read_text("utf-8").partition(f"# {heading}\n")
     section, *_ = re.split(r"^#{2,} ", below, maxsplit=1, flags=re.MULTILINE)
     return [block for kind, block in _BLOCK.findall(section) if kind == "sh"]
+
+
+def drop_ins(document: Path) -> list[str]:
+    """Return the `ini` blocks: changes of units."""
+    found = re.findall(r"^( *)```ini\n(.*?)^ *```$", document.read_text("utf-8"), re.S | re.M)
+    return [dedent(block) for _, block in found]
 
 
 def _examples(document: Path) -> Iterator[Example]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.booted import wait_until
 from tawebeval.core.tokens import generate_token
-from tests.cases.documented import CONFIGURE, OPERATE, Example, examples, scripts
+from tests.cases.documented import CONFIGURE, OPERATE, Example, drop_ins, examples, scripts
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.world import straw
 from tests.integration.service_case import (
@@ -68,6 +68,20 @@ class StartTests(ServiceTestCase):
         self.override("Restart=no")
         done = self.machine.attempt("systemctl", "start", SERVICE)
         self.assertEqual((done.returncode, self.show("ExecMainStatus")), (1, "243"))
+
+    def test_unix_socket(self) -> None:
+        """With the documented change of the unit the daemon also answers at a UNIX socket."""
+        (unit,) = (unit for unit in drop_ins(CONFIGURE) if "--listen unix:" in unit)
+        self.override(*unit.splitlines()[1:])
+        self.configure(f'{CONFIGURATION}\n[http]\ntrusted_proxies = ["unix"]')
+        self.start()
+        asked = (
+            "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/tawebeval/socket');"
+            " s.sendall(b'GET /health HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'); print(s.recv(999))"
+        )
+        proxy = "runuser", "-u", "www-data", "-g", "tawebeval", "--", "/usr/bin/python3"
+        self.assertIn("200 OK", self.machine.run(*proxy, "-c", asked))
+        self.healthy()
 
     def test_mended(self) -> None:
         """A mistake keeps it from starting as long as it is there, however often it is tried."""
