@@ -12,6 +12,7 @@ no stranger can use up the daemon's. Everything here blocks.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -82,6 +83,18 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 2**30  # maximum bytes to copy by one call
 # Errors of copy_file_range(2) between two file systems, where sendfile(2) works.
 _APART = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def make_sealed_file(name: str, content: bytes) -> int:
+    """Return the descriptor of a file in memory that nobody can change. Raises: OSError.
+
+    Without seals a descriptor that was opened for reading can be opened for writing by proc(5).
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.pwrite(descriptor, content, 0)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
 
 
 def walk_tree(top: int) -> Iterator[tuple[str, os.stat_result]]:

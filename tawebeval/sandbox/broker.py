@@ -16,6 +16,7 @@ socket, 6 the filter of system calls.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import math
 import os
@@ -33,7 +34,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-CONFIGURATION, LISTENING, FILTER = 4, 5, 6
+SOURCE, CONFIGURATION, LISTENING, FILTER = 3, 4, 5, 6
 """The descriptors of the broker."""
 REQUEST = 128 * 1024
 """Bytes of a request, at most."""
@@ -53,11 +54,16 @@ _SIGNALLED = 128  # what bwrap adds to a signal to make an exit status of it
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
 _LOOK = 0.05  # seconds between two looks at the processor time, at most
 _PATIENCE = 10.0  # seconds for the sandbox to be made, and for killed processes to end
-_FIRST = 256  # the first descriptor of bwrap: higher than any of this process
+_LEAST = 3  # the lowest descriptor that bwrap gets besides stdin, stdout and stderr
+_OWN_PROCESSES = 2  # of bwrap, in the cgroup of each run
+_MOST_PARTS, _MOST_BYTES = 32, 16 * 1024  # of one target, and of all: bwrap makes directories
 _NOT_MADE = "the sandbox could not be made; the reason is on stderr"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # The lines of memory.stat for the page cache, which includes shared memory: version 2 and 1.
 _CACHE = re.compile(r"^(file|cache|shmem) (\d+)$", re.MULTILINE)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
@@ -72,6 +78,7 @@ class Configuration(NamedTuple):
       write there.
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory`: bytes, and `processes`: the limits of the whole evaluation.
+    - `daemon`: the number of its process, with which the broker ends.
     - `cgroups`: for each of "memory", "processes" and "cpu" that is counted: the version, 1 or 2,
       and the evaluation's directory.
     """
@@ -81,6 +88,7 @@ class Configuration(NamedTuple):
     rlimits: dict[str, tuple[int, int]]
     memory: int
     processes: int
+    daemon: int
     cgroups: dict[str, tuple[int, str]]
 
 
@@ -175,6 +183,11 @@ def _check_targets(targets: Sequence[str]) -> None:
     for target in targets:
         if target == "/" or any(_is_below(target, system) for system in _SYSTEM):
             raise Refused(f"{target!r} is a path of the system; name another one behind a colon")
+    deepest = max((len(_parts(target)) for target in targets), default=0)
+    if deepest > _MOST_PARTS or sum(map(len, targets)) > _MOST_BYTES:
+        raise Refused(
+            f"paths in the sandbox: at most {_MOST_PARTS} parts each, {_MOST_BYTES} bytes in all"
+        )
     for one, other in pairwise(sorted(targets, key=_parts)):
         if _is_below(other, one):
             raise Refused(f"{other!r} lies in {one!r}, which is given, too")
@@ -265,7 +278,7 @@ class Cgroup:
                     _write(f"{directory}/memory.swap.max", 0)
                 _write(f"{directory}/memory.oom.group", 1)
         if "processes" in self._directories:
-            _write(f"{self._directories['processes'][1]}/pids.max", processes)
+            _write(f"{self._directories['processes'][1]}/pids.max", processes + _OWN_PROCESSES)
 
     def enter(self) -> None:
         """Move this process, which has one thread, into the cgroup. Raises: OSError."""
@@ -398,7 +411,9 @@ class Run:
         self._sources: list[Source] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told
-        self._largest = 0  # KiB: the largest process that it has told
+        self._largest = 0  # bytes: the largest process that it has told
+        self._before = 0.0  # seconds of processor time to make the sandbox
+        self._given: list[int] = []  # the descriptors of bwrap
         self._reason: str | None = None
         self._exited = False  # whether bwrap has ended by itself
 
@@ -413,11 +428,12 @@ class Run:
         blocking, release = os.pipe2(os.O_CLOEXEC)
         try:
             self._cgroup.make(self._memory, self._processes)
-            began = time.monotonic()
             child = self._start(blocking, nonce)
-            os.close(blocking)
+            began = time.monotonic()
             try:
-                self._check_mounts(child, nonce)
+                self._check_mounts(child, nonce, os.readlink(f"/proc/self/fd/{blocking}"))
+                self._before = self._cgroup.cpu_seconds() or 0.0
+                began = time.monotonic()
                 os.write(release, b"x")
                 self._wait(child, connection, began)
             finally:
@@ -428,6 +444,11 @@ class Run:
             self._cgroup.remove()
 
     def _start(self, blocking: int, nonce: str) -> int:
+        # The filter with a file offset of its own; and a pipe's both ends, so that it has no end of
+        # file. The copies have free numbers, and bwrap inherits nothing else.
+        own = (os.open(f"/proc/self/fd/{FILTER}", os.O_RDONLY), self._status)
+        waiting = os.open(f"/proc/self/fd/{blocking}", os.O_RDWR)
+        self._given = [fcntl.fcntl(each, fcntl.F_DUPFD, _LEAST) for each in (*own, waiting)]
         argv = self._argv(nonce)
         child = os.fork()
         if child:
@@ -436,11 +457,6 @@ class Run:
             self._cgroup.enter()
             for number, stream in enumerate(self._streams):
                 os.dup2(stream, number)
-            # A file offset of its own; and a pipe's both ends, so that it has no end of file.
-            own = (os.open(f"/proc/self/fd/{FILTER}", os.O_RDONLY), self._status)
-            waiting = os.open(f"/proc/self/fd/{blocking}", os.O_RDWR)
-            for number, descriptor in enumerate((*own, waiting), _FIRST):
-                os.dup2(descriptor, number, inheritable=True)
             os.execve(argv[0], argv, {})  # noqa: S606  (no shell is wanted)
         finally:
             os._exit(127)
@@ -451,7 +467,7 @@ class Run:
         for name, value in request.environment.items():
             argv += ["--setenv", name, value]
         options = ("--seccomp", "--json-status-fd", "--block-fd")
-        for number, option in enumerate(options, _FIRST):
+        for option, number in zip(options, self._given, strict=True):
             argv += [option, str(number)]
         argv += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108
         argv += ["--size", size, "--tmpfs", _TEMPORARY]
@@ -481,10 +497,11 @@ class Run:
         limits["stack"] = (stack, hard)
         return limits
 
-    def _check_mounts(self, child: int, nonce: str) -> None:
+    def _check_mounts(self, child: int, nonce: str, pipe: str) -> None:
         """Hold that each path leads to what was found before; bwrap has followed links.
 
-        Raises: Refused. The sandbox waits for a word before it starts the program.
+        The sandbox waits for a word by `pipe`, a link of proc(5), before it starts the program.
+        Raises: Refused.
         """
         deadline = time.monotonic() + _PATIENCE
         while not (told := re.search(rb'"child-pid": (\d+)', self._told())):
@@ -495,6 +512,11 @@ class Run:
                 if os.readlink(root + _READY) == nonce:
                     break
             self._hold_alive(child, deadline)
+        with suppress(OSError):
+            if os.readlink(f"/proc/{int(told[1])}/fd/{self._given[-1]}") == pipe:
+                pipe = ""
+        if pipe:
+            raise Refused("the sandbox did not wait for its check")
         for source in self._sources:
             try:
                 status = os.stat(root + source.target, follow_symlinks=False)
@@ -540,32 +562,42 @@ class Run:
             waits.append(request.wall - wall)
             if wall >= request.wall:
                 self._reason = "wall"
-        if request.time is not None and (used := self._cgroup.cpu_seconds()) is not None:
+        if request.time is not None and (used := self._used()) is not None:
             left = request.time - used
             waits.append(max(min(left / (os.cpu_count() or 1), _LOOK), 0.001))
             if left <= 0:
                 self._reason = "time"
         return min(waits, default=None)
 
+    def _used(self) -> float | None:
+        """Return the program's seconds of processor time; None if they are not measured."""
+        used = self._cgroup.cpu_seconds()
+        return None if used is None else used - self._before
+
     def _kill(self, child: int) -> None:
         """Kill what is left, and reap all: this process is their subreaper."""
-        if self._reason is not None or b'"exit-code"' not in self._told():
+        killing = self._reason is not None or b'"exit-code"' not in self._told()
+        if killing and (told := re.search(rb'"child-pid": (\d+)', self._told())):
             # First what waits for a word, so that it never goes on without.
-            if told := re.search(rb'"child-pid": (\d+)', self._told()):
-                with suppress(ProcessLookupError):
-                    os.kill(int(told[1]), signal.SIGKILL)
             with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+                os.kill(int(told[1]), signal.SIGKILL)
         with suppress(ChildProcessError):
             while True:
-                pid, status, usage = os.wait4(-1, 0)
+                if killing:
+                    for one in _read(f"/proc/self/task/{os.getpid()}/children").split():
+                        with suppress(ProcessLookupError):
+                            os.kill(int(one), signal.SIGKILL)
+                pid, status, usage = os.wait4(-1, os.WNOHANG if killing else 0)
+                if not pid:
+                    time.sleep(0.001)
+                    continue
                 if pid == child:
                     self._exited = os.WIFEXITED(status)
                 self._cpu += usage.ru_utime + usage.ru_stime
-                self._largest = max(self._largest, usage.ru_maxrss)
+                self._largest = max(self._largest, usage.ru_maxrss * 1024)
 
     def _report(self, wall: float) -> dict[str, Any]:
-        cpu, peak = self._cgroup.cpu_seconds(), self._cgroup.peak_memory()
+        cpu, peak = self._used(), self._cgroup.peak_memory()
         found = re.search(rb'"exit-code": (\d+)', self._told())
         if found is None and self._exited:
             raise Refused(_NOT_MADE)
@@ -587,7 +619,8 @@ class Run:
             "reason": self._reason,
             "cpu_seconds": round(used, 6),
             "wall_seconds": round(wall, 6),
-            "peak_memory_bytes": self._largest * 1024 if peak is None else peak,
+            # The largest process counts files that it has mapped, too.
+            "peak_memory_bytes": max(peak or 0, min(self._largest, self._memory)),
             "measured": {
                 "cpu_seconds": "rusage" if cpu is None else "cgroup",
                 "peak_memory_bytes": "rusage" if peak is None else "cgroup",
@@ -607,11 +640,19 @@ def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     return message, list(numbers)
 
 
-def serve(connection: socket.socket, configuration: Configuration, number: int) -> None:
-    """Serve one connection, in a process of its own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+def end_with(parent: int) -> None:
+    """End this process with its parent, also if that has ended already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def serve(
+    connection: socket.socket, configuration: Configuration, number: int, broker: int
+) -> None:
+    """Serve one connection, in a process of its own, the child of the process `broker`."""
+    end_with(broker)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
     try:
         message, streams = receive(connection)
         answer = Run(configuration, parse_request(message), number, streams).execute(connection)
@@ -626,7 +667,7 @@ def serve(connection: socket.socket, configuration: Configuration, number: int) 
 def accept(listening: socket.socket, configuration: Configuration) -> None:
     """Accept connections, and start a process for each."""
     running: set[int] = set()
-    number = 0
+    number, broker = 0, os.getpid()
     while True:
         while running:
             with suppress(ChildProcessError):
@@ -638,7 +679,11 @@ def accept(listening: socket.socket, configuration: Configuration) -> None:
         ready, _, _ = select.select([listening], [], [], _BACKLOG_WAIT if running else None)
         if not ready:
             continue
-        connection, _ = listening.accept()
+        try:
+            connection, _ = listening.accept()
+        except OSError:  # the caller has gone, or the machine has no descriptor left
+            time.sleep(_LOOK)
+            continue
         number += 1
         with connection:
             try:
@@ -651,7 +696,7 @@ def accept(listening: socket.socket, configuration: Configuration) -> None:
             if not pid:
                 try:
                     listening.close()
-                    serve(connection, configuration, number)
+                    serve(connection, configuration, number, broker)
                 finally:
                     os._exit(0)
             running.add(pid)
@@ -659,7 +704,10 @@ def accept(listening: socket.socket, configuration: Configuration) -> None:
 
 def main(told: Callable[[int], bytes] = lambda size: os.pread(CONFIGURATION, size, 0)) -> None:
     """Read the configuration, and serve the listening socket."""
+    for descriptor in (SOURCE, CONFIGURATION, LISTENING, FILTER):
+        os.set_inheritable(descriptor, False)
     configuration = Configuration(**json.loads(told(os.fstat(CONFIGURATION).st_size)))
+    end_with(configuration.daemon)
     make_room(configuration.cgroups)
     with socket.socket(fileno=LISTENING) as listening:
         accept(listening, configuration)

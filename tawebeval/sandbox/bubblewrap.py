@@ -346,6 +346,7 @@ class BubblewrapRun(SandboxedRun):
             "rlimits": self._list_rlimits(apart=True),
             "memory": self.limits.memory,
             "processes": self.limits.processes,
+            "daemon": os.getpid(),
             "cgroups": self._group.list_directories(),
         }
         spec, opened = make_broker_spec(

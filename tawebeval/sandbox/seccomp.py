@@ -14,11 +14,11 @@ The filter is for the machine's own architecture; a call of another one kills th
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tawebeval.errors import ConfigurationError
+from tawebeval.linux.filetree import make_sealed_file
 from tawebeval.sandbox.bpf import (
     ALLOW,
     AnswerCase,
@@ -212,9 +212,7 @@ def make_filter(*, internet: bool) -> int:
         if number >= 0:  # others are of other architectures
             decisions[number] = decision
     program = assemble_program(decisions, answer_with_errno(errno.ENOSYS), architecture)
-    descriptor = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-    os.pwrite(descriptor, program, 0)
-    return descriptor
+    return make_sealed_file("seccomp", program)
 
 
 def _list_decisions(*, internet: bool) -> Iterator[tuple[str, CallDecision]]:

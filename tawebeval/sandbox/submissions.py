@@ -24,6 +24,7 @@ from zope.interface import implementer
 
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
 from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
+from tawebeval.linux.filetree import make_sealed_file
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.sandbox import broker
 
@@ -51,9 +52,8 @@ def make_broker_spec(
             ("source", _SOURCE),
             ("configuration", json.dumps(configuration).encode()),
         ):
-            given.append(os.memfd_create(name, os.MFD_CLOEXEC))
+            given.append(make_sealed_file(name, content))
             opened.callback(os.close, given[-1])
-            os.pwrite(given[-1], content, 0)
         argv = [_PYTHON, "-I", "-S", f"/proc/self/fd/{FIRST_DESCRIPTOR}", BROKER_NAME]
         spec = LaunchSpec(argv, {}, "/", (*given, listening, filter_), groups)
         return spec, opened.pop_all()
@@ -66,6 +66,7 @@ class BrokerProcess(ProcessProtocol):
         self.ended: OneShotEvent[None] = OneShotEvent()
         self.process: ProcessTransport | None = None
         self._said = b""
+        self.is_expected_to_end = False
 
     def makeConnection(self, transport: Any) -> None:
         """Connect the started process, a `ProcessTransport`."""
@@ -83,13 +84,14 @@ class BrokerProcess(ProcessProtocol):
 
     def processEnded(self, reason: Failure) -> None:
         """Log what it has said, which only a defect makes it do."""
-        if self._said:
+        if self._said and not self.is_expected_to_end:
             said = self._said.decode(errors="replace")
             log.warn("the broker of an evaluation's submissions has failed: {said}", said=said)
         self.ended.set_value(None)
 
     def kill(self) -> None:
         """Kill the broker; the programs that it runs end with it."""
+        self.is_expected_to_end = True
         if self.process is not None and self.process.is_running:
             self.process.signal_group(signal.SIGKILL)
 
@@ -152,6 +154,11 @@ class SubmissionSocket:
     async def _start_broker(self) -> None:
         try:
             started = await self._threads.run_in_thread(self._start, self._socket.fileno())
+        except OSError as error:
+            # The evaluator may have ended meanwhile; otherwise its runs fail.
+            if not self._closed:
+                log.warn("tawebeval-run does not work in an evaluation: {error}", error=error)
+            return
         finally:
             # The broker has the socket now; without one, connections are refused.
             self._socket.close()

@@ -113,20 +113,20 @@ class FewDescriptorsTests(TestCase):
         await daemon.ready()
         limits = Path(f"/proc/{daemon.pid}/limits").read_text()
         self.assertRegex(limits, r"Max open files +300 +300 ")
-        # 9 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, and 128 for the daemon
-        # itself, leave 102.
+        # 13 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, and 128 for the daemon
+        # itself, leave 86.
         await daemon.logged("300 allowed")
-        await daemon.logged("connections are limited to 102")
+        await daemon.logged("connections are limited to 86")
         async with Client(daemon.url) as client:
             metrics = (await client.get("/metrics")).body.decode()
-        self.assertIn("tawebeval_connections_limit 102.0", metrics)
+        self.assertIn("tawebeval_connections_limit 86.0", metrics)
         await daemon.stop()
 
     async def test_too_few(self) -> None:
         """It does not start where evaluators, or what each may have, need more, and says which."""
         for most, limit, words in (
             (200, 256, "limits.open_files: 256 is over the daemon's own hard limit, 200"),
-            # 9 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, 128 for the
+            # 13 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, 128 for the
             # daemon itself, 16 connections.
             (213, 100, "file descriptors: 213 allowed, and at least 214 are needed"),
         ):

@@ -183,7 +183,7 @@ class EvaluatorTests(DaemonTestCase):
             sorted(
                 [
                     *("PATH", "HOME", "LANG", "PWD", "PYTHONUNBUFFERED"),
-                    *("TEMPORARY_DIRECTORY", "TURINGARENA_SEED"),
+                    *("TEMPORARY_DIRECTORY", "TURINGARENA_SEED", "EVALUATION_TOOLS"),
                     *("SUBMISSION_FILE_SOURCE_1", "SUBMISSION_FILE_B"),
                     *("EVALUATION_DATA_BEGIN", "EVALUATION_DATA_END"),
                     *("EVALUATION_FILE_BEGIN", "EVALUATION_FILE_END"),

@@ -10,9 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tawebeval.sandbox.submissions import BROKER_NAME
 from tests.integration.attacks.case import AttackCase
 from tests.integration.client import python, text
-from tests.integration.harness import CONFIGURATION
+from tests.integration.harness import CONFIGURATION, until
+from tests.integration.processes import command_line, everybody
 
 MIB = 2**20
 
@@ -173,6 +175,32 @@ print("all right")
             " wc -l <beat >one; sleep 0.5; wc -l <beat | cmp - one && echo silent"
         )
         self.assertEqual(text(printed), "silent\n")
+
+    async def test_descriptors(self) -> None:
+        """A program has stdin, stdout and stderr, however many paths it was given."""
+        printed = await self.run_command(
+            "mkdir ~/d; cd ~/d; for i in $(seq 256); do echo $i >$i; done;"
+            " for n in 1 2 100 200 235 $(seq 240 256); do set --; for i in $(seq $n); do"
+            ' set -- "$@" --read ~/d/$i:/x/$i; done;'
+            " tawebeval-run \"$@\" -- sh -c 'cd /proc/self/fd; echo *; cat /x/*' >~/o;"
+            ' set -- $(tr "\\n" " " <~/o); echo $1 $2 $3 $(($# - n)); done'
+        )
+        # The shell has opened the directory that it lists.
+        self.assertEqual(set(text(printed).splitlines()), {"0 1 2 4"})
+
+    async def test_killed(self) -> None:
+        """With the daemon its brokers end, and what they run."""
+        await self.begin_and_wait("echo ready; tawebeval-run -- sleep 9876; sleep 600")
+
+        def find() -> list[int]:
+            words = (BROKER_NAME.encode(), b"9876")
+            return [pid for pid in everybody() if any(w in command_line(pid) for w in words)]
+
+        await until(lambda: len(find()) > 2, "the program runs")
+        await self.daemon.kill()
+        await until(lambda: not find(), "nothing of it is left")
+        self.daemon.start()  # and removes the directories
+        await self.daemon.ready()
 
 
 class SubmissionLimits(SubmissionCase):
@@ -355,9 +383,9 @@ print(ask(json.dumps(good).encode()))
         self.addCleanup(_remove, outside)
         program = r"""
 import os, subprocess, sys, threading, time
-target, home = sys.argv[1], os.environ["HOME"]
-os.makedirs(home + "/real"); open(home + "/real/file", "w").write("own")
-os.symlink(target, home + "/link")
+home = os.environ["HOME"]
+# Relative, so that it leads out where bwrap follows it, too.
+os.symlink("../../../outside", home + "/link")
 os.mkdir(home + "/place"); open(home + "/place/file", "w").write("own")
 def flip():
     while True:
@@ -367,16 +395,20 @@ def flip():
         time.sleep(0.004)
 threading.Thread(target=flip, daemon=True).start()
 served = 0
-for _ in range(60):
+os.mkdir(home + "/more")
+for n in range(250):
+    open(f"{home}/more/{n}", "w").close()
+for attempt in range(60):
+    more = [f"--read={home}/more/{n}:/x/{n}" for n in range((0, 238 + attempt % 12)[attempt % 2])]
     done = subprocess.run(
-        ["tawebeval-run", "--read", home + "/place/file:/given", "--", "cat", "/given"],
+        ["tawebeval-run", *more, "--read", home + "/place/file:/given", "--", "cat", "/given"],
         capture_output=True,
     )
     served += done.stdout == b"own"
     assert done.stdout in (b"", b"own"), done
 print("served some" if served else "served none")
 """
-        attacked = await self.attack(program, str(outside))
+        attacked = await self.attack(program)
         self.assertEqual(attacked.text, "served some\n")
 
 
