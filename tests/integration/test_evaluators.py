@@ -196,7 +196,8 @@ class EvaluatorTests(DaemonTestCase):
         self.assertEqual(found["TURINGARENA_SEED"], "7")
         self.assertEqual(found["SUBMISSION_FILE_SOURCE_1"].rpartition("/")[2], "my file.py")
         self.assertEqual(found["SUBMISSION_FILE_B"].rpartition("/")[2], "b.txt")
-        markers = {found[name] for name in found if name.startswith("EVALUATION_")}
+        blocks = ("EVALUATION_DATA_", "EVALUATION_FILE_")
+        markers = {found[name] for name in found if name.startswith(blocks)}
         self.assertEqual(len(markers), 4)
         for marker in markers:
             self.assertNotIn(marker, text(await self.run_command(print_it)), "they are fresh")
