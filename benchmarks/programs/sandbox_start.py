@@ -28,6 +28,7 @@ from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.seccomp import make_filter
+from tawebeval.sandbox.submissions import SOCKET_NAME
 from tawebeval.sandbox.workspace import Workspace
 
 COMMAND = "/bin/echo hello"
@@ -73,6 +74,7 @@ def cells() -> Iterator[Callable[[], tuple[SandboxedRun, LaunchSpec]]]:
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
         workspace.create_directories(upload, workspace.make_sandboxed_view(Path("/")))
+        (workspace.root / SOCKET_NAME).touch()  # what `start` makes
         checkout = Path(name).resolve() / "checkout"
         checkout.mkdir()
 

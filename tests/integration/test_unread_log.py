@@ -51,7 +51,7 @@ class UnreadLogTests(DaemonTestCase):
             while b" earlier log events were lost" not in found:
                 found += pipe.read(2**16)
                 self.ask(_AT_ONCE)
-        told = re.search(rb"up to (\d+) events before", found)
+        told = re.search(rb"up to (\d+) earlier log events", found)
         assert told is not None
         self.assertGreaterEqual(int(told[1]), lost)  # more may be lost by now
         self.ask(_LINES // 10)

@@ -21,6 +21,7 @@ from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
+from tawebeval.sandbox.submissions import SOCKET_NAME
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
 from tests.integration.attacks.case import (
@@ -176,6 +177,7 @@ class CellTestCase(SynchronousTestCase):
             **(environment or {}),
         }
         self.cell.close()
+        (self.workspace.root / SOCKET_NAME).touch()  # what the cell's own `start` makes
         launch = self.cell.make_launch_spec(command, variables, self.workspace.tree_directory)
         argv = list(launch.argv)
         # By the numbers that the descriptors have here: nobody gives them others. That the first
