@@ -71,7 +71,7 @@ class SlowDiskTests(FaultyDiskTestCase):
 
     async def hangs(self) -> bool:
         """Tell whether the daemon has found that it waits for the disk."""
-        return any("of the state does not answer" in one for one in await self.obstacles())
+        return any("of the state hangs" in one for one in await self.obstacles())
 
     async def test_clients_go(self) -> None:
         """Of clients that go while the disk takes nothing nothing is left when it does."""

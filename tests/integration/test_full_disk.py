@@ -62,8 +62,8 @@ class SmallDisksTestCase(DaemonTestCase):
         return [] if answer.code == 200 else list(answer.problem(503)["reasons"])
 
     async def not_ready(self, reason: str) -> None:
-        """Wait until the daemon has found that it is not ready, for this reason at least."""
-        while reason not in await self.obstacles():
+        """Wait until the daemon says that it is not ready: one reason begins with `reason`."""
+        while not any(each.startswith(reason) for each in await self.obstacles()):
             pass
 
     async def ready(self) -> None:
