@@ -161,6 +161,8 @@ def write_sandbox_files(directory: Path) -> None:
         new.replace(directory / "init")
     with add_path_to_errors(directory / "tools"):
         shutil.copytree(TOOLS, directory / "tools", dirs_exist_ok=True)
+        for program in (directory / "tools" / "bin").iterdir():
+            program.chmod(0o755)  # however it was installed
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
         with add_path_to_errors(directory / name):
             (directory / name).write_bytes(content)
