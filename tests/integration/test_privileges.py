@@ -250,7 +250,8 @@ class DropTests(RootTestCase):
         file.chmod(0o600)
         process = self.start(settings=f"{SERVICE}\n[callers]\ntokens = '{file}'")
         await self.ready(process)
-        await until(lambda: f"{file} cannot be read" in self.log.read_text(), "it is logged")
+        words = f"{file} (callers.tokens): the daemon's user cannot read the file"
+        await until(lambda: words in self.log.read_text(), "it is logged")
         process.send_signal(signal.SIGHUP)
         await until(lambda: "nothing is changed" in self.log.read_text(), "it is logged")
         async with Client(f"http://127.0.0.1:{self.port}", token) as alice:
@@ -310,7 +311,7 @@ class PythonTests(RootTestCase):
             extra_groups=[],
             capture_output=True,
         )
-        warned = f"{library} cannot be read" in await self.stop(process)
+        warned = f"{library}: the daemon's user cannot read" in await self.stop(process)
         self.assertEqual(warned, able.returncode != 0)
 
 
