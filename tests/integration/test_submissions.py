@@ -10,11 +10,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tawebeval.linux.reaper import list_descendants
 from tawebeval.sandbox.submissions import BROKER_NAME
 from tests.integration.attacks.case import AttackCase
 from tests.integration.client import python, text
 from tests.integration.harness import CONFIGURATION, until
-from tests.integration.processes import command_line, everybody
+from tests.integration.processes import command_line
 
 MIB = 2**20
 
@@ -171,8 +172,9 @@ print("all right")
         """A run ends when its caller does."""
         printed = await self.run_command(
             "mkdir ~/out; tawebeval-run --write ~/out -- sh -c 'while sleep 0.05; do date >>"
-            " /evaluation/home/out/beat; done' & sleep 1; kill -9 $!; sleep 0.5; cd ~/out;"
-            " wc -l <beat >one; sleep 0.5; wc -l <beat | cmp - one && echo silent"
+            " /evaluation/home/out/beat; done' & cd ~/out; until [ -s beat ]; do sleep 0.05; done;"
+            " kill -9 $!; until wc -l <beat >one; sleep 1; wc -l <beat | cmp -s - one; do :; done;"
+            " echo silent"
         )
         self.assertEqual(text(printed), "silent\n")
 
@@ -192,13 +194,18 @@ print("all right")
         """With the daemon its brokers end, and what they run."""
         await self.begin_and_wait("echo ready; tawebeval-run -- sleep 9876; sleep 600")
 
-        def find() -> list[int]:
+        def find() -> dict[int, bytes]:
+            lines = {pid: command_line(pid) for pid in list_descendants(self.daemon.pid)}
             words = (BROKER_NAME.encode(), b"9876")
-            return [pid for pid in everybody() if any(w in command_line(pid) for w in words)]
+            return {pid: line for pid, line in lines.items() if any(w in line for w in words)}
 
-        await until(lambda: len(find()) > 2, "the program runs")
+        found = await until(lambda: len(find()) > 2 and find(), "the program runs")
         await self.daemon.kill()
-        await until(lambda: not find(), "nothing of it is left")
+
+        def left() -> list[int]:
+            return [pid for pid, line in found.items() if command_line(pid) == line]
+
+        await until(lambda: not left(), "nothing of it is left")
         self.daemon.start()  # and removes the directories
         await self.daemon.ready()
 
