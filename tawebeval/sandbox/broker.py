@@ -29,7 +29,7 @@ import socket
 import stat
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -504,18 +504,18 @@ class Run:
         Raises: Refused.
         """
         deadline = time.monotonic() + _PATIENCE
-        while not (told := re.search(rb'"child-pid": (\d+)', self._told())):
+        while (inner := self._inner_pid()) is None:
             self._hold_alive(child, deadline)
-        root = f"/proc/{int(told[1])}/root"
+        root = f"/proc/{inner}/root"
         while True:
             with suppress(OSError):
                 if os.readlink(root + _READY) == nonce:
                     break
             self._hold_alive(child, deadline)
+        waits = False
         with suppress(OSError):
-            if os.readlink(f"/proc/{int(told[1])}/fd/{self._given[-1]}") == pipe:
-                pipe = ""
-        if pipe:
+            waits = os.readlink(f"/proc/{inner}/fd/{self._given[-1]}") == pipe
+        if not waits:
             raise Refused("the sandbox did not wait for its check")
         for source in self._sources:
             try:
@@ -534,6 +534,11 @@ class Run:
 
     def _told(self) -> bytes:
         return os.pread(self._status, 4096, 0)
+
+    def _inner_pid(self) -> int | None:
+        """Return the first process of the sandbox; None if bwrap has not told it yet."""
+        found = re.search(rb'"child-pid": (\d+)', self._told())
+        return int(found[1]) if found else None
 
     def _wait(self, child: int, connection: socket.socket, began: float) -> None:
         """Wait for the end of the program, and of its limits."""
@@ -577,10 +582,10 @@ class Run:
     def _kill(self, child: int) -> None:
         """Kill what is left, and reap all: this process is their subreaper."""
         killing = self._reason is not None or b'"exit-code"' not in self._told()
-        if killing and (told := re.search(rb'"child-pid": (\d+)', self._told())):
+        if killing and (inner := self._inner_pid()) is not None:
             # First what waits for a word, so that it never goes on without.
             with suppress(ProcessLookupError):
-                os.kill(int(told[1]), signal.SIGKILL)
+                os.kill(inner, signal.SIGKILL)
         with suppress(ChildProcessError):
             while True:
                 if killing:
@@ -598,16 +603,16 @@ class Run:
 
     def _report(self, wall: float) -> dict[str, Any]:
         cpu, peak = self._used(), self._cgroup.peak_memory()
+        if self._cgroup.met_memory():
+            self._reason = self._reason or "memory"
         found = re.search(rb'"exit-code": (\d+)', self._told())
-        if found is None and self._exited:
+        if found is None and self._exited and self._reason is None:
             raise Refused(_NOT_MADE)
         status = int(found[1]) if found else _SIGNALLED + signal.SIGKILL
         number = status - _SIGNALLED if status - _SIGNALLED in _SIGNALS else None
         request = self._request
         used = self._cpu if cpu is None else cpu
-        if self._cgroup.met_memory():
-            self._reason = self._reason or "memory"
-        elif request.time is not None and (used >= request.time or number == signal.SIGXCPU):
+        if request.time is not None and (used >= request.time or number == signal.SIGXCPU):
             self._reason = self._reason or "time"
         elif number == signal.SIGXFSZ:
             self._reason = self._reason or "output"
@@ -702,11 +707,12 @@ def accept(listening: socket.socket, configuration: Configuration) -> None:
             running.add(pid)
 
 
-def main(told: Callable[[int], bytes] = lambda size: os.pread(CONFIGURATION, size, 0)) -> None:
+def main() -> None:
     """Read the configuration, and serve the listening socket."""
     for descriptor in (SOURCE, CONFIGURATION, LISTENING, FILTER):
         os.set_inheritable(descriptor, False)
-    configuration = Configuration(**json.loads(told(os.fstat(CONFIGURATION).st_size)))
+    told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
+    configuration = Configuration(**json.loads(told))
     end_with(configuration.daemon)
     make_room(configuration.cgroups)
     with socket.socket(fileno=LISTENING) as listening:
