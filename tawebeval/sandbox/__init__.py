@@ -16,4 +16,6 @@ its exit and usage. `evaluations` calls these methods; other kinds of sandbox im
 - `limit_monitor`: `LimitMonitor` checks, while runs go on, the limits that the kernel does not
   enforce.
 - `command_sandbox`: the sandbox of git commands.
+- `submissions`: runs of submissions that an evaluator asks for; `broker`: the program that makes a
+  sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
 """

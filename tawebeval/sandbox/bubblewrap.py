@@ -25,6 +25,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
@@ -44,7 +45,12 @@ from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.sandbox.base import TOOLS, EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.submissions import SOCKET_NAME, SubmissionSocket, make_broker_spec
+from tawebeval.sandbox.submissions import (
+    SOCKET_NAME,
+    SubmissionServer,
+    listen_in,
+    make_broker_spec,
+)
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 
@@ -274,7 +280,8 @@ class BubblewrapRun(SandboxedRun):
         self.has_network = sandbox.has_network
         self._opened = contextlib.ExitStack()
         self._descriptors: BubblewrapDescriptors | None = None
-        self._submissions: SubmissionSocket | None = None
+        self._listening: socket.socket | None = None
+        self._submissions: SubmissionServer | None = None
 
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
@@ -284,7 +291,7 @@ class BubblewrapRun(SandboxedRun):
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> StartedProcess:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
-        self._submissions = SubmissionSocket(self.workspace.root)
+        self._listening = self._opened.enter_context(listen_in(self.workspace.root))
         return super().start_evaluator(command, environment, directory)
 
     def make_launch_spec(
@@ -326,8 +333,10 @@ class BubblewrapRun(SandboxedRun):
 
     def serve_submissions(self, reactor: Any, threads: WorkerThreads, spawner: Spawner) -> None:
         """Run programs of the submission when the evaluator asks."""
-        assert self._submissions is not None, "the run was started"
-        self._submissions.watch(reactor, threads, spawner, self._start_broker)
+        assert self._listening is not None, "the run was started"
+        self._submissions = SubmissionServer(
+            self._listening, reactor, threads, spawner, self._start_broker
+        )
 
     def _start_broker(self, listening: int) -> StartedProcess:
         """Start the broker, in the evaluation's cgroup. Blocks. Raises: OSError."""
@@ -351,10 +360,10 @@ class BubblewrapRun(SandboxedRun):
             "daemon": os.getpid(),
             "cgroups": self._group.list_directories(),
         }
-        spec, opened = make_broker_spec(
+        making = make_broker_spec(
             configuration, listening, sandbox.filter_descriptor, self._group.list_entry_files()
         )
-        with opened, self._orphans.expect_child() as tell:
+        with making as spec, self._orphans.expect_child() as tell:
             mounts_of = None if self._tree is None else self._first.pid
             started = self._trees.start_beside(
                 attrs.evolve(spec, niceness=self._cgroups.niceness, mounts_of=mounts_of)
@@ -410,6 +419,4 @@ class BubblewrapRun(SandboxedRun):
         """Close the descriptors, and remove what the start has made. Blocks. Raises: OSError."""
         self._descriptors = None
         self._opened.close()
-        if self._submissions is not None:
-            self._submissions.close()
         super().close()

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,11 @@ _MESSAGE = 1024  # bytes of what the broker says on stderr, which only defects d
 log = Logger()
 
 
+@contextlib.contextmanager
 def make_broker_spec(
     configuration: Mapping[str, Any], listening: int, filter_: int, groups: Sequence[str]
-) -> tuple[LaunchSpec, contextlib.ExitStack]:
-    """Return how to start a broker, and what to close after the start. Raises: OSError."""
+) -> Iterator[LaunchSpec]:
+    """Make what starts a broker; it is closed after the start. Raises: OSError."""
     with contextlib.ExitStack() as opened:
         given = []
         for name, content in (
@@ -55,8 +56,7 @@ def make_broker_spec(
             given.append(make_sealed_file(name, content))
             opened.callback(os.close, given[-1])
         argv = [_PYTHON, "-I", "-S", f"/proc/self/fd/{FIRST_DESCRIPTOR}", BROKER_NAME]
-        spec = LaunchSpec(argv, {}, "/", (*given, listening, filter_), groups)
-        return spec, opened.pop_all()
+        yield LaunchSpec(argv, {}, "/", (*given, listening, filter_), groups)
 
 
 class BrokerProcess(ProcessProtocol):
@@ -96,41 +96,46 @@ class BrokerProcess(ProcessProtocol):
             self.process.signal_group(signal.SIGKILL)
 
 
-@implementer(IReadDescriptor)
-class SubmissionSocket:
-    """The listening socket of one evaluation, and its broker once there is one.
+def listen_in(directory: Path) -> socket.socket:
+    """Return a listening socket in a directory. Blocks. Raises: OSError."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        # By a descriptor: a socket's path has at most 107 bytes (unix(7)).
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listening.bind(f"/proc/self/fd/{place}/{SOCKET_NAME}")
+        finally:
+            os.close(place)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
-    `directory` is where the socket is made, which blocks. Raises: OSError.
+
+@implementer(IReadDescriptor)
+class SubmissionServer:
+    """Starts the broker of one evaluation with the first connection to its listening socket.
+
+    `start(descriptor)` starts it, in a thread. The socket is closed when the broker has it, or in
+    the end.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._reactor: Any = None
-        self._broker = BrokerProcess()
-        self._starting: Deferred[None] | None = None
-        self._closed = False
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            # By a descriptor: a socket's path has at most 107 bytes (unix(7)).
-            place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                self._socket.bind(f"/proc/self/fd/{place}/{SOCKET_NAME}")
-            finally:
-                os.close(place)
-            self._socket.listen(_BACKLOG)
-        except OSError:
-            self._socket.close()
-            raise
-
-    def watch(
+    def __init__(
         self,
+        listening: socket.socket,
         reactor: Any,
         threads: WorkerThreads,
         spawner: Spawner,
         start: Callable[[int], StartedProcess],
     ) -> None:
-        """Start the broker with the first connection, by `start(descriptor)` in a thread."""
+        self._socket = listening
         self._reactor = reactor
-        self._threads, self._spawner, self._start = threads, spawner, start
+        self._threads = threads
+        self._spawner = spawner
+        self._start = start
+        self._broker = BrokerProcess()
+        self._starting: Deferred[None] | None = None
         reactor.addReader(self)
 
     def fileno(self) -> int:
@@ -156,14 +161,14 @@ class SubmissionSocket:
             started = await self._threads.run_in_thread(self._start, self._socket.fileno())
         except OSError as error:
             # The evaluator may have ended meanwhile; otherwise its runs fail.
-            if not self._closed:
+            if not self._broker.is_expected_to_end:
                 log.warn("tawebeval-run does not work in an evaluation: {error}", error=error)
             return
         finally:
             # The broker has the socket now; without one, connections are refused.
             self._socket.close()
         self._spawner.adopt_child(self._broker, started)
-        if self._closed:
+        if self._broker.is_expected_to_end:
             self._broker.kill()
 
     @property
@@ -174,16 +179,11 @@ class SubmissionSocket:
 
     async def end(self) -> None:
         """End the broker with all that it runs, and return after its end."""
-        self._closed = True
+        self._broker.kill()
         if self._starting is not None:
             await self._starting
-            self._broker.kill()
             if self._broker.process is not None:
                 await self._broker.ended.wait()
-        elif self._reactor is not None:
+        else:
             self._reactor.removeReader(self)
-        self.close()
-
-    def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
