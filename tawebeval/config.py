@@ -196,6 +196,7 @@ class RepositorySettings(Section, frozen=True):
     memory: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB
     tree_files: _Count = 100_000
     tree_bytes: _Bytes = GIB
+    submodules: Annotated[int, Meta(ge=0, le=1000)] = 16
 
     def __post_init__(self) -> None:
         _check_networks(self.private_networks)

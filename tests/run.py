@@ -34,6 +34,7 @@ CORE = (
     "git/commits",
     "git/credentials",
     "git/stderr_patterns",
+    "git/submodules",
     "sandbox/bpf",
     "webhooks/callback",
     "webhooks/signatures",

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
+
+
+@attrs.frozen
+class Submodule:
+    """A commit of another repository that belongs at `path` in a tree.
+
+    `url` is as in `.gitmodules`: it may be relative.
+    """
+
+    path: str
+    oid: str
+    url: str = ""
 
 
 @attrs.frozen
@@ -19,6 +31,7 @@ class Commit:
     tree_oid: str
     file_count: int = 0
     size: int = 0
+    submodules: Sequence[Submodule] = ()
 
 
 @attrs.frozen

@@ -186,7 +186,7 @@ def parse_form(
         raise InvalidField("evaluator_cmd", "cannot contain NUL")
     return EvaluationRequest(
         repository=Repository(
-            url=_url(_required(fields, "repository[url]"), protocols),
+            url=_url(fields, protocols),
             branch=_branch(fields.get("repository[branch]", "")),
             depth=_number(fields, "repository[depth]", 1, MAX_DEPTH),
         ),
@@ -217,37 +217,42 @@ def _number(fields: Mapping[str, str], name: str, least: int, most: int) -> int 
     return int(value)
 
 
-def _url(url: str, protocols: Sequence[str]) -> str:
-    name = "repository[url]"
+def _url(fields: Mapping[str, str], protocols: Sequence[str]) -> str:
+    url = _required(fields, "repository[url]")
+    try:
+        check_repository_url(url, protocols)
+    except ValueError as error:
+        raise InvalidField("repository[url]", str(error)) from None
+    return url
+
+
+def check_repository_url(url: str, protocols: Sequence[str]) -> None:
+    """Raise ValueError, with a message for people, unless this is the URL of a repository.
+
+    `protocols` are those allowed, by git's names. The host is not checked against any rule.
+    """
     if _CONTROL.search(url) or url != url.strip():
-        raise InvalidField(name, "cannot contain control characters or surrounding space")
+        raise ValueError("cannot contain control characters or surrounding space")
     match = _SCHEME.fullmatch(url)
     if match is not None:
         protocol, rest = match.groups()
         userinfo, _, host = re.split(r"[/?#]", rest)[0].rpartition("@")
         if userinfo and (protocol != "ssh" or ":" in userinfo):
-            raise InvalidField(
-                name,
+            raise ValueError(
                 "cannot contain credentials (a user name or password); the operator sets them"
-                " (repositories.credentials)",
+                " (repositories.credentials)"
             )
         if userinfo.startswith("-") or host.startswith("-"):
-            raise InvalidField(name, "has a host that begins with '-'")
+            raise ValueError("has a host that begins with '-'")
     elif url.startswith("/"):
         protocol = "file"
     elif _SCP_LIKE.fullmatch(url):
         protocol = "ssh"
     else:
-        raise InvalidField(
-            name, "is not the URL of a repository, such as https://example.org/problems.git"
-        )
+        raise ValueError("is not the URL of a repository, such as https://example.org/problems.git")
     if protocol not in protocols:
-        raise InvalidField(name, _explain_protocol(url, protocol, protocols))
-    try:
-        parse_url_server(url)
-    except ValueError as error:
-        raise InvalidField(name, str(error)) from None
-    return url
+        raise ValueError(_explain_protocol(url, protocol, protocols))
+    parse_url_server(url)
 
 
 def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:

@@ -265,6 +265,7 @@ def _make_remotes(base: BuilderParts) -> RemoteResolver:
         base.thread_pools.repository_resolver,
         base.reactor,
         (directories.repositories, directories.uploads, directories.evaluations),
+        base.configuration.repositories.protocols,
     )
 
 
@@ -283,7 +284,7 @@ def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> Repositor
         base.reactor,
         timeout=settings.fetch_timeout,
         max_bytes=settings.fetch_bytes,
-        tree_limits=TreeLimits(settings.tree_files, settings.tree_bytes),
+        tree_limits=TreeLimits(settings.tree_files, settings.tree_bytes, settings.submodules),
     )
     return RepositoryCache(
         directories.repositories,

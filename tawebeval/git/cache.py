@@ -11,15 +11,14 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.checkout import Checkout, Commit, Submodule
 from tawebeval.core.counters import CacheCounters
 from tawebeval.core.form import Repository
 from tawebeval.core.tokens import ANONYMOUS
@@ -27,27 +26,47 @@ from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.checkouts import CHECKOUT_SUFFIX, CheckoutCache
 from tawebeval.git.command import GitRunner
+from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Credential
 from tawebeval.git.keyring import Keyring
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import BareRepository, FetchLimits
 from tawebeval.git.stderr_patterns import is_repository_corrupt
-from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.filetree import copy_tree, remove_tree
 
 log = Logger()
+
+
+@attrs.define
+class _SubmoduleBudget:
+    """How many submodules a commit may have, those of its submodules among them.
+
+    Their last fetch begins before `deadline`, a time of the clock.
+    """
+
+    _limits: TreeLimits
+    deadline: float
+    _count: int = 0
+
+    def spend(self, path: str) -> None:
+        """Count the submodule at `path`. Raises: EvaluationError if it is one too many."""
+        self._count += 1
+        self._limits.check_submodules(path, self._count)
 
 
 @attrs.frozen
 class _CheckoutRequest:
     """A commit to check out, and the credential to fetch it with.
 
-    `again` as in `check_out_commit`.
+    `again` as in `check_out_commit`. `budget` bounds its submodules.
     """
 
     repository: Repository
     oid: str
+    caller: str
     credential: Credential | None
     again: bool
+    budget: _SubmoduleBudget
 
 
 @attrs.define
@@ -137,7 +156,9 @@ class RepositoryCache:
             return False
         credential = self._keyring.choose_credential(repository.url, caller)
         entry = self._entries.get(self._name(repository.url, credential))
-        return entry is None or entry.bare.find_marked_commit(oid) is None
+        commit = entry.bare.find_marked_commit(oid) if entry is not None else None
+        # For submodules, which may be on any host, it may.
+        return commit is None or bool(commit.submodules)
 
     async def check_out_commit(
         self, repository: Repository, oid: str, caller: str = ANONYMOUS, *, again: bool = False
@@ -147,10 +168,18 @@ class RepositoryCache:
         `caller` chooses the credential. `again`: not the first request of the
         evaluation, and so not counted. Raises: EvaluationError.
         """
+        limits = self._limits
+        deadline = limits.clock.seconds() + limits.timeout
+        budget = _SubmoduleBudget(limits.tree_limits, deadline)
+        return await self._check_out(repository, oid, caller, again, budget)
+
+    async def _check_out(
+        self, repository: Repository, oid: str, caller: str, again: bool, budget: _SubmoduleBudget
+    ) -> Checkout:
         self._remotes.check_url(repository.url)
         credential = self._keyring.choose_credential(repository.url, caller)
         async with self._use(repository.url, credential) as entry:
-            request = _CheckoutRequest(repository, oid, credential, again)
+            request = _CheckoutRequest(repository, oid, caller, credential, again, budget)
             generation, had_commits = entry.bare.generation, entry.bare.has_commits
             try:
                 return await self._provide(entry, request)
@@ -177,12 +206,13 @@ class RepositoryCache:
             )
         self._limits.tree_limits.check_tree(commit.file_count, commit.size)
         before = self._checkouts.disk_bytes
-        checkout = await self._checkouts.provide_checkout(
-            entry.bare.path.stem,
-            commit,
-            partial(entry.bare.check_out_commit, commit),
-            again=request.again,
-        )
+        with ExitStack() as used:
+            parts = []
+            for submodule in commit.submodules:
+                part = await self._check_out_submodule(submodule, request)
+                used.callback(part.release)
+                parts.append((submodule.path, part))
+            checkout = await self._provide_tree(entry, request, commit, parts)
         try:
             if self._checkouts.disk_bytes > before:
                 await self._evict()
@@ -190,6 +220,64 @@ class RepositoryCache:
             checkout.release()
             raise
         return checkout
+
+    async def _check_out_submodule(
+        self, submodule: Submodule, request: _CheckoutRequest
+    ) -> Checkout:
+        """Return the checkout of a submodule, under the rules of its parent's repository."""
+        budget = request.budget
+        budget.spend(submodule.path)
+        try:
+            if self._limits.clock.seconds() > budget.deadline:
+                seconds = self._limits.timeout
+                raise EvaluationFailure(
+                    "repository",
+                    f"the fetches of submodules took over {seconds:g} seconds"
+                    " (repositories.fetch_timeout)",
+                    {"limit": "repositories.fetch_timeout", "value": seconds},
+                )
+            url = self._remotes.resolve_submodule(submodule.url, request.repository.url)
+            return await self._check_out(
+                Repository(url), submodule.oid, request.caller, request.again, budget
+            )
+        except EvaluationFailure as error:
+            inner = error.extra_members.get("path")
+            path = f"{submodule.path}/{inner}" if inner else submodule.path
+            raise attrs.evolve(
+                error,
+                reason="lost" if error.reason == "lost" else "repository",
+                message=error.message if inner else f"submodule {path!r}: {error.message}",
+                extra_members={**error.extra_members, "path": path},
+            ) from None
+
+    async def _provide_tree(
+        self,
+        entry: _Entry,
+        request: _CheckoutRequest,
+        commit: Commit,
+        parts: Sequence[tuple[str, Checkout]],
+    ) -> Checkout:
+        """Return the checkout of a commit, with the submodules in `parts` at their paths."""
+
+        async def write(tree: Path, index: Path) -> None:
+            await entry.bare.check_out_commit(commit, tree, index)
+            for path, part in parts:
+                await self._threads.run_in_thread(copy_tree, part.path, tree, path)
+
+        content = ""
+        if parts:
+            # Two callers may have different credentials for a submodule, and so different names.
+            named = [commit.tree_oid, *(part.path.name for _, part in parts)]
+            content = hashlib.sha256("\0".join(named).encode()).hexdigest()[:40]
+        whole = attrs.evolve(
+            commit,
+            file_count=commit.file_count + sum(part.commit.file_count for _, part in parts),
+            size=commit.size + sum(part.commit.size for _, part in parts),
+        )
+        self._limits.tree_limits.check_tree(whole.file_count, whole.size)
+        return await self._checkouts.provide_checkout(
+            entry.bare.path.stem, whole, write, content=content, again=request.again
+        )
 
     def _name(self, url: str, credential: Credential | None) -> str:
         named = url.encode()

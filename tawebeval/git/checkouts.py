@@ -95,14 +95,22 @@ class CheckoutCache:
             remove_tree(path)
 
     async def provide_checkout(
-        self, repository: str, commit: Commit, write: TreeWriter, *, again: bool = False
+        self,
+        repository: str,
+        commit: Commit,
+        write: TreeWriter,
+        *,
+        content: str = "",
+        again: bool = False,
     ) -> Checkout:
         """Return a checkout of a commit of `repository`, a name; `write` makes a missing one.
 
-        Concurrent calls for one tree share one `write`. `again`: not the first request
+        Concurrent calls for one tree share one `write`. `content` takes the place of the tree's OID
+        where there is more than the tree: 40 hexadecimal digits. `again`: not the first request
         of the evaluation, and so not counted. Raises: what `write` raises.
         """
-        name = f"{repository}-{commit.tree_oid}-{commit.file_count}-{commit.size}{CHECKOUT_SUFFIX}"
+        tree = content or commit.tree_oid
+        name = f"{repository}-{tree}-{commit.file_count}-{commit.size}{CHECKOUT_SUFFIX}"
         stored = self._find(name)
         if not again:
             self._tally.record_lookup("checkouts", stored is not None)

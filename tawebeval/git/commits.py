@@ -11,23 +11,39 @@ from collections.abc import Sequence
 
 import attrs
 
-from tawebeval.core.checkout import Commit
+from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.errors import EvaluationFailure, format_size
 
 _LINE_KEPT = 1024  # bytes of a line that does not end
 _FOUND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40})\n")
+_SUBMODULE = b"160000"  # the mode of its entry, whose object is a commit
 _PATH_MAX = 4096  # bytes: PATH_MAX of Linux
 
 
 @attrs.frozen
 class TreeLimits:
-    """The size that a tree may have: `max_files` counts directories and links, too.
+    """The size that a tree may have, with its submodules.
 
-    `max_bytes` is bytes.
+    `max_files` counts directories and links, too.
     """
 
     max_files: int
     max_bytes: int
+    max_submodules: int = 0
+
+    def check_submodules(self, path: str, count: int) -> None:
+        """Raise EvaluationError if a tree with `count` submodules is over the limit.
+
+        `path` is that of the last one.
+        """
+        if count > self.max_submodules:
+            allowed = f"over {self.max_submodules} submodules" if self.max_submodules else "one"
+            raise EvaluationFailure(
+                "repository",
+                f"the commit has a submodule at {path!r}; {allowed} in all is not allowed"
+                " (repositories.submodules)",
+                {"limit": "repositories.submodules", "value": self.max_submodules, "path": path},
+            )
 
     def check_tree(self, files: int, size: int) -> None:
         """Raise EvaluationError if a tree with these many `files` and bytes is over a limit."""
@@ -57,6 +73,7 @@ class TreeMeter:
     _limits: TreeLimits
     file_count: int = 0
     size: int = 0
+    submodules: list[Submodule] = attrs.field(factory=list)
     _rest: bytes = b""
 
     def feed(self, chunk: bytes) -> None:
@@ -66,7 +83,12 @@ class TreeMeter:
             head, _, path = entry.partition(b"\t")
             self._check_path(path)
             self.file_count += 1
-            size = head.split()[-1]
+            mode, _, oid, size = head.split()
+            if mode == _SUBMODULE:
+                self.submodules.append(
+                    Submodule(path.decode("utf-8", "surrogateescape"), oid.decode())
+                )
+                self._limits.check_submodules(self.submodules[-1].path, len(self.submodules))
             self.size += int(size) if size.isdigit() else 0
             self._limits.check_tree(self.file_count, self.size)
         self._check_path(self._rest.partition(b"\t")[2])
@@ -123,4 +145,6 @@ class CommitInspection:
         # git also takes the OID of a tag for the commit that the tag names.
         if found is None or found[1].decode() != self._oid:
             return None
-        return Commit(self._oid, found[2].decode(), self._meter.file_count, self._meter.size)
+        meter = self._meter
+        tree = found[2].decode()
+        return Commit(self._oid, tree, meter.file_count, meter.size, tuple(meter.submodules))

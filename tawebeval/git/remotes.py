@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from tawebeval.core.form import check_repository_url
 from tawebeval.core.hosts import (
     GitRoute,
     HostPolicy,
@@ -20,6 +21,7 @@ from tawebeval.core.hosts import (
 )
 from tawebeval.errors import EvaluationFailure, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
+from tawebeval.git.submodules import resolve_submodule_url
 from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, Resolver, UnknownHost
 
 # These lead to files that a process of the daemon has open.
@@ -31,12 +33,14 @@ class RemoteResolver:
     """The operator's rules for URLs, and the look-up of their hosts.
 
     `own`: directories of the daemon, from which nobody fetches; absolute, without symbolic links.
+    `protocols`: those allowed, by git's names.
     """
 
     policy: HostPolicy
     _resolver: Resolver
     _clock: Any
     _own: Sequence[Path] = ()
+    _protocols: Sequence[str] = ("https",)
 
     @property
     def _addresses(self) -> CheckedResolver:
@@ -49,6 +53,19 @@ class RemoteResolver:
         Raises: EvaluationError.
         """
         return self._target(url) is not None
+
+    def resolve_submodule(self, url: str, parent: str) -> str:
+        """Return the URL of a submodule of the repository at `parent`; neither is looked up.
+
+        Raises: EvaluationError.
+        """
+        try:
+            found = resolve_submodule_url(url, parent)
+            check_repository_url(found, self._protocols)
+        except ValueError as error:
+            raise EvaluationFailure("repository", f"the URL {url!r:.200} {error}") from None
+        self.check_url(found)
+        return found
 
     async def find_route(
         self, url: str, credential: Credential | None = None, timeout: float = LOOKUP_TIMEOUT

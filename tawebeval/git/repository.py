@@ -2,7 +2,7 @@
 
 Beside git's own files a repository has `url`, for people, and `commits/`: a marker for each commit
 that is present with its whole tree, named by the commit's OID. A marker holds the OID of the tree,
-the number of its files, and their bytes, so that known commits need no git process.
+the number of its files, their bytes, and the submodules, so that known commits need no git process.
 
 Only the newest commits have a ref, and so a line in `shallow`, which git sends to the server with
 each fetch. The objects of the others stay: no command here removes objects without a ref.
@@ -11,6 +11,7 @@ Maintenance packs what fetches leave, so that the thousandth fetch takes as long
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -24,7 +25,7 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 from twisted.internet.defer import TimeoutError as DeadlineExceeded
 from twisted.internet.task import LoopingCall
 
-from tawebeval.core.checkout import Commit
+from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import GitRoute
 from tawebeval.deferreds import WorkerThreads
@@ -34,6 +35,7 @@ from tawebeval.git.commits import CommitInspection, TreeLimits, build_inspection
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.stderr_patterns import explain_fetch, is_commit_missing, is_commit_unadvertised
+from tawebeval.git.submodules import SubmoduleUrls, build_list_command
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.command_sandbox import SandboxAccess
@@ -65,7 +67,7 @@ _DIRECTORIES_SIZE = 48 * 1024  # bytes on the disk, of a dozen directories
 _REFS = 8  # newest commits that have a ref, on which a server can base a pack
 _MAINTENANCE_FILES = 100  # files added before maintenance is due; a fetch adds two or three
 _LOCK_TIMEOUT = 5.0  # seconds that a fetch waits for maintenance, and maintenance for fetches
-_MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+)", re.ASCII)
+_MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
 _POLL_INTERVAL = 0.25  # seconds between two measurements of a fetch
 _INITIAL_DIRECTORIES = (
     *("objects", "objects/info", "objects/pack"),
@@ -129,14 +131,18 @@ class BareRepository:
             marker = _MARKER.fullmatch(self._marker(oid).read_text())
         except OSError:
             return None
-        return marker and Commit(oid, marker[1], int(marker[2]), int(marker[3]))
+        if marker is None:
+            return None
+        submodules = tuple(Submodule(*each) for each in json.loads(marker[4]))
+        return Commit(oid, marker[1], int(marker[2]), int(marker[3]), submodules)
 
     def _marker(self, oid: str) -> Path:
         return self.path / _MARKERS / oid
 
     def _mark(self, commit: Commit) -> None:
         unfinished = self._marker(commit.oid).with_suffix(".new")
-        unfinished.write_text(f"{commit.tree_oid} {commit.file_count} {commit.size}")
+        submodules = json.dumps([attrs.astuple(each) for each in commit.submodules])
+        unfinished.write_text(f"{commit.tree_oid} {commit.file_count} {commit.size} {submodules}")
         self._markers_size += unfinished.stat().st_blocks * 512
         unfinished.replace(self._marker(commit.oid))
 
@@ -292,6 +298,8 @@ class BareRepository:
             commit = None if created else await self._inspect_commit(oid)
             if commit is None:
                 commit = await self._fetch_commit(repository, oid, credential)
+            if commit.submodules:
+                commit = await self._find_submodule_urls(commit)
             await self._threads.run_in_thread(self._mark, commit)
             complete = True
             return commit
@@ -326,6 +334,13 @@ class BareRepository:
             self.path, *log, next_commands=(ls_tree,), on_stdout=inspection.feed
         )
         return _inspected(inspection, result)
+
+    async def _find_submodule_urls(self, commit: Commit) -> Commit:
+        """Return the commit, with the URLs of its submodules. Raises: EvaluationError."""
+        urls = SubmoduleUrls()
+        # Without .gitmodules git fails, and prints nothing: then no submodule has a URL.
+        await self._git.run_command(self.path, *build_list_command(commit.oid), on_stdout=urls.feed)
+        return urls.complete(commit)
 
     async def _fetch_commit(
         self, repository: Repository, oid: str, credential: Credential | None

@@ -119,8 +119,10 @@ def walk_tree(top: int) -> Iterator[tuple[str, os.stat_result]]:
             os.close(directory)
 
 
-def copy_tree(source: Path, target: Path) -> None:
-    """Copy names, bytes and modes from below `source` into the empty directory `target`.
+def copy_tree(source: Path, target: Path, path: str = "") -> None:
+    """Copy names, bytes and modes from below `source` into an empty directory.
+
+    That is `target`, or the directory at `path` below it, to which no symbolic link leads.
 
     Raises: OSError, always with a path; also for entries other than directories, regular files and
     symbolic links.
@@ -129,9 +131,12 @@ def copy_tree(source: Path, target: Path) -> None:
     try:
         into = os.open(target, _FLAGS)
         try:
+            for part in path.split("/") if path else ():
+                parent, into = into, os.open(part, _FLAGS, dir_fd=into)
+                os.close(parent)
             with add_path_to_errors(target):
-                for path, status in walk_tree(below):
-                    _copy_one(path, stat.S_IFMT(status.st_mode), status, below, into)
+                for name, status in walk_tree(below):
+                    _copy_one(name, stat.S_IFMT(status.st_mode), status, below, into)
         finally:
             os.close(into)
     finally:

@@ -122,6 +122,8 @@ class CacheTestCase(SynchronousTestCase):
 
     capacity = 10**9
     size = 10**9
+    most = 0  # submodules
+    files = 3
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
@@ -148,7 +150,7 @@ class CacheTestCase(SynchronousTestCase):
             self.git,
             threads or InlineThreads(),
             RemoteResolver(HostPolicy(), self.resolver, self.clock, (self.root,)),
-            FetchLimits(self.clock, 60, self.size, TreeLimits(3, 1000)),
+            FetchLimits(self.clock, 60, self.size, TreeLimits(self.files, 1000, self.most)),
             self.keyring,
             capacity=self.capacity,
         )

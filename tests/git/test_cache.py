@@ -106,7 +106,7 @@ class CheckOutTests(CacheTestCase):
         self.git.commands.clear()
         self.get()
         self.assertEqual(self.names(), ["log", "ls-tree"])
-        self.assertEqual(marker.read_text(), f"{TREE} 0 0")
+        self.assertEqual(marker.read_text(), f"{TREE} 0 0 []")
 
     def test_failure_is_not_remembered(self) -> None:
         """A request after a failed one fetches again."""
@@ -175,7 +175,7 @@ class CheckOutTests(CacheTestCase):
         self.get()
         path = self.path()
         self.assertEqual((path / "url").read_text(), URL + "\n")
-        self.assertEqual((path / "commits" / OID).read_text(), f"{TREE} 0 0")
+        self.assertEqual((path / "commits" / OID).read_text(), f"{TREE} 0 0 []")
         self.assertRegex(path.name, r"\A[0-9a-f]{40}\.git\Z")
         self.assertFalse(path.with_suffix(".new").exists())
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.checkout import Commit
+from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.commits import CommitInspection, TreeLimits, TreeMeter, build_inspection_commands
 from tests.fakes.world import OID, TREE
@@ -33,8 +33,14 @@ class MeterTests(SynchronousTestCase):
 
     def test_limits(self) -> None:
         """A tree over a limit is refused, with the limit and its value."""
-        self.check(TreeLimits(3, 99), LIST, limit="repositories.tree_files", value=3)
-        self.check(TreeLimits(9, 14), LIST, limit="repositories.tree_bytes", value=14)
+        self.check(TreeLimits(3, 99, 1), LIST, limit="repositories.tree_files", value=3)
+        self.check(TreeLimits(9, 14, 1), LIST, limit="repositories.tree_bytes", value=14)
+
+    def test_submodules(self) -> None:
+        """A submodule too many is refused, with its path, before more are read."""
+        limit = {"limit": "repositories.submodules", "path": "sub"}
+        self.check(TreeLimits(9, 99), LIST, value=0, **limit)
+        self.check(TreeLimits(9, 99, 1), LIST + LIST, value=1, **limit)
 
     def test_path(self) -> None:
         """A path that no system call takes is refused, before it is read as a whole."""
@@ -47,7 +53,7 @@ class InspectionTests(SynchronousTestCase):
 
     def feed(self, *chunks: bytes, before: int = 0) -> CommitInspection:
         """Return an inspection that has read these chunks."""
-        inspection = CommitInspection(OID, TreeLimits(4, 15), before=before)
+        inspection = CommitInspection(OID, TreeLimits(4, 15, 1), before=before)
         for chunk in chunks:
             inspection.feed(chunk)
         return inspection
@@ -58,7 +64,8 @@ class InspectionTests(SynchronousTestCase):
         printed = b"\0" * before + LINE + b"\0" + LIST
         edges = [0, *sorted(min(cut, len(printed)) for cut in cuts), len(printed)]
         chunks = (printed[start:end] for start, end in pairwise(edges))
-        self.assertEqual(self.feed(*chunks, before=before).commit, Commit(OID, TREE, 4, 15))
+        expected = Commit(OID, TREE, 4, 15, (Submodule("sub", "0123"),))
+        self.assertEqual(self.feed(*chunks, before=before).commit, expected)
 
     def test_has_begun(self) -> None:
         """The inspection begins when the commands before it have succeeded."""

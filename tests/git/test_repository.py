@@ -234,7 +234,7 @@ class LimitTests(CacheTestCase):
         self.assertNotIn("read-tree", self.names())
         self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1000\tx\0", "")
         self.assertEqual(self.get(), Commit(OID, TREE, 1, 1000))
-        (self.path() / "commits" / OID).write_text(f"{TREE} 4 1000")
+        (self.path() / "commits" / OID).write_text(f"{TREE} 4 1000 []")
         self.assertEqual(self.refuse().extra_members["limit"], "repositories.tree_files")
 
     def test_unlisted_tree(self) -> None:

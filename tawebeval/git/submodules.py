@@ -1,0 +1,85 @@
+"""URLs of the submodules of a commit.
+
+A submodule is a commit of another repository, which `.gitmodules` names (gitmodules(5)). Both come
+from the author of the commit, a stranger.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+
+import attrs
+
+from tawebeval.core.checkout import Commit
+from tawebeval.core.hosts import parse_url_server
+from tawebeval.errors import EvaluationFailure, format_size
+
+_MAX_BYTES = 64 * 1024  # of the list of .gitmodules
+_KEY = re.compile(r"submodule\.(.*)\.(path|url)", re.DOTALL)
+_PREFIX = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^/]*/|[^/]*:|/?)(.*)", re.DOTALL)
+
+
+def build_list_command(oid: str) -> Sequence[str]:
+    """Return the git command whose stdout `SubmoduleUrls` reads."""
+    return "config", f"--blob={oid}:.gitmodules", "--no-includes", "--null", "--list"
+
+
+class SubmoduleUrls:
+    """Parser of the settings in `.gitmodules`, read in chunks."""
+
+    def __init__(self) -> None:
+        self._printed = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Add a chunk. Raises: EvaluationError if the list is over 64 KiB."""
+        self._printed += chunk
+        if len(self._printed) > _MAX_BYTES:
+            raise EvaluationFailure(
+                "repository", f"the commit's .gitmodules is over {format_size(_MAX_BYTES)}"
+            )
+
+    def complete(self, commit: Commit) -> Commit:
+        """Return the commit, with the URLs of its submodules. Raises: EvaluationError."""
+        modules: dict[str, dict[str, str]] = {}
+        for setting in self._printed.decode("utf-8", "surrogateescape").split("\0"):
+            key, _, value = setting.partition("\n")
+            found = _KEY.fullmatch(key)
+            if found:
+                modules.setdefault(found[1], {})[found[2]] = value
+        urls = {
+            module["path"].rstrip("/"): module["url"]
+            for module in modules.values()
+            if {"path", "url"} <= module.keys()
+        }
+        for submodule in commit.submodules:
+            if submodule.path not in urls:
+                raise EvaluationFailure(
+                    "repository",
+                    f"the submodule at {submodule.path!r} has no URL in .gitmodules; add it there,"
+                    " or remove the submodule from the commit",
+                    {"path": submodule.path},
+                )
+        found_all = (attrs.evolve(each, url=urls[each.path]) for each in commit.submodules)
+        return attrs.evolve(commit, submodules=tuple(found_all))
+
+
+def resolve_submodule_url(url: str, parent: str) -> str:
+    """Return the URL of a submodule of the repository at `parent`.
+
+    A relative one begins with `./` or `../` (gitmodules(5)). Raises: ValueError, with a message
+    for people.
+    """
+    if url.startswith(("./", "../")):
+        found = _PREFIX.fullmatch(parent)
+        assert found is not None, "it matches any text"
+        start, path = found.groups()
+        joined = posixpath.normpath(posixpath.join(path.rstrip("/"), url))
+        if joined.startswith(".."):
+            raise ValueError("leads out of its server")
+        return start + joined
+    # As git does by itself: a network must not choose files of this machine.
+    if parse_url_server(url) is None and parse_url_server(parent) is not None:
+        raise ValueError("is a path; a repository on a network cannot have one")
+    return url

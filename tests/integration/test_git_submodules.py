@@ -1,0 +1,77 @@
+"""Commits with submodules, from real servers: what evaluators find, and what is refused."""
+
+from __future__ import annotations
+
+from tests.integration.client import Event, failure, text
+from tests.integration.harness import DaemonTestCase
+from tests.integration.repositories import GitRepository, HttpServer, git
+
+
+class SubmoduleTests(DaemonTestCase):
+    """A problem whose libraries are in repositories of their own."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.server = HttpServer(self.folder)
+        self.addCleanup(self.server.stop)
+
+    def make(self, name: str) -> GitRepository:
+        """Return a new repository with a file `code`, which has the name, and a link."""
+        made = GitRepository(self.folder / name)
+        made.write("code", f"code of {name}\n")
+        made.link("outside", "/etc/passwd")
+        made.commit()
+        return made
+
+    def add(self, parent: GitRepository, name: str, url: str) -> str:
+        """Add the newest commit of a repository as a submodule; return the parent's new commit."""
+        commit = git(self.folder / name, "rev-parse", "HEAD")
+        for key, value in (("path", f"lib/{name}"), ("url", url)):
+            setting = f"submodule.{name}.{key}"
+            git(parent.folder, "config", "--file", ".gitmodules", setting, value)
+        git(parent.folder, "update-index", "--add", "--cacheinfo", f"160000,{commit},lib/{name}")
+        git(parent.folder, "add", ".gitmodules")
+        git(parent.folder, "commit", "--quiet", "--message=A submodule")
+        return git(parent.folder, "rev-parse", "HEAD")
+
+    async def look(self, commit: str, url: str | None = None) -> list[Event]:
+        """Return what an evaluator prints, which reads all files named `code`."""
+        command = "find . -name code | sort | xargs cat"
+        identifier = await self.client.evaluate(
+            url or f"{self.server.url}/problem/.git", commit, command
+        )
+        return await self.client.follow(identifier)
+
+    async def test_found(self) -> None:
+        """The evaluator finds the files of submodules and of their submodules, also later."""
+        problem, one = self.make("problem"), self.make("one")
+        self.make("two")
+        self.add(one, "two", "../../two/.git")
+        commit = self.add(problem, "one", "../../one/.git")
+        expected = "code of problem\ncode of one\ncode of two\n"
+        self.assertEqual(text(await self.look(commit)), expected)
+        fetches = self.server.fetches
+        await self.daemon.stop()
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual(text(await self.look(commit)), expected)
+        self.assertEqual(self.server.fetches, fetches)
+
+    async def test_local(self) -> None:
+        """A repository of this machine may have submodules on it."""
+        problem = self.make("problem")
+        commit = self.add(problem, "one", self.make("one").url)
+        events = await self.look(commit, problem.url)
+        self.assertEqual(text(events), "code of problem\ncode of one\n")
+
+    async def test_refused(self) -> None:
+        """What cannot be fetched fails with its path, and no evaluator finds it empty."""
+        problem, one = self.make("problem"), self.make("one")
+        for url, words in (
+            (one.url, "is a path"),
+            ("ssh://git@example.org/x", "does not fetch over ssh"),
+            ("../../gone/.git", "submodule 'lib/one': "),
+        ):
+            error = failure(await self.look(self.add(problem, "one", url)), "repository")
+            self.assertIn(words, error["message"])
+            self.assertEqual(error["path"], "lib/one")
