@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -36,7 +37,7 @@ from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.stderr_patterns import explain_fetch, is_commit_missing, is_commit_unadvertised
 from tawebeval.git.submodules import SubmoduleUrls, build_list_command
-from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.filetree import remove_tree, walk_tree
 from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.command_sandbox import SandboxAccess
 
@@ -82,6 +83,8 @@ _CONFIG = """\
 """
 # Check files out as they were committed, whatever the tree's own .gitattributes say.
 _ATTRIBUTES = "* -text -ident -filter !working-tree-encoding\n"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+_MAX_POINTER = 1024  # bytes
 _MARKERS = "commits"  # the directory with the markers
 
 _Files = Mapping[str, os.stat_result]
@@ -255,6 +258,14 @@ class BareRepository:
             )
         if result.status:
             raise _failed("git could not check out the commit; see stderr", result)
+        pointer = await self._threads.run_in_thread(_find_lfs_pointer, tree)
+        if pointer is not None:
+            raise EvaluationFailure(
+                "repository",
+                f"{pointer!r} is stored in Git LFS, which this server does not fetch; commit the"
+                " file itself (`git lfs migrate export`)",
+                {"path": pointer},
+            )
 
     async def discard_generation(self, generation: int) -> None:
         """Remove the repository, if it is still of that `generation`; the next fetch creates it."""
@@ -393,6 +404,26 @@ class BareRepository:
             f"the repository has no commit {oid}; push it, or name its branch in"
             " repository[branch]",
         )
+
+
+def _find_lfs_pointer(tree: Path) -> str | None:
+    """Return the path of a file whose content is in Git LFS, None without one. Blocks.
+
+    The tree has a pointer in its place (git-lfs specification, "The Pointer").
+    """
+    top = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path, status in walk_tree(top):
+            if stat.S_ISREG(status.st_mode) and len(_LFS_POINTER) < status.st_size < _MAX_POINTER:
+                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+                try:
+                    if os.read(file, len(_LFS_POINTER)) == _LFS_POINTER:
+                        return os.path.normpath(path)
+                finally:
+                    os.close(file)
+    finally:
+        os.close(top)
+    return None
 
 
 def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:

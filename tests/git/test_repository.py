@@ -237,6 +237,29 @@ class LimitTests(CacheTestCase):
         (self.path() / "commits" / OID).write_text(f"{TREE} 4 1000 []")
         self.assertEqual(self.refuse().extra_members["limit"], "repositories.tree_files")
 
+    def test_lfs(self) -> None:
+        """A file in Git LFS fails with its path: an evaluator would take the pointer for it."""
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n"
+        for name, content, refused in (
+            ("large", "x" * 2000 + pointer, False),
+            ("other", "version https://example.org/spec/v1\n" + pointer, False),
+            ("data", pointer, True),
+        ):
+
+            def plant(tree: Path, name: str = name, content: str = content) -> None:
+                (tree / "deep").mkdir()
+                (tree / "deep" / name).write_text(content)
+
+            self.plant = plant
+            self.lose_trees()
+            if refused:
+                error = self.refuse()
+                self.assertEqual(error.extra_members, {"path": "deep/data"})
+                self.assertIn("is stored in Git LFS", error.message)
+            else:
+                self.get()
+        self.assertEqual(len(list(self.root.glob("*.tree*"))), 0)
+
     def test_unlisted_tree(self) -> None:
         """A commit whose tree git cannot list is not fetched."""
         self.broken["ls-tree"] = failed("fatal: not a tree object")
