@@ -185,7 +185,7 @@ class ForeignOrigin(RequestError):
 
 
 class AccessDenied(RequestError):
-    """A request from an address that may not make it."""
+    """A request from an address, or with a token, that may not make it."""
 
 
 class ServerBusy(RequestError):

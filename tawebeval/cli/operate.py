@@ -174,7 +174,14 @@ def token() -> None:
 
 @token.command()
 @click.argument("name")
-def new(name: str) -> None:
+@click.option("--read", is_flag=True, help="Permit reading only: no submission, no cancellation.")
+@click.option(
+    "--rate",
+    metavar="N",
+    type=click.IntRange(1, 999_999),
+    help="Limit the token to N requests per minute of its own.",
+)
+def new(name: str, read: bool, rate: int | None) -> None:
     """Make a token for the caller NAME.
 
     The token is printed once and not stored: the file of tokens has only its hash. NAME has up to
@@ -182,7 +189,7 @@ def new(name: str) -> None:
     evaluations of NAME.
     """
     try:
-        made, line = generate_token(name, os.urandom)
+        made, line = generate_token(name, os.urandom, is_read_only=read, requests_per_minute=rate)
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="NAME") from None
     click.echo(f"the token of {name}, which is not stored anywhere:", err=True)

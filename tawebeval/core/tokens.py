@@ -1,8 +1,9 @@
 """Tokens of callers: the file of their hashes, and the caller of a request.
 
-A line of the file is `CALLER_NAME sha256:HEX`: a caller's name and the SHA-256 of its token. A fast
-hash is right here: slow, salted hashes protect passwords that people choose. A token has 256 random
-bits and cannot be guessed, and a slow hash would have to be computed for every request.
+A line of the file is `CALLER_NAME sha256:HEX [read] [rate=N]`: a caller's name, the SHA-256 of its
+token, and what restricts the token. A fast hash is right here: slow, salted hashes protect
+passwords that people choose. A token has 256 random bits and cannot be guessed, and a slow hash
+would have to be computed for every request.
 """
 
 from __future__ import annotations
@@ -24,18 +25,34 @@ TOKEN_BYTES = 32
 
 _PREFIX = "tawebeval_"  # shows the purpose of a token that somebody finds
 CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_LINE = re.compile(rf"({CALLER_NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})")
+_LINE = re.compile(
+    rf"({CALLER_NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})"
+    r"(?:[ \t]+(read))?(?:[ \t]+rate=([1-9][0-9]{0,5}))?"
+)
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 
 
 @attrs.frozen
+class Token:
+    """A token of the caller with the name `caller`, without its secret.
+
+    `requests_per_minute` is its own limit of requests; None: it shares that of its caller.
+    """
+
+    digest: bytes = attrs.field(repr=False)
+    caller: str
+    is_read_only: bool = False
+    requests_per_minute: int | None = None
+
+
+@attrs.frozen
 class TokenHashes:
-    """Callers by the SHA-256 of their tokens."""
+    """The tokens of a file."""
 
-    _callers: Sequence[tuple[bytes, str]] = attrs.field(repr=False)
+    _tokens: Sequence[Token] = attrs.field(repr=False)
 
-    def authenticate_caller(self, authorization: Sequence[bytes]) -> str:
-        """Return the caller's name; `authorization` has the values of the request's headers.
+    def find_token(self, authorization: Sequence[bytes]) -> Token:
+        """Return the token of a request; `authorization` has the values of these headers.
 
         The comparison takes constant time. Raises Unauthorized, without a part of the value.
         """
@@ -47,10 +64,10 @@ class TokenHashes:
                 "malformed header Authorization; send one `Authorization: Bearer TOKEN`"
             )
         digest = sha256(bearer[1]).digest()
-        names = [name for known, name in self._callers if hmac.compare_digest(known, digest)]
-        if not names:
+        found = [one for one in self._tokens if hmac.compare_digest(one.digest, digest)]
+        if not found:
             raise Unauthorized("unknown or removed token; ask the operator for a new one")
-        return names[0]
+        return found[0]
 
 
 def read_uncommented_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -67,28 +84,37 @@ def parse_tokens(text: str) -> TokenHashes:
     Empty lines and lines that begin with `#` are skipped. Raises ConfigurationError with the number
     of the line, but not its content, which may be a token put there by mistake.
     """
-    callers: dict[bytes, str] = {}
+    tokens: dict[bytes, Token] = {}
     for number, line in read_uncommented_lines(text):
         found = _LINE.fullmatch(line)
         if found is None:
             raise ConfigurationError(
-                f"line {number}: expected NAME sha256:HEX, as `tawebeval token new NAME` prints it"
+                f"line {number}: expected NAME sha256:HEX [read] [rate=N], as `tawebeval token new"
+                " NAME` prints it"
             )
         digest = bytes.fromhex(found[2])
-        if digest in callers:
+        if digest in tokens:
             raise ConfigurationError(
                 f"line {number}: the token repeats that of an earlier line; remove one of them"
             )
-        callers[digest] = found[1]
-    if not callers:
+        rate = int(found[4]) if found[4] else None
+        tokens[digest] = Token(digest, found[1], found[3] is not None, rate)
+    if not tokens:
         raise ConfigurationError("the file has no token; add one with `tawebeval token new NAME`")
-    return TokenHashes(tuple(callers.items()))
+    return TokenHashes(tuple(tokens.values()))
 
 
-def generate_token(name: str, random: Callable[[int], bytes]) -> tuple[str, str]:
+def generate_token(
+    name: str,
+    random: Callable[[int], bytes],
+    *,
+    is_read_only: bool = False,
+    requests_per_minute: int | None = None,
+) -> tuple[str, str]:
     """Return a new token, and the line of the file that makes it a token of the caller `name`.
 
-    `random(n)` returns n random bytes. Raises ConfigurationError for an invalid name.
+    `random(n)` returns n random bytes; for the others see `Token`. Raises ConfigurationError for an
+    invalid name.
     """
     if not CALLER_NAME.fullmatch(name):
         raise ConfigurationError(
@@ -97,4 +123,6 @@ def generate_token(name: str, random: Callable[[int], bytes]) -> tuple[str, str]
         )
     drawn = urlsafe_b64encode(random(TOKEN_BYTES)).decode().rstrip("=")
     token = _PREFIX + drawn
-    return token, f"{name} sha256:{sha256(token.encode()).hexdigest()}"
+    line = f"{name} sha256:{sha256(token.encode()).hexdigest()}"
+    line += " read" if is_read_only else ""
+    return token, line + (f" rate={requests_per_minute}" if requests_per_minute else "")

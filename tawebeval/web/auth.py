@@ -12,8 +12,13 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import CallerSettings, MetricsSettings
-from tawebeval.core.tokens import ANONYMOUS, TokenHashes, parse_tokens
-from tawebeval.errors import CallerShareExceeded, ConfigurationError, ForeignOrigin
+from tawebeval.core.tokens import ANONYMOUS, Token, TokenHashes, parse_tokens
+from tawebeval.errors import (
+    AccessDenied,
+    CallerShareExceeded,
+    ConfigurationError,
+    ForeignOrigin,
+)
 from tawebeval.linux.ownership import find_secret_file, read_secret_file
 from tawebeval.reloadable import Reloadable
 
@@ -26,29 +31,32 @@ _ROUNDING = 1e-9  # of a request; so no client is refused that has waited for Re
 class RateLimit:
     """A token bucket for each caller: `per_minute` requests, refilled steadily; 0 = no limit.
 
-    `seconds` is a clock, in seconds.
+    A token with a limit of its own has its own bucket. `seconds` is a clock, in seconds.
     """
 
     per_minute: int
     _seconds: Callable[[], float]
-    # By caller: the requests left, and the time of that in seconds.
-    _left: dict[str, tuple[float, float]] = attrs.field(factory=dict, init=False)
+    # By caller, or by the digest of a token: the requests left, and the time of that in seconds.
+    _left: dict[str | bytes, tuple[float, float]] = attrs.field(factory=dict, init=False)
 
-    def count_request(self, caller: str) -> None:
+    def count_request(self, token: Token) -> None:
         """Count a request. Raises: OverShare, without counting, if the bucket is empty."""
-        if not self.per_minute:
+        bucket: str | bytes = token.caller
+        limit, setting = self.per_minute, "callers.requests_per_minute"
+        if token.requests_per_minute is not None:
+            bucket, limit, setting = token.digest, token.requests_per_minute, "rate of the token"
+        if not limit:
             return
         now = self._seconds()
-        left, since = self._left.get(caller, (self.per_minute, now))
-        left = min(self.per_minute, left + (now - since) * self.per_minute / 60)
+        left, since = self._left.get(bucket, (limit, now))
+        left = min(limit, left + (now - since) * limit / 60)
         if left < 1 - _ROUNDING:
-            wait = (1 - left) * 60 / self.per_minute
+            wait = (1 - left) * 60 / limit
             raise CallerShareExceeded(
-                f"too many requests; the limit is {self.per_minute} per minute"
-                " (callers.requests_per_minute)",
+                f"too many requests; the limit is {limit} per minute ({setting})",
                 max(1, ceil(wait)),
             )
-        self._left[caller] = left - 1, now
+        self._left[bucket] = left - 1, now
 
 
 @attrs.define
@@ -73,16 +81,20 @@ class Authentication:
         """Whether anybody may call."""
         return self._tokens is None
 
-    def identify_caller(self, authorization: Sequence[bytes]) -> str:
+    def identify_caller(self, authorization: Sequence[bytes], method: bytes = b"GET") -> str:
         """Return the caller's name by the headers `Authorization`, and count the request.
 
-        Raises: Unauthorized, OverShare.
+        Raises: Unauthorized, OverShare; AccessDenied if the token does not permit the method.
         """
         if self._tokens is None:
             return ANONYMOUS
-        caller = self._tokens.authenticate_caller(authorization)
-        self.rate_limit.count_request(caller)
-        return caller
+        token = self._tokens.find_token(authorization)
+        self.rate_limit.count_request(token)
+        if token.is_read_only and method not in _SAFE_METHODS:
+            raise AccessDenied(
+                "this token can only read; submit and cancel with a token made without --read"
+            )
+        return token.caller
 
     def list_reloadables(self) -> Iterator[Reloadable[TokenHashes]]:
         """Yield the token file as a reloadable, if there is one."""

@@ -56,10 +56,11 @@ class WebContext:
     def identify_caller(self, method: bytes, headers: Headers) -> str:
         """Return the caller of a request with these headers, and count the request.
 
-        Raises: Unauthorized, OverShare, ForeignPage.
+        Raises: Unauthorized, OverShare, ForeignPage, AccessDenied.
         """
         self.check_origin(method, headers)
-        return self.authentication.identify_caller(headers.getRawHeaders(b"Authorization", []))
+        authorization = headers.getRawHeaders(b"Authorization", [])
+        return self.authentication.identify_caller(authorization, method)
 
     def check_origin(self, method: bytes, headers: Headers) -> None:
         """Raise ForeignPage if a page of another origin may not make this request.

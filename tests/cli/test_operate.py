@@ -23,7 +23,7 @@ class TokenTests(SynchronousTestCase):
         token = result.stdout.strip()
         (line,) = re.findall(r"^alice sha256:\S+$", result.stderr, re.MULTILINE)
         tokens = parse_tokens(line)
-        self.assertEqual(tokens.authenticate_caller([b"Bearer " + token.encode()]), "alice")
+        self.assertEqual(tokens.find_token([b"Bearer " + token.encode()]).caller, "alice")
 
     def test_name(self) -> None:
         """An invalid name is refused with the rule for names."""

@@ -34,14 +34,14 @@ class FileTests(SynchronousTestCase):
         text = f"# ours\n\n{line('alice', 'a')}\r\n \t\n  {line('bob', 'b').upper()[3:]}  "
         text = text.replace("SHA256", "sha256").replace("\n  ", "\n  bob")
         tokens = parse_tokens(text)
-        self.assertEqual(tokens.authenticate_caller([b"Bearer a"]), "alice")
-        self.assertEqual(tokens.authenticate_caller([b"Bearer b"]), "bob")
+        self.assertEqual(tokens.find_token([b"Bearer a"]).caller, "alice")
+        self.assertEqual(tokens.find_token([b"Bearer b"]).caller, "bob")
 
     def test_several(self) -> None:
         """One caller may have several tokens."""
         tokens = parse_tokens(f"{line('alice', 'a')}\n{line('alice', 'b')}")
         self.assertEqual(
-            {tokens.authenticate_caller([b"Bearer " + t]) for t in (b"a", b"b")}, {"alice"}
+            {tokens.find_token([b"Bearer " + t]).caller for t in (b"a", b"b")}, {"alice"}
         )
 
     def test_broken(self) -> None:
@@ -55,6 +55,12 @@ class FileTests(SynchronousTestCase):
             good[:-1],
             good + "0",
             good + " # secret",
+            good + "read",
+            good + " write",
+            good + " read read",
+            good + " rate=0",
+            good + " rate=1000000",
+            good + " rate=-1",
             good.replace("sha256", "md5"),
             good.replace("alice", ""),
             good.replace("alice", "al ice"),
@@ -83,8 +89,8 @@ class AuthenticateTests(SynchronousTestCase):
     def test_known(self) -> None:
         """The scheme is Bearer, however it is written."""
         for header in (b"Bearer secret-a", b"bearer secret-a", b"BEARER   secret-a "):
-            self.assertEqual(self.tokens.authenticate_caller([header]), "alice")
-        self.assertEqual(self.tokens.authenticate_caller([b"Bearer secret-b"]), "bob")
+            self.assertEqual(self.tokens.find_token([header]).caller, "alice")
+        self.assertEqual(self.tokens.find_token([b"Bearer secret-b"]).caller, "bob")
 
     def test_refused(self) -> None:
         """No header, two, another scheme, no token, a wrong one; nothing of it is repeated."""
@@ -104,13 +110,13 @@ class AuthenticateTests(SynchronousTestCase):
             [b"Bearer \xff"],
             [b"Bearer " + sha256(b"secret-a").hexdigest().encode()],
         ):
-            error = self.assertRaises(Unauthorized, self.tokens.authenticate_caller, headers)
+            error = self.assertRaises(Unauthorized, self.tokens.find_token, headers)
             self.assertNotIn("secret", str(error))
 
     @given(st.binary(max_size=80))
     def test_garbage(self, sent: bytes) -> None:
         """Nothing else gets in."""
-        self.assertRaises(Unauthorized, self.tokens.authenticate_caller, [b"Bearer " + sent])
+        self.assertRaises(Unauthorized, self.tokens.find_token, [b"Bearer " + sent])
 
     def test_constant_time(self) -> None:
         """Each token of the file is compared, in constant time, whichever it is."""
@@ -123,7 +129,7 @@ class AuthenticateTests(SynchronousTestCase):
         self.patch(tokens.hmac, "compare_digest", compare)
         for token in (b"secret-a", b"secret-b"):
             compared.clear()
-            self.tokens.authenticate_caller([b"Bearer " + token])
+            self.tokens.find_token([b"Bearer " + token])
             self.assertEqual(len(compared), 2)
 
     def test_not_shown(self) -> None:
@@ -147,8 +153,23 @@ class NewTests(SynchronousTestCase):
         self.assertEqual((asked, TOKEN_BYTES), ([32], 32))
         self.assertRegex(token, r"\Atawebeval_[A-Za-z0-9_-]{43}\Z")
         self.assertNotIn(token, written)
-        found = parse_tokens(written).authenticate_caller([b"Bearer " + token.encode()])
-        self.assertEqual(found, "alice")
+        found = parse_tokens(written).find_token([b"Bearer " + token.encode()])
+        self.assertEqual(found.caller, "alice")
+
+    def test_restricted(self) -> None:
+        """What restricts a token stands in its line."""
+        for read, rate, end in (
+            (False, None, ""),
+            (True, None, " read"),
+            (False, 60, " rate=60"),
+            (True, 999_999, " read rate=999999"),
+        ):
+            token, written = generate_token(
+                "a", os.urandom, is_read_only=read, requests_per_minute=rate
+            )
+            self.assertTrue(written.endswith(end))
+            found = parse_tokens(written).find_token([b"Bearer " + token.encode()])
+            self.assertEqual((found.is_read_only, found.requests_per_minute), (read, rate))
 
     def test_fresh(self) -> None:
         """No two are the same."""

@@ -11,10 +11,15 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallerSettings, MetricsSettings
-from tawebeval.core.tokens import generate_token
-from tawebeval.errors import CallerShareExceeded, ConfigurationError, Unauthorized
+from tawebeval.core.tokens import Token, generate_token
+from tawebeval.errors import AccessDenied, CallerShareExceeded, ConfigurationError, Unauthorized
 from tawebeval.web.auth import Authentication, RateLimit, find_metrics_token_file, find_token_file
 from tests.fakes.world import read_again
+
+
+def token(caller: str, per_minute: int | None = None) -> Token:
+    """Return a token, the same for the same arguments."""
+    return Token(caller.encode(), caller, requests_per_minute=per_minute)
 
 
 class RateTests(SynchronousTestCase):
@@ -25,27 +30,38 @@ class RateTests(SynchronousTestCase):
         clock = Clock()
         rate = RateLimit(3, clock.seconds)
         for _ in range(3):
-            rate.count_request("a")
-        error = self.assertRaises(CallerShareExceeded, rate.count_request, "a")
+            rate.count_request(token("a"))
+        error = self.assertRaises(CallerShareExceeded, rate.count_request, token("a"))
         self.assertEqual(error.retry_after, 20)
-        rate.count_request("b")
+        rate.count_request(token("b"))
         clock.advance(19.5)
         self.assertEqual(
-            self.assertRaises(CallerShareExceeded, rate.count_request, "a").retry_after, 1
+            self.assertRaises(CallerShareExceeded, rate.count_request, token("a")).retry_after, 1
         )
         clock.advance(0.5)
-        rate.count_request("a")
-        self.assertRaises(CallerShareExceeded, rate.count_request, "a")
+        rate.count_request(token("a"))
+        self.assertRaises(CallerShareExceeded, rate.count_request, token("a"))
         clock.advance(1000)
         for _ in range(3):
-            rate.count_request("a")
-        self.assertRaises(CallerShareExceeded, rate.count_request, "a")
+            rate.count_request(token("a"))
+        self.assertRaises(CallerShareExceeded, rate.count_request, token("a"))
+
+    def test_own(self) -> None:
+        """A token with a rate of its own has its own requests, whatever its caller's limit."""
+        for limit in (0, 2):
+            rate = RateLimit(limit, Clock().seconds)
+            own = token("a", 1)
+            rate.count_request(own)
+            error = self.assertRaises(CallerShareExceeded, rate.count_request, own)
+            self.assertIn("the limit is 1 per minute (rate of the token)", str(error))
+            for _ in range(2):
+                rate.count_request(token("a"))
 
     def test_none(self) -> None:
         """0 is no limit."""
         rate = RateLimit(0, Clock().seconds)
         for _ in range(10_000):
-            rate.count_request("a")
+            rate.count_request(token("a"))
 
     @given(st.integers(1, 10_000), st.lists(st.floats(0, 90), max_size=60))
     def test_patience(self, per_minute: int, pauses: list[float]) -> None:
@@ -56,11 +72,11 @@ class RateTests(SynchronousTestCase):
         for taken, pause in enumerate(pauses, 1):
             clock.advance(pause)
             try:
-                rate.count_request("a")
+                rate.count_request(token("a"))
             except CallerShareExceeded as error:
                 self.assertGreaterEqual(error.retry_after, 1)
                 clock.advance(error.retry_after)
-                rate.count_request("a")
+                rate.count_request(token("a"))
             self.assertLessEqual(taken, clock.seconds() * per_minute / 60 + 1e-6)
 
 
@@ -83,6 +99,26 @@ class AccessTests(SynchronousTestCase):
         found = [(one.name, one.paths) for one in self.access.list_reloadables()]
         self.assertEqual(found, [("callers.tokens", (self.path,))])
         read_again(self.access)
+
+    def test_read_only(self) -> None:
+        """A token for reading neither submits nor cancels; its caller's other token does."""
+        reading, line = generate_token("alice", os.urandom, is_read_only=True)
+        self.path.write_text(f"{self.path.read_text()}\n{line}")
+        self.reload()
+        for method, allowed in (
+            (b"GET", True),
+            (b"HEAD", True),
+            (b"POST", False),
+            (b"DELETE", False),
+        ):
+            self.assertEqual(
+                self.access.identify_caller([b"Bearer " + self.alice.encode()], method), "alice"
+            )
+            headers = [b"Bearer " + reading.encode()]
+            if allowed:
+                self.assertEqual(self.access.identify_caller(headers, method), "alice")
+            else:
+                self.assertRaises(AccessDenied, self.access.identify_caller, headers, method)
 
     def test_open(self) -> None:
         """Without a file everybody is the same caller, for whom there is no rate."""

@@ -65,7 +65,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.HTTPVersionNotSupported: {"readEvents"},
     errors.IdempotencyKeyReused: {"evaluate"},
     errors.Unauthorized: {*SECURED, "readMetrics"},
-    errors.AccessDenied: {"readMetrics"},
+    errors.AccessDenied: {"readMetrics", "evaluate", "cancel"},
     errors.ServerNotReady: {"readReadiness"},
     errors.ForeignOrigin: {"evaluate", "cancel", "readEvents", "listEvaluations"},
     errors.CallerShareExceeded: SECURED,
