@@ -92,7 +92,7 @@ class Authentication:
         self.rate_limit.count_request(token)
         if token.is_read_only and method not in _SAFE_METHODS:
             raise AccessDenied(
-                "this token can only read; submit and cancel with a token made without --read"
+                "a token of kind `read` cannot submit or cancel; use another token of the caller"
             )
         return token.caller
 
