@@ -162,8 +162,8 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     created = datetime.fromisoformat(document["created"])
     repository = str(document.get("repository", "")).rstrip("/").removesuffix(".git")
     place = (repository.rpartition("/")[2], document.get("directory"))
-    error = document.get("error")
-    verdict = document["state"] + (f": {error['reason']}" if error else "")
+    state, error = document["state"], document.get("error")
+    verdict = f"{state}: {error['reason']}" if error and error["reason"] != state else state
     age = format_age((now - created).total_seconds())
     problem = "/".join(str(part) for part in place if part)
     return escape_control_characters(_ROW.format(document["evaluation_id"], verdict, age, problem))

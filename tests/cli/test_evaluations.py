@@ -86,6 +86,17 @@ class EvaluationsTests(CommandTestCase):
             row = format_row(document, now)
             self.assertEqual(row.split(maxsplit=4), ["x", "running", "1", "min", problem])
 
+    def test_verdict(self) -> None:
+        """The reason of a failure follows the state, unless both are one word."""
+        now = datetime(2018, 9, 1, tzinfo=UTC)
+        document = {"evaluation_id": "x", "created": now.isoformat()}
+        for state, reason, verdict in (
+            ("failed", "memory", "failed: memory"),
+            ("cancelled", "cancelled", "cancelled"),
+        ):
+            row = format_row(document | {"state": state, "error": {"reason": reason}}, now)
+            self.assertRegex(row, rf"^x +{verdict} +0 s")
+
     def test_gone(self) -> None:
         """An evaluation that ends while the list is made is left out."""
         identifiers = [self.line.begin() for _ in range(2)]
