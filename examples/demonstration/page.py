@@ -1,10 +1,11 @@
-"""The page that stays open after the demo, and the commands to try next."""
+"""The page that stays open after the demo, and the commands to run next."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from demonstration.daemon import Daemon
@@ -14,6 +15,9 @@ from demonstration.unprivileged import is_root
 
 EVALUATOR = ("-d", "word_count", "--evaluator", "bash evaluator.sh")
 SOLUTION = Path("word_count", "solutions", "wrong_order.awk")
+
+Command = tuple[str, list[list[str]]]
+"""What a command does, and its words by lines."""
 
 
 def wants_page() -> bool:
@@ -39,11 +43,7 @@ def keep_page(daemon: Daemon, repository: Path, commit_oid: str, drawing: str | 
         say("This is the one with the drawing of a knight's tour:")
         say(f"    {daemon.base_url}/#evaluation/{drawing}")
     say("\nThree things to do next, in another terminal:")
-    for number, (about, lines) in enumerate(commands(daemon, repository, commit_oid), start=1):
-        command = " \\\n        ".join(shlex.join(line) for line in lines)
-        say(f"\n{number}. {about}:\n\n    {command}")
-    guide = shown(EXAMPLES.parent / "docs" / "evaluators.md")
-    say(f"\nTo write an evaluator of your own, read {guide}.")
+    show_commands(commands(daemon, repository, commit_oid))
     say("The page stays open until you press Ctrl-C here.")
     try:
         daemon.wait()
@@ -51,13 +51,32 @@ def keep_page(daemon: Daemon, repository: Path, commit_oid: str, drawing: str | 
         say()
 
 
-def commands(
-    daemon: Daemon, repository: Path, commit_oid: str
-) -> list[tuple[str, list[list[str]]]]:
-    """Return three commands, each with what it does and its words by lines."""
+def show_next_steps(daemon: Daemon, repository: Path, commit_oid: str) -> None:
+    """Print the commands that work without the daemon and its directory."""
+    keep = ("See these evaluations in a page that stays open", [["make", "demo", "KEEP=1"]])
+    _, judge, check = commands(daemon, repository, commit_oid)
+    say("\nThings to do next:")
+    show_commands([keep, judge, check] if is_usual(daemon) else [keep, check])
+
+
+def show_commands(commands: Sequence[Command]) -> None:
+    """Print commands with their numbers, and the guide for authors of evaluators."""
+    for number, (about, lines) in enumerate(commands, start=1):
+        command = " \\\n        ".join(shlex.join(line) for line in lines)
+        say(f"\n{number}. {about}:\n\n    {command}")
+    guide = shown(EXAMPLES.parent / "docs" / "evaluators.md")
+    say(f"\nTo write an evaluator of your own, read {guide}.")
+
+
+def is_usual(daemon: Daemon) -> bool:
+    """Return whether `tawebeval try` needs none of the demo's settings."""
+    return not is_root() and daemon.without_sandbox is None
+
+
+def commands(daemon: Daemon, repository: Path, commit_oid: str) -> list[Command]:
+    """Return three commands; the last two need no running daemon."""
     tawebeval = shown(Path(sys.executable).with_name("tawebeval"))
-    is_usual = not is_root() and daemon.without_sandbox is None
-    settings = [] if is_usual else ["--config", str(daemon.configuration)]
+    settings = [] if is_usual(daemon) else ["--config", str(daemon.configuration)]
     # The user that root's `try` becomes may have no access to the checkout.
     problems = repository if is_root() else PROBLEMS
     return [

@@ -16,7 +16,7 @@ from twisted.web.client import ResponseFailed
 
 from demonstration.client import SubmittedFile, follow, submit
 from demonstration.daemon import Daemon, DemonstrationError
-from demonstration.page import keep_page, shown, wants_page
+from demonstration.page import keep_page, show_next_steps, shown, wants_page
 from demonstration.problems import Problem, load_problems, make_repository
 from demonstration.show import Viewer, say
 from demonstration.steps import STEPS, Step, difference
@@ -114,7 +114,8 @@ class Demonstration:
 def demonstrate(folder: Path, keep: bool) -> bool:
     """Run the demo in a directory, and return whether all results are as expected.
 
-    Afterwards the page stays open until Ctrl-C, if ``keep`` or the user says so.
+    Afterwards the page stays open until Ctrl-C, if ``keep`` or the user says so; otherwise the
+    commands to run next are printed.
     """
     begun = time.monotonic()
     repository = folder / "problems"
@@ -136,8 +137,11 @@ def demonstrate(folder: Path, keep: bool) -> bool:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)  # the reactor's are of no use now
         say(f"\n{demonstration.summary(time.monotonic() - begun)}")
-        if demonstration.finished and (keep or wants_page()):
+        kept = demonstration.finished and (keep or wants_page())
+        if kept:
             keep_page(daemon, repository, commit_oid, demonstration.drawing)
         say("Stopping the daemon ... ", end="")
     say("stopped.")
+    if demonstration.finished and not kept:
+        show_next_steps(daemon, repository, commit_oid)
     return demonstration.finished and not demonstration.surprises

@@ -75,6 +75,10 @@ class DemoTests(SynchronousTestCase):
                 return demo, shown
         raise AssertionError(shown)
 
+    def find_commands(self, shown: str) -> list[str]:
+        """Return the commands that the demo proposes."""
+        return re.findall(r"^\d\. .*:\n\n    ((?:.*\\\n)*.*)$", shown, re.MULTILINE)
+
     def run_command(self, command: str) -> subprocess.CompletedProcess[str]:
         """Run a command of the output as a person would, in another terminal."""
         return subprocess.run(
@@ -82,14 +86,20 @@ class DemoTests(SynchronousTestCase):
         )
 
     def test_without_terminal(self) -> None:
-        """It ends by itself, and its output names no temporary file."""
+        """It ends by itself; its next steps work, and its output names no temporary file."""
         demo = self.start()
         shown, _ = demo.communicate(timeout=LONG_PATIENCE)
         self.assertEqual(demo.returncode, 0, shown)
         self.assertIn(f"\n{STEPS} evaluations, {STEPS} of them as expected", shown)
         self.assertNotIn(LAST_LINE, shown)
         self.assertNotIn(str(self.folder), shown)
+        self.assertNotIn("http://", shown.rpartition("Things to do next")[2])
         self.assertEqual(list(self.folder.iterdir()), [])
+        keep, *judge, check = self.find_commands(shown)
+        self.assertEqual(keep, "make demo KEEP=1")
+        for command in judge:  # absent for root
+            self.assertEqual(self.run_command(command).returncode, 0, command)
+        self.assertIn("ok      configuration", self.run_command(check).stdout)
 
     def end(self, demo: subprocess.Popen[str], number: int) -> None:
         """Send a signal, and hold that the demo ends well and leaves nothing behind."""
@@ -115,8 +125,7 @@ class DemoTests(SynchronousTestCase):
     def test_next_commands(self) -> None:
         """The three commands that it proposes work as they are printed; SIGTERM ends it."""
         demo, shown = self.start_and_keep()
-        proposed = re.findall(r"^\d\. .*:\n\n    ((?:.*\\\n)*.*)$", shown, re.MULTILINE)
-        submit, judge, check = map(self.run_command, proposed)
+        submit, judge, check = map(self.run_command, self.find_commands(shown))
         self.assertEqual(submit.returncode, 0, submit.stderr)
         (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
         listed = get(f"{base}/evaluations")["data"]
