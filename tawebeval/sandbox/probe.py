@@ -84,6 +84,23 @@ _PERMITTED = (
     "set AppArmorProfile=-tawebeval in the unit, and load the profile:"
     " apparmor_parser --replace /etc/apparmor.d/tawebeval"
 )
+# Keys of _REMEDIES that a sysctl may explain.
+_NO_NAMESPACE = (
+    "No permissions to create",
+    "max_*_namespaces exceeded",
+    "setting up uid map",
+    "Creating new namespace failed: Permission denied",
+)
+_OR_PROFILE = ", or start the daemon by the unit, whose AppArmor profile permits user namespaces"
+_APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
+# The value with which each sysctl forbids user namespaces, and one that permits them.
+_SYSCTL_VALUES = {
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    _APPARMOR: ("1", "0"),
+    "user.max_user_namespaces": ("0", "10000"),
+}
+SYSCTLS = Path("/proc/sys")
+"""The directory with the values of sysctls."""
 # For the main process of a systemd unit, whose settings can be the reason.
 _UNIT_REMEDIES = {
     "setting up uid map": _PERMITTED,
@@ -315,8 +332,24 @@ def _judge(status: int, output: bytes) -> Problem | None:
     remedies = _UNIT_REMEDIES if _is_main_process() else {}
     for sign, remedy in {**_REMEDIES, **remedies}.items():
         if sign in said:
+            sysctls = list(_find_forbidding_sysctls()) if sign in _NO_NAMESPACE else []
+            if sysctls:
+                said += f" ({', '.join(f'{name} is {value}' for name, value, _ in sysctls)})"
+            if sysctls and sign not in remedies:
+                settings = " ".join(f"{name}={permitting}" for name, _, permitting in sysctls)
+                remedy = f"as root run `sysctl -w {settings}`"
+                remedy += _OR_PROFILE if _APPARMOR in settings else ""
             return Problem(said, f"{remedy}, {_OTHERWISE}")
     return Problem(said, DISK_FULL_REMEDY if mentions_full_disk(said) else _MEND)
+
+
+def _find_forbidding_sysctls() -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and a permitting value of the sysctls that forbid user namespaces."""
+    for name, (forbidding, permitting) in _SYSCTL_VALUES.items():
+        with contextlib.suppress(OSError):  # the kernel has no such sysctl
+            value = (SYSCTLS / name.replace(".", "/")).read_text().strip()
+            if value == forbidding:
+                yield name, value, permitting
 
 
 def _is_main_process() -> bool:

@@ -94,6 +94,7 @@ class SandboxesTestCase(SynchronousTestCase):
         for folder in (self.root, self.accounts, self.temporary):
             folder.mkdir()
         self.patch(tempfile, "tempdir", str(self.temporary))
+        self.patch(module, "SYSCTLS", self.root / "sysctls")
         self.bwrap: str | None = str(self.root / "bwrap")
         self.patch(module.shutil, "which", {"bwrap": self.bwrap}.get)
 
@@ -237,6 +238,51 @@ class TryTests(SandboxesTestCase):
             self.assertEqual(what, said)
             self.assertIn(remedy, told)
             self.assertTrue(told.endswith(f", {OTHERWISE}"), told)
+
+    def set_sysctl(self, name: str, value: str) -> None:
+        """Set the value of a sysctl."""
+        path = self.root / "sysctls" / name.replace(".", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+
+    def test_sysctls(self) -> None:
+        """A sysctl that forbids user namespaces is named with its value and the command."""
+        denied, outside_unit = FAILURES[1][0], f"{os.getppid()}"
+        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": outside_unit})
+        for said, name, value, other in (
+            (denied, "kernel.unprivileged_userns_clone", "0", "1"),
+            (FAILURES[3][0], "kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+            (FAILURES[2][0], "user.max_user_namespaces", "0", "10000"),
+        ):
+            script = f'echo "{said}" >&2; exit 1'
+            self.set_sysctl(name, other)
+            self.assertEqual(self.complaint(script)[0], said)
+            self.set_sysctl(name, value)
+            what, remedy = self.complaint(script)
+            self.assertEqual(what, f"{said} ({name} is {value})")
+            self.assertTrue(remedy.startswith(f"as root run `sysctl -w {name}={other}`"), remedy)
+            self.assertTrue(remedy.endswith(f", {OTHERWISE}"), remedy)
+            self.assertNotIn("sysctl", "".join(self.complaint("echo 'sh: 1: x'")))
+            self.set_sysctl(name, other)
+
+    def test_several_sysctls(self) -> None:
+        """Each sysctl that forbids user namespaces is named."""
+        self.set_sysctl("kernel.unprivileged_userns_clone", "0")
+        self.set_sysctl("user.max_user_namespaces", "0")
+        what, remedy = self.complaint(f'echo "{FAILURES[1][0]}"')
+        self.assertIn(
+            "(kernel.unprivileged_userns_clone is 0, user.max_user_namespaces is 0)", what
+        )
+        command = "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000"
+        self.assertIn(command, remedy)
+
+    def test_sysctl_in_a_unit(self) -> None:
+        """The main process of a unit names the value, and the profile as the remedy."""
+        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getpid())})
+        self.set_sysctl("kernel.apparmor_restrict_unprivileged_userns", "1")
+        what, remedy = self.complaint(f'echo "{FAILURES[3][0]}"')
+        self.assertIn("(kernel.apparmor_restrict_unprivileged_userns is 1)", what)
+        self.assertIn("AppArmorProfile=-tawebeval", remedy)
 
     def test_remedies_in_a_unit(self) -> None:
         """The main process of a unit names the unit's line, and nothing about containers."""
