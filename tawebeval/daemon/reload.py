@@ -124,6 +124,7 @@ class Reloader(Service):
             " changed original takes effect after a restart"
             for each, _ in found
             for path in self._find_copies(each)
+            if path.name not in digests  # else the copy is up to date
         ]
         return ReloadResult(notes=tuple(notes))
 

@@ -142,10 +142,20 @@ class ReloaderTests(SynchronousTestCase):
         self.assertEqual(self.levels, [LogLevel.info, LogLevel.warn])
 
     def test_copies(self) -> None:
-        """Of what systemd has handed over it is told that this is a copy, of other files not."""
-        path = Path("/run/credentials/x/tokens")
-        for copies, count in ((str(path.parent), 1), ("/run/credentials/y", 0), ("", 0)):
-            outcome, _ = self.reload(FakeSource("callers.tokens", path=path), copies=copies)
+        """A copy that was not compared with its original is noted, as the only file."""
+        path = Path(self.mktemp()).absolute()
+        path.write_text("alice")
+        folder, compared = str(path.parent), {path.name: digest_file(path)}
+        for copies, originals, count in (
+            (folder, {}, 1),
+            (folder, {"other": "12ab"}, 1),
+            (folder, compared, 0),
+            ("/run/credentials/y", {}, 0),
+            ("", {}, 0),
+        ):
+            outcome, _ = self.reload(
+                FakeSource("callers.tokens", path=path), copies=copies, originals=originals
+            )
             self.assertEqual(len(outcome.notes), count, outcome)
             for note in outcome.notes:
                 self.assertTrue(note.startswith(f"callers.tokens: {path} is a copy"), note)
