@@ -131,7 +131,8 @@ class Daemon(MultiService):
             try:
                 part.privilegedStartService()
             except (CannotListenError, OSError, OverflowError, ValueError) as error:
-                raise SystemExit(f"tawebeval: listen: {part.name}: {error}") from None
+                why = explain_listen_error(part.name or "", error)
+                raise SystemExit(f"tawebeval: listen: {part.name}: {why}") from None
         self._privileges.drop_privileges()
 
     def startService(self) -> None:
@@ -211,8 +212,8 @@ def make_listener(
         listening = service(endpoint, factory, reactor=reactor)
     except LookupError:  # raised for `systemd:` endpoints only
         raise ConfigurationError(
-            f"listen: systemd passes no socket for {endpoint!r}; open it in a unit such as"
-            ' tawebeval.socket, or set listen = ["tcp:8080:interface=127.0.0.1"]'
+            f"listen: systemd passes no socket for {endpoint!r} (LISTEN_FDS); open it in a unit"
+            ' such as tawebeval.socket, or set listen = ["tcp:8080:interface=127.0.0.1"]'
         ) from None
     except (ValueError, TypeError, OSError) as error:
         raise ConfigurationError(
@@ -223,6 +224,17 @@ def make_listener(
     listening.endpoint = WriteThroughEndpoint(listening.endpoint, timeout)
     listening.setName(endpoint)
     return listening
+
+
+def explain_listen_error(endpoint: str, error: Exception) -> str:
+    """Return why an endpoint cannot be opened, with the remedy for a socket of systemd."""
+    if not (isinstance(error, OSError) and endpoint.startswith("systemd:")):
+        return str(error)
+    return (
+        f"the socket that systemd passes (LISTEN_FDS) cannot be used: {error.strerror}; for"
+        " domain=INET set ListenStream= in the socket unit to a TCP address such as"
+        ' 127.0.0.1:8080; for a UNIX socket listen at "unix:/run/tawebeval/socket:mode=660"'
+    )
 
 
 def make_periodic_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> TimerService:

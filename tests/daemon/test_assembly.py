@@ -51,6 +51,7 @@ from tawebeval.daemon.services import (
     Daemon,
     EvaluationService,
     build_url,
+    explain_listen_error,
     make_listener,
     make_periodic_timer,
 )
@@ -949,6 +950,17 @@ class ServiceTests(SynchronousTestCase):
             daemon.privilegedStartService()
         self.assertIn("8080", str(caught.exception.code))
         self.assertTrue(str(caught.exception.code).startswith("tawebeval: "))
+
+    def test_wrong_socket(self) -> None:
+        """A socket of systemd that is none of TCP has a remedy; other endpoints have the error."""
+        error = OSError(95, "Operation not supported")
+        for endpoint, words in (
+            ("systemd:domain=INET:index=0", "set ListenStream= in the socket unit"),
+            ("tcp:80", "[Errno 95] Operation not supported"),
+        ):
+            said = explain_listen_error(endpoint, error)
+            self.assertIn("Operation not supported", said)
+            self.assertIn(words, said)
 
 
 class ListenTests(TestCase):
