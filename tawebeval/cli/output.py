@@ -59,13 +59,15 @@ class Screen:
 
     With `lines` each event is a line of JSON on `out` and nothing else is shown of it. Methods
     raise OutputLost when `out` becomes unwritable, once; later output is discarded. A broken
-    `notes` is discarded without an error, which nobody could see.
+    `notes` is discarded without an error, which nobody could see. `stderr_lines` is the most lines
+    of an evaluator's stderr that are shown; None shows all.
     """
 
     _out: TextIO
     _notes: TextIO
     _colour: bool
     _lines: bool = False
+    stderr_lines: int | None = None
     _begun: bool = False  # the last line on `out` has no terminator yet
     _returned: bool = False  # a carriage return is held back, as a line feed may follow
     _progress: bool = False  # the last line on `notes` is one of `progress`
@@ -107,6 +109,15 @@ class Screen:
             self._end_line()
         text = escape_control_characters(text) if self._notes.isatty() else text
         self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
+
+    def show_stderr(self, stderr: str) -> None:
+        """Print the last lines of an evaluator's stderr, indented, on `notes`."""
+        lines = stderr.rstrip("\n").split("\n")
+        shown = lines[-(self.stderr_lines or 0) :]
+        if left_out := len(lines) - len(shown):
+            note = f"(lines left out: {left_out}; `--raw` shows the last 8 KiB of stderr)"
+            shown.insert(0, note)
+        self.show_message("\n".join(f"  {line}" for line in shown))
 
     def show_progress(self, text: str) -> None:
         """Show a message on a terminal until the next output replaces it."""
@@ -185,7 +196,7 @@ class Screen:
         for name in ("stderr", "line"):
             said = error.members.get(name)
             if isinstance(said, str) and said:
-                self.show_message("\n".join(f"  {line}" for line in said.rstrip("\n").split("\n")))
+                self.show_stderr(said)
 
 
 def format_value(data: Data) -> str:

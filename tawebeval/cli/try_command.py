@@ -53,6 +53,7 @@ from tawebeval.linux.privileges import Privileges, ProcessCredentials, find_priv
 from tawebeval.linux.reaper import kill_stale_processes
 
 _PREFIX = "tawebeval-try-"
+_STDERR_LINES = 20  # shown without --raw
 _WORDS = {
     "data_begin": "<<< data begins >>>",
     "data_end": "<<< data ends >>>",
@@ -73,7 +74,11 @@ _WORDS = {
 @SEED_OPTION
 @CONFIG_OPTION
 @click.option("--user", metavar="NAME", help="As root: run as this user, instead of service.user.")
-@click.option("--raw", is_flag=True, help="Show stdout as it is, with words for the markers.")
+@click.option(
+    "--raw",
+    is_flag=True,
+    help=("Show stdout as it is, with words for the markers, and the last 8 KiB of stderr."),
+)
 @FILES_OPTION
 @EVENTS_OPTION
 def try_(
@@ -106,6 +111,7 @@ def try_(
     if raw and lines:
         raise click.UsageError("--raw and --events exclude each other; give one of them")
     screen = make_screen(lines=lines)
+    screen.stderr_lines = None if raw or lines else _STDERR_LINES
     drawn = draw_seed(os.urandom) if seed is None else seed
     request = LocalRequest(root, directory or "", evaluator, drawn, fields)
     with _usage_errors():
@@ -209,8 +215,8 @@ class LocalEvaluation:
         error = last if isinstance(last, ErrorEvent) and last.final else None
         stderr = evaluation.run_result.stderr if evaluation.run_result is not None else ""
         if stderr and (error is None or "stderr" not in error.members):
-            lines = stderr.removesuffix("\n").split("\n")
-            self._screen.show_message("\n".join(("stderr:", *(f"  {line}" for line in lines))))
+            self._screen.show_message("stderr:")
+            self._screen.show_stderr(stderr)
         for hint in self._hints.find(error, stderr):
             self._screen.show_message(f"hint: {hint}", "yellow")
         return status

@@ -93,6 +93,23 @@ class OtherTests(SynchronousTestCase):
             "failed: it failed\n  one\n  \x1btwo\n",
         )
 
+    def test_long_stderr(self) -> None:
+        """A screen with a limit shows the last lines of stderr, and how many it leaves out."""
+        lines = [f"line {number}" for number in range(1, 31)]
+        error = EvaluationError("exit", "it failed", {"stderr": "\n".join(lines) + "\n"})
+        for limit, left_out in ((None, 0), (30, 0), (29, 1), (1, 29)):
+            shown = Shown()
+            shown.screen.stderr_lines = limit
+            shown.show(error)
+            words, *rest = shown.notes.getvalue().splitlines()
+            self.assertEqual(words, "failed: it failed")
+            if left_out:
+                note = rest.pop(0)
+                self.assertEqual(
+                    note, f"  (lines left out: {left_out}; `--raw` shows the last 8 KiB of stderr)"
+                )
+            self.assertEqual(rest, [f"  {line}" for line in lines[left_out:]])
+
     def test_forged_failures(self) -> None:
         """An error with events after it has ended nothing: it is data of the evaluator."""
         forged = EvaluationError(

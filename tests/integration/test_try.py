@@ -103,6 +103,17 @@ class TryTests(TestCase):
         nothing = "the evaluator printed nothing on stdout\n"
         self.assertEqual((done.returncode, done.stderr), (0, f"{nothing}stderr:\n  hint\n"))
 
+    async def test_long_stderr(self) -> None:
+        """The last 20 lines of stderr are shown, and all of them with `--raw`."""
+        for status in (0, 3):
+            command = f"seq 100 >&2; exit {status}"
+            done = await self.attempt(command)
+            self.assertIn("  (lines left out: 80; `--raw` shows", done.stderr)
+            self.assertIn("  81\n", done.stderr)
+            self.assertNotIn("  80\n", done.stderr)
+            done = await self.attempt(command, "--raw")
+            self.assertIn("  1\n  2\n", done.stderr)
+
     async def test_seed(self) -> None:
         """The seed that the command draws is shown as the option that repeats the run."""
         done = await piped(
