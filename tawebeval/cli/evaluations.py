@@ -78,7 +78,7 @@ def follow(
         reader = EvaluationReader(client, identifier, screen, cursor)
         try:
             with suppress(Refused):  # reported below
-                # Unlike a request for events, this one gives up on a stopped server after seconds.
+                # Unlike a request for events, this one gives up soon on a stopped server.
                 await client.status(identifier)
             return await reader.follow_evaluation(reactor, folder)
         except CancelledError:

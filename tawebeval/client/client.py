@@ -65,8 +65,9 @@ class Client:
     - `time`: returns seconds since the epoch.
 
     A refused request raises `Refused` at once. `Unavailable` says that the attempts are used up,
-    that the server asks for a longer pause than `longest_retry_after`, or that no tawebeval
-    answers.
+    that the server asks for a longer pause than `longest_retry_after`, that no tawebeval answers,
+    or that nothing listens at a loopback address from which no response has come before. Requests
+    for events are repeated also then.
     """
 
     def __init__(
@@ -198,6 +199,7 @@ class Client:
                 path + _query(after=after, limit=limit),
                 {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
                 timeout=_WAIT + _TIMEOUT,
+                can_wait_for_daemon=True,
             )
             try:
                 page, pause = await self._session.send_request(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from io import BytesIO
+from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -225,7 +226,8 @@ class Request:
     """A request that can be repeated.
 
     `path` includes the query. `timeout` is in seconds for each attempt; with a form, the time to
-    send it at 4096 bytes per second comes on top.
+    send it at 4096 bytes per second comes on top. `can_wait_for_daemon`: repeat the request also
+    if nothing listens at a loopback address and the server has not answered before.
     """
 
     method: str
@@ -233,6 +235,7 @@ class Request:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     form: SubmissionForm | None = None
     timeout: float = 60
+    can_wait_for_daemon: bool = False
 
 
 @attrs.define
@@ -284,9 +287,10 @@ class Session:
                 why = f"{self._base}: {build_refusal(response.status, response.body)}"
                 asked = self.parse_retry_after(response)
             except NoResponse as error:
-                if error.is_final:
-                    raise Unavailable(str(error)) from None
                 why, refused = str(error), error.is_refused
+                can_wait = request.can_wait_for_daemon or self._has_answered
+                if error.is_final or (refused and not can_wait and _is_loopback(self._base)):
+                    raise Unavailable(why, refused) from None
             made += 1
             pause = backoff.draw_delay(made, self._chance(), asked)
             if pause is None:
@@ -391,6 +395,15 @@ class Session:
         except ValueError as error:  # an invalid host name
             raise Unavailable(f"cannot connect to {self._base}: {error}; check the URL") from None
         return begun
+
+
+def _is_loopback(base: str) -> bool:
+    """Tell whether a URL is that of this machine."""
+    host = urlsplit(base).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _parse(base: str, response: Response, parse: Callable[[Response], Parsed]) -> Parsed:

@@ -82,7 +82,7 @@ class EvaluateTests(ClientTestCase):
     def test_once(self) -> None:
         """However many answers are lost, one evaluation begins."""
         self.line.fail_once(
-            *(Fate.LOST, Fate.REFUSED, Fate.HALF, Fate.CUT, Fate.BUSY, Fate.GATEWAY)
+            *(Fate.BUSY, Fate.LOST, Fate.REFUSED, Fate.HALF, Fate.CUT, Fate.GATEWAY)
         )
         identifier = self.line.begin(submission={"source": Path(__file__)})
         self.assertEqual(len(self.line.service.world.spawn.children), 1)
@@ -367,8 +367,9 @@ class BreakingLineTests(SynchronousTestCase):
     ) -> list[Event]:
         """Follow one evaluation, of which all requests break as often as `breaks` says."""
         bad = [fate for fate in Fate if fate.passes]
-        line.agent.fate = lambda: chance.choice(bad) if chance.random() < breaks else Fate.WELL
         line.client.asking = line.client.following = Backoff(10**6, 0.5, 5)
+        line.wait(gathered(line.client.evaluations()))  # the daemon is known to run
+        line.agent.fate = lambda: chance.choice(bad) if chance.random() < breaks else Fate.WELL
         identifier = line.begin()
         self.assertEqual(len(line.service.world.spawn.children), 1)
         block = "\n{EVALUATION_DATA_BEGIN}\n[1.50]\n{EVALUATION_DATA_END}\n"
