@@ -6,7 +6,6 @@ The error message names the cause; the hint says how to mend it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,8 @@ import attrs
 
 from tawebeval.client import EvaluationError
 from tawebeval.config import Configuration
-from tawebeval.evaluations.exits import find_setting
+from tawebeval.evaluations.exits import find_denied_files, find_setting
 from tawebeval.sandbox.base import EvaluatorExit
-
-_CANNOT_EXECUTE = 126  # the shell's exit status for a file that it may not execute
-_DENIED = re.compile(r"([^\s:'\"]+): Permission denied")
 
 
 @attrs.frozen
@@ -42,6 +38,10 @@ class Hints:
             sandbox = self._configuration.sandbox
             has_network = sandbox.kind == "none" or sandbox.network
             setting = find_setting(end, stderr, has_network=has_network)
+            for path in find_denied_files(end, stderr):
+                file = self._root / self._directory / path
+                if not path.startswith("/") and os.path.isfile(file):
+                    yield f"{path} is not executable; run `chmod +x {file}`, and commit the change"
         section, _, name = setting.partition(".")
         if setting == "sandbox.network":
             yield _set("to allow a network", section, name, "true")
@@ -50,11 +50,6 @@ class Hints:
             yield _set(f"to raise {setting}", section, name, value)
         if error.reason == "directory":
             yield self._list_directories()
-        if error.members.get("status") == _CANNOT_EXECUTE:
-            for path in _DENIED.findall(str(error.members.get("stderr", ""))):
-                file = self._root / self._directory / path
-                if not path.startswith("/") and os.path.isfile(file):
-                    yield f"{path} is not executable; run `chmod +x {file}`, and commit the change"
 
     def _list_directories(self) -> str:
         parent = (self._root / self._directory).parent

@@ -37,6 +37,7 @@ _SIGNALS: dict[int | None, str] = {
     signal.SIGXFSZ: "limits.file_size",
 }
 _DENIED = re.compile("permission denied", re.IGNORECASE)
+_WORD_END = re.compile(r"[\s:'\"]")
 _CANNOT_EXECUTE, _NOT_FOUND = 126, 127  # exit statuses of shells
 
 
@@ -72,7 +73,7 @@ MISPLACED_MARKER = (
 
 def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_network: bool) -> str:
     """Return the likely reason of a bad exit and its remedy; "" if none is known."""
-    if end.status == _CANNOT_EXECUTE and _DENIED.search(stderr):
+    if find_denied_files(end, stderr):
         return (
             "permission denied: run `chmod +x FILE`, or `git update-index --chmod=+x FILE`, and"
             " commit"
@@ -88,6 +89,14 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
             return f"the limit of a file is {format_size(limits.file_size)} (limits.file_size)"
         case "limits.processes":
             return f"the limit is {limits.processes} processes and threads (limits.processes)"
+def find_denied_files(end: EvaluatorExit, stderr: str) -> list[str]:
+    """Return the paths that a shell may not execute, "" for one that stderr does not name."""
+    if end.status != _CANNOT_EXECUTE:
+        return []
+    before = _DENIED.split(stderr)[:-1]
+    return [_WORD_END.split(part.removesuffix(": "))[-1] for part in before]
+
+
         case "limits.open_files":
             return f"the limit is {limits.open_files} open files (limits.open_files)"
         case "limits.disk":
