@@ -77,8 +77,8 @@ _EXCERPT = 200  # characters of a wrong line, in its error
 _NESTING = 500  # levels of arrays and objects that are parsed at any depth of the stack
 _EXPLAINED = 256 * 1024  # bytes of a value that is checked once more, to explain the error
 _MARKER_START = b"~"  # seldom in text; text without this byte has no marker
-_MARKER = re.compile("~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
-_MARKER_SIZE = 64  # characters, at least those of a marker
+_MARKER = re.compile(b"~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
+_MARKER_SIZE = 64  # bytes, at least those of a marker and a terminator
 
 
 @attrs.frozen
@@ -127,31 +127,40 @@ class StrayMarkers:
     """
 
     def __init__(self) -> None:
-        self._line = ""  # the last characters of the current line
+        self._line = LINE_TERMINATOR  # the last bytes of the current line, and what is before it
 
     def find(self, payload: str) -> str | None:
         """Take the payload of the next text event; return advice if it completes a marker."""
+        line = self._line + payload.encode("utf-8", "replace")
+        advice = find_stray_marker(line)
+        self._line = line[-_MARKER_SIZE:] if advice is None else b""
         if payload == "\n":
-            self._line = ""
-            return None
-        line = self._line + payload
-        found = _MARKER.search(line)
-        self._line = line[-_MARKER_SIZE:] if found is None else ""
-        if found is None:
-            return None
-        block = f"EVALUATION_{found[1].upper()}"
-        marker = f"{block}_{found[2].upper()}"
-        shown = "the block is shown as text"
-        if found.start():
-            step = "print a newline before it (`printf '\\n'`)"
-            return f"{marker} is not at the start of a line: {shown}; {step}"
-        if found[2] == "begin":
-            return f"{marker} is not alone on its line: {shown}; print a newline right after it"
-        return f"{marker} ends no block: {shown}; print {block}_BEGIN before the block"
+            self.end_line()
+        return advice
 
     def end_line(self) -> None:
         """Note an event that is not text: it lies between two lines."""
-        self._line = ""
+        self._line = LINE_TERMINATOR
+
+
+def find_stray_marker(output: bytes) -> str | None:
+    """Return advice about the first marker in text, None without one.
+
+    A line begins only after a terminator in `output`.
+    """
+    found = _MARKER.search(output)
+    if found is None:
+        return None
+    kind, edge = found[1].decode().upper(), found[2].decode().upper()
+    block = f"EVALUATION_{kind}"
+    marker = f"{block}_{edge}"
+    shown = "the block is shown as text"
+    if not output.endswith(LINE_TERMINATOR, 0, found.start()):
+        step = "print a newline before it (`printf '\\n'`)"
+        return f"{marker} is not at the start of a line: {shown}; {step}"
+    if edge == "BEGIN":
+        return f"{marker} is not alone on its line: {shown}; print a newline right after it"
+    return f"{marker} ends no block: {shown}; print {block}_BEGIN before the block"
 
 
 class _State(Enum):
@@ -168,20 +177,20 @@ class SegiParser:
     block and a file; longer lines and files are skipped and reported.
 
     While `has_pending_input`, there is input for `parse_pending`. While `awaited_file` is set,
-    parsing stops until the caller supplies or refuses that file. `has_misplaced_marker` is set when
-    a begin marker was text, because it did not stand alone on its line.
+    parsing stops until the caller supplies or refuses that file. `stray_marker` is advice about a
+    begin marker that was text, because it did not stand alone on its line; None without one.
     """
 
     __slots__ = (
         *("_at", "_count", "_file", "_input", "_is_imagined", "_is_overlong", "_is_sound"),
         *("_lines", "_markers", "_max_file", "_max_value", "_state", "_value", "_work"),
-        *("has_misplaced_marker", "has_pending_input", "awaited_file"),
+        *("awaited_file", "has_pending_input", "stray_marker"),
     )
 
     def __init__(self, markers: Markers, *, max_value: int = 2**20, max_file: int = 2**21) -> None:
         self.awaited_file: FileReference | None = None
         self.has_pending_input = False
-        self.has_misplaced_marker = False
+        self.stray_marker: str | None = None
         self._markers = markers
         self._max_value = max_value
         self._max_file = max_file
@@ -232,7 +241,7 @@ class SegiParser:
         assert not self.has_pending_input, "all that was printed comes before the end"
         rest = self._input[self._at :]
         if self._state is _State.TEXT:
-            self._find_misplaced_marker(rest)
+            self._find_stray_marker(rest)
             self._emit_text(rest)
         else:
             if self._state is _State.VALUES and (rest or self._value or self._is_overlong):
@@ -300,7 +309,7 @@ class SegiParser:
             cut = _find_last_line(data, at, end)
             block = data[at:cut]
         if near >= 0:
-            self._find_misplaced_marker(block)
+            self._find_stray_marker(block)
         self._emit_text(block, blank_lines)
         self._at = cut
         if begin:
@@ -309,9 +318,10 @@ class SegiParser:
             return True
         return end < len(data)
 
-    def _find_misplaced_marker(self, block: bytes) -> None:
-        if not self.has_misplaced_marker:
-            self.has_misplaced_marker = any(one in block for one in self._markers.begin_markers)
+    def _find_stray_marker(self, block: bytes) -> None:
+        # The search by form is slow, so it is made once.
+        if not self.stray_marker and any(one in block for one in self._markers.begin_markers):
+            self.stray_marker = find_stray_marker(block)
 
     def _emit_text(self, block: bytes, blank_lines: bool | None = None) -> None:
         if block and self._is_imagined:

@@ -28,7 +28,6 @@ from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
-from tawebeval.evaluations.exits import MISPLACED_MARKER
 from tawebeval.evaluations.run import EvaluatorRun, RunResult, StdoutPump
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.filetree import remove_tree
@@ -95,7 +94,7 @@ class Evaluation:
     _slots: RunSlots | None = None
     _startup: Deferred[None] | None = None
     _is_launching: bool = False
-    _has_misplaced_marker: bool = False
+    _stray_marker: str | None = None
 
     def __attrs_post_init__(self) -> None:
         self.ring_share = self.context.ring_budget.add_share(
@@ -295,7 +294,7 @@ class Evaluation:
             words = "{evaluation}: end of stderr: {stderr!r}"
             log.info(words, **self._log_fields(), stderr=run.stderr)
         if self._pump is not None and run.failure is None:
-            self._has_misplaced_marker = self._pump.has_misplaced_marker
+            self._stray_marker = self._pump.stray_marker
         # A run holds its parser, and the parser up to a whole data block or file: drop both.
         self.run_result, self.run, self._pump = run.result, None, None
         self._in_background(self._conclude(run.failure))
@@ -377,8 +376,8 @@ class Evaluation:
                     fields["cpu_seconds"] = usage.cpu_seconds
                 if usage.peak_memory_bytes is not None:
                     words += f", {format_size(usage.peak_memory_bytes)} of memory"
-                if self._has_misplaced_marker:
-                    words += f"; {MISPLACED_MARKER}"
+                if self._stray_marker:
+                    words += f"; {self._stray_marker}"
                 elif not self.ring.newest:
                     words += "; the evaluator printed nothing"
                     fields["peak_memory_bytes"] = usage.peak_memory_bytes

@@ -48,7 +48,7 @@ def explain_exit(
     *,
     has_network: bool,
     has_output: bool,
-    has_misplaced_marker: bool = False,
+    stray_marker: str | None = None,
 ) -> str:
     """Return the message about a bad exit. `stderr` is the last part of stderr."""
     if end.signal is not None:
@@ -56,19 +56,12 @@ def explain_exit(
         message = f"the evaluator was ended by signal {end.signal} ({name})"
     else:
         message = f"the evaluator exited with status {end.status}"
-    if has_misplaced_marker:
-        message += f"; {MISPLACED_MARKER}"
+    if stray_marker:
+        message += f"; {stray_marker}"
     hint = _find_hint(end, stderr, limits, has_network)
     if hint:
         return f"{message}; {hint}"
     return message if has_output else f"{message}; it printed nothing"
-
-
-MISPLACED_MARKER = (
-    "a begin marker was taken for text, as it does not stand alone on its line: print a newline"
-    " before it and after it"
-)
-"""The hint about a begin marker in the middle of a line."""
 
 
 def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_network: bool) -> str:
@@ -89,19 +82,19 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
             return f"the limit of a file is {format_size(limits.file_size)} (limits.file_size)"
         case "limits.processes":
             return f"the limit is {limits.processes} processes and threads (limits.processes)"
+        case "limits.open_files":
+            return f"the limit is {limits.open_files} open files (limits.open_files)"
+        case "limits.disk":
+            return f"the limit on the disk is {format_size(limits.disk)} (limits.disk)"
+    return ""
+
+
 def find_denied_files(end: EvaluatorExit, stderr: str) -> list[str]:
     """Return the paths that a shell may not execute, "" for one that stderr does not name."""
     if end.status != _CANNOT_EXECUTE:
         return []
     before = _DENIED.split(stderr)[:-1]
     return [_WORD_END.split(part.removesuffix(": "))[-1] for part in before]
-
-
-        case "limits.open_files":
-            return f"the limit is {limits.open_files} open files (limits.open_files)"
-        case "limits.disk":
-            return f"the limit on the disk is {format_size(limits.disk)} (limits.disk)"
-    return ""
 
 
 def find_setting(end: EvaluatorExit, stderr: str, *, has_network: bool) -> str:

@@ -151,9 +151,9 @@ class StdoutPump:
         self._turn: IDelayedCall | None = None
 
     @property
-    def has_misplaced_marker(self) -> bool:
-        """Whether a begin marker was text."""
-        return self._parser.has_misplaced_marker
+    def stray_marker(self) -> str | None:
+        """Advice about a begin marker that was text, None without one."""
+        return self._parser.stray_marker
 
     def start(self, producer: StdoutProducer) -> None:
         """Set the producer, whose stdout `feed` gets, and which the pump pauses."""
@@ -631,7 +631,7 @@ class EvaluatorRun(ProcessProtocol):
             limits,
             has_network=self._sandboxed.has_network,
             has_output=bool(self._stdout_size or self._stderr_size),
-            has_misplaced_marker=self._pump.has_misplaced_marker,
+            stray_marker=self._pump.stray_marker,
         )
         members = {"status": status or 0} if number is None else {"signal": number}
         return self._with_stderr(EvaluationFailure("exit", message, members))

@@ -157,23 +157,6 @@ class NearMarkerTests(Tables):
             self.check_end(b"~DB\n1\n~DE\n" + marker, [b"1", text])
             self.check_end(b"~DB\n1\n~DE\n\n" + marker, [b"1", "\n", text])
 
-    def test_misplaced_marker(self) -> None:
-        """The parser notes a begin marker that was text, however it arrived."""
-        for printed, misplaced in (
-            ((b"x~DB\n1\n",), True),
-            ((b"~FB \n",), True),
-            ((b"x", b"~DB\n"), True),
-            ((b"a\n~DB",), True),
-            ((b"a\n~DB\n1\n~DE\n",), False),
-            ((b"~DE\n~~\n",), False),
-        ):
-            parser = SegiParser(MARKERS)
-            for chunk in printed:
-                parser.feed(chunk)
-                parser.flush_partial_line()
-            parser.finish()
-            self.assertEqual(parser.has_misplaced_marker, misplaced, printed)
-
     def test_prefixes(self) -> None:
         """The beginning of a marker is text."""
         self.check(b"~\n~D\n~F\n~", ["~", "\n", "~D", "\n", "~F", "\n", "~"])
@@ -814,7 +797,10 @@ class StrayMarkersTests(SynchronousTestCase):
     MARKERS = Markers.generate(os.urandom)
 
     def advice(self, output: bytes, *, flush: bool = False) -> list[str]:
-        """Return what is advised on the events of an output, byte by byte with `flush`."""
+        """Return what is advised on the events of an output, byte by byte with `flush`.
+
+        Without `flush` the parser itself has the first advice about a begin marker.
+        """
         parser = SegiParser(self.MARKERS)
         chunks = [output[at : at + 1] for at in range(len(output))] if flush else [output]
         lines = b""
@@ -830,7 +816,20 @@ class StrayMarkersTests(SynchronousTestCase):
                 found.append(detector.find(event["payload"]))
             else:
                 detector.end_line()
-        return [advice for advice in found if advice]
+        advice = [each for each in found if each]
+        if not flush:
+            begins = [each for each in advice if "_BEGIN is" in each]
+            self.assertEqual(parser.stray_marker, begins[0] if begins else None)
+        return advice
+
+    def test_part_of_a_line(self) -> None:
+        """A marker after the delivered beginning of its line is found by the parser."""
+        parser = SegiParser(self.MARKERS)
+        parser.feed(b"x")
+        parser.flush_partial_line()
+        parser.feed(self.MARKERS.data_begin + b"\n")
+        parser.finish()
+        self.assertIn("DATA_BEGIN is not at the start of a line", parser.stray_marker or "")
 
     def test_advice(self) -> None:
         """Each mistake has its remedy, in however many events its line arrives."""

@@ -71,13 +71,13 @@ class StoryTests(EvaluationTestCase):
         self.assertIn(": exit: the evaluator exited with status 3; 1 events", failed)
         self.assertEqual(self.events[-1]["reason"], "exit")
 
-    def test_misplaced_marker(self) -> None:
+    def test_stray_marker(self) -> None:
         """A begin marker that does not stand alone on its line is pointed out."""
         self.begin()
         self.world.child.print(b"x" + self.evaluation.markers.data_begin + b"\n1\n")
         self.world.child.end()
         self.world.turn()
-        self.assertIn("; a begin marker was taken for text", self.story()[-1])
+        self.assertIn("; EVALUATION_DATA_BEGIN is not at the start of a line", self.story()[-1])
 
     def test_stopped_early(self) -> None:
         """What was never run used nothing."""

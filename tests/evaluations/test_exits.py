@@ -35,15 +35,15 @@ class ExitTests(SynchronousTestCase):
         said = explain_exit(FAILED, "", LimitSettings(), has_network=True, has_output=False)
         self.assertEqual(said, f"{MESSAGE}; it printed nothing")
 
-    def test_misplaced_marker(self) -> None:
-        """A begin marker in the middle of a line is the reason."""
+    def test_stray_marker(self) -> None:
+        """The advice about a marker that was text comes first."""
         said = explain_exit(
             *(FAILED, "MemoryError", LimitSettings()),
             has_network=True,
             has_output=True,
-            has_misplaced_marker=True,
+            stray_marker="EVALUATION_DATA_BEGIN is not at the start of a line",
         )
-        self.assertTrue(said.startswith(f"{MESSAGE}; a begin marker was taken for text"), said)
+        self.assertTrue(said.startswith(f"{MESSAGE}; EVALUATION_DATA_BEGIN is not"), said)
 
     def test_network(self) -> None:
         """A failed connection in a sandbox without network is explained, and only there."""
