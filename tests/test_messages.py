@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 import tawebeval
 from tawebeval import errors
 from tawebeval.config import Configuration, Section
+from tests.cases.messages import check_words
 
 ROOT = Path(tawebeval.__file__).parent
 OTHERS = ("cli", "client")  # whose messages are tested with their commands
@@ -197,3 +198,14 @@ class MessageTests(SynchronousTestCase):
         for place, text in MESSAGES:
             for section, name in SETTING.findall(text):
                 self.assertIn(name, sections.get(section, (name,)), f"{place}: {text}")
+
+    def test_check_words(self) -> None:
+        """A test that waits for the words of no message fails at once, whatever names they have."""
+        for words in (
+            "/srv/state was removed; the daemon created it again",
+            "connections are limited to 86",
+            "callers.tokens: reloaded",
+        ):
+            check_words(words)
+        with self.assertRaisesRegex(AssertionError, "no message has 'was taken away'"):
+            check_words("/srv/state was taken away; the daemon created it again")

@@ -22,6 +22,7 @@ from twisted.trial.unittest import TestCase
 
 from tawebeval.daemon.directories import derive_daemon_label
 from tawebeval.linux.launcher_client import LAUNCHER_NAME
+from tests.cases.messages import check_words
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
@@ -153,6 +154,7 @@ class Daemon:
 
     async def logged(self, words: str, times: int = 1) -> None:
         """Wait until words are in the log, so often: a thread writes it."""
+        check_words(words)
         await until(lambda: self.log.count(words) >= times, f"{words!r} is in the log")
 
     @property

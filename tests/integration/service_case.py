@@ -14,6 +14,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from benchmarks.booted import Connection, installed, missing, wait_until
 from tawebeval.core.tokens import generate_token
+from tests.cases.messages import check_words
 from tests.cases.patience import PATIENCE
 from tests.fakes.world import straw
 from tests.integration.raw import BOUNDARY, body_of, part
@@ -114,6 +115,7 @@ class ServiceTestCase(SynchronousTestCase):
 
     def logged(self, words: str) -> None:
         """Wait until the service has logged these words."""
+        check_words(words)
         wait_until(lambda: words in self.journal(), f"{words!r} is in the journal")
 
     def until(self, what: str, value: str) -> None:

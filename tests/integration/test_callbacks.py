@@ -266,7 +266,7 @@ class ReloadTests(CallbacksTestCase):
         path.write_text(path.read_text().replace(before, after))
         count = self.daemon.log.count(said)
         os.kill(self.daemon.pid, signal.SIGHUP)
-        await until(lambda: self.daemon.log.count(said) > count, said)
+        await self.daemon.logged(said, count + 1)
 
     async def test_secrets(self) -> None:
         """Other secrets count at once, also for what waits; broken ones and settings do not."""

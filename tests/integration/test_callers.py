@@ -78,7 +78,7 @@ class CallersTests(CallersTestCase):
         """Send SIGHUP, and wait until that is logged."""
         count = self.daemon.log.count(words)
         os.kill(self.daemon.pid, signal.SIGHUP)
-        await until(lambda: self.daemon.log.count(words) > count, f"{words} is logged")
+        await self.daemon.logged(words, count + 1)
 
     async def test_two_callers(self) -> None:
         """Bob neither sees nor cancels what Alice has begun, during it and after."""
@@ -212,6 +212,6 @@ class ExposureTests(TestCase):
         daemon.start()
         await daemon.ready()
         os.kill(daemon.pid, signal.SIGHUP)
-        await until(lambda: "the configuration: reloaded" in daemon.log, "it is logged")
+        await daemon.logged("the configuration: reloaded from")
         await daemon.ready()
         await daemon.stop()

@@ -255,7 +255,7 @@ class AbandonedTests(DaemonTestCase):
         kept, gate = await self.begin_and_hold("echo; echo done")
         reading = Deferred.fromCoroutine(self.client.follow(kept))
         told = f"{derive_log_name(abandoned)}: stopped: no client has asked for the events in "
-        await until(lambda: told in self.daemon.log, "the other one is given up")
+        await self.daemon.logged(told)
         await until(lambda: list(runs.iterdir()) == [gate.parent.parent], "it is killed")
         (await self.client.ask(abandoned)).problem(410)
         gate.write_text("go\n")

@@ -150,11 +150,11 @@ class PrivateTests(RepositoryTestCase):
         self.assertIn("403", (await self.refuse(alice))["stderr"])
         self.write_password("")
         os.kill(self.daemon.pid, signal.SIGHUP)
-        await until(lambda: "nothing is changed" in self.daemon.log, "the mistake is logged")
+        await self.daemon.logged("nothing is changed")
         await self.refuse(alice)
         self.write_password(SECRET)
         os.kill(self.daemon.pid, signal.SIGHUP)
-        await until(lambda: "repositories.credentials: reloaded" in self.daemon.log, "it is read")
+        await self.daemon.logged("repositories.credentials: reloaded from")
         self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
         await self.finish()
 
