@@ -36,6 +36,7 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import Cooperator, deferLater
 from twisted.python.components import proxyForInterface
 from twisted.python.failure import Failure
+from twisted.python.url import URL
 from twisted.web.client import (
     FileBodyProducer,
     RequestTransmissionFailed,
@@ -385,7 +386,7 @@ class Session:
         try:
             begun: Deferred[Any] = self._http.request(
                 request.method,
-                self._base + request.path,
+                _RequestURL.from_text(self._base + request.path),
                 data=body,
                 headers=Headers({name: [value] for name, value in headers.items()}),
                 allow_redirects=False,
@@ -395,6 +396,14 @@ class Session:
         except ValueError as error:  # an invalid host name
             raise Unavailable(f"cannot connect to {self._base}: {error}; check the URL") from None
         return begun
+
+
+class _RequestURL(URL):
+    """The URL of a request; treq cannot convert one with an IPv6 address, which is ASCII anyway."""
+
+    def to_uri(self) -> URL:
+        """Return the URL in ASCII."""
+        return self if ":" in self.host else super().to_uri()
 
 
 def _is_loopback(base: str) -> bool:

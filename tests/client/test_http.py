@@ -15,12 +15,14 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionLost, DNSLookupError, NoRouteError
 from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import Cooperator
+from twisted.internet.task import Clock, Cooperator
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 from twisted.web._newclient import ParseError, RequestTransmissionFailed, ResponseNeverReceived
 from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IResponse
+from zope.interface import implementer
 
 from tawebeval.client import (
     Client,
@@ -246,6 +248,33 @@ class RepeatTests(ClientTestCase):
         self.assertEqual(self.attempts, 1)
         self.break_off(None, DNSLookupError("x"))
         self.assertEqual(self.attempts, 2)
+
+    def test_addresses(self) -> None:
+        """A server may be named by an IPv6 address, and by a name that is not in ASCII."""
+        for server, sent in (
+            ("http://[::1]:8080", b"http://[::1]:8080/"),
+            ("http://münchen.example/base", b"http://xn--mnchen-3ya.example/base/"),
+        ):
+            asked: list[bytes] = []
+
+            @implementer(IAgent)
+            class Recorder:
+                """An agent that only notes the URL."""
+
+                def request(
+                    self,
+                    method: bytes,
+                    uri: bytes,
+                    *_: object,
+                    asked: list[bytes] = asked,
+                    **__: object,
+                ) -> Deferred[IResponse]:
+                    asked.append(uri)
+                    return fail(DNSLookupError("x"))
+
+            client = Client(server, reactor=Clock(), agent=Recorder())
+            self.failureResultOf(Deferred.fromCoroutine(client.status("x")), Unavailable)
+            self.assertEqual(asked, [sent + b"evaluation/x"])
 
     def test_no_connection(self) -> None:
         """The system's words tell why there is no connection; only a refused one is marked."""
