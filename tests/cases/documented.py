@@ -37,8 +37,7 @@ def examples(document: Path, program: str) -> list[Example]:
 
 def doctors() -> list[Example]:
     """Return the documented commands that run the doctor as the service would."""
-    shown = [*examples(INSTALL, "systemd-run"), *examples(OPERATE, "systemd-run")]
-    return [each for each in shown if "doctor" in each.command]
+    return [each for each in examples(INSTALL, "systemd-run") if "doctor" in each.command]
 
 
 def scripts(document: Path, heading: str) -> list[str]:
