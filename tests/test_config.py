@@ -453,7 +453,7 @@ class TableTests(SynchronousTestCase):
                         self.assertEqual(self.parse(default), found, setting)
                     shown += settings
         self.assertEqual(len(shown), len(set(shown)))
-        self.assertGreater(len(shown), 70)
+        self.assertGreater(len(shown), 60)
 
 
 class ExamplesTests(SynchronousTestCase):
