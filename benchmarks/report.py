@@ -9,7 +9,7 @@ from benchmarks.measure import NotMeasured, Row, Spread
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
-_HEADINGS = ("what", "ours", "baseline", "", "ratio", "spread of the ratio", "target", "")
+_HEADINGS = ("what", "ours", "baseline", "", "ratio", "spread", "target", "")
 _BEGIN = "<!-- By hand from here. -->"
 _END = "<!-- By hand up to here. -->"
 _BY_HAND = """
@@ -21,24 +21,20 @@ Nothing yet.
 _ABOUT = """\
 # Benchmarks
 
-See how fast the daemon is, compared with simple programs that do the same work.
+How fast the daemon is, compared with simple programs that do the same work.
 
-`python -m benchmarks --write` writes this page, except the text between the two marks near its end.
-
+- `python -m benchmarks --write` writes this page, except the text between the two marks near its
+  end. Each module in `benchmarks/rows/` says what it measures.
 - Everything runs on one machine, over loopback. The daemon and its baseline are measured
   alternately. The ratio (ours to the baseline) is formed within each round, so other load on the
-  machine widens the spread and hardly changes the ratio.
-- Figures are medians of the rounds. The spread goes from the least to the greatest.
+  machine hardly changes the ratio.
+- Figures are medians of the rounds. The spread goes from the least to the greatest ratio, or,
+  without a baseline, of our figures.
 - A target in brackets is optional. A row without a measurement says why.
-- As root, the directories are on a file system made for the run, so its age is in no figure.
-- Ours is the daemon as twistd starts it, over HTTP. Four rows use the daemon's modules in a small
-  program: stdout to events, the worst chunk of stdout, the memory of events, and how long a start
-  blocks the reactor.
-- "By processor time" means per second of processor time of the program, in place of wall-clock
-  time.
-- Each module in `benchmarks/rows/` says what it measures.
-
-The baselines are programs in `benchmarks/programs/`, or other projects' programs:
+- "By processor time" means per second of processor time of the program.
+- Ours is the daemon as twistd starts it, over HTTP. Four rows use its modules in a small program:
+  stdout to events, the worst chunk of stdout, the memory of events, and how long a start blocks the
+  reactor.
 
 | baseline | |
 | --- | --- |
@@ -47,16 +43,15 @@ The baselines are programs in `benchmarks/programs/`, or other projects' program
 | a bare Site | `twisted.web` with a static resource of the same bytes, no access log |
 | Starlette | uvicorn with httptools and uvloop; orjson makes the page from a list of dicts |
 | a raw forwarder | Twisted, from the stdout of a process to a socket |
-| `posix_spawn` of the same command | `/bin/sh -c`, until its output is read and it was waited for |
-| the sandbox's command line by hand | the same bwrap, one after the other |
-| `xargs -P2` of the same command | that bwrap, two at a time, with a shell that opens its files |
-| `git fetch --depth 1` by hand | into a new bare repository, from the daemon's URL |
+| `posix_spawn` | the same command, by `/bin/sh -c` |
+| bwrap by hand | the same command in the same sandbox, one after the other |
+| `xargs -P2` | that bwrap, two at a time, with a shell that opens its files |
+| `git fetch` by hand | `--depth 1`, into a new bare repository, from the daemon's URL |
 | nginx | the same request by curl; the body in a file, 128 KiB at a time |
 
-`make soak` (`python -m benchmarks.soak`) checks correctness under load in a few minutes: 200
-evaluators in the sandbox print 2 GB to readers that are slow, reconnect or disappear, by pages and
-all streams. It compares every stream with what was printed, compares the daemon's peak memory with
-its bound, and looks for leaks of processes, directories, descriptors and objects.
+`make soak` checks correctness under load in a few minutes: 200 evaluators in the sandbox print 2 GB
+to readers that are slow, reconnect or disappear. It compares every stream with what was printed,
+and looks for leaks of memory, processes, directories, descriptors and objects.
 """
 
 
@@ -67,20 +62,19 @@ def table(rows: Sequence[Row | NotMeasured]) -> list[tuple[str, ...]]:
 
 def _cells(row: Row | NotMeasured) -> tuple[str, ...]:
     if isinstance(row, NotMeasured):
-        return (row.what, *["-"] * (len(_HEADINGS) - 2), f"**not measured**: {row.why}")
+        return (row.what, *[""] * (len(_HEADINGS) - 2), f"**not measured**: {row.why}")
     ratio = row.ratio
     judged = ratio or Spread.of(row.ours)
-    baseline = _number(Spread.of(row.baseline).middle) if row.baseline is not None else "-"
+    baseline = _number(Spread.of(row.baseline).middle) if row.baseline is not None else ""
     sign = "≥" if row.higher_is_better else "≤"
-    unit = "" if ratio else f" {row.unit}"
     return (
         row.what,
         _number(Spread.of(row.ours).middle),
         baseline,
         row.unit,
-        _number(ratio.middle) if ratio else "-",
-        f"{_number(judged.low)} … {_number(judged.high)}{unit}",
-        "-" if row.target is None else f"{sign} {_bounds(row)}{unit}",
+        _number(ratio.middle) if ratio else "",
+        f"{_number(judged.low)}…{_number(judged.high)}",
+        "" if row.target is None else f"{sign} {_bounds(row)}",
         _verdict(row),
     )
 

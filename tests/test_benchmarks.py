@@ -144,8 +144,8 @@ class TableTests(SynchronousTestCase):
                 ("≥ 1 (2)", "met, that in brackets too"),
                 ("≥ 1 (2)", "met"),
                 ("≥ 1 (2)", "**missed**"),
-                ("≤ 2.5 ms", "**missed**"),
-                ("-", ""),
+                ("≤ 2.5", "**missed**"),
+                ("", ""),
             ],
         )
 

@@ -44,7 +44,7 @@ def measure(rounds: int) -> Sequence[Row | NotMeasured]:
     with _places() as places:
         rows: list[Row | NotMeasured] = []
         for kind, name in _KINDS.items():
-            what = f"{_WHAT}, {name}, to `git fetch --depth 1` by hand"
+            what = f"{_WHAT}, {name}, to `git fetch` by hand"
             try:
                 with daemon(sandbox=kind) as ours, Client(ours.port) as client:
                     ways = {

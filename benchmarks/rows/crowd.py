@@ -49,7 +49,7 @@ def measure(rounds: int) -> Sequence[Row]:
     few, *more = LEVELS
     most = max(LEVELS)
     lines = f"{most:,} evaluations print a line a second, {most * _CLIENTS:,} long polls"
-    cost = "the daemon's processor time for an evaluation's line, with all that is due each second"
+    cost = "the daemon's processor time for a line"
     return [
         Row(f"{lines}, `write` to `read`, p99", "ms", samples[f"{most}.p99"], None, _TARGET, False),
         Row("… p50", "ms", samples[f"{most}.p50"], None, None, False),

@@ -45,7 +45,7 @@ def measure(rounds: int) -> Sequence[Row]:
             rounds,
             {"ours": lambda: _by_pages(ours), "raw": lambda: _by_socket(raw)},
         )
-    what = f"stdout to an HTTP client, pages, lines of {_LENGTH} bytes"
+    what = f"stdout to an HTTP client, pages, {_LENGTH}-byte lines"
     return [
         Row(
             f"{what}, to a raw forwarder",
@@ -55,7 +55,7 @@ def measure(rounds: int) -> Sequence[Row]:
             _TARGET,
         ),
         Row(
-            "… by the server's processor time",
+            "… by processor time",
             "MB/s",
             samples["ours.processor_rate"],
             samples["raw.processor_rate"],

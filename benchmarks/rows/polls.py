@@ -86,5 +86,5 @@ def load_rows(
             target,
             stretch=stretch,
         )
-        for name, how in (("rate", what), ("processor_rate", "… by the server's processor time"))
+        for name, how in (("rate", what), ("processor_rate", "… by processor time"))
     ]

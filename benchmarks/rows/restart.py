@@ -65,10 +65,10 @@ def measure(rounds: int) -> Sequence[Row]:
             load.end()
     # One that loses something is not made good by others that do not, so what counts is the sum.
     together = {name: [sum(values)] for name, values in samples.items()}
-    restarts = f"{rounds} restarts under load, together"
+    restarts = f"{rounds} restarts under load, lost"
     return [
         *(
-            Row(f"{restarts}: {kind}, lost", "", together[f"restart.{kind}"], None, 0.0, False)
+            Row(f"{restarts}: {kind}", "", together[f"restart.{kind}"], None, 0.0, False)
             for kind in _EVERYBODY
         ),
         *(

@@ -17,7 +17,7 @@ from benchmarks.running import figures
 
 _TARGET = 1.5
 _LARGE_TARGET = 1.2
-_BY_HAND = "the sandbox's command line by hand"
+_BY_HAND = "bwrap by hand"
 
 
 def measure(rounds: int) -> Sequence[Row]:

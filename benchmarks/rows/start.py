@@ -15,7 +15,7 @@ from benchmarks.programs.sandbox_start import COMMAND, run_by_hand
 
 STARTS = 30
 WHAT = "`POST /evaluate` to the first event"
-SPAWN = "`posix_spawn` of the same command"
+SPAWN = "`posix_spawn`"
 _SETTLE = 0.05  # seconds, for the daemon to tidy up after the one before
 _JUDGED = 50
 _SHOWN = (10, 90)  # percentiles; the low one is what an undisturbed start takes

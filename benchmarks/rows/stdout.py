@@ -38,12 +38,12 @@ def measure(rounds: int) -> Sequence[Row]:
         ("asyncio", "asyncio", dict.fromkeys(_ASYNCIO_TOTAL, _ASYNCIO_TARGET)),
     ):
         for length, target in targets.items():
-            what = f"stdout to events, lines of {length:,} bytes, to {name}"
+            what = f"stdout to events, {length:,}-byte lines, to {name}"
             ours, other = f"ours.{length}", f"{baseline}.{length}"
             rows += [
                 Row(what, _UNIT, samples[f"{ours}.rate"], samples[f"{other}.rate"], target),
                 Row(
-                    f"… by processor time, {length:,} bytes",
+                    "… by processor time",
                     _UNIT,
                     samples[f"{ours}.processor_rate"],
                     samples[f"{other}.processor_rate"],
@@ -51,7 +51,7 @@ def measure(rounds: int) -> Sequence[Row]:
             ]
     rows += [
         Row(
-            f"the writer alone, read by a loop, lines of {length:,} bytes, to bare",
+            f"the writer alone, {length:,}-byte lines, to bare",
             _UNIT,
             samples[f"drain.{length}.rate"],
             samples[f"bare.{length}.rate"],

@@ -34,7 +34,7 @@ def measure(rounds: int) -> Sequence[Row]:
                 "xargs": lambda: figures("sandbox_xargs", CLIENTS * EACH),
             },
         )
-    what = f"evaluations in the sandbox, {CLIENTS} clients, to `xargs -P2` of the same command"
+    what = f"evaluations in the sandbox, {CLIENTS} clients, to `xargs -P2`"
     return [Row(what, "1/s", samples["ours.rate"], samples["xargs.rate"], _TARGET)]
 
 

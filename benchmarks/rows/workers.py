@@ -38,8 +38,7 @@ def _measure_part(rounds: int) -> Sequence[Row]:
         samples = interleave(rounds, {"each": partial(_spent, ours)})
     return [
         Row(
-            f"processor time for an evaluation, {CLIENTS} clients, the daemon's own to"
-            " evaluator's and sandbox's",
+            f"processor time for an evaluation, {CLIENTS} clients, the daemon's to the sandbox's",
             "ms",
             samples["each.daemon"],
             samples["each.rest"],
