@@ -1,4 +1,4 @@
-"""A proxy that cuts connections at random places: before, in and after a response.
+"""A proxy that cuts each connection: before, in or after a response.
 
 It knows nothing of HTTP. What a client sends counts as a request, what comes back as its
 response, until the client sends again.
@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum, auto
+from itertools import cycle
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 
 from twisted.internet import reactor
@@ -43,10 +44,10 @@ class Place(Enum):
 class CuttingProxy(ProxyFactory):
     """Listens on 127.0.0.1 for `port` there, and lets no connection through to its end.
 
-    What happens to the first, second, … connection follows from `seed`. A cut is one of
-    `places`; within responses it comes after `shortest` to `longest` bytes, of which small numbers
-    are as likely as large ones. A part of them, `rude`, takes along what was on its way. `cuts`
-    counts them. Without `places` nothing is cut before `stop`.
+    The first, second, … connection is cut at the next of `places`, over and over; what else
+    happens to it follows from `seed`. Within responses a cut comes after `shortest` to `longest`
+    bytes, of which small numbers are as likely as large ones. A part of the cuts, `rude`, takes
+    along what was on its way. `cuts` counts them. Without `places` nothing is cut before `stop`.
     """
 
     noisy = False
@@ -63,7 +64,7 @@ class CuttingProxy(ProxyFactory):
         super().__init__("127.0.0.1", port)
         self.cuts: Counter[Place] = Counter()
         self._chance = random.Random(seed)
-        self._places = places
+        self._places = cycle(places)
         self._longest = longest
         self._shortest = shortest
         self._rude = rude
@@ -73,7 +74,7 @@ class CuttingProxy(ProxyFactory):
 
     def buildProtocol(self, addr: IAddress | None) -> _Near:
         """Return a connection, whose fate is drawn here."""
-        place = self._chance.choice(self._places) if self._places else None
+        place = next(self._places, None)
         span = self._longest / self._shortest
         left = int(self._shortest * span ** self._chance.random())
         near = _Near(self, place, left, rude=self._chance.random() < self._rude)

@@ -33,6 +33,9 @@ NODE = shutil.which("node")
 WITHOUT_NODE = None if NODE else "there is no Node.js"
 WITHOUT_JQ = None if shutil.which("jq") else "there is no jq"
 
+SHORTEST_RESPONSE = 150
+"""Bytes: fewer than any response has."""
+
 COMMAND = "printf 'half of '; sleep 0.1; echo a line; seq 1 500; sleep 0.1; echo ü"
 PRINTED = ["half of a line\n" + "".join(f"{number}\n" for number in range(1, 501)) + "ü\n"]
 
@@ -120,12 +123,12 @@ class ProgramTests(DaemonTestCase):
         self.assertEqual(_lines(printed), _lines(documented("text", "line: one")))
 
     async def show_cut(self, program: str, name: str, source: str) -> None:
-        """Do the same on a line that is cut, but for the first response of each connection."""
+        """Do the same on a line that cuts every first attempt to send the form or get a page."""
         places = (Place.WITHIN_RESPONSES, Place.AFTER_RESPONSE)
-        proxy = CuttingProxy(self.daemon.port, 1, places, 3000, 700, rude=0)
+        proxy = CuttingProxy(self.daemon.port, 1, places, longest=SHORTEST_RESPONSE, rude=0)
         self.addCleanup(proxy.stop)
         await self.show(program, name, source, await proxy.listen())
-        self.assertGreater(proxy.cuts.total(), 1)
+        self.assertGreater(proxy.cuts[Place.WITHIN_RESPONSES], 1)
 
     async def test_curl(self) -> None:
         """The shell script."""
