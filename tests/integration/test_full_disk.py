@@ -23,6 +23,7 @@ MIB = 2**20
 HIDDEN = fillers.MAPPED.replace("(file.name)", "(file.name)\n        __import__('time').sleep(0.1)")
 FULL = "No space left on device"
 CLOSED = "Read-only file system"
+NO_ROOM = "has less than 1 MiB free (health.free_disk), or no free inode"
 
 
 class SmallDisksTestCase(DaemonTestCase):
@@ -62,8 +63,8 @@ class SmallDisksTestCase(DaemonTestCase):
         return [] if answer.code == 200 else list(answer.problem(503)["reasons"])
 
     async def not_ready(self, reason: str) -> None:
-        """Wait until the daemon says that it is not ready: one reason begins with `reason`."""
-        while not any(each.startswith(reason) for each in await self.obstacles()):
+        """Wait until the daemon has found that it is not ready, for this reason at least."""
+        while reason not in await self.obstacles():
             pass
 
     async def ready(self) -> None:
@@ -103,7 +104,7 @@ class DiskTests(SmallDisksTestCase):
             problem = answer.problem(503)
             self.assertEqual(problem["detail"], f"the form cannot be stored: {FULL}")
             self.assertIsNotNone(answer.header("Retry-After"))
-        await self.not_ready("the file system of the state has less than")
+        await self.not_ready(f"the file system of the state {NO_ROOM}")
         self.disks.empty(self.disks.state)
         await self.check_mended()
 
@@ -153,7 +154,7 @@ class DiskTests(SmallDisksTestCase):
         self.disks.fill(self.disks.cache)
         error = await self.lost()
         self.assertIn(FULL, error["message"])
-        await self.not_ready("the file system of the cache has less than")
+        await self.not_ready(f"the file system of the cache {NO_ROOM}")
         self.disks.empty(self.disks.cache)
         await self.check_mended()
 

@@ -225,8 +225,12 @@ class TryTests(SandboxesTestCase):
         self.assertEqual((self.root / "directory").read_text(), "/\n")
         environment = (self.root / "environment").read_text().split()
         self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
-        settings = (self.root / "settings").read_text().split("\0")
-        self.assertEqual(settings[:3], ["--clearenv", "--setenv", "PATH"])
+        settings = [
+            "--clearenv",
+            *("--setenv", "PATH", "/usr/bin:/bin:/evaluation/tools/bin"),
+            *("--setenv", "EVALUATION_TOOLS", "/evaluation/tools"),
+        ]
+        self.assertEqual((self.root / "settings").read_text().split("\0"), settings)
         program = os.pread(sandbox.filter_descriptor, 2**20, 0)
         self.assertEqual((self.root / "filter").read_bytes(), program)
         self.assertEqual(os.listdir(self.accounts), [], "a trial is not what makes it work")
