@@ -37,7 +37,7 @@ class BlockTests(DaemonTestCase):
     async def test_numbers_are_delivered_as_written(self) -> None:
         """No digit of a number is lost or added on the way."""
         value = b"[1.50, 12345678901234567890123, 1e400, -0.0]"
-        program = f"block({value!r}); time.sleep(60)"
+        program = f"block({value!r}); time.sleep(600)"
         identifier = await self.begin(python(HELPERS + program))
         await self.client.first_page(identifier)
         answer = await self.client.ask(identifier)
@@ -59,7 +59,7 @@ for i in range(len(whole)):
 
     async def test_a_block_arrives_while_the_evaluator_runs(self) -> None:
         """A value is delivered when its line is complete, before the block or the run has ended."""
-        program = r"say(b'\n' + mark('DATA_BEGIN') + b'\n1\n'); time.sleep(60)"
+        program = r"say(b'\n' + mark('DATA_BEGIN') + b'\n1\n'); time.sleep(600)"
         identifier = await self.begin(python(HELPERS + program))
         page = await self.client.first_page(identifier)
         self.assertEqual(data(page["data"]), [1])

@@ -127,7 +127,7 @@ class EvaluatorTests(DaemonTestCase):
 
     async def test_a_partial_line_arrives_while_the_evaluator_runs(self) -> None:
         """Text that waits for the rest of its line is delivered without it."""
-        identifier = await self.begin_and_wait("printf 'one\nready'; exec sleep 60")
+        identifier = await self.begin_and_wait("printf 'one\nready'; exec sleep 600")
         self.assertEqual((await self.client.status(identifier))["state"], "running")
         await self.client.cancel(identifier)
 

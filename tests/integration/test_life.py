@@ -27,7 +27,7 @@ class PageTests(DaemonTestCase):
 
     async def test_the_answer_does_not_wait_and_says_where(self) -> None:
         """200 at once, the identifier, and where the evaluation is."""
-        answer = await self.client.post(self.repository.url, self.commit, "exec sleep 60")
+        answer = await self.client.post(self.repository.url, self.commit, "exec sleep 600")
         self.assertEqual(answer.code, 200)
         identifier = answer.json["evaluation_id"]
         self.assertRegex(identifier, "^[A-Za-z0-9_-]{20,}$")
@@ -36,7 +36,7 @@ class PageTests(DaemonTestCase):
 
     async def test_a_page_is_repeatable_until_a_later_one_is_asked_for(self) -> None:
         """The same page as often as one likes; after a later request, 410 and what is left."""
-        identifier = await self.begin_and_wait("echo one; echo two; printf ready; exec sleep 60")
+        identifier = await self.begin_and_wait("echo one; echo two; printf ready; exec sleep 600")
         first = await self.client.page(identifier)
         self.assertEqual(await self.client.page(identifier, ""), first)
         self.assertEqual(text(first["data"]), "one\ntwo\nready")
@@ -52,7 +52,7 @@ class PageTests(DaemonTestCase):
 
     async def test_the_first_page_of_one_that_has_said_nothing(self) -> None:
         """It begins at null and ends before the first event, never at null."""
-        identifier = await self.begin("exec sleep 60")
+        identifier = await self.begin("exec sleep 600")
         page = await self.client.page(identifier)
         self.assertEqual((page["begin"], page["data"]), (None, []))
         cursor = page["end"]
@@ -90,7 +90,7 @@ class PageTests(DaemonTestCase):
 
     async def test_a_reader_that_goes_while_it_waits_is_no_defect(self) -> None:
         """A long poll whose client hangs up is forgotten, and the next one works."""
-        identifier = await self.begin_and_wait("printf ready; exec sleep 60")
+        identifier = await self.begin_and_wait("printf ready; exec sleep 600")
         cursor = (await self.client.page(identifier))["end"]
         waiting = Deferred.fromCoroutine(self.client.ask(identifier, cursor, wait=LONG))
         await self.client.status(identifier)
@@ -124,7 +124,7 @@ class StatusTests(DaemonTestCase):
 
     async def test_status_through_a_life(self) -> None:
         """Queued, running, finished: with times in order, OIDs, exit, use, and what is buffered."""
-        first = await self.begin_and_wait("printf ready; exec sleep 60")
+        first = await self.begin_and_wait("printf ready; exec sleep 600")
         second = await self.begin("echo out; echo err >&2", seed="5")
         queued = await self.client.status(second)
         self.assertEqual((queued["state"], queued["queue_place"]), ("queued", 0))
@@ -150,8 +150,8 @@ class StatusTests(DaemonTestCase):
 
     async def test_a_full_queue_answers_503(self) -> None:
         """Nobody else may queue: 503 and when to come again, before the form is read; later yes."""
-        await self.begin("exec sleep 60")
-        await self.begin("exec sleep 60")
+        await self.begin("exec sleep 600")
+        await self.begin("exec sleep 600")
         answer = await self.client.post(self.repository.url, self.commit, "true")
         answer.problem(503)
         self.assertGreater(int(answer.header("Retry-After") or 0), 0)
@@ -160,18 +160,18 @@ class StatusTests(DaemonTestCase):
 
     async def test_cancelling_one_that_waits_gives_its_place_to_others(self) -> None:
         """One that never ran is cancelled as well, and says so."""
-        await self.begin("exec sleep 60")
-        waiting = await self.begin("exec sleep 60")
+        await self.begin("exec sleep 600")
+        waiting = await self.begin("exec sleep 600")
         await self.client.cancel(waiting)
         status = await self.client.status(waiting)
         self.assertEqual(status["state"], "cancelled")
         failure(await self.client.follow(waiting), "cancelled")
-        await self.begin("exec sleep 60")
+        await self.begin("exec sleep 600")
 
     async def test_delete_kills_the_whole_tree_and_is_repeatable(self) -> None:
         """204 when all of it is dead; 204 again, at once, after its end, and when it is freed."""
         word = new_word()
-        command = "(trap '' TERM; sleep 60; sleep 60) & (sleep 60) & echo ready; wait"
+        command = "(trap '' TERM; sleep 600; sleep 600) & (sleep 600) & echo ready; wait"
         identifier = await self.begin_and_wait(f"export WORD={word}; {command}")
         self.assertGreaterEqual(len(processes(word)), 4)
         twice = [Deferred.fromCoroutine(self.client.cancel(identifier)) for _ in range(2)]
@@ -210,7 +210,7 @@ class StoppedAtOnceTests(DaemonTestCase):
         """Whatever has been started at that moment, it ends, and not only after the grace time."""
         await self.run_command("true")  # from here on the commit is there
         for delay in range(0, 40, 2):
-            identifier = await self.begin("sleep 60; echo too late; exec sleep 600")
+            identifier = await self.begin("sleep 600; echo too late; exec sleep 600")
             await deferLater(reactor, delay / 1000)
             await self.client.cancel(identifier)
             events = await self.client.follow(identifier)

@@ -116,7 +116,7 @@ class SubmissionRuns(SubmissionCase):
         self.commit = self.repository.commit()
         printed = await self.run_command(
             'mkdir ~/out; echo two | tawebeval-run --read "$PWD/input:/given" --write ~/out'
-            " --env A=b --dir ~/out --time 5 --wall 9 --report ~/r --"
+            " --env A=b --dir ~/out --time 50 --wall 90 --report ~/r --"
             " sh -c 'cat - /given >\"$1\"; echo $A $HOME; pwd; echo wrong >&2; exit 3' name result;"
             " echo $?; cat ~/out/result ~/r"
         )
@@ -226,11 +226,11 @@ class SubmissionLimits(SubmissionCase):
         program = "import os, time\nos.fork()\nos.fork()\nwhile True: pass"
         report = await self.limited(program, "--time 0.5", "time")
         self.assertGreater(report["cpu_seconds"], 0.49)
-        await self.limited("import time; time.sleep(60)", "--time 9 --wall 0.3", "wall")
+        await self.limited("import time; time.sleep(600)", "--time 9 --wall 0.3", "wall")
 
     async def test_deaf(self) -> None:
         """A program that ignores signals."""
-        program = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(60)"
+        program = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)"
         await self.limited(program, "--wall 0.5", "wall")
 
     async def test_memory(self) -> None:
@@ -238,20 +238,20 @@ class SubmissionLimits(SubmissionCase):
         heap = "x = bytearray(200 * 2**20)\nprint('had it')"
         children = (
             "import os, time\nfor n in range(8):\n    if not os.fork():\n"
-            "        x = bytearray(20 * 2**20)\n        time.sleep(60)\nos.wait()"
+            "        x = bytearray(20 * 2**20)\n        time.sleep(600)\nos.wait()"
         )
         files = (
             "import os\nfor n in range(20):\n    d = os.memfd_create('x')\n"
             "    for m in range(10): os.write(d, bytes(2**20))"
         )
         for program in (heap, children, files):
-            report = await self.limited(program, "--memory 64M --wall 30", "memory")
+            report = await self.limited(program, "--memory 64M --wall 300", "memory")
             self.assertLess(report["peak_memory_bytes"], 65 * MIB)
 
     async def test_processes(self) -> None:
         """A fork bomb."""
         await self.limited(
-            "import os\nwhile True: os.fork()", "--processes 10 --wall 20", "processes"
+            "import os\nwhile True: os.fork()", "--processes 10 --wall 300", "processes"
         )
 
     async def test_output(self) -> None:
@@ -275,7 +275,7 @@ class SubmissionLimits(SubmissionCase):
 
         With cgroups of version 1 the kernel kills one of them, in version 2 the evaluation.
         """
-        program = "import time\nx = bytearray(100 * 2**20)\ntime.sleep(60)"
+        program = "import time\nx = bytearray(100 * 2**20)\ntime.sleep(600)"
         run = 'tawebeval-run --read "$SUBMISSION_FILE_S" --wall 20 --memory 200M --report ~/$i -- '
         command = f"for i in 1 2 3 4; do {run}{PLAINLY} & done; wait; cat ~/[1-4]"
         identifier = await self.client.evaluate(

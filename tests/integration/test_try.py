@@ -146,7 +146,7 @@ class TryTests(TestCase):
         """The limits are those of the configuration."""
         settings = self.folder / "tawebeval.toml"
         settings.write_text("[limits]\nwall_clock = 0.5\n[evaluations]\ngrace = 0.1\n")
-        done = await self.attempt("sleep 60", "--config", str(settings))
+        done = await self.attempt("sleep 600", "--config", str(settings))
         self.assertEqual(done.returncode, 1)
         self.assertIn("it ran for over 0.5 seconds (limits.wall_clock)", done.stderr)
         hint = "hint: to raise limits.wall_clock, in the file of --config write [limits] and below"

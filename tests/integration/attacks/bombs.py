@@ -11,10 +11,10 @@ import os, time
 for _ in range(300):
     try:
         if os.fork() == 0:
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
     except OSError:
-        time.sleep(60)
+        time.sleep(600)
 print("unlimited")
 """
 
@@ -34,7 +34,7 @@ for _ in range(300):
     try:
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     except RuntimeError:
-        time.sleep(60)
+        time.sleep(600)
 print("unlimited")
 """
 
@@ -51,7 +51,7 @@ for _ in range(10):
     if os.fork() == 0:
         block = bytearray(b"x") * (25 * 2**20)
         os.write(tell, b".")
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
 for _ in range(10):
     os.read(told, 1)
@@ -151,9 +151,9 @@ for _ in range(10):
         if os.fork():
             os._exit(0)
         while True:
-            time.sleep(60)
+            time.sleep(600)
 print("ready", flush=True)
 if sys.argv[1] == "stay":
     while True:
-        time.sleep(60)
+        time.sleep(600)
 """

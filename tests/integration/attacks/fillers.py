@@ -10,7 +10,7 @@ from textwrap import indent
 
 from tests.integration.attacks.calls import number_of
 
-WAIT = "time.sleep(60)"
+WAIT = "time.sleep(600)"
 """How they wait to be ended."""
 
 _WAIT = f"""
