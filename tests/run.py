@@ -2,10 +2,11 @@
 
 All of them are run with branch coverage, also of the daemons that they start, and all
 branches of the core have to be covered. Then trial is run for each module of
-`tests.integration` by itself, and for all others together, two at a time: what is real
-waits a lot. What each prints is shown when it has ended. Properties are tried on the same
-examples every time; with a NAME, on others. The exit status is 0 only if tests ran and
-everything is well; with CI in the environment a test that was skipped is not.
+`tests.integration` by itself, but once for those of the installed service and once for all
+others, four at a time: real daemons wait a lot. The output of each is shown when it has
+ended. Properties are tried on the same examples every time; with a NAME, on others. The
+exit status is 0 only if tests ran and everything is well; with CI in the environment a
+test that was skipped is not.
 
 The last line is always `N passed, N failed, N skipped`.
 """
@@ -40,7 +41,12 @@ CORE = (
     "webhooks/signatures",
 )
 
-_AT_ONCE = 2
+# Their tests share a machine on which tawebeval is installed, which takes most of a minute.
+_SERVICE = tuple(
+    f"tests.integration.test_{name}" for name in ("delegation", "hardening", "install", "systemd")
+)
+
+_AT_ONCE = 4
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
@@ -75,12 +81,13 @@ def read_summary(line: bytes) -> Outcome | None:
 def parts() -> Sequence[Sequence[str]]:
     """Return the names of all tests, in parts that do not disturb one another.
 
-    The longest is the first, lest the others wait for it in the end.
+    The longest come first, so that none of them runs alone in the end.
     """
     found = sorted((ROOT / "tests").rglob("test_*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
     units = [name for name in names if not name.startswith("tests.integration.")]
-    return [units, *([name] for name in names if name not in units)]
+    alone = [name for name in names if name not in (*units, *_SERVICE)]
+    return [units, _SERVICE, *([name] for name in alone)]
 
 
 def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = True) -> Outcome:

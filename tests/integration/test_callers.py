@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from tests.integration.unprivileged import temporary_folder
 COMMAND = Path(sys.executable).with_name("tawebeval")
 
 
+@functools.cache
 def new_token(name: str) -> tuple[str, str]:
     """Return a token and its line, from the command that operators use."""
     done = subprocess.run(
@@ -82,7 +84,7 @@ class CallersTests(CallersTestCase):
 
     async def test_two_callers(self) -> None:
         """Bob neither sees nor cancels what Alice has begun, during it and after."""
-        identifier = await self.begin(self.alice, "echo ready; exec sleep 60")
+        identifier = await self.begin(self.alice, "echo ready; exec sleep 600")
         await self.alice.printed(identifier, "ready")
         for client, code in ((self.bob, 404), (self.stranger, 401)):
             for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
@@ -142,9 +144,9 @@ class CallersTests(CallersTestCase):
 
     async def test_fair(self) -> None:
         """Bob's one is next, whatever Alice has waiting before it."""
-        first = await self.begin(self.alice, "echo ready; exec sleep 60")
+        first = await self.begin(self.alice, "echo ready; exec sleep 600")
         await self.alice.printed(first, "ready")
-        many = [await self.begin(self.alice, "exec sleep 60") for _ in range(20)]
+        many = [await self.begin(self.alice, "exec sleep 600") for _ in range(20)]
         bobs = await self.begin(self.bob, "echo bob")
         self.assertEqual((await self.bob.status(bobs))["queue_place"], 1)
         self.assertEqual((await self.alice.status(many[0]))["queue_place"], 0)
