@@ -125,7 +125,6 @@ def submissions() -> None:
     """Hold that submissions run apart, each within limits of its own, by cgroups of version 2."""
     service.configure(limits(cpu=600))
     lines = follow(begin(_SUBMISSIONS)).text.splitlines()
-    service.configure(limits())
     assert lines[-1] == "alive", lines
     reports = [json.loads(line) for line in lines[:-1]]
     reasons = [report["reason"] for report in reports]

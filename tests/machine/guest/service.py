@@ -75,9 +75,10 @@ def override(*lines: str) -> None:
 
 
 def configure(text: str) -> None:
-    """Restart the service with this configuration."""
-    CONFIGURATION.write_text(text)
-    run("systemctl", "restart", UNIT)
+    """Restart the service with this configuration, if it has another one."""
+    if CONFIGURATION.read_text() != text:
+        CONFIGURATION.write_text(text)
+        run("systemctl", "restart", UNIT)
 
 
 def documented(pattern: str, page: str) -> str:
