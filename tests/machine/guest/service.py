@@ -18,7 +18,7 @@ CONFIGURATION = Path("/etc/tawebeval/tawebeval.toml")
 DOCUMENTS = Path("/usr/share/doc/tawebeval")
 DROP_IN = Path(f"/etc/systemd/system/{UNIT}.d/check.conf")
 STATE, CACHE = Path("/var/lib/tawebeval"), Path("/var/cache/tawebeval")
-PATIENCE = 600.0
+PATIENCE = 1800.0
 """Seconds for one thing to happen, on an emulated processor that others use, too."""
 
 _BOUNDARY = "part-of-a-form"
