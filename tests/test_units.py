@@ -20,6 +20,7 @@ from tawebeval.reloadable import ReloadResult
 from tawebeval.sandbox.seccomp import ALLOWED_CALLS
 from tawebeval.web.auth import find_token_file
 from tests.cases.documented import doctors, properties
+from tests.cases.patience import PATIENCE
 from tests.cases.units import UNITS, read_unit
 
 PROGRAMS = "/usr/local/lib/tawebeval/bin"
@@ -34,7 +35,7 @@ class UnitTests(SynchronousTestCase):
         if shutil.which("systemd-analyze") is None:
             raise SkipTest("this machine has no systemd-analyze (Debian package systemd)")
         command = ["systemd-analyze", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
     def test_verified(self) -> None:
         """Neither key nor value is one that systemd does not know."""

@@ -192,7 +192,7 @@ class SharingTests(CacheTestCase):
 
         self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, hang))
         self.addCleanup(signal.alarm, 0)
-        signal.alarm(20)
+        signal.alarm(120)
         self.running = Running()
         self.fetches = [self.running]
 

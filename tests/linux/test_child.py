@@ -126,7 +126,7 @@ class HeirTests(ProcessTestCase):
 
     async def test_grandchild_delays_the_end(self) -> None:
         """The child's exit is told, but its end not while a grandchild may still print."""
-        child = self.shell("sleep 60 & echo $!")
+        child = self.shell("sleep 600 & echo $!")
         await child.exited.wait()
         await child.first.wait()
         await turn()
@@ -136,7 +136,7 @@ class HeirTests(ProcessTestCase):
 
     async def test_read_the_rest(self) -> None:
         """What was printed so far is read, however much, and the holder is not waited for."""
-        child = self.shell("head -c 200000 /dev/zero; sleep 60 &")
+        child = self.shell("head -c 200000 /dev/zero; sleep 600 &")
         await child.exited.wait()
         child.child.read_remaining_output()
         reason = await child.ended.wait()
@@ -144,7 +144,7 @@ class HeirTests(ProcessTestCase):
 
     async def test_signal_group_after_exit(self) -> None:
         """The rest of a child's process group can be killed when the child itself is gone."""
-        child = self.shell("sleep 60 & sleep 60 & echo $!")
+        child = self.shell("sleep 600 & sleep 600 & echo $!")
         await child.exited.wait()
         child.child.signal_group(signal.SIGKILL)
         await child.ended.wait()
@@ -152,7 +152,7 @@ class HeirTests(ProcessTestCase):
     async def test_spawner_forgets(self) -> None:
         """A child is known from its start to its exit."""
         spawner = Spawner(reactor)
-        child = self.shell("read line; echo; sleep 60 &", spawner=spawner)
+        child = self.shell("read line; echo; sleep 600 &", spawner=spawner)
         pid = child.child.pid
         self.assertTrue(spawner.is_child(pid))
         self.assertEqual(spawner.child_count, 1)
@@ -196,7 +196,7 @@ class EndTests(ProcessTestCase):
     async def test_signals(self) -> None:
         """A signal reaches the whole process group; after the child's end nobody is hurt."""
         for number in (signal.SIGHUP, signal.SIGKILL):
-            child = self.shell("sleep 60 & echo ready; wait")
+            child = self.shell("sleep 600 & echo ready; wait")
             await child.first.wait()
             child.child.signal_group(number)
             reason = await child.ended.wait()  # which the sleeper would hold up
@@ -247,7 +247,7 @@ class FailureTests(ProcessTestCase):
         await turn()  # in which a reactor that starts opens what it needs itself
         before = descriptors()
         for _ in range(3):
-            child = self.shell("echo; sleep 60 &")
+            child = self.shell("echo; sleep 600 &")
             await child.exited.wait()
             child.child.signal_group(signal.SIGKILL)
             await child.ended.wait()

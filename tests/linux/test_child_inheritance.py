@@ -98,7 +98,7 @@ class InheritanceTests(ProcessTestCase):
 
     async def test_siblings(self) -> None:
         """Nor does it get the pipes of children that run already."""
-        self.shell("sleep 60")
+        self.shell("sleep 600")
         self.assertEqual((await self.look())["descriptors"], [0, 1, 2])
 
     async def test_many_descriptors(self) -> None:

@@ -44,7 +44,7 @@ class OutputTests(ProcessTestCase):
 
     async def test_output_closed_early(self) -> None:
         """A child that closes its outputs has not ended by that."""
-        child = self.shell("exec 1>&- 2>&-; exec sleep 60")
+        child = self.shell("exec 1>&- 2>&-; exec sleep 600")
         while len(child.calls) < 2:
             await turn()
         self.assertEqual(sorted(child.calls), ["stderr lost", "stdout lost"])
@@ -109,7 +109,7 @@ class PauseTests(ProcessTestCase):
 
     async def test_the_rest_while_paused(self) -> None:
         """What is left in the pipe is read only when reading is resumed, and then whole."""
-        child = self.shell("echo kept; sleep 60 & echo too")
+        child = self.shell("echo kept; sleep 600 & echo too")
         child.child.pauseProducing()
         await child.exited.wait()
         child.child.read_remaining_output()

@@ -265,7 +265,7 @@ class ChildTests(LaunchingTestCase):
             "one = launching.LauncherClient()\n"
             "for _ in range(3):\n"
             "    started, _ = one.start_program(launch)\n"
-            "    status, told = wait_for_exit(started, 20)\n"
+            "    status, told = wait_for_exit(started, 120)\n"
             "    assert (status, int(told)) == (0, os.getpid()), told\n"
             "one.close()\n"
         )
@@ -402,7 +402,7 @@ class LossTests(LaunchingTestCase):
             hung = self.processes()
             for pid in hung[victims]:
                 os.kill(pid, signal.SIGSTOP)
-            self.patch(module, "_PATIENCE", 0.5)
+            self.patch(module, "_PATIENCE", 3.0)  # the next one has to start within that
             with capturedLogs() as events, ThreadPoolExecutor(4) as threads:
                 told = list(threads.map(lambda number: self.shell(f"echo {number}"), range(4)))
             self.patch(module, "_PATIENCE", PATIENCE)
@@ -426,7 +426,7 @@ class LossTests(LaunchingTestCase):
             "_, descriptors = receive_message(",
             "os.kill(os.getpid(), signal.SIGSTOP); receive_message(",
         )
-        self.patch(module, "_PATIENCE", 0.5)
+        self.patch(module, "_PATIENCE", 3.0)  # the next one has to start within that
         with self.assertRaises(TimeoutError) as caught:
             self.shell("true")
         self.assertEqual(caught.exception.strerror, "the launcher of evaluators does not answer")
@@ -576,7 +576,7 @@ class StartTests(SynchronousTestCase):
     def test_slow(self) -> None:
         """One that does not become ready in time is ended."""
         self.patch(module, "_PATIENCE", 0.05)
-        self.assertIn("timed out", self.start("exec sleep 60"))
+        self.assertIn("timed out", self.start("exec sleep 600"))
 
     def test_another_python(self) -> None:
         """The second is taken where the first does not do."""

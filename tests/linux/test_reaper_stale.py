@@ -87,7 +87,7 @@ class LeftoversTests(SynchronousTestCase):
 
     def test_descendants(self) -> None:
         """What such a process has started goes with it, though it has shed all that shows."""
-        program = "cd /; env -i sleep 60 & echo $!; wait"
+        program = "cd /; env -i sleep 600 & echo $!; wait"
         child = self.begin(argv=("sh", "-c", program), GIT_DIR=f"{self.dead}/e")
         assert child.stdout is not None
         inner = int(child.stdout.readline())
@@ -111,7 +111,7 @@ class LeftoversTests(SynchronousTestCase):
         ours, theirs = pty.openpty()
         self.addCleanup(os.close, ours)
         self.addCleanup(os.close, theirs)
-        argv = ("sh", "-c", "echo there; sleep 60")
+        argv = ("sh", "-c", "echo there; sleep 600")
         child = self.begin(self.dead / "e", argv, terminal=theirs)
         assert child.stdout is not None
         self.assertEqual(child.stdout.readline(), b"there\n")
