@@ -2,8 +2,8 @@
 
 All of them are run with branch coverage, also of the daemons that they start, and all
 branches of the core have to be covered. Then trial is run for each module of
-`tests.integration` by itself, but once for those of the installed service and once for all
-others, four at a time: real daemons wait a lot. The output of each is shown when it has
+`tests.integration` by itself, but for a few that belong together, and once for all other
+tests, four at a time: real daemons wait a lot. The output of each is shown when it has
 ended. Properties are tried on the same examples every time; with a NAME, on others. The
 exit status is 0 only if tests ran and everything is well; with CI in the environment a
 test that was skipped is not.
@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,9 +42,10 @@ CORE = (
     "webhooks/signatures",
 )
 
-# Their tests share a machine on which tawebeval is installed, which takes most of a minute.
-_SERVICE = tuple(
-    f"tests.integration.test_{name}" for name in ("delegation", "hardening", "install", "systemd")
+# The modules of tests.integration that are run by one trial.
+_TOGETHER = (
+    ("delegation", "hardening", "install", "systemd"),  # so that tawebeval is installed only once
+    ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
 )
 
 _AT_ONCE = 4
@@ -86,8 +88,9 @@ def parts() -> Sequence[Sequence[str]]:
     found = sorted((ROOT / "tests").rglob("test_*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
     units = [name for name in names if not name.startswith("tests.integration.")]
-    alone = [name for name in names if name not in (*units, *_SERVICE)]
-    return [units, _SERVICE, *([name] for name in alone)]
+    together = [[f"tests.integration.test_{name}" for name in part] for part in _TOGETHER]
+    first = [units, *together]
+    return [*first, *([name] for name in names if name not in chain(*first))]
 
 
 def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = True) -> Outcome:

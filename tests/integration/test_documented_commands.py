@@ -175,7 +175,8 @@ class CommandTests(SessionTestCase):
 
     async def test_examples(self) -> None:
         """An example problem judges as examples/README.md shows."""
-        shutil.copytree(EXAMPLES, self.place / "examples")
+        ignored = shutil.ignore_patterns("__pycache__")  # where others may be writing
+        shutil.copytree(EXAMPLES, self.place / "examples", ignore=ignored)
         (block,) = (one for one in blocks(EXAMPLES / "README.md") if one.language == "console")
         commands, expected = parse_session(block.text)
         self.check(await self.run_script(commands), expected)

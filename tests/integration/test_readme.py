@@ -41,7 +41,8 @@ class ReadmeTests(TestCase):
         self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
         self.checkout = self.folder / "checkout"
-        shutil.copytree(ROOT / "examples", self.checkout / "examples")
+        ignored = shutil.ignore_patterns("__pycache__")  # where others may be writing
+        shutil.copytree(ROOT / "examples", self.checkout / "examples", ignore=ignored)
         (self.checkout / ".venv").mkdir()
         (self.checkout / ".venv" / "bin").symlink_to(BIN)
         for name in ("state", "cache"):
