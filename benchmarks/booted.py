@@ -29,7 +29,7 @@ PORT = 8080
 """Where the installed service listens there."""
 
 _PATIENCE = 120.0  # seconds for an answer, a program's start or its end
-_LONG_PATIENCE = 600.0  # seconds for an installation
+_LONG_PATIENCE = 1800.0  # seconds for an installation
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _CLONE_NEWNET = 0x40000000
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -6,5 +6,5 @@ Nobody waits as long where all is well: these are what a defect costs.
 PATIENCE = 120.0
 """Seconds for one thing: an answer, a program's start or its end."""
 
-LONG_PATIENCE = 600.0
+LONG_PATIENCE = 1800.0
 """Seconds for many things: a whole test, an installation."""
