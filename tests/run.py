@@ -3,7 +3,7 @@
 All of them are run with branch coverage, also of the daemons that they start, and all
 branches of the core have to be covered. Then trial is run for each module of
 `tests.integration` by itself, but for a few that belong together, and once for all other
-tests, four at a time: real daemons wait a lot. The output of each is shown when it has
+tests, three at a time: real daemons wait a lot. The output of each is shown when it has
 ended. Properties are tried on the same examples every time; with a NAME, on others. The
 exit status is 0 only if tests ran and everything is well; with CI in the environment a
 test that was skipped is not.
@@ -48,7 +48,7 @@ _TOGETHER = (
     ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
 )
 
-_AT_ONCE = 4
+_AT_ONCE = 3
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
