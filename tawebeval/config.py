@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from ipaddress import ip_network
+from math import inf
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from tawebeval.core.environment import is_reserved_variable
 from tawebeval.core.forwarded import UNIX_PEERS, TrustedProxies
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
+from tawebeval.core.limits import LIMIT_UNITS, ChosenLimits, LimitRange, describe_limit
 from tawebeval.core.tokens import CALLER_NAME
 from tawebeval.errors import ConfigurationError, format_size
 
@@ -98,6 +100,7 @@ _SecretFile = Annotated[
 ]
 _OptionalCount = Annotated[int, Meta(ge=0, le=10**6)]
 _OptionalBytes = Annotated[int, Meta(ge=0, le=2**50)]
+_Maximum = Annotated[int, Meta(ge=0, le=10**9)]
 _CallerName = Annotated[
     str,
     _matching(
@@ -238,8 +241,26 @@ class SandboxSettings(Section, frozen=True):
     readable: tuple[_AbsolutePath, ...] = ()
 
 
+class MaximumSettings(Section, frozen=True):
+    """`[limits.maximum]`: the most that a request may choose; 0: the default in `[limits]`."""
+
+    wall_clock: Annotated[float, Meta(ge=0, le=10**9)] = 0
+    cpu: _Maximum = 0
+    memory: _OptionalBytes = 0
+    processes: _OptionalCount = 0
+    open_files: _OptionalCount = 0
+    file_size: _OptionalBytes = 0
+    disk: _OptionalBytes = 0
+    disk_files: _Maximum = 0
+    output: _OptionalBytes = 0
+    stderr: _OptionalBytes = 0
+
+
 class LimitSettings(Section, frozen=True):
-    """`[limits]`: limits of one request and of one evaluation."""
+    """`[limits]`: limits of one request and of one evaluation.
+
+    One evaluation has the limits of `choose_limits`.
+    """
 
     request_body: _Bytes = 64 * MIB
     uploads: _Bytes = 16 * GIB
@@ -258,6 +279,51 @@ class LimitSettings(Section, frozen=True):
     stderr: _Bytes = 64 * MIB
     data_value: _Bytes = MIB
     file: _Bytes = 2 * MIB
+    maximum: MaximumSettings = MaximumSettings()
+
+    def __post_init__(self) -> None:
+        for name in LIMIT_UNITS:
+            default, maximum = getattr(self, name), getattr(self.maximum, name)
+            if 0 < maximum < default:
+                raise ValueError(
+                    f".maximum.{name}: {describe_limit(name, maximum)} is below limits.{name},"
+                    f" {describe_limit(name, default)}; raise it, or remove the key"
+                )
+
+    @property
+    def requestable_ranges(self) -> Mapping[str, LimitRange]:
+        """The values that a request may choose, by the names of the limits."""
+        return {name: LimitRange(_LEAST[name], self._find_maximum(name)) for name in LIMIT_UNITS}
+
+    def choose_limits(self, chosen: ChosenLimits) -> LimitSettings:
+        """Return the limits of an evaluation: those that its request has chosen, and the defaults.
+
+        A reload may have lowered a maximum after the request: then the maximum holds.
+        """
+        if not chosen:
+            return self
+        return structs.replace(
+            self, **{name: min(value, self._find_maximum(name)) for name, value in chosen.items()}
+        )
+
+    @property
+    def largest(self) -> LimitSettings:
+        """The limits of the largest evaluation that a request may ask for."""
+        return self.choose_limits(dict.fromkeys(LIMIT_UNITS, inf))
+
+    def _find_maximum(self, name: str) -> int | float:
+        allowed: int | float = max(getattr(self, name), getattr(self.maximum, name))
+        return allowed
+
+
+def _read_least(name: str) -> float:
+    """Return the minimum of a setting of `[limits]`; 0 for a setting that is just above 0."""
+    field = next(one for one in structs.fields(LimitSettings) if one.name == name)
+    least = get_args(field.type)[1].ge
+    return 0 if least is None else least
+
+
+_LEAST: Mapping[str, float] = {name: _read_least(name) for name in LIMIT_UNITS}
 
 
 class BufferSettings(Section, frozen=True):

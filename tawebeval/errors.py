@@ -79,10 +79,10 @@ class ConfigurationError(TawebevalError):
 class RequestError(TawebevalError):
     """A refused request. `extra_members` are added to the problem document (RFC 9457)."""
 
-    def __init__(self, detail: str, **members: str | int | Sequence[str]) -> None:
+    def __init__(self, detail: str, **members: str | float | Sequence[str]) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.extra_members: Mapping[str, str | int | Sequence[str]] = members
+        self.extra_members: Mapping[str, str | float | Sequence[str]] = members
 
 
 class MalformedRequest(RequestError):
@@ -90,10 +90,10 @@ class MalformedRequest(RequestError):
 
 
 class InvalidField(RequestError):
-    """A form field that is missing, repeated or malformed."""
+    """A form field that is missing, repeated, malformed, or beyond a `limit`."""
 
-    def __init__(self, field: str, detail: str) -> None:
-        super().__init__(f"{field}: {detail}", field=field)
+    def __init__(self, field: str, detail: str, **members: float) -> None:
+        super().__init__(f"{field}: {detail}", field=field, **members)
 
 
 class InvalidCursor(RequestError):

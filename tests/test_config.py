@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import (
     GIB,
+    MIB,
     OWN_PATHS,
     Configuration,
     CredentialSettings,
     parse_configuration,
 )
+from tawebeval.core.limits import LimitRange
 from tawebeval.errors import ConfigurationError
 from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings
 
@@ -100,6 +103,39 @@ class ParseTests(SynchronousTestCase):
             "callbacks = { attempts = 100, private_networks = ['10.0.0.0/8', '::1/128'] }",
         ):
             parse_configuration(text)
+
+
+class MaximumTests(SynchronousTestCase):
+    """`[limits.maximum]`: what a request may choose."""
+
+    def test_default(self) -> None:
+        """Without a maximum the default is the maximum: no request gets more than before."""
+        limits = Configuration().limits
+        self.assertIs(limits.choose_limits({}), limits)
+        self.assertEqual(limits.largest, limits)
+        ranges = limits.requestable_ranges
+        self.assertEqual(ranges["memory"], LimitRange(16 * MIB, 512 * MIB))
+        self.assertEqual(ranges["wall_clock"], LimitRange(0, 300))
+
+    def test_chosen(self) -> None:
+        """A request's limits replace the defaults, up to the maximum."""
+        limits = parse_configuration(
+            "[limits]\ncpu = 10\nprocesses = 20\n[limits.maximum]\nprocesses = 40"
+        ).limits
+        chosen = limits.choose_limits({"cpu": 5, "processes": 50})
+        self.assertEqual((chosen.cpu, chosen.processes), (5, 40))
+        self.assertEqual(chosen.memory, limits.memory)
+        self.assertEqual((limits.largest.cpu, limits.largest.processes), (10, 40))
+
+    def test_below_default(self) -> None:
+        """A maximum below the default is an error that names both."""
+        error = self.assertRaises(
+            ConfigurationError, parse_configuration, "[limits.maximum]\ncpu = 10"
+        )
+        self.assertEqual(
+            str(error),
+            "limits.maximum.cpu: 10 s is below limits.cpu, 300 s; raise it, or remove the key",
+        )
 
 
 class CredentialTests(SynchronousTestCase):
@@ -392,6 +428,15 @@ class ErrorTests(SynchronousTestCase):
         self.check("[limits]\nfile = " + "1" * 5000, "the configuration")
 
 
+def list_keys(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the path of every key, those of a table in place of the table's own."""
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from list_keys(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
 class ExampleTests(SynchronousTestCase):
     """`etc/tawebeval.toml` shows what the code has, and explains it."""
 
@@ -402,12 +447,7 @@ class ExampleTests(SynchronousTestCase):
     def test_complete(self) -> None:
         """It has every setting, and none that there is not, in the order of the code."""
         shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
-        paths = [
-            f"{name}.{key}" if key else name
-            for name, value in shown.items()
-            for key in (value if isinstance(value, dict) else [""])
-        ]
-        self.assertEqual(paths, list(list_settings(Configuration)))
+        self.assertEqual(list(list_keys(shown)), list(list_settings(Configuration)))
 
     def test_values(self) -> None:
         """Each value is the default, not one that only passes for it."""

@@ -79,7 +79,8 @@ def cells() -> Iterator[Callable[[], tuple[SandboxedRun, LaunchSpec]]]:
         checkout.mkdir()
 
         def opened() -> tuple[SandboxedRun, LaunchSpec]:
-            cell = sandbox.make_run(workspace, Checkout(Commit("", ""), checkout, lambda: None))
+            tree = Checkout(Commit("", ""), checkout, lambda: None)
+            cell = sandbox.make_run(workspace, tree, sandbox.limits)
             return cell, cell.make_launch_spec(COMMAND, {}, workspace.tree_directory)
 
         yield opened

@@ -80,12 +80,12 @@ def main() -> None:
     stopwatch = Stopwatch()
     store = Store()
     spawner = Spawner(reactor)
+    limits = LimitSettings(output=2**40)
     cell = UnsandboxedRun(
         Workspace(Path("/nonexistent")),
         Checkout(Commit("", ""), Path("/nonexistent"), lambda: None),
-        NoSandbox(
-            LimitSettings(output=2**40), CgroupManager([], {}, {}), OrphanReaper(reactor, spawner)
-        ),
+        NoSandbox(limits, CgroupManager([], {}, {}), OrphanReaper(reactor, spawner)),
+        limits,
     )
     threads = WorkerThreads(reactor, reactor.getThreadPool())
     run = store.run = MeasuredRun(stopwatch, reactor, store.pump, 2, cell, threads)

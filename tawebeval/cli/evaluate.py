@@ -8,7 +8,7 @@ import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ from tawebeval.cli.runtime import (
 from tawebeval.client import Client, ClientError, InvalidRequest
 from tawebeval.client.http import check_encodable
 from tawebeval.core.form import FIELD_NAME_PATTERN, MAX_DEPTH, MAX_SEED, draw_seed
+from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.text import get_base_name
 
 DEFAULT_FIELDS = ("source",)
@@ -105,6 +106,33 @@ SEED_OPTION = click.option(
 )
 
 
+def _parse_limits(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> Mapping[str, str]:
+    """Return the limits of the --limit options, by name. Raises BadParameter."""
+    limits: dict[str, str] = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        if name not in LIMIT_UNITS or not value:
+            names = ", ".join(LIMIT_UNITS)
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE, where NAME is {names}")
+        if name in limits:
+            raise click.BadParameter(f"{name} is given twice")
+        limits[name] = value
+    return limits
+
+
+LIMIT_OPTION = click.option(
+    "--limit",
+    "limits",
+    metavar="NAME=VALUE",
+    multiple=True,
+    type=UTF8_ARGUMENT,
+    callback=_parse_limits,
+    help="Replace a default limit, as in memory=256M or wall_clock=10.",
+)
+
+
 @click.command()
 @FIELDS_ARGUMENT
 @EVALUATOR_OPTION
@@ -129,6 +157,7 @@ SEED_OPTION = click.option(
 )
 @DIRECTORY_OPTION
 @SEED_OPTION
+@LIMIT_OPTION
 @click.option(
     "--callback-url",
     metavar="URL",

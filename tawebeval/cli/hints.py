@@ -14,17 +14,22 @@ import attrs
 
 from tawebeval.client import EvaluationError
 from tawebeval.config import Configuration
+from tawebeval.core.limits import ChosenLimits
 from tawebeval.evaluations.exits import find_denied_files, find_setting
 from tawebeval.sandbox.base import EvaluatorExit
 
 
 @attrs.frozen
 class Hints:
-    """Hints for an evaluation by the tree `root` whose command runs in `directory`."""
+    """Hints for an evaluation by the tree `root` whose command runs in `directory`.
+
+    `chosen` are the limits of --limit.
+    """
 
     _configuration: Configuration
     _root: Path
     _directory: str
+    _chosen: ChosenLimits = attrs.field(factory=dict)
 
     def find(self, error: EvaluationError | None, stderr: str) -> list[str]:
         """Return the hints for an evaluation; `error` is its last event if it has failed."""
@@ -45,6 +50,8 @@ class Hints:
         section, _, name = setting.partition(".")
         if setting == "sandbox.network":
             yield _set("to allow a network", section, name, "true")
+        elif section == "limits" and name in self._chosen:
+            yield f"to raise {setting}, give another value by --limit {name}=VALUE"
         elif section == "limits" and name != "free_disk":  # a larger reserve would not help
             value = 2 * getattr(self._configuration.limits, name)
             yield _set(f"to raise {setting}", section, name, value)

@@ -25,6 +25,7 @@ from tawebeval.cli.evaluate import (
     EVENTS_OPTION,
     FIELDS_ARGUMENT,
     FILES_OPTION,
+    LIMIT_OPTION,
     SEED_OPTION,
     Submission,
     show_seed,
@@ -39,12 +40,13 @@ from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
 from tawebeval.core.form import draw_seed
+from tawebeval.core.limits import parse_limits
 from tawebeval.core.segi import Markers
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.runtime import preload_modules
 from tawebeval.daemon.startup import check_readable_paths
 from tawebeval.deferreds import FairQueue
-from tawebeval.errors import ConfigurationError, EvaluationFailure
+from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.linux.cgroups.group import open_cgroups
 from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
@@ -72,6 +74,7 @@ _WORDS = {
 @EVALUATOR_OPTION
 @DIRECTORY_OPTION
 @SEED_OPTION
+@LIMIT_OPTION
 @CONFIG_OPTION
 @click.option("--user", metavar="NAME", help="As root: run as this user, instead of service.user.")
 @click.option(
@@ -87,6 +90,7 @@ def try_(
     evaluator: str,
     directory: str | None,
     seed: int | None,
+    limits: Mapping[str, str],
     config: Path | None,
     user: str | None,
     raw: bool,
@@ -113,13 +117,14 @@ def try_(
     screen = make_screen(lines=lines)
     screen.stderr_lines = None if raw or lines else _STDERR_LINES
     drawn = draw_seed(os.urandom) if seed is None else seed
-    request = LocalRequest(root, directory or "", evaluator, drawn, fields)
     with _usage_errors():
         configuration = read_configuration(config)
+        chosen = parse_limits(limits, configuration.limits.requestable_ranges)
         privileges = _find_privileges(user or configuration.service.user)
         check_readable_paths(configuration, config, privileges.build_user_environment(os.environ))
         if privileges.user is not None:
             preload_modules()
+    request = LocalRequest(root, directory or "", evaluator, drawn, fields, chosen)
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
@@ -140,7 +145,7 @@ def try_(
                     "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
                 )
             show_seed(screen, drawn if seed is None else None)
-            hints = Hints(configuration, root, request.directory)
+            hints = Hints(configuration, root, request.directory, chosen)
             return await LocalEvaluation(request, environment, screen, folder, raw, hints).run()
 
     run_reactor(screen, work, cleans_up=True)
@@ -245,7 +250,7 @@ def _usage_errors() -> Iterator[None]:
     """Turn what would keep the daemon from starting into UsageError."""
     try:
         yield
-    except ConfigurationError as error:
+    except (ConfigurationError, InvalidField) as error:
         raise click.UsageError(str(error)) from None
     except SystemExit as error:
         raise click.UsageError(str(error).removeprefix("tawebeval: ")) from None

@@ -20,6 +20,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile, parse_submission_file
+from tawebeval.core.limits import ChosenLimits
 from tawebeval.core.pages import read_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
@@ -54,6 +55,7 @@ class LocalRequest:
     evaluator_cmd: str
     seed: int
     submission: Submission
+    limits: ChosenLimits = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -199,6 +201,7 @@ class LocalEnvironment:
             request.evaluator_cmd,
             request.seed,
             write_upload(request.submission, sent),
+            limits=request.limits,
         )
         workspace = Workspace(self._place / "evaluation")
         return Evaluation("try", form, request.seed, sent, workspace, self.context)

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import uuid4
@@ -135,13 +136,15 @@ class Client:
         directory: str | None = None,
         seed: int | None = None,
         callback_url: str | None = None,
+        limits: Mapping[str, str | float] = MappingProxyType({}),
         key: str | None = None,
     ) -> str:
         """Begin an evaluation and return its identifier.
 
         `submission` maps each field to its content: text or bytes, which become the file
         `<field>.txt`, a `Path`, sent under its own name, or a `Named`. All other fields are those
-        of `POST /evaluate` (docs/api.md). `key` is the `Idempotency-Key`: repeated attempts begin
+        of `POST /evaluate` (docs/api.md); `limits` maps names such as `memory` to numbers, or to
+        texts such as "256M". `key` is the `Idempotency-Key`: repeated attempts begin
         one evaluation. A program that may be restarted stores a `key` of its own, and finds the
         evaluation of its last attempt by it.
 
@@ -157,6 +160,7 @@ class Client:
             "evaluator_cmd": evaluator_cmd,
             "seed": seed,
             "callback_url": callback_url,
+            **{f"limits[{name}]": value for name, value in limits.items()},
         }
         fields = {name: str(value) for name, value in given.items() if value is not None}
         request = Request(

@@ -13,6 +13,7 @@ import msgspec
 
 from tawebeval.core import text
 from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.limits import LIMIT_UNITS, ChosenLimits, LimitRange, parse_limits
 from tawebeval.core.text import get_base_name
 from tawebeval.errors import InvalidField
 
@@ -50,6 +51,7 @@ TEXT_FIELDS: Mapping[str, int | None] = {
     "evaluator_cmd": None,
     "seed": 64,
     "callback_url": 2048,
+    **{f"limits[{name}]": 64 for name in LIMIT_UNITS},
 }
 """The fields that are no files, with the largest size of each in bytes of UTF-8.
 
@@ -96,7 +98,7 @@ class EvaluationRequest:
     """A client's request for an evaluation.
 
     `directory` is relative to the root of the repository; "" is the root. `callback_url` is the URL
-    to notify when the evaluation ends, or None.
+    to notify when the evaluation ends, or None. `limits` replace the operator's defaults.
     """
 
     repository: Repository
@@ -106,6 +108,7 @@ class EvaluationRequest:
     seed: int | None
     submission: tuple[SubmissionFile, ...]
     callback_url: str | None = None
+    limits: ChosenLimits = attrs.field(factory=dict)
 
     @property
     def shown_command(self) -> str:
@@ -121,6 +124,7 @@ class EvaluationRequest:
             evaluator_cmd=self.shown_command,
             submission=(),
             callback_url=None,
+            limits={},
         )
 
 
@@ -161,12 +165,16 @@ def parse_submission_file(name: str, filename: str | None) -> SubmissionFile | N
 
 
 def parse_form(
-    fields: Mapping[str, str], submission: Sequence[SubmissionFile], protocols: Sequence[str]
+    fields: Mapping[str, str],
+    submission: Sequence[SubmissionFile],
+    protocols: Sequence[str],
+    limit_ranges: Mapping[str, LimitRange],
 ) -> EvaluationRequest:
     """Return the request of a form. Raises InvalidField.
 
     `fields` has the values of those `TEXT_FIELDS` that the client sent, within their size limits.
-    `protocols` are the protocols allowed for repositories, by git's names.
+    `protocols` are the protocols allowed for repositories, by git's names. `limit_ranges` are the
+    allowed values of the limits, by their names in `[limits]`.
     """
     if not submission:
         raise InvalidField(
@@ -196,7 +204,20 @@ def parse_form(
         seed=_number(fields, "seed", 0, MAX_SEED),
         submission=tuple(submission),
         callback_url=_callback_url(fields.get("callback_url", "")),
+        limits=parse_limits(
+            {name: fields.get(f"limits[{name}]", "") for name in LIMIT_UNITS}, limit_ranges
+        ),
     )
+
+
+def check_unknown_field(name: str) -> None:
+    """Refuse an unknown field that means a limit. Raises: InvalidField.
+
+    A form whose limit is misspelt would run with the default.
+    """
+    if name.startswith("limits["):
+        known = ", ".join(LIMIT_UNITS)
+        raise InvalidField(name[:80], f"no such limit; write limits[NAME], where NAME is {known}")
 
 
 def _required(fields: Mapping[str, str], name: str) -> str:

@@ -275,7 +275,7 @@ def compare_free_space(
     A file system with both directories needs the sum. Bytes in the cache count as free. Blocks in
     proportion to the number of files in the cache. Raises: OSError.
     """
-    limits, repositories = configuration.limits, configuration.repositories
+    limits, repositories = configuration.limits.largest, configuration.repositories
     running = count_run_slots(configuration.evaluations.running)
     fetched = repositories.fetch_bytes + repositories.tree_bytes
     systems: dict[int, list[_Space]] = {}

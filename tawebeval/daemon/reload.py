@@ -15,7 +15,13 @@ import msgspec
 from twisted.application.service import Service
 from twisted.logger import Logger
 
-from tawebeval.config import Configuration, Section, parse_configuration
+from tawebeval.config import (
+    Configuration,
+    LimitSettings,
+    MaximumSettings,
+    Section,
+    parse_configuration,
+)
 from tawebeval.daemon.runtime import EarlyHangupHandler
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.errors import ConfigurationError
@@ -30,7 +36,8 @@ LIVE_SETTINGS = frozenset(
         *("repositories.allow_hosts", "repositories.deny_hosts", "repositories.private_networks"),
         *("evaluations.queued", "evaluations.paused", "evaluations.abandon_after"),
         *("evaluations.retain", "evaluations.kept", "evaluations.environment"),
-        *(f"limits.{name}" for name in Configuration().limits.__struct_fields__),
+        *(f"limits.{name}" for name in LimitSettings.__struct_fields__),
+        *(f"limits.maximum.{name}" for name in MaximumSettings.__struct_fields__),
         "buffers.page",
         *("http.connections_per_address", "http.line", "http.headers", "http.header_bytes"),
         *("http.head_deadline", "http.window", "http.rate", "http.idle"),
@@ -214,7 +221,7 @@ class ConfigurationReload:
             if setting not in LIVE_SETTINGS
         ]
         following = merge_live_settings(self._running, wanted)
-        if following.limits.processes > self._running.limits.processes:
+        if following.limits.largest.processes > self._running.limits.largest.processes:
             with suppress(OSError):  # only the note is lost
                 notes += [
                     f"processes: {few}" for few in compute_process_allowance(following).problems
@@ -273,6 +280,6 @@ def _compare(one: Section, other: Section, prefix: str = "") -> Iterator[tuple[s
     for name in one.__struct_fields__:
         before, after = getattr(one, name), getattr(other, name)
         if isinstance(before, Section):
-            yield from _compare(before, after, f"{name}.")
+            yield from _compare(before, after, f"{prefix}{name}.")
         else:
             yield prefix + name, before, after

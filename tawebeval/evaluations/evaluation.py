@@ -15,6 +15,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
+from tawebeval.config import LimitSettings
 from tawebeval.core.budget import RingShare
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.environment import build_environment
@@ -88,6 +89,7 @@ class Evaluation:
     change_condition: Condition[None] = attrs.field(factory=Condition)
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _pump: StdoutPump | None = None
+    _limits: LimitSettings | None = None
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
     _stop_reason: EvaluationFailure | None = None
@@ -110,6 +112,18 @@ class Evaluation:
     def request(self) -> EvaluationRequest:
         """The form; after the start without the fields that only a start needs."""
         return unpack_request(self._request)
+
+    @property
+    def limits(self) -> LimitSettings:
+        """The limits of the run; before the start those that a start would have now."""
+        if self._limits is not None:
+            return self._limits
+        return self.context.configuration.limits.choose_limits(self.request.limits)
+
+    def _fix_limits(self) -> LimitSettings:
+        """Keep the present limits, whatever a reload changes."""
+        self._limits = self.limits
+        return self._limits
 
     def enter_queue(self, slots: RunSlots) -> None:
         """Enter the queue, and run as soon as there is a slot."""
@@ -181,7 +195,9 @@ class Evaluation:
             if self.context.quota_directories is not None:
                 directory = await self.context.quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
-            sandboxed = self._sandboxed = self.context.sandbox.make_run(self.workspace, checkout)
+            sandboxed = self._sandboxed = self.context.sandbox.make_run(
+                self.workspace, checkout, self._fix_limits()
+            )
             run = self._make_run(sandboxed)
             self._is_launching = True  # no cancelling from here on: the child would be lost
             started = await self.context.threads.run_in_thread(self._launch, sandboxed, checkout)
@@ -236,11 +252,11 @@ class Evaluation:
     def _make_run(self, sandboxed: SandboxedRun) -> EvaluatorRun:
         """Return the run that the started evaluator will drive."""
         context, clock = self.context, self.context.clock
-        settings, limits = context.configuration.evaluations, context.configuration.limits
+        limits, grace = self.limits, context.configuration.evaluations.grace
         markers = self.markers = Markers.generate(context.random_bytes)
         parser = SegiParser(markers, max_value=limits.data_value, max_file=limits.file)
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_share, self)
-        return EvaluatorRun(clock, pump, settings.grace, sandboxed, context.threads)
+        return EvaluatorRun(clock, pump, grace, sandboxed, context.threads)
 
     def _launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
         """Create the workspace and start the evaluator. Blocks. Raises: EvaluationFailure, OSError.
@@ -300,6 +316,7 @@ class Evaluation:
         self._in_background(self._conclude(run.failure))
 
     def _drop_start_fields(self) -> None:
+        self._fix_limits()
         self._request = pack_request(self.request.drop_start_fields())
 
     def _on_room(self) -> None:
@@ -338,7 +355,7 @@ class Evaluation:
         return self.workspace.read_file(
             path,
             self.workspace.locate_working_directory(self.request.directory, self._checkout.path),
-            self.context.configuration.limits.file,
+            self.limits.file,
             self._sandboxed.workspace_view,
         )
 
@@ -356,7 +373,7 @@ class Evaluation:
         fields: dict[str, Any] = {**self._log_fields(), "after": after}
         words = _STEP
         if self.state is EvaluationState.RUNNING:
-            limits = self.context.configuration.limits
+            limits = self.limits
             words += _LIMITS + f"{format_size(limits.memory)} of memory"
             fields.update(wall_clock=limits.wall_clock, cpu=limits.cpu, memory=limits.memory)
         elif self.state in (

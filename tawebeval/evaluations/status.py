@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations.evaluation import Evaluation
 
@@ -17,7 +18,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
     `position` is the number of evaluations before this one in the queue, None outside of it.
     """
     request, commit, ring = evaluation.request, evaluation.commit, evaluation.ring
-    result = evaluation.run_result
+    limits, result = evaluation.limits, evaluation.run_result
     run = evaluation.run or result
     document: dict[str, Any] = {
         "evaluation_id": evaluation.identifier,
@@ -30,6 +31,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "directory": request.directory,
         "evaluator_cmd": request.shown_command,
         "seed": evaluation.seed,
+        "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
         "created": _time(evaluation, "created"),
         "fetching": _time(evaluation, EvaluationState.FETCHING.value),
         "running": _time(evaluation, EvaluationState.RUNNING.value),

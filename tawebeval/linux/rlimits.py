@@ -62,18 +62,21 @@ def check_hard_limits(limits: LimitSettings) -> None:
 
     Raises: ConfigurationError.
     """
+    largest = limits.largest
     for name, value, number, directive in (
-        ("open_files", limits.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),
-        ("processes", limits.processes, resource.RLIMIT_NPROC, "LimitNPROC"),
-        ("cpu", limits.cpu + 1, resource.RLIMIT_CPU, "LimitCPU"),
-        ("file_size", limits.file_size, resource.RLIMIT_FSIZE, "LimitFSIZE"),
-        ("memory", limits.memory, resource.RLIMIT_DATA, "LimitDATA"),
+        ("open_files", largest.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),
+        ("processes", largest.processes, resource.RLIMIT_NPROC, "LimitNPROC"),
+        ("cpu", largest.cpu + 1, resource.RLIMIT_CPU, "LimitCPU"),
+        ("file_size", largest.file_size, resource.RLIMIT_FSIZE, "LimitFSIZE"),
+        ("memory", largest.memory, resource.RLIMIT_DATA, "LimitDATA"),
     ):
         hard = _hard(number)
         if hard is not None and hard < value:
+            chosen = getattr(largest, name) > getattr(limits, name)
+            setting = f"limits.maximum.{name}" if chosen else f"limits.{name}"
             raise ConfigurationError(
-                f"limits.{name}: {value} is over the daemon's own hard limit, {hard}",
-                f"set {directive}={value} in the unit (or ulimit -H), or lower limits.{name}",
+                f"{setting}: {value} is over the daemon's own hard limit, {hard}",
+                f"set {directive}={value} in the unit (or ulimit -H), or lower {setting}",
             )
 
 
@@ -157,7 +160,7 @@ def count_needed_processes(configuration: Configuration) -> int:
     """Return the processes and threads in use if every evaluator uses its whole limit."""
     running = count_run_slots(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_PROCESSES
-    return running * configuration.limits.processes + fetches + _DAEMON_PROCESSES
+    return running * configuration.limits.largest.processes + fetches + _DAEMON_PROCESSES
 
 
 def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
@@ -174,7 +177,9 @@ def compute_watch_allowance(configuration: Configuration) -> ResourceAllowance:
     The daemon itself needs none (`daemon.epoll_fallback`). Blocks, hardly. Raises OSError.
     """
     running = count_run_slots(configuration.evaluations.running)
-    wanted = running * configuration.limits.memory // _WATCH + configuration.http.connections
+    wanted = (
+        running * configuration.limits.largest.memory // _WATCH + configuration.http.connections
+    )
     there = int(MAX_WATCHES_FILE.read_text("ascii"))
     return ResourceAllowance(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
 

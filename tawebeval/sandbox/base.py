@@ -84,8 +84,11 @@ class SandboxedRun(ABC):
 
     has_network = True  # whether the evaluator reaches the network
 
-    def __init__(self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox) -> None:
-        limits = self.limits = sandbox.limits
+    def __init__(
+        self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox, limits: LimitSettings
+    ) -> None:
+        self.limits = limits
+        self._default_limits = sandbox.limits
         self.workspace = workspace
         self._checkout = checkout
         self._cgroups = sandbox.cgroups
@@ -264,7 +267,7 @@ class SandboxedRun(ABC):
         if self._group is not None:
             self._group.remove_cgroup()
             self._group = None
-            self._cgroups.make_spare_cgroup(self.limits)
+            self._cgroups.make_spare_cgroup(self._default_limits)
 
     @property
     def _running(self) -> bool:
@@ -312,7 +315,7 @@ def _hard(number: int) -> int:
 class Sandbox(Protocol):
     """One kind of sandbox, as the daemon has set it up: it makes runs, and has what they share.
 
-    `limits` are those of later runs; a reload replaces them.
+    `limits` are the defaults of later runs; a reload replaces them.
     """
 
     limits: LimitSettings
@@ -320,8 +323,10 @@ class Sandbox(Protocol):
     orphan_reaper: OrphanReaper
     writable_trees: WritableTrees
 
-    def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
-        """Return the run of an evaluation, not started yet."""
+    def make_run(
+        self, workspace: Workspace, checkout: Checkout, limits: LimitSettings
+    ) -> SandboxedRun:
+        """Return the run of an evaluation with these limits, not started yet."""
 
 
 class UnsandboxedRun(SandboxedRun):
@@ -377,6 +382,8 @@ class NoSandbox:
     orphan_reaper: OrphanReaper
     writable_trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)
 
-    def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
-        """Return the run of an evaluation, not started yet."""
-        return UnsandboxedRun(workspace, checkout, self)
+    def make_run(
+        self, workspace: Workspace, checkout: Checkout, limits: LimitSettings
+    ) -> SandboxedRun:
+        """Return the run of an evaluation with these limits, not started yet."""
+        return UnsandboxedRun(workspace, checkout, self, limits)

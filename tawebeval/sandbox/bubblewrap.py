@@ -224,9 +224,11 @@ class BubblewrapSandbox:
     cgroups: CgroupManager
     orphan_reaper: OrphanReaper
 
-    def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
-        """Return the run of an evaluation, not started yet."""
-        return BubblewrapRun(workspace, checkout, self)
+    def make_run(
+        self, workspace: Workspace, checkout: Checkout, limits: LimitSettings
+    ) -> SandboxedRun:
+        """Return the run of an evaluation with these limits, not started yet."""
+        return BubblewrapRun(workspace, checkout, self, limits)
 
     def build_argv(
         self, view: WorkspaceView, directory: Path, runner: Path, command: Sequence[str]
@@ -273,9 +275,13 @@ class BubblewrapRun(SandboxedRun):
     """One run of bubblewrap."""
 
     def __init__(
-        self, workspace: Workspace, checkout: Checkout, sandbox: BubblewrapSandbox
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        sandbox: BubblewrapSandbox,
+        limits: LimitSettings,
     ) -> None:
-        super().__init__(workspace, checkout, sandbox)
+        super().__init__(workspace, checkout, sandbox, limits)
         self._sandbox = sandbox
         self.has_network = sandbox.has_network
         self._opened = contextlib.ExitStack()

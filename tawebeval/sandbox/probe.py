@@ -281,9 +281,8 @@ def probe_bubblewrap(
                 upload = folder / "upload"
                 (upload / "submission").mkdir(parents=True)
                 workspace = Workspace(folder.resolve() / "probe")
-                run = sandbox.make_run(
-                    workspace, Checkout(Commit("", ""), checkout.resolve(), lambda: None)
-                )
+                tree = Checkout(Commit("", ""), checkout.resolve(), lambda: None)
+                run = sandbox.make_run(workspace, tree, sandbox.limits)
                 workspace.create_directories(upload, run.workspace_view)
                 # A cgroup that stays now is removed at the daemon's end.
                 made.enter_context(contextlib.suppress(OSError))

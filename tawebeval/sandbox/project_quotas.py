@@ -62,7 +62,7 @@ class ProjectQuota:
 
 def compute_quota(configuration: Configuration) -> ProjectQuota:
     """Return the quota of each evaluation: its limits, plus those of its tree, and a reserve."""
-    limits, trees = configuration.limits, configuration.repositories
+    limits, trees = configuration.limits.largest, configuration.repositories
     size = limits.disk + trees.tree_bytes + BLOCK_BYTES * trees.tree_files + MIB
     return ProjectQuota(-(-size // _UNIT) * _UNIT, limits.disk_files + trees.tree_files + 16)
 

@@ -25,6 +25,7 @@ from tawebeval.core.form import (
     FIELD_ALIASES,
     TEXT_FIELDS,
     SubmissionFile,
+    check_unknown_field,
     parse_form,
     parse_submission_file,
 )
@@ -150,7 +151,9 @@ class FormReceiver:
         except MultipartError as error:
             raise _make_form_error(error) from None
         fields = {name: text.decode() for name, text in self._fields.items()}
-        request = parse_form(fields, self._submission, self._protocols)
+        request = parse_form(
+            fields, self._submission, self._protocols, self._limits.requestable_ranges
+        )
         digest = hashlib.sha256(repr(sorted(self._digests.items())).encode()).digest()
         try:
             await self._files.finish()
@@ -174,6 +177,7 @@ class FormReceiver:
         self._hash = hashlib.sha256(repr((name, part.filename)).encode("utf-8", "replace"))
         file = parse_submission_file(name, part.filename)
         if file is None and name not in TEXT_FIELDS:
+            check_unknown_field(name)
             return
         if name in self._digests:
             raise InvalidField(name, "the field is repeated; send it once")

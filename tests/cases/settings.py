@@ -18,6 +18,6 @@ def list_settings(section: type[Section], prefix: str = "") -> Iterator[str]:
     """Yield the path of every setting, those of a table after the table's own name."""
     for field in msgspec.structs.fields(section):
         if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from list_settings(field.type, f"{field.name}.")
+            yield from list_settings(field.type, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name

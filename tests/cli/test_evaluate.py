@@ -47,6 +47,7 @@ class EvaluateTests(CommandTestCase):
         tree = self.line.service.world.repositories.tree = Path(self.mktemp()).resolve()
         (tree / "a").mkdir(parents=True)
         options = ("--seed", "5", "--directory", "a", "--branch", "b", "--depth", "2")
+        options += ("--limit", "memory=64M", "--limit", "wall_clock=2.5")
         result = self.evaluate(*options, "language=c++")
         self.assertEqual(
             (result.exit_code, result.stdout, result.stderr), (0, "hello\n", "x: n: 1.5\n")
@@ -56,6 +57,8 @@ class EvaluateTests(CommandTestCase):
         self.assertEqual((repository.branch, repository.depth), ("b", 2))
         environment = self.line.child.environment
         self.assertEqual(environment["TURINGARENA_SEED"], "5")
+        limits = self.line.service.world.sandbox.last.limits
+        self.assertEqual((limits.memory, limits.wall_clock), (64 * 2**20, 2.5))
         names = sorted(name for name in environment if name.startswith("SUBMISSION_FILE_"))
         self.assertEqual(names, ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
 
@@ -140,6 +143,12 @@ class EvaluateTests(CommandTestCase):
             (["evaluate", *REPOSITORY, "none.py"], "no such file: none.py"),
             (["evaluate", *REPOSITORY[:4], str(self.file)], "--evaluator"),
             (["evaluate", *REPOSITORY, "--seed", "-1", "x=1"], "--seed"),
+            (["evaluate", *REPOSITORY, "--limit", "memroy=1G", "x=1"], "'memroy=1G' is not NAME="),
+            (["evaluate", *REPOSITORY, "--limit", "memory", "x=1"], "'memory' is not NAME=VALUE"),
+            (
+                ["evaluate", *REPOSITORY, *("--limit", "cpu=1") * 2, "x=1"],
+                "cpu is given twice",
+            ),
             (
                 ["evaluate", *REPOSITORY, "--server", "localhost", "x=1"],
                 "is not the URL of a server",

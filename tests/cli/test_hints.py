@@ -25,12 +25,13 @@ class HintsTests(SynchronousTestCase):
             (self.root / name).mkdir(parents=True)
         (self.root / "inner" / "evaluate").touch(0o644)
         self.configuration = Configuration()
+        self.chosen: dict[str, int | float] = {}
 
     def hints(
         self, error: EvaluationError | None, stderr: str = "", directory: str = "inner"
     ) -> list[str]:
         """Return the hints."""
-        return Hints(self.configuration, self.root, directory).find(error, stderr)
+        return Hints(self.configuration, self.root, directory, self.chosen).find(error, stderr)
 
     def check(self, words: list[str], found: list[str]) -> None:
         """Hold that each hint begins so."""
@@ -73,6 +74,10 @@ class HintsTests(SynchronousTestCase):
         ):
             error = EvaluationError("x", "y", {"limit": name, "value": 1})
             self.check([words], self.hints(error, "MemoryError" if name == "limits.memory" else ""))
+        self.chosen = {"memory": 2**26}
+        error = EvaluationError("x", "y", {"limit": "limits.memory", "value": 2**26})
+        option = "to raise limits.memory, give another value by --limit memory=VALUE"
+        self.check([option], self.hints(error))
         for name in ("limits.free_disk", "evaluations.paused", ""):
             self.check([], self.hints(EvaluationError("x", "y", {"limit": name})))
 

@@ -70,10 +70,13 @@ class EvaluateTests(ClientTestCase):
     def test_fields(self) -> None:
         """All that the API knows is handed on; what is None is not sent."""
         identifier = self.line.begin(
-            branch="main", depth=3, directory="a/b", seed=0, evaluator_cmd="x; y @z <w"
-        )
+            branch="main", depth=3, directory="a/b", seed=0, evaluator_cmd="x; y @z <w",
+            limits={"memory": "64M", "wall_clock": 2.5},
+        )  # fmt: skip
         status = self.line.wait(self.line.client.status(identifier))
         self.assertEqual(status["seed"], 0)
+        limits = status["limits"]
+        self.assertEqual((limits["memory"], limits["wall_clock"]), (64 * 2**20, 2.5))
         self.assertEqual(status["directory"], "a/b")
         self.assertEqual(status["evaluator_cmd"], "x; y @z <w")
         ((repository, _),) = self.line.service.world.repositories.asked

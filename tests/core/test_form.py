@@ -19,11 +19,15 @@ from tawebeval.core.form import (
     EvaluationRequest,
     Repository,
     SubmissionFile,
+    check_unknown_field,
     draw_seed,
+    pack_request,
     parse_form,
     parse_submission_file,
+    unpack_request,
 )
 from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.limits import LIMIT_UNITS, LimitRange
 from tawebeval.errors import InvalidField
 from tests.cases.strategies import file_names
 
@@ -31,6 +35,7 @@ OID = "0123456789abcdef0123456789abcdef01234567"
 ALL = ("https", "http", "git", "ssh", "file")
 LEAST = {"repository[url]": "https://host/x.git", "commit_oid": OID, "evaluator_cmd": "./run"}
 SUBMISSION = (SubmissionFile("source", "a.cpp"),)
+RANGES = dict.fromkeys(LIMIT_UNITS, LimitRange(16, 2**20))
 
 
 def parse(
@@ -39,7 +44,7 @@ def parse(
     """Return what the smallest form says with some fields changed, or without those of None."""
     changed = {**LEAST, **(changes or {})}
     fields = {name: value for name, value in changed.items() if value is not None}
-    return parse_form(fields, SUBMISSION, protocols)
+    return parse_form(fields, SUBMISSION, protocols, RANGES)
 
 
 class Tables(SynchronousTestCase):
@@ -128,7 +133,7 @@ class SubmissionTests(SynchronousTestCase):
 
     def test_at_least_one(self) -> None:
         """A form without any is refused."""
-        error = self.assertRaises(InvalidField, parse_form, LEAST, (), ALL)
+        error = self.assertRaises(InvalidField, parse_form, LEAST, (), ALL, RANGES)
         self.assertEqual(error.extra_members, {"field": "submission"})
 
 
@@ -161,10 +166,11 @@ class FormTests(Tables):
             "seed": "7",
             "callback_url": "https://site.example.org/ended?x=1",
         }
-        self.assertEqual(set(fields), set(TEXT_FIELDS))
+        limits = {f"limits[{name}]" for name in LIMIT_UNITS}
+        self.assertEqual(set(fields) | limits, set(TEXT_FIELDS))
         files = [SubmissionFile("a", "a"), SubmissionFile("b", "b")]
         self.assertEqual(
-            parse_form(fields, files, ["ssh"]),
+            parse_form(fields, files, ["ssh"], RANGES),
             EvaluationRequest(
                 repository=Repository("ssh://git@host/x", "main", 3),
                 commit_oid=OID,
@@ -527,3 +533,33 @@ class CallbackTests(Tables):
         path = read.originForm if read.originForm.startswith(b"/") else b"/" + read.originForm
         assert (asked.originForm, asked.port) == (path, read.port)
         assert asked.host == read.host.lower()
+
+
+class LimitTests(Tables):
+    """`limits[NAME]`."""
+
+    def test_chosen(self) -> None:
+        """Only the limits that the form has are chosen; an empty one is the default."""
+        self.assertEqual(parse().limits, {})
+        form = {"limits[memory]": "64K", "limits[cpu]": "", "limits[wall_clock]": "20"}
+        self.assertEqual(parse(form).limits, {"memory": 65536, "wall_clock": 20})
+
+    def test_packed(self) -> None:
+        """A packed request keeps whole numbers whole; after the start it has no limits."""
+        request = parse({"limits[cpu]": "20", "limits[wall_clock]": "20.5"})
+        limits = unpack_request(pack_request(request)).limits
+        self.assertEqual(repr(limits), "{'wall_clock': 20.5, 'cpu': 20}")
+        self.assertEqual(request.drop_start_fields().limits, {})
+
+    def test_refused(self) -> None:
+        """A value that is no limit is refused."""
+        self.check_refused("limits[memory]", "much")
+
+    def test_unknown(self) -> None:
+        """A limit that does not exist is refused, with the names; other fields are not."""
+        for name in ("limits[memroy]", "limits[", "limits[data_value]"):
+            error = self.assertRaises(InvalidField, check_unknown_field, name)
+            self.assertEqual(error.extra_members, {"field": name})
+            self.assertIn("NAME is wall_clock, cpu, memory,", error.detail)
+        for name in ("limit", "limits", "other"):
+            check_unknown_field(name)

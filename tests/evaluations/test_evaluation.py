@@ -6,9 +6,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from twisted.internet.defer import DeferredQueue
 from twisted.logger import capturedLogs, formatEvent
 
+from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import SubmissionFile
 from tawebeval.core.states import EvaluationState, IllegalTransition
@@ -242,6 +244,38 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(self.world.child.signals, [signal.SIGKILL])
         self.world.child.end(signal=signal.SIGKILL)
         self.assert_over(EvaluationState.FAILED, "memory")
+
+    def test_chosen_limits(self) -> None:
+        """Until the start a reload changes limits and maximum; then they stay, also at the end."""
+        (self.root / "upload").rename(self.mktemp())
+        self.evaluation = self.make(limits={"memory": 2**29, "wall_clock": 5})
+        self.slot.shut = True
+        self.begin()
+        self.assertEqual(self.evaluation.limits.memory, 2**29)
+        self.reload(LimitSettings(memory=2**28, cpu=7))
+        self.slot.open()
+        self.world.turn()
+        self.reload(LimitSettings(memory=2**27, cpu=8))
+        limits = self.world.sandbox.last.limits
+        self.assertEqual((limits.memory, limits.wall_clock, limits.cpu), (2**28, 5, 7))
+        self.world.child.end()
+        self.assert_over(EvaluationState.FINISHED, None)
+        self.assertEqual(self.evaluation.limits, limits)
+
+    def test_limits_without_a_start(self) -> None:
+        """An evaluation that never runs shows the limits that it would have had."""
+        (self.root / "upload").rename(self.mktemp())
+        self.evaluation = self.make(limits={"cpu": 5})
+        self.slot.shut = True
+        self.begin()
+        self.evaluation.stop(CANCELLED)
+        self.reload(LimitSettings(cpu=8))
+        self.assertEqual(self.evaluation.limits.cpu, 5)
+
+    def reload(self, limits: LimitSettings) -> None:
+        """Replace the operator's limits."""
+        context = self.evaluation.context
+        context.configuration = msgspec.structs.replace(context.configuration, limits=limits)
 
     def test_cannot_be_started(self) -> None:
         """An evaluator that cannot start: the client learns it, the sandboxed run is closed."""

@@ -6,6 +6,7 @@ import json
 from signal import SIGKILL
 from typing import Any
 
+from tawebeval.config import GIB, MIB
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.status import build_status
@@ -39,6 +40,18 @@ class StatusTests(EvaluationTestCase):
                 "directory": "",
                 "evaluator_cmd": "./evaluate",
                 "seed": 7,
+                "limits": {
+                    "wall_clock": 10,
+                    "cpu": 300,
+                    "memory": 512 * MIB,
+                    "processes": 128,
+                    "open_files": 256,
+                    "file_size": 256 * MIB,
+                    "disk": GIB,
+                    "disk_files": 100_000,
+                    "output": 256 * MIB,
+                    "stderr": 64 * MIB,
+                },
                 "created": "2023-11-14T22:13:20.000+00:00",
                 "fetching": None,
                 "running": None,

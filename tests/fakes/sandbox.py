@@ -166,10 +166,10 @@ class FakeSandbox:
         self.unable: OSError | None = None  # of cells that are made from now on
         self.limits = limits
 
-    def make_run(self, workspace: Workspace, checkout: Checkout) -> Any:
+    def make_run(self, workspace: Workspace, checkout: Checkout, limits: LimitSettings) -> Any:
         """Return a new cell."""
         cell = FakeSandboxedRun(
-            self.limits, workspace.make_unsandboxed_view(), self.orphan_reaper, unable=self.unable
+            limits, workspace.make_unsandboxed_view(), self.orphan_reaper, unable=self.unable
         )
         self.cells.append(cell)
         return self.cells[-1]

@@ -151,6 +151,14 @@ class TryTests(TestCase):
         self.assertIn("it ran for over 0.5 seconds (limits.wall_clock)", done.stderr)
         hint = "hint: to raise limits.wall_clock, in the file of --config write [limits] and below"
         self.assertIn(f"{hint} it wall_clock = 1.0\n", done.stderr)
+        options = ("--config", str(settings), "--limit")
+        done = await self.attempt("sleep 60", *options, "wall_clock=0.2")
+        self.assertIn("it ran for over 0.2 seconds (limits.wall_clock)", done.stderr)
+        self.assertIn("hint: to raise limits.wall_clock, give another value by", done.stderr)
+        done = await self.attempt("sleep 60", *options, "wall_clock=1")
+        words = "limits[wall_clock]: 1 s is over the maximum, 0.5 s (limits.maximum.wall_clock)"
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(words, " ".join(done.stderr.split()))
 
     async def test_events(self) -> None:
         """The events are those of the daemon."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from resource import struct_rusage
 
 import attrs
+import msgspec
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -787,13 +788,20 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(self.machine.groups(), [])
 
     def test_spare_of_other_limits(self) -> None:
-        """Whoever has other limits does not get it, and it is of no use any more."""
+        """An evaluation with limits of its own leaves it to others; new defaults replace it."""
         self.machine.mount_legacy("pids")
         cgroups = self.machine.open()
-        cgroups.make_spare_cgroup(LimitSettings(memory=64 * MIB, processes=1))
+        defaults = LimitSettings(memory=64 * MIB, processes=1)
+        cgroups.make_spare_cgroup(defaults)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
-        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc"])
+        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-1"])
         self.assertEqual(self.get(group, "pids.max"), "32")
+        # Only the limits of the cgroup count.
+        longer = msgspec.structs.replace(defaults, wall_clock=1000)
+        cgroups.make_spare_cgroup(longer)
+        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-1"])
+        cgroups.make_spare_cgroup(LIMITS)
+        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-2"])
 
     def test_spare_that_stays(self) -> None:
         """One that is of no use and cannot be removed is in nobody's way; it goes at the end."""
@@ -801,8 +809,8 @@ class GroupTests(CgroupsTestCase):
         cgroups = self.machine.open()
         cgroups.make_spare_cgroup(LimitSettings(memory=64 * MIB, processes=1))
         self.machine.refusals = {"/spare-1": errno.EBUSY}
-        cgroups.make_evaluation_cgroup("abc", LIMITS)
-        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-1"])
+        cgroups.make_spare_cgroup(LIMITS)
+        self.assertEqual(self.machine.groups(), ["x", "x/spare-1", "x/spare-2"])
         self.machine.refusals = {}
         cgroups.close()
         self.assertEqual(self.machine.groups(), [])

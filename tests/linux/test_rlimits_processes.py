@@ -8,7 +8,13 @@ from pathlib import Path
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, EvaluationSettings, LimitSettings, RepositorySettings
+from tawebeval.config import (
+    Configuration,
+    EvaluationSettings,
+    LimitSettings,
+    MaximumSettings,
+    RepositorySettings,
+)
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.rlimits import (
@@ -55,6 +61,15 @@ class LimitTests(CeilingsTestCase):
             self.assertTrue(said.startswith(f"limits.{setting}: "), said)
             self.assertIn(f"hard limit, {value - 1}", said)
             self.assertIn(f"; set {directive}={value} in the unit", said)
+            chosen = msgspec.structs.replace(
+                limits,
+                **{setting: 16},
+                maximum=MaximumSettings(**{setting: getattr(limits, setting)}),
+            )
+            with self.assertRaises(ConfigurationError) as caught:
+                check_hard_limits(chosen)
+            said = str(caught.exception)
+            self.assertTrue(said.startswith(f"limits.maximum.{setting}: "), said)
 
     def test_lowered(self) -> None:
         """Those are named that evaluators could not have unlimited."""

@@ -179,7 +179,7 @@ class CellTestCase(SynchronousTestCase):
     def no_cell(self) -> UnsandboxedRun:
         """Return a cell that is none."""
         sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees)
-        return UnsandboxedRun(self.workspace, self.checkout, sandbox)
+        return UnsandboxedRun(self.workspace, self.checkout, sandbox, LIMITS)
 
     def started(self) -> UnsandboxedRun:
         """Return one in which something was started."""
@@ -459,7 +459,7 @@ class UnsandboxedRunTests(CellTestCase):
     def test_cell(self) -> None:
         """It is made for each evaluation, and shows the workspace as it is."""
         cell = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees).make_run(
-            self.workspace, self.checkout
+            self.workspace, self.checkout, LIMITS
         )
         self.assertIsInstance(cell, UnsandboxedRun)
         self.assertEqual(cell.workspace_view, self.workspace.make_unsandboxed_view())

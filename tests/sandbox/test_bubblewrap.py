@@ -77,7 +77,8 @@ class BubblewrapTestCase(CellTestCase):
 
     def make(self, *readable: str, network: bool = False) -> BubblewrapRun:
         """Return a cell."""
-        cell = self.sandbox(*readable, network=network).make_run(self.workspace, self.checkout)
+        sandbox = self.sandbox(*readable, network=network)
+        cell = sandbox.make_run(self.workspace, self.checkout, LIMITS)
         assert isinstance(cell, BubblewrapRun)
         return cell
 
@@ -267,7 +268,7 @@ class DescriptorTests(BubblewrapTestCase):
     def test_half_open(self) -> None:
         """Where the filter cannot be opened the group is removed all the same."""
         sandbox = attrs.evolve(self.sandbox(), filter_descriptor=10**6)
-        cell = sandbox.make_run(self.workspace, self.checkout)
+        cell = sandbox.make_run(self.workspace, self.checkout, LIMITS)
         self.assertRaises(OSError, self.start, cell)
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)

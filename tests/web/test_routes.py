@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.config import ServiceSettings as Process
 from tawebeval.sandbox.workspace import derive_directory_name
@@ -107,6 +109,31 @@ class EvaluateTests(WebTestCase):
         seed = self.request("GET", f"/evaluation/{identifier}").json()["seed"]
         self.assertEqual(self.child.environment["TURINGARENA_SEED"], str(seed))
 
+    def test_limits(self) -> None:
+        """A request chooses limits, which the status shows and the run has."""
+        body = form(parts(**{"limits[memory]": b"64M", "limits[wall_clock]": b"2.5"}))
+        identifier = self.post(body=body).json()["evaluation_id"]
+        shown = self.request("GET", f"/evaluation/{identifier}").json()["limits"]
+        self.assertEqual((shown["memory"], shown["wall_clock"], shown["cpu"]), (2**26, 2.5, 300))
+        limits = self.service.world.sandbox.last.limits
+        self.assertEqual((limits.memory, limits.wall_clock, limits.cpu), (2**26, 2.5, 300))
+        self.service.reactor.advance(2.6)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+
+    def test_refused_limits(self) -> None:
+        """A limit that is malformed, over the maximum or unknown is 400, and names the field."""
+        for name, value, words in (
+            ("memory", b"1G", "1 GiB is over the maximum, 512 MiB (limits.maximum.memory)"),
+            ("wall_clock", b"0", "'0' is not above 0"),
+            ("cpu", b"2.5", "'2.5' is not a whole number of seconds, such as 10"),
+            ("memroy", b"1M", "no such limit; write limits[NAME], where NAME is "),
+        ):
+            field = f"limits[{name}]"
+            problem = self.post(400, form(parts(**{field: value}))).json()
+            self.assertEqual(problem["field"], field)
+            self.assertTrue(problem["detail"].startswith(f"{field}: {words}"), problem["detail"])
+        self.assertEqual(problem.get("limit"), None)
+
     def test_idempotency_key(self) -> None:
         """The same key and form: the first answer. Another form: 422."""
         first = self.post(**{"Idempotency-Key": "k"})
@@ -114,7 +141,8 @@ class EvaluateTests(WebTestCase):
         self.assertEqual(first.json(), second.json())
         self.assertEqual(first.headers["location"], second.headers["location"])
         self.assertEqual(len(self.service.leftovers()), 1)
-        self.post(422, form(parts(seed=b"1")), **{"Idempotency-Key": "k"})
+        for changes in ({"seed": b"1"}, {"limits[cpu]": b"1"}):
+            self.post(422, form(parts(**changes)), **{"Idempotency-Key": "k"})
         self.assertEqual(len(self.service.leftovers()), 1)
         self.assertEqual(len(self.service.world.spawn.children), 1)
 

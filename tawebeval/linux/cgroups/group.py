@@ -222,22 +222,33 @@ class SpareCgroup:
     def take_cgroup(self, limits: LimitSettings) -> EvaluationCgroup | None:
         """Hand over the cgroup; None if there is none with these limits."""
         with self._lock:
-            kept, self._kept = self._kept, None
-        if kept is None:
-            return None
-        its_limits, group = kept
-        if its_limits == limits and group.exists:
+            if self._kept is None or not _alike(self._kept[0], limits):
+                return None
+            (_, group), self._kept = self._kept, None
+        if group.exists:
             return group
-        with suppress(OSError):  # then it is removed at the daemon's end
-            group.remove_cgroup()
+        _try_to_remove(group)
         return None
 
     def make_cgroup_if_missing(self, limits: LimitSettings) -> None:
         """Make a cgroup with these limits unless there is one; ignore OSError."""
         with self._lock, suppress(OSError):
+            if self._kept is not None and not _alike(self._kept[0], limits):
+                (_, other), self._kept = self._kept, None
+                _try_to_remove(other)
             if self._kept is None:
                 self._count += 1
                 self._kept = limits, self._make(f"spare-{self._count}", limits)
+
+
+def _alike(one: LimitSettings, other: LimitSettings) -> bool:
+    """Tell whether cgroups with these limits are alike."""
+    return (one.memory, one.processes) == (other.memory, other.processes)
+
+
+def _try_to_remove(group: EvaluationCgroup) -> None:
+    with suppress(OSError):  # then it is removed at the daemon's end
+        group.remove_cgroup()
 
 
 _TRIES = 3  # at making a parent while other daemons end and remove theirs

@@ -156,7 +156,9 @@ class CellTestCase(SynchronousTestCase):
             for name in (*folders, *names):
                 give(Path(folder, name))
         self.cell = self.sandbox.make_run(
-            self.workspace, Checkout(Commit("", ""), self.checkout, lambda: None)
+            self.workspace,
+            Checkout(Commit("", ""), self.checkout, lambda: None),
+            self.sandbox.limits,
         )
         self.addCleanup(self.cell.close)
 

@@ -1,0 +1,99 @@
+"""The limits that a request may choose: their units, and the check of a value (`limits[NAME]`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import attrs
+
+from tawebeval.errors import InvalidField, format_size
+
+LimitUnit = Literal["seconds", "whole seconds", "bytes", "count"]
+
+LIMIT_UNITS: Mapping[str, LimitUnit] = {
+    "wall_clock": "seconds",
+    "cpu": "whole seconds",
+    "memory": "bytes",
+    "processes": "count",
+    "open_files": "count",
+    "file_size": "bytes",
+    "disk": "bytes",
+    "disk_files": "count",
+    "output": "bytes",
+    "stderr": "bytes",
+}
+"""The unit of each limit that a request may choose, by its name in `[limits]`."""
+
+ChosenLimits: TypeAlias = Mapping[str, int | float]
+"""The limits that a request has chosen, by their names in `[limits]`."""
+
+_SYNTAX: Mapping[LimitUnit, tuple[re.Pattern[str], str]] = {
+    "seconds": (
+        re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?"),
+        "a number of seconds, such as 10 or 2.5",
+    ),
+    "whole seconds": (re.compile("[0-9]{1,10}"), "a whole number of seconds, such as 10"),
+    "bytes": (
+        re.compile(r"([0-9]{1,16}(?:\.[0-9]{1,9})?)([KMGT]?)(?:i?B)?", re.IGNORECASE),
+        "a size: bytes, or a number with K, M, G or T (of 1024), such as 65536 or 256M",
+    ),
+    "count": (re.compile("[0-9]{1,10}"), "a whole number, such as 100"),
+}
+
+
+@attrs.frozen
+class LimitRange:
+    """The allowed values of a limit: at least `least`, over 0, and at most `most`."""
+
+    least: float
+    most: float
+
+
+def parse_limits(
+    values: Mapping[str, str], allowed: Mapping[str, LimitRange]
+) -> dict[str, int | float]:
+    """Return the chosen limits of some values by name; an empty value chooses the default.
+
+    Raises: InvalidField, with the name of the form's field.
+    """
+    return {
+        name: _parse_limit(name, value, allowed[name]) for name, value in values.items() if value
+    }
+
+
+def _parse_limit(name: str, value: str, allowed: LimitRange) -> int | float:
+    unit = LIMIT_UNITS[name]
+    pattern, words = _SYNTAX[unit]
+    match = pattern.fullmatch(value)
+    if match is None:
+        raise InvalidField(f"limits[{name}]", f"{value!r} is not {words}")
+    if unit == "bytes":
+        bits = 10 * (1 + "KMGT".index(match[2].upper())) if match[2] else 0
+        number: int | float = int(float(match[1]) * 2**bits)
+    else:
+        number = float(value) if unit == "seconds" else int(value)
+    if not 0 < number >= allowed.least:
+        least = f"below the minimum, {describe_limit(name, allowed.least)}"
+        why = least if allowed.least else "not above 0"
+        raise InvalidField(f"limits[{name}]", f"{value!r} is {why}", limit=allowed.least)
+    if number > allowed.most:
+        raise InvalidField(
+            f"limits[{name}]",
+            f"{describe_limit(name, number)} is over the maximum,"
+            f" {describe_limit(name, allowed.most)} (limits.maximum.{name})",
+            limit=allowed.most,
+        )
+    return number
+
+
+def describe_limit(name: str, value: float) -> str:
+    """Return the value of a limit with its unit."""
+    match LIMIT_UNITS[name]:
+        case "bytes":
+            return format_size(value)
+        case "count":
+            return f"{value:.0f}"
+        case _:
+            return f"{value:g} s"
