@@ -28,7 +28,7 @@ from tawebeval.cli.runtime import (
 )
 from tawebeval.client import Client, ClientError, InvalidRequest
 from tawebeval.client.http import check_encodable
-from tawebeval.core.form import FIELD_NAME_PATTERN, MAX_DEPTH, MAX_SEED, draw_seed
+from tawebeval.core.form import FIELD_NAME_PATTERN, LABEL_NAME, MAX_DEPTH, MAX_SEED, draw_seed
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.text import get_base_name
 
@@ -110,16 +110,27 @@ def _parse_limits(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> Mapping[str, str]:
     """Return the limits of the --limit options, by name. Raises BadParameter."""
-    limits: dict[str, str] = {}
+    return _parse_pairs(given, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS))
+
+
+def parse_labels(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> Mapping[str, str]:
+    """Return the labels of the --label options, by name. Raises BadParameter."""
+    return _parse_pairs(given, LABEL_NAME, "1 to 64 of the characters a-z 0-9 _ . -")
+
+
+def _parse_pairs(given: Iterable[str], names: str, described: str) -> Mapping[str, str]:
+    """Return the values of NAME=VALUE by name; `names` is the pattern of names."""
+    pairs: dict[str, str] = {}
     for each in given:
-        name, _, value = each.partition("=")
-        if name not in LIMIT_UNITS or not value:
-            names = ", ".join(LIMIT_UNITS)
-            raise click.BadParameter(f"{each!r} is not NAME=VALUE, where NAME is {names}")
-        if name in limits:
-            raise click.BadParameter(f"{name} is given twice")
-        limits[name] = value
-    return limits
+        match = re.fullmatch(f"({names})=(.+)", each, re.DOTALL)
+        if match is None:
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE, where NAME is {described}")
+        if match[1] in pairs:
+            raise click.BadParameter(f"{match[1]} is given twice")
+        pairs[match[1]] = match[2]
+    return pairs
 
 
 LIMIT_OPTION = click.option(
@@ -130,6 +141,15 @@ LIMIT_OPTION = click.option(
     type=UTF8_ARGUMENT,
     callback=_parse_limits,
     help="Replace a default limit, as in memory=256M or wall_clock=10.",
+)
+LABEL_OPTION = click.option(
+    "--label",
+    "metadata",
+    metavar="NAME=VALUE",
+    multiple=True,
+    type=UTF8_ARGUMENT,
+    callback=parse_labels,
+    help="Mark the evaluation with a label, for lists and programs.",
 )
 
 
@@ -158,6 +178,7 @@ LIMIT_OPTION = click.option(
 @DIRECTORY_OPTION
 @SEED_OPTION
 @LIMIT_OPTION
+@LABEL_OPTION
 @click.option(
     "--callback-url",
     metavar="URL",

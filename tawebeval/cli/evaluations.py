@@ -10,7 +10,7 @@ from typing import Any
 import click
 from twisted.internet.defer import CancelledError
 
-from tawebeval.cli.evaluate import EVENTS_OPTION, FILES_OPTION
+from tawebeval.cli.evaluate import EVENTS_OPTION, FILES_OPTION, parse_labels
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.cli.output import escape_control_characters
 from tawebeval.cli.runtime import (
@@ -23,6 +23,7 @@ from tawebeval.cli.runtime import (
 )
 from tawebeval.client import Client, EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
+from tawebeval.core.states import SHOWN_STATES
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 _ROW = "{:<40}  {:<18}  {:>6}  {}"
@@ -129,18 +130,33 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
 
 
 @click.command("list")
+@click.option(
+    "--state",
+    type=click.Choice(SHOWN_STATES),
+    help="List only evaluations in this state.",
+)
+@click.option(
+    "--label",
+    "metadata",
+    metavar="NAME=VALUE",
+    multiple=True,
+    type=UTF8_ARGUMENT,
+    callback=parse_labels,
+    help="List only evaluations with this label.",
+)
 @JSON_OPTION
 @add_server_options
-def list_(as_json: bool, server: str, token: str | None) -> None:
+def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
     """List your evaluations that the server still keeps.
 
     \b
       tawebeval list
+      tawebeval list --state failed --label contest=finals
       tawebeval list --json | jq -r '.[] | select(.state == "running").evaluation_id'
     """  # noqa: D301
 
     async def work(client: Client, reactor: Any) -> int:
-        found = [evaluation async for evaluation in client.evaluations()]
+        found = [evaluation async for evaluation in client.evaluations(**wanted)]
         if as_json:
             screen.print_text(dump_json(found))
             return GOOD

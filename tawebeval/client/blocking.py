@@ -72,9 +72,10 @@ class BlockingClient:
         """Cancel an evaluation; return when none of its processes runs."""
         self._wait(self._client.cancel, identifier)
 
-    def evaluations(self) -> Iterator[Document]:
+    @functools.wraps(Client.evaluations)
+    def evaluations(self, **wanted: Any) -> Iterator[Document]:
         """Yield the caller's evaluations that the server still has, oldest first."""
-        return self._each(self._client.evaluations())
+        return self._each(self._client.evaluations(**wanted))
 
     def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
         while True:

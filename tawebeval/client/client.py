@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -137,6 +138,7 @@ class Client:
         seed: int | None = None,
         callback_url: str | None = None,
         limits: Mapping[str, str | float] = MappingProxyType({}),
+        metadata: Mapping[str, str] = MappingProxyType({}),
         key: str | None = None,
     ) -> str:
         """Begin an evaluation and return its identifier.
@@ -144,9 +146,9 @@ class Client:
         `submission` maps each field to its content: text or bytes, which become the file
         `<field>.txt`, a `Path`, sent under its own name, or a `Named`. All other fields are those
         of `POST /evaluate` (docs/api.md); `limits` maps names such as `memory` to numbers, or to
-        texts such as "256M". `key` is the `Idempotency-Key`: repeated attempts begin
-        one evaluation. A program that may be restarted stores a `key` of its own, and finds the
-        evaluation of its last attempt by it.
+        texts such as "256M". `metadata` maps names of labels to texts. `key` is the
+        `Idempotency-Key`: repeated attempts begin one evaluation. A program that may be restarted
+        stores a `key` of its own, and finds the evaluation of its last attempt by it.
 
         Raises InvalidRequest, Forbidden, Unavailable; ValueError for an invalid file name and for
         text that is not UTF-8; OSError for a file that cannot be read.
@@ -161,6 +163,7 @@ class Client:
             "seed": seed,
             "callback_url": callback_url,
             **{f"limits[{name}]": value for name, value in limits.items()},
+            **_label_fields(metadata),
         }
         fields = {name: str(value) for name, value in given.items() if value is not None}
         request = Request(
@@ -242,11 +245,27 @@ class Client:
             Request("DELETE", _path_of(identifier)), self.asking, _check_cancelled
         )
 
-    async def evaluations(self) -> AsyncIterator[Document]:
-        """Yield the caller's evaluations that the server still has, oldest first."""
+    async def evaluations(
+        self,
+        *,
+        state: str | None = None,
+        metadata: Mapping[str, str] = MappingProxyType({}),
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> AsyncIterator[Document]:
+        """Yield the caller's evaluations that the server still has, oldest first.
+
+        Only those in this state, with these labels, and accepted from `since` on, before `until`;
+        both times have a time zone. Raises InvalidRequest for a state or label that cannot be.
+        """
+        times = {
+            name: None if moment is None else moment.isoformat()
+            for name, moment in (("since", since), ("until", until))
+        }
         after: str | None = None
         while True:
-            request = Request("GET", f"/evaluations{_query(after=after)}")
+            query = _query(after=after, state=state, **times, **_label_fields(metadata))
+            request = Request("GET", f"/evaluations{query}")
             evaluations, after = await self._session.send_request(request, self.asking, _listing)
             for evaluation in evaluations:
                 yield evaluation
@@ -271,6 +290,10 @@ def normalize_server_url(server: str) -> str:
 
 def _path_of(identifier: str) -> str:
     return f"/evaluation/{quote(identifier, safe='')}"
+
+
+def _label_fields(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {f"metadata[{name}]": value for name, value in metadata.items()}
 
 
 def _query(**parameters: str | int | None) -> str:

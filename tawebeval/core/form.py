@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 import attrs
 import msgspec
@@ -58,6 +59,12 @@ TEXT_FIELDS: Mapping[str, int | None] = {
 `limits.field` bounds all of them; None stands for no other limit.
 """
 
+MAX_LABELS = 16
+MAX_LABEL_BYTES = 256
+LABEL_NAME = r"[a-z0-9_.-]{1,64}"
+LABEL_FIELD = re.compile(rf"metadata\[({LABEL_NAME})\]")
+"""The names of the fields of labels."""
+
 FIELD_ALIASES = {
     "oid": "commit_oid",
     "repositories[main][url]": "repository[url]",
@@ -99,6 +106,7 @@ class EvaluationRequest:
 
     `directory` is relative to the root of the repository; "" is the root. `callback_url` is the URL
     to notify when the evaluation ends, or None. `limits` replace the operator's defaults.
+    `metadata` are the client's labels.
     """
 
     repository: Repository
@@ -109,6 +117,7 @@ class EvaluationRequest:
     submission: tuple[SubmissionFile, ...]
     callback_url: str | None = None
     limits: ChosenLimits = attrs.field(factory=dict)
+    metadata: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def shown_command(self) -> str:
@@ -139,6 +148,17 @@ def pack_request(request: EvaluationRequest) -> bytes:
 def unpack_request(packed: bytes) -> EvaluationRequest:
     """Return the request that `pack_request` encoded."""
     return msgspec.msgpack.decode(packed, type=EvaluationRequest)
+
+
+class _Labels(msgspec.Struct):
+    """The part of a packed request that lists read."""
+
+    metadata: dict[str, str]
+
+
+def unpack_labels(packed: bytes) -> Mapping[str, str]:
+    """Return the labels of a packed request, faster than `unpack_request`."""
+    return msgspec.msgpack.decode(packed, type=_Labels).metadata
 
 
 def parse_submission_file(name: str, filename: str | None) -> SubmissionFile | None:
@@ -172,7 +192,7 @@ def parse_form(
 ) -> EvaluationRequest:
     """Return the request of a form. Raises InvalidField.
 
-    `fields` has the values of those `TEXT_FIELDS` that the client sent, within their size limits.
+    `fields` has the values of the fields that are no files, within `find_size_limit`.
     `protocols` are the protocols allowed for repositories, by git's names. `limit_ranges` are the
     allowed values of the limits, by their names in `[limits]`.
     """
@@ -204,20 +224,47 @@ def parse_form(
         seed=_number(fields, "seed", 0, MAX_SEED),
         submission=tuple(submission),
         callback_url=_callback_url(fields.get("callback_url", "")),
+        metadata=_labels(fields),
         limits=parse_limits(
             {name: fields.get(f"limits[{name}]", "") for name in LIMIT_UNITS}, limit_ranges
         ),
     )
 
 
-def check_unknown_field(name: str) -> None:
-    """Refuse an unknown field that means a limit. Raises: InvalidField.
+def find_size_limit(name: str) -> float | None:
+    """Return the largest size of a field that is no file, in bytes; None for an unknown field.
 
-    A form whose limit is misspelt would run with the default.
+    Raises InvalidField for an unknown limit, which would silently be the default, and for a
+    malformed label.
     """
+    if name in TEXT_FIELDS:
+        return TEXT_FIELDS[name] or inf
     if name.startswith("limits["):
         known = ", ".join(LIMIT_UNITS)
         raise InvalidField(name[:80], f"no such limit; write limits[NAME], where NAME is {known}")
+    if name.startswith("metadata["):
+        if not LABEL_FIELD.fullmatch(name):
+            raise InvalidField(name[:80], describe_label_name())
+        return MAX_LABEL_BYTES
+    return None
+
+
+def describe_label_name() -> str:
+    """Return the message about a malformed name of a label."""
+    return "bad label; write metadata[NAME], where NAME is 1 to 64 of the characters a-z 0-9 _ . -"
+
+
+def _labels(fields: Mapping[str, str]) -> Mapping[str, str]:
+    labels = {}
+    for name, value in fields.items():
+        match = LABEL_FIELD.fullmatch(name)
+        if match is not None and value:
+            if _CONTROL.search(value):
+                raise InvalidField(name, "cannot contain control characters")
+            labels[match[1]] = value
+    if len(labels) > MAX_LABELS:
+        raise InvalidField("metadata", f"{len(labels)} labels were sent; the limit is {MAX_LABELS}")
+    return labels
 
 
 def _required(fields: Mapping[str, str], name: str) -> str:

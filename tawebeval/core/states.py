@@ -32,6 +32,13 @@ class EvaluationState(StrEnum):
         )
 
 
+SHOWN_STATES = tuple(
+    state.value
+    for state in EvaluationState
+    if state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED)
+)
+"""The states that clients can see."""
+
 TRANSITIONS: Mapping[EvaluationState, frozenset[EvaluationState]] = {
     EvaluationState.QUEUED: frozenset(
         {EvaluationState.FETCHING, EvaluationState.FAILED, EvaluationState.CANCELLED}

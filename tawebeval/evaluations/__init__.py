@@ -17,7 +17,8 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 - `context`: `EvaluationContext`, the dependencies: clock, threads, sandbox, memory budget, and the
   source of checkouts. So this package knows nothing of git.
 - `uploads`: `UploadWriter` writes the files of a form as they arrive.
-- `status`: the status document. `shutdown`: the drain when the daemon stops.
+- `status`: the status document. `filters`: the filter of a list. `shutdown`: the drain when the
+  daemon stops.
 
 Stdout reaches the ring through three modules: `linux.child` reads the pipe, `run` counts and pumps,
 `core.segi` parses. A `Run` knows the evaluator only as a `linux.child.ProcessTransport`, which

@@ -6,7 +6,7 @@ are the caller, the commit, the state, and the seconds that the state before has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,13 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.environment import build_environment
 from tawebeval.core.events import base64_size, encode_error
 from tawebeval.core.fileblock import FileReference
-from tawebeval.core.form import EvaluationRequest, Repository, pack_request, unpack_request
+from tawebeval.core.form import (
+    EvaluationRequest,
+    Repository,
+    pack_request,
+    unpack_labels,
+    unpack_request,
+)
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.core.states import EvaluationState, check_transition
@@ -112,6 +118,11 @@ class Evaluation:
     def request(self) -> EvaluationRequest:
         """The form; after the start without the fields that only a start needs."""
         return unpack_request(self._request)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The client's labels."""
+        return unpack_labels(self._request)
 
     @property
     def limits(self) -> LimitSettings:

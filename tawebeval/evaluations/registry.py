@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.filters import EVERY_EVALUATION, EvaluationFilter
 from tawebeval.evaluations.records import EvaluationRecord, ReceivedForm, RecordIndex, Subscription
 from tawebeval.evaluations.shutdown import Drain
 from tawebeval.evaluations.status import build_listing_entry, build_status, format_time
@@ -49,6 +51,7 @@ _RETRY_AFTER = 5  # seconds, if the queue is full
 _RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
 _LISTED = 100  # evaluations in one answer, at most
+_EXAMINED = 500  # evaluations that a filter examines for one answer, at most: about 2 ms
 _MARK = 5  # random bytes in the cursors of lists
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -387,18 +390,28 @@ class EvaluationRegistry:
             raise EvaluationExpired(self._started)
         return build_status(record.evaluation, self.run_queue.find_waiter_position(identifier))
 
-    def list_evaluations(self, after: str | None, caller: str = "") -> EvaluationListing:
+    def list_evaluations(
+        self, after: str | None, caller: str = "", wanted: EvaluationFilter = EVERY_EVALUATION
+    ) -> EvaluationListing:
         """Return up to 100 evaluations of a caller that were accepted after a cursor.
 
-        None and the empty cursor stand for the start of the list. Raises: InvalidCursor.
+        None and the empty cursor stand for the start of the list. A filter examines a bounded
+        number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor.
         """
         number = self._parse_list_cursor(after) if after else 0
-        found = self.records.list_records(caller, number, _LISTED + 1)
-        return EvaluationListing(
-            after or None,
-            f"{self._mark}-{found[_LISTED - 1].sequence_number}" if len(found) > _LISTED else None,
-            [build_listing_entry(record.evaluation) for record in found[:_LISTED]],
-        )
+        examined = _LISTED if wanted.is_empty else _EXAMINED
+        found = self.records.list_records(caller, number, examined + 1)
+        listed: list[Evaluation] = []
+        end = None
+        for record, following in pairwise((*found, None)):
+            assert record is not None, "only the last is None"
+            if wanted.matches(record.evaluation):
+                listed.append(record.evaluation)
+            examined -= 1
+            if following is not None and (len(listed) == _LISTED or not examined):
+                end = f"{self._mark}-{record.sequence_number}"
+                break
+        return EvaluationListing(after or None, end, list(map(build_listing_entry, listed)))
 
     def _parse_list_cursor(self, cursor: str) -> int:
         mark, _, number = cursor.partition("-")

@@ -32,6 +32,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "evaluator_cmd": request.shown_command,
         "seed": evaluation.seed,
         "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
+        "metadata": dict(request.metadata),
         "created": _time(evaluation, "created"),
         "fetching": _time(evaluation, EvaluationState.FETCHING.value),
         "running": _time(evaluation, EvaluationState.RUNNING.value),
@@ -79,6 +80,7 @@ def build_listing_entry(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "evaluation_id": evaluation.identifier,
         "state": evaluation.state.value,
+        "metadata": dict(evaluation.metadata),
         "created": _time(evaluation, "created"),
         "ended": _time(evaluation, "ended"),
     }

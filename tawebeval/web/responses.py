@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
@@ -59,6 +60,12 @@ def get_query_argument(request: IRequest, name: str) -> str | None:
     if len(values) > 1:
         raise MalformedRequest(f"{name}: the query parameter is repeated; send it once")
     return values[0].decode("utf-8", "replace") if values else None
+
+
+def get_query_arguments(request: IRequest, is_wanted: Callable[[str], bool]) -> dict[str, str]:
+    """Return the query parameters whose names are wanted, by name. Raises: MalformedRequest."""
+    names = (name.decode("utf-8", "replace") for name in cast_request(request).args)
+    return {name: get_query_argument(request, name) or "" for name in names if is_wanted(name)}
 
 
 def get_query_number(request: IRequest, name: str) -> int | None:

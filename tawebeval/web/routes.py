@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlencode
 
 import attrs
 from klein import Klein
@@ -19,6 +19,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import InvalidField, RequestError
+from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
 from tawebeval.web import operator_routes, static_files
 from tawebeval.web.access_log import RouteTable, decode_path
 from tawebeval.web.context import WebContext
@@ -27,6 +28,7 @@ from tawebeval.web.fastpath import PollFastPath
 from tawebeval.web.responses import (
     cast_request,
     get_query_argument,
+    get_query_arguments,
     prepare_json_response,
     prepare_response,
 )
@@ -66,11 +68,14 @@ def make_app(context: WebContext) -> Klein:
     def evaluations(request: IRequest) -> bytes:
         """Return a page of the caller's evaluations."""
         context.check_listing_access(request.requestHeaders)
+        after = get_query_argument(request, "after")
+        given = get_query_arguments(request, is_filter_parameter)
         listing = registry.list_evaluations(
-            get_query_argument(request, "after"), cast_request(request).caller
+            after, cast_request(request).caller, parse_filter(given)
         )
         if listing.end is not None:
-            target = f"{base_path}/evaluations?after={listing.end}"
+            query = urlencode({"after": listing.end, **given})
+            target = f"{base_path}/evaluations?{query}"
             request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
         return prepare_json_response(request, attrs.asdict(listing))
 

@@ -23,9 +23,8 @@ from tawebeval.config import Configuration
 from tawebeval.core.budget import UploadBudget
 from tawebeval.core.form import (
     FIELD_ALIASES,
-    TEXT_FIELDS,
     SubmissionFile,
-    check_unknown_field,
+    find_size_limit,
     parse_form,
     parse_submission_file,
 )
@@ -176,15 +175,15 @@ class FormReceiver:
         name = self._name = FIELD_ALIASES.get(name, name)
         self._hash = hashlib.sha256(repr((name, part.filename)).encode("utf-8", "replace"))
         file = parse_submission_file(name, part.filename)
-        if file is None and name not in TEXT_FIELDS:
-            check_unknown_field(name)
+        limit = find_size_limit(name) if file is None else None
+        if file is None and limit is None:
             return
         if name in self._digests:
             raise InvalidField(name, "the field is repeated; send it once")
         self._digests[name] = b""
         if file is None:
             self._text = bytearray()
-            self._max_text = min(TEXT_FIELDS[name] or self._limits.field, self._limits.field)
+            self._max_text = int(min(limit or 0, self._limits.field))
         else:
             self._submission.append(file)
             self._in_file = True

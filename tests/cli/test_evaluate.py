@@ -62,6 +62,18 @@ class EvaluateTests(CommandTestCase):
         names = sorted(name for name in environment if name.startswith("SUBMISSION_FILE_"))
         self.assertEqual(names, ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
 
+    def test_labels(self) -> None:
+        """Labels are sent, and choose evaluations of a list."""
+        arguments = ("evaluate", *REPOSITORY, "--detach", "--label", "team=a = b", "x=1")
+        identifier = self.run_command(*arguments).stdout.strip()
+        for filters, found in (
+            (("--label", "team=a = b"), [identifier]),
+            (("--label", "team=a"), []),
+            (("--state", "queued"), []),
+        ):
+            listed = json.loads(self.run_command("list", *filters, "--json").stdout)
+            self.assertEqual([one["evaluation_id"] for one in listed], found)
+
     def test_failed(self) -> None:
         """An evaluation error is 1."""
         result = self.evaluate(status=4)
@@ -145,6 +157,8 @@ class EvaluateTests(CommandTestCase):
             (["evaluate", *REPOSITORY, "--seed", "-1", "x=1"], "--seed"),
             (["evaluate", *REPOSITORY, "--limit", "memroy=1G", "x=1"], "'memroy=1G' is not NAME="),
             (["evaluate", *REPOSITORY, "--limit", "memory", "x=1"], "'memory' is not NAME=VALUE"),
+            (["list", "--label", "Team=x"], "'Team=x' is not NAME=VALUE, where NAME is 1 to 64"),
+            (["list", "--state", "drained"], "--state"),
             (
                 ["evaluate", *REPOSITORY, *("--limit", "cpu=1") * 2, "x=1"],
                 "cpu is given twice",

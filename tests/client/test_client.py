@@ -6,6 +6,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -285,6 +286,24 @@ class OtherTests(ClientTestCase):
         made = [self.line.begin() for _ in range(130)]
         listed = self.line.wait(gathered(self.line.client.evaluations()))
         self.assertEqual([one["evaluation_id"] for one in listed], made)
+
+    def test_filtered_list(self) -> None:
+        """Labels are sent; a list is filtered by state, labels and times."""
+        self.line.begin()
+        labelled = self.line.begin(metadata={"contest": "finals & more"})
+        now = datetime.fromisoformat("2023-11-14T22:13:20+00:00")
+        for wanted, count in (
+            ({"metadata": {"contest": "finals & more"}}, 1),
+            ({"state": "running", "since": now}, 2),
+            ({"state": "failed"}, 0),
+            ({"until": now}, 0),
+        ):
+            found = self.line.wait(gathered(self.line.client.evaluations(**wanted)))
+            self.assertEqual(len(found), count, wanted)
+        status = self.line.wait(self.line.client.status(labelled))
+        self.assertEqual(status["metadata"], {"contest": "finals & more"})
+        with self.assertRaises(InvalidRequest):
+            self.line.wait(gathered(self.line.client.evaluations(state="drained")))
 
     def test_token(self) -> None:
         """A token is sent with everything; without it nothing is to be had."""

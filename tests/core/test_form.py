@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
+from math import inf
 
 from hyperlink import EncodedURL
 from hypothesis import given
@@ -19,11 +20,12 @@ from tawebeval.core.form import (
     EvaluationRequest,
     Repository,
     SubmissionFile,
-    check_unknown_field,
     draw_seed,
+    find_size_limit,
     pack_request,
     parse_form,
     parse_submission_file,
+    unpack_labels,
     unpack_request,
 )
 from tawebeval.core.hosts import parse_url_server
@@ -558,8 +560,45 @@ class LimitTests(Tables):
     def test_unknown(self) -> None:
         """A limit that does not exist is refused, with the names; other fields are not."""
         for name in ("limits[memroy]", "limits[", "limits[data_value]"):
-            error = self.assertRaises(InvalidField, check_unknown_field, name)
+            error = self.assertRaises(InvalidField, find_size_limit, name)
             self.assertEqual(error.extra_members, {"field": name})
             self.assertIn("NAME is wall_clock, cpu, memory,", error.detail)
-        for name in ("limit", "limits", "other"):
-            check_unknown_field(name)
+        for name in ("limit", "limits", "metadata", "other"):
+            self.assertIs(find_size_limit(name), None)
+        self.assertEqual(find_size_limit("evaluator_cmd"), inf)
+        self.assertEqual(find_size_limit("limits[cpu]"), 64)
+
+
+class LabelTests(Tables):
+    """`metadata[NAME]`."""
+
+    def test_labels(self) -> None:
+        """Labels are kept with the request, also after the start; empty ones are none."""
+        form = {
+            "metadata[contest]": "finals",
+            "metadata[a.b-c_1]": "x = 'é' 😀",
+            "metadata[no]": "",
+        }
+        request = parse(form)
+        self.assertEqual(request.metadata, {"contest": "finals", "a.b-c_1": "x = 'é' 😀"})
+        packed = pack_request(request.drop_start_fields())
+        self.assertEqual(unpack_labels(packed), request.metadata)
+        self.assertEqual(unpack_request(packed).metadata, request.metadata)
+
+    def test_names(self) -> None:
+        """A name has 1 to 64 characters of a few kinds."""
+        for name in ("a", "a" * 64, "-._9"):
+            self.assertEqual(find_size_limit(f"metadata[{name}]"), 256)
+        for name in ("", "a" * 65, "A", "a b", "é", "a]", "a\n"):
+            field = f"metadata[{name}]"
+            error = self.assertRaises(InvalidField, find_size_limit, field)
+            self.assertEqual(error.extra_members, {"field": field})
+
+    def test_refused(self) -> None:
+        """Control characters, and more than 16 labels, are refused."""
+        for value in ("a\nb", "\x1b[31m", "\x7f"):
+            self.check_refused("metadata[a]", value)
+        many = {f"metadata[a{number}]": "x" for number in range(16)}
+        self.assertEqual(len(parse(many).metadata), 16)
+        error = self.assertRaises(InvalidField, parse, {**many, "metadata[b]": "x"})
+        self.assertEqual(error.detail, "metadata: 17 labels were sent; the limit is 16")

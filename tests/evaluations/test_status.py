@@ -52,6 +52,7 @@ class StatusTests(EvaluationTestCase):
                     "output": 256 * MIB,
                     "stderr": 64 * MIB,
                 },
+                "metadata": {},
                 "created": "2023-11-14T22:13:20.000+00:00",
                 "fetching": None,
                 "running": None,

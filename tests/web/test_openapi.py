@@ -20,7 +20,7 @@ from tawebeval import __version__, errors
 from tawebeval.config import MIB, Configuration
 from tawebeval.core import form
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
-from tawebeval.core.states import EvaluationState
+from tawebeval.core.states import SHOWN_STATES
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_TYPES
 from tawebeval.web.responses import MAX_DIGITS
@@ -199,7 +199,8 @@ class ContentTests(SynchronousTestCase):
                 self.assertIn(f"{limit} bytes", described["description"])
         self.assertEqual(FORM["properties"]["seed"]["maximum"], form.MAX_SEED)
         self.assertEqual(FORM["properties"]["repository[depth]"]["maximum"], form.MAX_DEPTH)
-        (pattern,) = FORM["patternProperties"]
+        pattern, label = FORM["patternProperties"]
+        self.assertEqual(label, rf"^metadata\[{form.LABEL_NAME}\]$")
         for name, good in (
             ("submission[a]", True),
             ("submission[" + "a" * 251 + "]", True),
@@ -239,12 +240,7 @@ class ContentTests(SynchronousTestCase):
 
     def test_states(self) -> None:
         """The states that a status can show, and those of callbacks."""
-        kept = [
-            state.value
-            for state in EvaluationState
-            if state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED)
-        ]
-        self.assertEqual(SCHEMAS["State"]["enum"], kept)
+        self.assertEqual(SCHEMAS["State"]["enum"], list(SHOWN_STATES))
         callbacks = [state.value for state in CallbackState]
         self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 from tawebeval.config import CallerSettings, Configuration
 from tests.cases.web import CallerTestCase, WebTestCase
-from tests.fakes.clients import Service
+from tests.fakes.clients import Service, form, parts
 from tests.fakes.world import straw
 
 
@@ -29,7 +29,9 @@ class ListingTests(WebTestCase):
         self.assertEqual(
             [one["state"] for one in listing["data"]], ["running", "finished", "running"]
         )
-        self.assertEqual(set(listing["data"][0]), {"evaluation_id", "state", "created", "ended"})
+        self.assertEqual(
+            set(listing["data"][0]), {"evaluation_id", "state", "metadata", "created", "ended"}
+        )
         status = self.request("GET", f"/evaluation/{identifiers[1]}").json()
         for name in ("created", "ended"):
             self.assertEqual(listing["data"][1][name], status[name])
@@ -49,6 +51,102 @@ class ListingTests(WebTestCase):
                 self.assertEqual(answer.headers.get("link"), link)
             self.assertEqual(found, identifiers)
             self.assertRegex(listing["begin"], r"\A[0-9a-f]{10}-2\Z")
+
+    def label(self, **labels: str) -> str:
+        """Begin an evaluation with labels; return its identifier."""
+        fields = {f"metadata[{name}]": value.encode() for name, value in labels.items()}
+        identifier: str = self.post(body=form(parts(**fields))).json()["evaluation_id"]
+        return identifier
+
+    def find(self, query: str) -> list[str]:
+        """Return the identifiers of a list with a filter."""
+        return [one["evaluation_id"] for one in self.listed(f"?{query}")["data"]]
+
+    def test_labels(self) -> None:
+        """Labels are shown; a filter lists only evaluations that have all of its labels."""
+        first = self.label(contest="finals", team="1")
+        second = self.label(contest="finals", team="2 & 3")
+        self.label()
+        self.assertEqual(
+            [one["metadata"] for one in self.listed()["data"]],
+            [{"contest": "finals", "team": "1"}, {"contest": "finals", "team": "2 & 3"}, {}],
+        )
+        status = self.request("GET", f"/evaluation/{first}").json()
+        self.assertEqual(status["metadata"], {"contest": "finals", "team": "1"})
+        for query, found in (
+            ("metadata[contest]=finals", [first, second]),
+            ("metadata%5Bteam%5D=2%20%26+3", [second]),
+            ("metadata[contest]=finals&metadata[team]=1", [first]),
+            ("metadata[contest]=Finals", []),
+            ("metadata[other]=finals", []),
+        ):
+            self.assertEqual(self.find(query), found, query)
+
+    def test_states(self) -> None:
+        """A filter lists only evaluations in its state, together with its labels."""
+        first, second, third = self.label(a="1"), self.label(a="2"), self.label(a="2")
+        self.service.world.spawn.children[0].end()
+        self.service.world.turn()
+        self.assertEqual(self.find("state=finished"), [first])
+        self.assertEqual(self.find("state=running&metadata[a]=2"), [second, third])
+        self.assertEqual(self.find("state=failed"), [])
+
+    def test_times(self) -> None:
+        """A filter lists evaluations that were accepted from a time on, and before another."""
+        moments = []
+        for _ in range(3):
+            moments.append(self.evaluate())
+            self.service.reactor.advance(10.5)
+        first, second, third = moments
+        middle = self.listed()["data"][1]["created"]
+        self.assertEqual(middle, "2023-11-14T22:13:30.500+00:00")
+        encoded = middle.replace("+", "%2B")
+        for query, found in (
+            (f"since={encoded}", [second, third]),
+            (f"since={middle}", [second, third]),  # its plus sign means a space
+            (f"until={encoded}", [first]),
+            (f"since={encoded}&until={encoded}", []),
+            ("since=2023-11-14T23:13:30%2B01:00&until=2023-11-14T22:13:31Z", [second]),
+        ):
+            self.assertEqual(self.find(query), found, query)
+
+    def test_filtered_pages(self) -> None:
+        """Parts of a filtered list lead on with the same filter, however little each has."""
+        with (
+            mock.patch("tawebeval.evaluations.registry._LISTED", 1),
+            mock.patch("tawebeval.evaluations.registry._EXAMINED", 2),
+        ):
+            first, *_, last = (
+                self.label(a="x y"),
+                self.label(),
+                self.label(a="x"),
+                self.label(a="x y"),
+            )
+            path, found = "/evaluations?metadata[a]=x+y", []
+            while path:
+                answer = self.request("GET", path)
+                found.append([one["evaluation_id"] for one in answer.json()["data"]])
+                end = answer.json()["end"]
+                path = f"/evaluations?after={end}&metadata%5Ba%5D=x+y" if end else ""
+                link = f'<{path}>; rel="next"' if path else None
+                self.assertEqual(answer.headers.get("link"), link)
+        self.assertEqual(found, [[first], [], [last]])
+
+    def test_refused_filters(self) -> None:
+        """A filter that is none is refused, and says what is allowed."""
+        for query, words in (
+            ("state=drained", "state: 'drained' is no state; allowed: queued, fetching, running,"),
+            ("metadata[A]=x", "metadata[A]: bad label; write metadata[NAME], where NAME is"),
+            ("state=", "state: '' is no state"),
+            ("metadata[a]=", "metadata[a]: is empty; no label is"),
+            ("until=", "until: '' is no time of RFC 3339"),
+            ("since=yesterday", "since: 'YESTERDAY' is no time of RFC 3339, such as 2026-11-20"),
+            ("since=2023-02-30T00:00:00Z", "since: '2023-02-30T00:00:00Z' is no time"),
+            ("until=2023-11-14T22:13:31", "until: '2023-11-14T22:13:31' is no time of RFC 3339"),
+            ("state=failed&state=failed", "state: the query parameter is repeated"),
+        ):
+            self.assertIn(words, self.listed(f"?{query}", 400)["detail"])
+        self.listed("?other=1&other=2")
 
     def test_forgotten(self) -> None:
         """What is forgotten is not in it, and a cursor after it goes on to count."""
