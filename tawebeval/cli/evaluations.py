@@ -26,7 +26,7 @@ from tawebeval.client.events import split_cursor
 from tawebeval.core.states import SHOWN_STATES
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-_ROW = "{:<40}  {:<18}  {:>6}  {}"
+_ROW = "{:<40}  {:<24}  {:>6}  {}"
 IDENTIFIER_ARGUMENT = click.argument("identifier", metavar="ID", type=UTF8_ARGUMENT)
 
 
@@ -179,10 +179,33 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     repository = str(document.get("repository", "")).rstrip("/").removesuffix(".git")
     place = (repository.rpartition("/")[2], document.get("directory"))
     state, error = document["state"], document.get("error")
-    verdict = f"{state}: {error['reason']}" if error and error["reason"] != state else state
+    results = summarize_results(document.get("results"))
+    verdict = state
+    if error:
+        verdict = f"{state}: {error['reason']}" if error["reason"] != state else state
+    elif results:
+        verdict = f"{state}: {results[0]}"
     age = format_age((now - created).total_seconds())
     problem = "/".join(str(part) for part in place if part)
     return escape_control_characters(_ROW.format(document["evaluation_id"], verdict, age, problem))
+
+
+def summarize_results(results: dict[str, Any] | None) -> list[str]:
+    """Return the results of a status document in a few words each, the most telling first."""
+    if results is None:
+        return []
+    found = []
+    if (score := results["score"]) is not None:
+        maximum = "" if score["maximum"] is None else f"/{score['maximum']}"
+        found.append(f"score {score['score']}{maximum}")
+    if goals := results["goals"]:
+        more = "+" if results["goals_omitted"] else ""
+        found.append(f"{sum(goals.values())}/{len(goals)}{more} goals")
+    if cases := results["cases"]:
+        found.append(f"{cases.get('accepted', 0)}/{sum(cases.values())} cases")
+    if (progress := results["progress"]) is not None:
+        found.append(f"progress {progress['done']}/{progress['total']}")
+    return found
 
 
 def format_age(seconds: float) -> str:
@@ -204,7 +227,9 @@ def format_status(document: dict[str, Any]) -> str:
     for name, value in document.items():
         if value is None or value == "":
             continue
-        if isinstance(value, dict):
+        if name == "results":
+            value = ", ".join(summarize_results(value))
+        elif isinstance(value, dict):
             value = ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None)
         first, *others = str(value).rstrip("\n").split("\n")
         lines.append(f"{name:<15} {first}")

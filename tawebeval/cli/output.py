@@ -200,7 +200,7 @@ class Screen:
 
 
 def format_value(data: Data) -> str:
-    """Return a value for people: the result of a goal in words, members of an object by name."""
+    """Return a value for people: goals and cases in words, other objects by their members."""
     try:
         payload = data.payload
     except ValueError:
@@ -209,6 +209,9 @@ def format_value(data: Data) -> str:
         case {"type": "goal_result", "goal": str(goal), "result": bool(reached), **others}:
             more = f" ({_members(others)})" if others else ""
             return f"goal {goal}: {'yes' if reached else 'no'}{more}"
+        case {"type": "case", "case": str(name), "verdict": str(verdict), **others}:
+            more = f" ({_members(others)})" if others else ""
+            return f"case {name}: {verdict}{more}"
         case {"type": kind, **others} if kind is not None:
             return f"{_plain(kind)}: {_members(others)}"
         case {}:

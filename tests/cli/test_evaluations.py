@@ -7,7 +7,13 @@ import signal
 from datetime import UTC, datetime
 from typing import Any
 
-from tawebeval.cli.evaluations import dump_json, format_age, format_row
+from tawebeval.cli.evaluations import (
+    dump_json,
+    format_age,
+    format_row,
+    format_status,
+    summarize_results,
+)
 from tawebeval.errors import EvaluationExpired
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -96,6 +102,37 @@ class EvaluationsTests(CommandTestCase):
         ):
             row = format_row(document | {"state": state, "error": {"reason": reason}}, now)
             self.assertRegex(row, rf"^x +{verdict} +0 s")
+
+    def test_results(self) -> None:
+        """Score, goals, cases, progress; a row has the first of them, unless there is an error."""
+        results: dict[str, Any] = {
+            "goals": {"a": True, "b": False, "c": True},
+            "goals_omitted": 0,
+            "cases": {"accepted": 9, "time_limit": 1},
+            "progress": {"done": 10, "total": 12},
+            "score": {"score": 7.5, "maximum": 10},
+        }
+        words = ["score 7.5/10", "2/3 goals", "9/10 cases", "progress 10/12"]
+        for omitted, changed, expected in (
+            (0, {}, words),
+            (4, {"score": {"score": 3, "maximum": None}}, ["score 3", "2/3+ goals", *words[2:]]),
+            (0, {"score": None, "goals": {}, "cases": {"partial": 1}}, ["0/1 cases", words[3]]),
+            (0, {"progress": None}, words[:3]),
+        ):
+            shown = {**results, "goals_omitted": omitted, **changed}
+            self.assertEqual(summarize_results(shown), expected)
+            document = {
+                "evaluation_id": "x",
+                "state": "finished",
+                "created": "2018-09-01T11:58:30.000+00:00",
+                "results": shown,
+            }
+            now = datetime(2018, 9, 1, 12, 0, 0, tzinfo=UTC)
+            self.assertIn(f"  finished: {expected[0]}  ", format_row(document, now))
+            self.assertIn(f"results         {', '.join(expected)}", format_status(document))
+            document["error"] = {"reason": "exit"}
+            self.assertIn("  finished: exit  ", format_row(document, now))
+        self.assertEqual(summarize_results(None), [])
 
     def test_gone(self) -> None:
         """An evaluation that ends while the list is made is left out."""

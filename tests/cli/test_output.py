@@ -185,6 +185,12 @@ class OtherTests(SynchronousTestCase):
             ),
             ('{"type":"goal_result","goal":"fast","result":false,"s":2}', "goal fast: no (s: 2)"),
             ('{"type":"goal_result","goal":"x","result":1}', "goal_result: goal: x, result: 1"),
+            ('{"type":"case","case":"1","verdict":"partial"}', "case 1: partial"),
+            (
+                '{"type":"case","case":"1","verdict":"accepted","points":2}',
+                "case 1: accepted (points: 2)",
+            ),
+            ('{"type":"case","case":"1"}', "case: case: 1"),
             ('{"type":null,"a":1}', "type: null, a: 1"),
             ('{"a":{"b":"ü"}}', 'a: {"b": "ü"}'),
             ("{}", "{}"),
