@@ -174,7 +174,7 @@ class PageTests(PageTestCase):
             '{"type":"goal_result","goal":"told","result":false,"message":"off by one"}',
             '{"type":"goal_result","goal":"long","result":"a result of more than a few words"}',
             '{"type":"score","goal":"two","name":"names","score":[1]}',
-            '{"type":"score","max_score":5,"score":3}',
+            '{"type":"score","maximum":5,"score":3}',
         )
         await self.browser.shows("#state", "finished")
         self.assertEqual(

@@ -66,7 +66,7 @@ export class Results {
   /** Take a goal or a score, named by one member; what has no place in the table is data. */
   #addGoal(member, payload) {
     const { type, [member]: goal = type, ...said } = payload;
-    const { result, score, max_score: most } = said;
+    const { result, score, maximum, max_score: most = maximum } = said;
     const name = typeof goal === "string" ? goal : brief(goal);
     if (!hasPlace(said) || name !== String(goal)) this.#addData(payload);
     let row = this.rows.get(name);
@@ -137,7 +137,7 @@ export class Results {
 }
 
 /** Whether a row of the table says as much as these members, of a goal or a score, do. */
-function hasPlace({ result, score, max_score: most, ...others }) {
+function hasPlace({ result, score, maximum, max_score: most = maximum, ...others }) {
   if (Object.keys(others).length > 0 || (most !== undefined && score === undefined)) return false;
   return [result, score, most].every((value) => value === undefined || isBrief(value));
 }
