@@ -71,6 +71,17 @@ def floods(markers: Markers, size: int) -> Mapping[str, bytes]:
         "data blocks of half a surrogate pair": much(data(rb'"\ud800"')),
         "data blocks of a line that is not UTF-8": much(data(b"\xff" * 250)),
         "data blocks that are nested too deeply": much(data(b"[" * 1200)),
+        "results": data(much(b'{"type":"case","case":"1","verdict":"accepted"}\n')),
+        "results of other goals": data(
+            b"".join(
+                b'{"type":"goal_result","goal":"%d","result":true}\n' % n for n in range(size // 40)
+            )
+        ),
+        "values that resemble results": data(much(b'{"type":"score","score":1e999}\n')),
+        "results with the longest name": data(
+            much(b'{"type":"goal_result","result":true,"goal":"%b"}\n' % (rb"\u00e9" * 2_700))
+        ),
+        "values of nearly the member of results": data(much(b"[" + b'"type",' * 2_300 + b"1]\n")),
         "values of 500 levels": data(much(b"[" * 500 + b"]" * 500 + b"\n")),
         "one value that is nested too deeply": value(b"", b"[", b""),
         "one value of nested arrays": value(b"[", nested + b",", b"1]"),

@@ -47,6 +47,12 @@ from tawebeval.core.events import (
     has_blank_line,
 )
 from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, InlineFile
+from tawebeval.core.results import (
+    MAX_RESULT_BYTES,
+    MIN_RESULT_BYTES,
+    TYPE_MEMBER,
+    ResultSummary,
+)
 from tawebeval.errors import format_size
 
 MAX_PAYLOAD = 64 * 1024
@@ -62,6 +68,7 @@ events counts for more. A read of 64 KiB with lines of ten bytes is less.
 # Work besides the bytes of events:
 _STEP = 2 * 1024  # the search for markers, and putting a piece of a file away
 _LINE = 256  # a line of a data block, besides its length
+_RESULT = 1024  # a value that may be a result, besides its length
 _FAULT = 4 * 1024  # an error
 _FILE = 32 * 1024  # the headers of a file
 
@@ -174,7 +181,7 @@ class SegiParser:
 
     `feed`, `parse_pending`, `flush_partial_line`, `finish`, `supply_file` and `refuse_file` return
     the events that have become certain. `max_value` and `max_file` (bytes) bound a line of a data
-    block and a file; longer lines and files are skipped and reported.
+    block and a file; longer lines and files are skipped and reported. `results` sums up the values.
 
     While `has_pending_input`, there is input for `parse_pending`. While `awaited_file` is set,
     parsing stops until the caller supplies or refuses that file. `stray_marker` is advice about a
@@ -184,10 +191,11 @@ class SegiParser:
     __slots__ = (
         *("_at", "_count", "_file", "_input", "_is_imagined", "_is_overlong", "_is_sound"),
         *("_lines", "_markers", "_max_file", "_max_value", "_state", "_value", "_work"),
-        *("awaited_file", "has_pending_input", "stray_marker"),
+        *("awaited_file", "has_pending_input", "results", "stray_marker"),
     )
 
     def __init__(self, markers: Markers, *, max_value: int = 2**20, max_file: int = 2**21) -> None:
+        self.results = ResultSummary()
         self.awaited_file: FileReference | None = None
         self.has_pending_input = False
         self.stray_marker: str | None = None
@@ -428,6 +436,10 @@ class SegiParser:
                 excerpt = value[:_EXCERPT].decode("utf-8", "replace")
                 self._emit_first_error(_describe_json_error(value, error), line=excerpt)
         else:
+            # `find` takes a third of the time of `in`, which tries an integer first.
+            if MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES and value.find(TYPE_MEMBER) >= 0:
+                self._work += _RESULT + len(value)
+                self.results.add_value(value)
             self._emit(encode_data(value))
 
     def _parse_file(self) -> bool:

@@ -28,6 +28,7 @@ from tawebeval.core.form import (
     unpack_labels,
     unpack_request,
 )
+from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.core.states import EvaluationState, check_transition
@@ -60,6 +61,7 @@ class Evaluation:
     - `upload_directory`: the directory of the form's files, None once the workspace has them.
     - `ring`: the events; `ring_share`: its part of the memory for all events.
     - `run`: set while the evaluator runs; `run_result`: set after that.
+    - `results`: what the evaluator has reported, None before the start.
     - `state_times`: when each state began, in seconds since the epoch.
     - `change_condition`: notified of new events and of the end.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
@@ -89,6 +91,7 @@ class Evaluation:
     commit: Commit | None = None
     run: EvaluatorRun | None = None
     run_result: RunResult | None = None
+    results: ResultSummary | None = None
     markers: Markers | None = None
     state_times: dict[str, float] = attrs.field(factory=dict)
     _since: float = 0.0  # when its state began, in seconds of the clock
@@ -266,6 +269,7 @@ class Evaluation:
         limits, grace = self.limits, context.configuration.evaluations.grace
         markers = self.markers = Markers.generate(context.random_bytes)
         parser = SegiParser(markers, max_value=limits.data_value, max_file=limits.file)
+        self.results = parser.results
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_share, self)
         return EvaluatorRun(clock, pump, grace, sandboxed, context.threads)
 
@@ -450,7 +454,8 @@ class Evaluation:
         """Bytes of the caller and the evaluator, besides events, that are kept after the end."""
         stderr = self.run_result.stderr_tail if self.run_result is not None else b""
         url = self.callback.url if self.callback is not None else ""
-        return len(self._request) + len(stderr) + len(url)
+        results = self.results.size if self.results is not None else 0
+        return len(self._request) + len(stderr) + len(url) + results
 
     async def _conclude(self, failure: EvaluationFailure | None) -> None:
         """End the evaluation, give back its slots and remove its processes and directories."""

@@ -40,6 +40,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "exit": None,
         "usage": None,
         "error": None,
+        "results": _build_results(evaluation),
         "callback": None,
         "stderr": run.stderr if run else "",
         "events": {"buffered": ring.newest - ring.oldest, "discarded": ring.oldest},
@@ -83,7 +84,12 @@ def build_listing_entry(evaluation: Evaluation) -> dict[str, Any]:
         "metadata": dict(evaluation.metadata),
         "created": _time(evaluation, "created"),
         "ended": _time(evaluation, "ended"),
+        "results": _build_results(evaluation),
     }
+
+
+def _build_results(evaluation: Evaluation) -> dict[str, Any] | None:
+    return None if evaluation.results is None else evaluation.results.build_document()
 
 
 def _time(evaluation: Evaluation, name: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from tawebeval.config import GIB, MIB
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.status import build_status
+from tawebeval.evaluations.status import build_listing_entry, build_status
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID, TREE
 
@@ -60,6 +60,7 @@ class StatusTests(EvaluationTestCase):
                 "exit": None,
                 "usage": None,
                 "error": None,
+                "results": None,
                 "callback": None,
                 "stderr": "",
                 "events": {"buffered": 0, "discarded": 0},
@@ -81,6 +82,32 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["buffered_bytes"], self.evaluation.ring.size)
         self.assertGreater(document["buffered_bytes"], 0)
         self.assertEqual((document["exit"], document["usage"]), (None, None))
+
+    def test_results(self) -> None:
+        """The results that the evaluator has printed so far, also after their events are gone."""
+        self.begin()
+        self.assertIsNone(self.status()["results"])
+        environment = self.world.child.environment
+        block = "{EVALUATION_DATA_BEGIN}\n%s\n{EVALUATION_DATA_END}\n".format(**environment)
+        for value in (
+            '{"type": "goal_result", "goal": "fast", "result": true}',
+            '{"type": "case", "case": "1", "verdict": "partial"}',
+            '{"type": "score", "score": 7.5, "maximum": 10}',
+        ):
+            self.world.child.print((block % value).encode())
+        self.evaluation.ring.acknowledge(3)
+        shown = {
+            "goals": {"fast": True},
+            "goals_omitted": 0,
+            "cases": {"partial": 1},
+            "progress": None,
+            "score": {"score": 7.5, "maximum": 10},
+        }
+        self.assertEqual(self.status()["results"], shown)
+        self.world.child.end()
+        self.world.turn()
+        self.assertEqual(self.status()["results"], shown)
+        self.assertEqual(build_listing_entry(self.evaluation)["results"], shown)
 
     def test_paused(self) -> None:
         """For how long it has waited for its readers, while it does and after its end."""

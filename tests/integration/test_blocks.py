@@ -44,6 +44,38 @@ class BlockTests(DaemonTestCase):
         self.assertIn(b'{"type":"data","payload":' + value + b"}", answer.body)
         await self.client.cancel(identifier)
 
+    async def test_results_are_summed_up(self) -> None:
+        """Results show in the status and the list without a look at the events, and pass as data.
+
+        Values that resemble them pass, too.
+        """
+        results = (
+            rb'{"type": "goal_result", "goal": "fast", "result": true}',
+            rb'{"verdict": "accepted", "case": "1", "type": "case", "points": 1.50}',
+            rb'{"type": "case", "case": "2", "verdict": "unknown"}',
+            rb'{"type": "progress", "done": 2, "total": 2}',
+            rb'{"type": "score", "score": 1.50, "maximum": 2}',
+        )
+        identifier = await self.begin(python(HELPERS + f"block(*{results!r}); say(b'over')"))
+        status = await self.client.status(identifier)
+        while status["ended"] is None:
+            status = await self.client.status(identifier)
+        expected = {
+            "goals": {"fast": True},
+            "goals_omitted": 0,
+            "cases": {"accepted": 1},
+            "progress": {"done": 2, "total": 2},
+            "score": {"score": 1.5, "maximum": 2},
+        }
+        self.assertEqual(status["results"], expected)
+        listed = (await self.client.get("/evaluations")).json["data"]
+        self.assertIn(
+            (identifier, expected), [(one["evaluation_id"], one["results"]) for one in listed]
+        )
+        answer = await self.client.ask(identifier)
+        for value in results:
+            self.assertIn(b'{"type":"data","payload":' + value + b"}", answer.body)
+
     async def test_a_block_split_over_writes_arrives(self) -> None:
         """One byte at a time, with pauses that flush partial lines, a block is a block."""
         events = await self.run_program(

@@ -20,6 +20,7 @@ from tawebeval import __version__, errors
 from tawebeval.config import MIB, Configuration
 from tawebeval.core import form
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
+from tawebeval.core.results import MAX_GOAL_BYTES, MAX_GOALS, VERDICTS
 from tawebeval.core.states import SHOWN_STATES
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_TYPES
@@ -243,6 +244,14 @@ class ContentTests(SynchronousTestCase):
         self.assertEqual(SCHEMAS["State"]["enum"], list(SHOWN_STATES))
         callbacks = [state.value for state in CallbackState]
         self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
+
+    def test_results(self) -> None:
+        """The verdicts and bounds of results are those that the daemon knows."""
+        self.assertEqual(SCHEMAS["Verdict"]["enum"], list(VERDICTS))
+        goals = SCHEMAS["Results"]["properties"]["goals"]
+        self.assertEqual(goals["maxProperties"], MAX_GOALS)
+        omitted = SCHEMAS["Results"]["properties"]["goals_omitted"]["description"]
+        self.assertIn(f"beyond {MAX_GOALS}, or beyond {MAX_GOAL_BYTES // 1024} KiB", omitted)
 
     def test_reasons(self) -> None:
         """The reasons are those that the daemon gives."""

@@ -30,7 +30,8 @@ class ListingTests(WebTestCase):
             [one["state"] for one in listing["data"]], ["running", "finished", "running"]
         )
         self.assertEqual(
-            set(listing["data"][0]), {"evaluation_id", "state", "metadata", "created", "ended"}
+            set(listing["data"][0]),
+            {"evaluation_id", "state", "metadata", "created", "ended", "results"},
         )
         status = self.request("GET", f"/evaluation/{identifiers[1]}").json()
         for name in ("created", "ended"):

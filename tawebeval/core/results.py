@@ -1,0 +1,161 @@
+"""Summary of an evaluator's results, taken from its data values as they enter the ring.
+
+Four kinds of values are results (docs/evaluators.md):
+
+    {"type": "goal_result", "goal": "fast", "result": true}
+    {"type": "case", "case": "sample 1", "verdict": "accepted"}
+    {"type": "progress", "done": 3, "total": 10}
+    {"type": "score", "score": 30, "maximum": 100}
+
+Other members, and any other value, are ignored. Every value becomes an event, whether it counts or
+not.
+
+The evaluator chooses every byte. So `SegiParser` skips most other values by their length and one
+search, and a summary keeps at most `MAX_GOALS` goals, `MAX_GOAL_BYTES` of their names, a number for
+each verdict, and the last progress and score: less than 20 KiB. The JSON of a summary is bounded
+likewise. `size` counts in the memory for events after the end of the evaluation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+MAX_GOALS = 100
+"""Goals that a summary has at most; later ones are only counted."""
+
+MAX_GOAL_BYTES = 4096
+"""Bytes of JSON that all names of goals in a summary have at most."""
+
+MIN_RESULT_BYTES = len(b'{"type":"score","score":1}')
+"""Size of the shortest result."""
+
+MAX_RESULT_BYTES = 16 * 1024
+"""Size up to which a value may be a result."""
+
+TYPE_MEMBER = b'"type"'
+"""Bytes that each result contains; their escapes are not recognised."""
+
+Verdict = Literal[
+    "accepted",
+    "wrong_answer",
+    "time_limit",
+    "memory_limit",
+    "output_limit",
+    "runtime_error",
+    "compile_error",
+    "partial",
+    "skipped",
+    "judge_error",
+]
+
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+"""Verdicts of a case."""
+
+_GOAL = 128  # bytes of memory that a goal takes besides its name
+_LARGEST = 2**53  # up to which each integer is a float
+_TYPE = re.compile(rb'"type"[ \t\r]*:[ \t\r]*"(?:goal_result|case|progress|score)"')
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
+_Points = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+
+
+class _Result(msgspec.Struct, tag_field="type", gc=False):
+    pass
+
+
+class _Goal(_Result, tag="goal_result"):
+    goal: str
+    result: bool
+
+
+class _Case(_Result, tag="case"):
+    case: str
+    verdict: Verdict
+
+
+class _Progress(_Result, tag="progress"):
+    done: _Count
+    total: _Count
+
+
+class _Score(_Result, tag="score"):
+    score: _Points
+    maximum: _Points | None = None
+    # A score with a name is that of a part.
+    goal: None = None
+    name: None = None
+
+
+# Builds the members above and skips all others.
+_decode = msgspec.json.Decoder(_Goal | _Case | _Progress | _Score).decode
+
+
+class ResultSummary:
+    """Summary of the results of one evaluation.
+
+    Of several results for one goal, several progresses or several scores, the last one counts. Each
+    case counts, also under the same name.
+    """
+
+    __slots__ = ("_cases", "_goals", "_name_bytes", "_omitted", "_progress", "_score")
+
+    def __init__(self) -> None:
+        self._goals: dict[bytes, bool] = {}  # names as JSON: a `str` may take four times as much
+        self._name_bytes = 0
+        self._omitted = 0
+        self._cases: dict[str, int] = {}
+        self._progress: _Progress | None = None
+        self._score: _Score | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that the goals take."""
+        return self._name_bytes + _GOAL * len(self._goals)
+
+    def add_value(self, value: bytes) -> None:
+        """Add a value, valid JSON of at most `MAX_RESULT_BYTES`, if it is a result."""
+        if _TYPE.search(value) is None:
+            return
+        try:
+            result = _decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return
+        if isinstance(result, _Goal):
+            # Not by orjson, whose results keep 4 KiB each.
+            self._add_goal(msgspec.json.encode(result.goal), result.result)
+        elif isinstance(result, _Case):
+            self._cases[result.verdict] = self._cases.get(result.verdict, 0) + 1
+        elif isinstance(result, _Progress):
+            self._progress = result
+        else:
+            self._score = result
+
+    def _add_goal(self, name: bytes, reached: bool) -> None:
+        if name not in self._goals:
+            size = self._name_bytes + len(name)
+            if len(self._goals) == MAX_GOALS or size > MAX_GOAL_BYTES:
+                self._omitted += 1
+                return
+            self._name_bytes = size
+        self._goals[name] = reached
+
+    def build_document(self) -> dict[str, Any] | None:
+        """Return the summary as a JSON object; None if there was no result."""
+        progress, score = self._progress, self._score
+        if not (self._goals or self._omitted or self._cases or progress or score):
+            return None
+        return {
+            "goals": {msgspec.json.decode(name): reached for name, reached in self._goals.items()},
+            "goals_omitted": self._omitted,
+            "cases": dict(self._cases),
+            "progress": progress and {"done": progress.done, "total": progress.total},
+            "score": score and {"score": _shorten(score.score), "maximum": _shorten(score.maximum)},
+        }
+
+
+def _shorten(number: float | None) -> float | int | None:
+    """Return an integer for a whole number, as the evaluator most likely wrote it."""
+    return int(number) if number is not None and number.is_integer() else number

@@ -1,0 +1,258 @@
+"""`core.results`: the summary of an evaluator's results."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.results import (
+    MAX_GOAL_BYTES,
+    MAX_GOALS,
+    MAX_RESULT_BYTES,
+    MIN_RESULT_BYTES,
+    TYPE_MEMBER,
+    VERDICTS,
+    ResultSummary,
+)
+from tawebeval.core.segi import SegiParser
+from tests.cases.strategies import BYTE_BY_BYTE, MARKERS, Chunk, chunks_of
+
+EMPTY = {"goals": {}, "goals_omitted": 0, "cases": {}, "progress": None, "score": None}
+
+
+def sum_up(*values: Any) -> dict[str, Any] | None:
+    """Return the summary of values; those that are bytes are JSON already."""
+    summary = ResultSummary()
+    for value in values:
+        summary.add_value(value if isinstance(value, bytes) else json.dumps(value).encode())
+    return summary.build_document()
+
+
+def goal(name: str, reached: bool = True) -> dict[str, Any]:
+    """Return the value that reports a goal."""
+    return {"type": "goal_result", "goal": name, "result": reached}
+
+
+def score(number: object, **others: object) -> bytes:
+    """Return the value that reports a score, which may be written in any way."""
+    members = "".join(f', "{name}": {value}' for name, value in others.items())
+    return f'{{"type": "score", "score": {number}{members}}}'.encode()
+
+
+class ResultSummaryTests(SynchronousTestCase):
+    """What becomes of results, and of values that resemble them."""
+
+    def test_nothing(self) -> None:
+        """Without a result there is no summary."""
+        self.assertIsNone(sum_up())
+
+    def test_results(self) -> None:
+        """Goals by name, cases by verdict, the last progress and the last score."""
+        case = {"type": "case", "verdict": "accepted"}
+        self.assertEqual(
+            sum_up(
+                goal("fast", False),
+                {**case, "case": "1", "points": 3, "time": 0.1, "memory": 10**6, "message": "ok"},
+                {**case, "case": "2", "verdict": "wrong_answer", "expected": "1", "printed": "2"},
+                {**case, "case": "2"},
+                {"type": "progress", "done": 1, "total": 3},
+                {"type": "progress", "done": 3, "total": 3},
+                {"type": "score", "score": 10, "maximum": 100},
+                {"type": "score", "score": 12.5, "maximum": 100.0},
+                goal("correct"),
+                goal("fast"),
+            ),
+            {
+                "goals": {"fast": True, "correct": True},
+                "goals_omitted": 0,
+                "cases": {"accepted": 2, "wrong_answer": 1},
+                "progress": {"done": 3, "total": 3},
+                "score": {"score": 12.5, "maximum": 100},
+            },
+        )
+
+    def test_verdicts(self) -> None:
+        """The ten verdicts, and no other."""
+        cases = [{"type": "case", "case": "", "verdict": one} for one in (*VERDICTS, "ok", None)]
+        self.assertEqual(sum_up(*cases), {**EMPTY, "cases": dict.fromkeys(VERDICTS, 1)})
+        self.assertEqual(len(VERDICTS), 10)
+
+    def test_numbers(self) -> None:
+        """Numbers of a score are whole where they are; without a maximum there is none."""
+        for written, shown in (
+            *(("1e3", 1000), ("0.5", 0.5), ("-0.0", 0), ("1e-999", 0), (2**53, 2**53)),
+            *((-3, -3), ("1E-7", 1e-7)),
+        ):
+            summary = sum_up(score(written))
+            self.assertEqual(json.dumps(summary and summary["score"]["score"]), json.dumps(shown))
+        self.assertEqual(
+            sum_up(score(1, maximum="null")), {**EMPTY, "score": {"score": 1, "maximum": None}}
+        )
+
+    def test_other_values(self) -> None:
+        """What does not fit is not counted, however near it comes."""
+        for value in (
+            *(
+                b"1",
+                b"[]",
+                b"{}",
+                b'"type"',
+                b'{"type":"score"}',
+                b'{"type":"sc\\u006fre","score":1}',
+            ),
+            [goal("in a list")],
+            {"in": goal("an object")},
+            {"type": "file", "of": goal("another type")},
+            {"type": ["goal_result"], "goal": "a", "result": True},
+            *({"type": "goal_result", "goal": one, "result": True} for one in (1, None, ["a"])),
+            *({"type": "goal_result", "goal": "a", "result": one} for one in (1, "yes", None)),
+            {"type": "goal_result", "result": True},
+            {"type": "case", "case": 1, "verdict": "accepted"},
+            {"type": "case", "case": "a"},
+            *({"type": "progress", "done": one, "total": 2} for one in (-1, 1.5, "1", 10**30)),
+            {"type": "progress", "done": 1},
+            *(score(one) for one in ("1e999", 10**400, '"1"', "true", "null", 2**53 + 2, "-1e300")),
+            *(score(1, name='"a part"'), score(1, goal='"a"'), score(1, maximum="[]")),
+            b'{"type":"file","type":"score","score":1,"x":"\\"type\\":\\"score\\""}',
+            score(1, deep="[" * 5000 + "]" * 5000),
+        ):
+            self.assertIsNone(sum_up(value), value)
+
+    def test_spaces(self) -> None:
+        """Spaces and the order of members make no difference, nor do others that are nested."""
+        value = b'{ "x":[{"type":"case"}],\t"score" : 3 ,"type"\t: \r"score" }'
+        self.assertEqual(sum_up(value), {**EMPTY, "score": {"score": 3, "maximum": None}})
+
+    def test_bounds(self) -> None:
+        """The smallest result has the least size, and all have the member."""
+        self.assertEqual(MIN_RESULT_BYTES, len(b'{"type":"score","score":1}'))
+        shortest = b'{"type":"case","case":"","verdict":"partial"}'
+        self.assertIn(TYPE_MEMBER, shortest)
+        self.assertGreater(len(shortest), MIN_RESULT_BYTES)
+
+    def test_names(self) -> None:
+        """Names of goals are any strings, and come back as they are."""
+        names = ["", "\0", "😀", "é" * 1000, '"\\', "\u2028"]
+        self.assertEqual(sum_up(*map(goal, names)), {**EMPTY, "goals": dict.fromkeys(names, True)})
+
+    def test_many_goals(self) -> None:
+        """Beyond a number of goals each value is counted as omitted; known goals change on."""
+        goals = [goal(str(number)) for number in range(10 * MAX_GOALS)]
+        summary = sum_up(*goals, goal("0", False), goals[-1])
+        assert summary is not None
+        self.assertEqual(len(summary["goals"]), MAX_GOALS)
+        self.assertEqual(summary["goals_omitted"], 9 * MAX_GOALS + 1)
+        self.assertIs(summary["goals"]["0"], False)
+
+    def test_long_names(self) -> None:
+        """Beyond the bytes of all names likewise; a shorter name may still fit."""
+        longest = "x" * (MAX_GOAL_BYTES - 2 - 3)
+        for names, kept in (
+            (["x" * (MAX_GOAL_BYTES - 1)], []),
+            ([longest, "yy", "z", "zz"], [longest, "z"]),
+            (["\1" * (MAX_GOAL_BYTES // 6 + 1)], []),
+        ):
+            self.assertEqual(
+                sum_up(*map(goal, names)),
+                {
+                    **EMPTY,
+                    "goals": dict.fromkeys(kept, True),
+                    "goals_omitted": len(names) - len(kept),
+                },
+            )
+
+    def test_memory(self) -> None:
+        """Hostile results leave less than 20 KiB, of which `size` counts the most."""
+        names = [f"{number:03}" + "é" * 16 for number in range(2 * MAX_GOALS)]
+        values = [json.dumps(goal(name), ensure_ascii=False).encode() for name in names]
+        values += [b'{"type":"goal_result","goal":"%b","result":true}' % (b"x" * 16_000)] * 9
+        summary = ResultSummary()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for value in values:
+                summary.add_value(value)
+            taken = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        self.assertLess(taken, 20 * 1024)
+        self.assertLess(summary.size, 20 * 1024)
+        self.assertGreater(summary.size, taken / 2)
+
+    @given(
+        st.lists(
+            st.builds(goal, st.sampled_from("abc") | st.text(max_size=3), st.booleans())
+            | st.builds(
+                lambda case, verdict: {"type": "case", "case": case, "verdict": verdict},
+                st.text(max_size=2),
+                st.sampled_from(VERDICTS),
+            )
+            | st.builds(
+                lambda done, total: {"type": "progress", "done": done, "total": total},
+                st.integers(0, 2**53),
+                st.integers(0, 2**53),
+            )
+            | st.builds(
+                lambda one, maximum: {"type": "score", "score": one, "maximum": maximum},
+                st.floats(-(2**53), 2**53),
+                st.none() | st.integers(-(2**53), 2**53),
+            )
+            | st.integers()
+            | st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+            max_size=30,
+        )
+    )
+    def test_model(self, values: list[Any]) -> None:
+        """The summary is that of a reader who follows all values."""
+        expected: dict[str, Any] = {**EMPTY, "goals": {}, "cases": {}}
+        for value in values:
+            match value:
+                case {"type": "goal_result", "goal": name, "result": reached}:
+                    expected["goals"][name] = reached
+                case {"type": "case", "verdict": verdict}:
+                    expected["cases"][verdict] = expected["cases"].get(verdict, 0) + 1
+                case {"type": "progress" | "score" as kind, **members}:
+                    expected[kind] = members
+        assert sum_up(*values) == (None if expected == EMPTY else expected)
+
+
+class ParserTests(SynchronousTestCase):
+    """Which values reach the summary of a parser."""
+
+    def check(self, stdout: bytes, expected: dict[str, Any] | None) -> None:
+        """Hold that the parser sums up stdout so, however it is cut."""
+        chunkings: list[list[Chunk]] = [[], *([BYTE_BY_BYTE] if len(stdout) < 1000 else [])]
+        for chunking in chunkings:
+            parser = SegiParser(MARKERS)
+            for chunk, _ in chunks_of(stdout, chunking):
+                parser.feed(chunk)
+                while parser.has_pending_input:
+                    parser.parse_pending()
+            self.assertEqual(parser.results.build_document(), expected)
+
+    def test_values(self) -> None:
+        """Values of data blocks count, once they have come; text and broken lines do not."""
+        line = score(3) + b"\n"
+        shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
+        self.check(line + b"~DB\n{\n~DE\n" + line, None)
+        self.check(b"~DB\n \t" + score(3) + b" \r\n", shown)
+        self.check(b"~DB\n" + score(3) + b"}\n1\n~DE\n", None)
+        self.check(b"x\n~DB\n1\n" + line + b"~DE\n", shown)
+
+    def test_long_values(self) -> None:
+        """A value counts up to its greatest length."""
+        start, end = b'{"type":"score","score":3,"x":"', b'"}'
+        fitting = start + b"x" * (MAX_RESULT_BYTES - len(start + end)) + end
+        shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
+        self.check(b"~DB\n" + fitting + b"\n~DE\n", shown)
+        self.check(b"~DB\n" + fitting.replace(b"xx", b"xxx", 1) + b"\n~DE\n", None)
+
+    def test_shortest_value(self) -> None:
+        """The shortest result counts."""
+        shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
+        self.check(b'~DB\n{"type":"score","score":3}\n~DE\n', shown)
