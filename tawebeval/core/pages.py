@@ -9,6 +9,7 @@ so from then on no event needs to be kept.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import attrs
 
@@ -91,13 +92,22 @@ def locate_cursor(ring: EventRing, after: str | None, skip: int = 0) -> int:
     return begin
 
 
-def read_page(ring: EventRing, after: str | None, limit: int) -> EventPage:
+def read_page(
+    ring: EventRing,
+    after: str | None,
+    limit: int,
+    format_time: Callable[[float], str] | None = None,
+) -> EventPage:
     """Return the page that begins at the cursor `after`; discards nothing.
 
-    `limit` bounds the events in bytes. Raises DiscardedCursor and InvalidCursor.
+    `limit` bounds the events in bytes. With `format_time` each event has its time, on top of the
+    limit. Raises DiscardedCursor and InvalidCursor.
     """
     begin = locate_cursor(ring, after)
-    events = ring.read_events(begin, limit)
+    if format_time is None:
+        events = ring.read_events(begin, limit)
+    else:
+        events = ring.read_timed_events(begin, limit, format_time)
     end = begin + events.count
     return EventPage(
         after, DUMMY_END if ring.is_closed and end == ring.newest else str(end), events

@@ -30,12 +30,16 @@ streams have taken everything is never full, so a reader that keeps up always ge
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.times import EventTimes
 
 _GATHER = 16 * 1024  # bytes up to which small batches are put together
 _APART = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
+_TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
 _MAX_CUTS = 16  # cut streams of one evaluation; the clients of earlier ones are given up
 
 
@@ -43,7 +47,8 @@ _MAX_CUTS = 16  # cut streams of one evaluation; the clients of earlier ones are
 class EventRing:
     """Events from `oldest` to `newest`; `size` is the size of their JSON Lines in bytes.
 
-    `discarded_bytes` is the size in bytes of the events discarded so far.
+    `discarded_bytes` is the size in bytes of the events discarded so far. `read_time()` returns the
+    time of new events, in seconds since the epoch.
     """
 
     oldest: int = 0
@@ -53,12 +58,20 @@ class EventRing:
     is_closed: bool = False
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
     batches: list[EventBatch] = attrs.field(factory=list)
+    read_time: Callable[[], float] = float
+    _times: EventTimes = attrs.field(factory=EventTimes)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of memory that the events take with their times."""
+        return self.size + self._times.size
 
     def append_batch(self, batch: EventBatch) -> None:
         """Append a batch. The ring must not be closed."""
         assert not self.is_closed, "a closed ring takes no events"
         if not batch.count:
             return
+        self._times.add_events(self.newest, int(self.read_time() * 1000))
         self.newest += batch.count
         self.size += len(batch.lines)
         if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= _GATHER:
@@ -101,6 +114,17 @@ class EventRing:
             index += 1
         return EventBatch(count, b"".join(taken))
 
+    def read_timed_events(
+        self, after: int, limit: int, format_time: Callable[[float], str]
+    ) -> EventBatch:
+        """Return what `read_events` returns, or its beginning, each event with its `time`.
+
+        `limit` does not count the times. `format_time` gets seconds since the epoch.
+        """
+        batch = self.read_events(after, min(limit, _TIMED))
+        lines = self._times.add_times(after, batch, lambda time: format_time(time / 1000))
+        return EventBatch(batch.count, lines)
+
     def acknowledge(self, after: int) -> None:
         """Discard the events before the cursor `after`; an older cursor changes nothing."""
         assert after <= self.newest
@@ -111,11 +135,11 @@ class EventRing:
             self._discard()
 
     def shrink(self, size: int, before: int) -> None:
-        """Discard old events, in whole batches, until at most `size` bytes are left.
+        """Discard old events, in whole batches, until at most `size` bytes are stored.
 
         Events after the cursor `before` are never discarded.
         """
-        while self.size > size and self.oldest + self.batches[0].count <= before:
+        while self.stored_bytes > size and self.oldest + self.batches[0].count <= before:
             self._discard()
 
     def measure_bytes_after(self, cursor: int) -> int:
@@ -137,6 +161,7 @@ class EventRing:
     def _discard(self) -> None:
         batch = self.batches.pop(0)
         self.oldest += batch.count
+        self._times.discard_events(self.oldest)
         self.size -= len(batch.lines)
         self.discarded_bytes += len(batch.lines)
 
@@ -262,7 +287,7 @@ class EventRetention:
             del self._cuts[0]
         self._discard_acknowledged()
         kept = capacity * 3 // 4
-        if self._readers and not is_paged and self._ring.size > kept:
+        if self._readers and not is_paged and self._ring.stored_bytes > kept:
             before = min([self._taken_by_all(), *(cut.taken for cut in self._cuts)])
             self._ring.shrink(kept + self._ring.measure_bytes_after(before), before)
 

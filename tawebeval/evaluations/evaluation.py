@@ -108,6 +108,7 @@ class Evaluation:
     _stray_marker: str | None = None
 
     def __attrs_post_init__(self) -> None:
+        self.ring.read_time = self.context.read_wall_clock
         self.ring_share = self.context.ring_budget.add_share(
             self.caller, partial(self._on_full, self), self._on_room
         )
@@ -173,7 +174,7 @@ class Evaluation:
         if self._pump is not None:
             self._pump.on_acknowledge()
         else:
-            self.ring_share.resize(self.ring.size)
+            self.ring_share.resize(self.ring.stored_bytes)
 
     def check_reader_timeout(self, cursor: int, *, wanted: bool) -> None:
         """Stop the evaluation if it has waited too long for its readers.
@@ -445,7 +446,7 @@ class Evaluation:
         self._drop_start_fields()
         self.ring_share.remove_limit()
         self.ring_share.resize_beside_ring(max(0, self._kept_bytes - _UNCOUNTED))
-        self.ring_share.resize(self.ring.size)
+        self.ring_share.resize(self.ring.stored_bytes)
         self._stop_reason = None
         self.change_condition.notify(None)
 

@@ -27,6 +27,7 @@ from tawebeval.core.ring import EventRetention, StreamPosition
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationNotFound
 from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.status import format_time
 
 RESUME_SECONDS = 30.0
 """Seconds for which events are kept for the client of a stream that was cut."""
@@ -157,6 +158,7 @@ class Subscription:
     on even if the evaluation is forgotten. `position` is the cursor after the last event read from
     the ring. `registered` are all subscriptions of the registry; `on_left()` is called after the
     context. Set `connection` before the context if the connection knows what the client has read.
+    Events have their times if `with_times` is set.
     """
 
     position: int
@@ -165,6 +167,7 @@ class Subscription:
     _on_left: Callable[[], object]
     connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
     _reader: StreamPosition = attrs.field(init=False)
+    with_times: bool = False
     _has_acknowledged: bool = False  # whether the client acknowledges events itself
     # Ends of pieces: bytes written to the connection, and the cursor after the events.
     _written: deque[tuple[int, int]] = attrs.field(factory=deque)
@@ -191,7 +194,11 @@ class Subscription:
 
     def read_events(self, limit: int) -> EventBatch:
         """Read the next events, at most `limit` bytes but at least one event if there are any."""
-        batch = self._readers.evaluation.ring.read_events(self.position, limit)
+        ring = self._readers.evaluation.ring
+        if self.with_times:
+            batch = ring.read_timed_events(self.position, limit, format_time)
+        else:
+            batch = ring.read_events(self.position, limit)
         self.position += batch.count
         return batch
 

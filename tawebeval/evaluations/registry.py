@@ -271,14 +271,20 @@ class EvaluationRegistry:
     # Events: pages and streams
 
     def read_page(
-        self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
+        self,
+        identifier: str,
+        after: str | None,
+        caller: str = "",
+        limit: int | None = None,
+        *,
+        with_times: bool = False,
     ) -> EventPage:
         """Return the page as `peek_page` does, and acknowledge the events before it."""
         record = self._find_at(identifier, after, caller)
         if record is None:
             self._drop_read(identifier)
             return make_end_page()
-        page = self._read(record, after, limit)
+        page = self._read(record, after, limit, with_times)
         begin = locate_cursor(record.evaluation.ring, page.begin)
         self._drain.add_page_reader(identifier)
         self._expect_next_page(record)
@@ -286,17 +292,23 @@ class EvaluationRegistry:
         return page
 
     def peek_page(
-        self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
+        self,
+        identifier: str,
+        after: str | None,
+        caller: str = "",
+        limit: int | None = None,
+        *,
+        with_times: bool = False,
     ) -> EventPage:
         """Return the page that begins at the cursor `after`, without an acknowledgement.
 
         The page has at most `limit` bytes of events, at most `buffers.page`, and at least one
-        event if there are any.
+        event if there are any. If `with_times`, each event has its time, on top of the limit.
 
         Raises: the RequestErrors of the contract, section 3.
         """
         record = self._find_at(identifier, after, caller)
-        return make_end_page() if record is None else self._read(record, after, limit)
+        return make_end_page() if record is None else self._read(record, after, limit, with_times)
 
     async def wait_for_page(
         self,
@@ -305,6 +317,8 @@ class EvaluationRegistry:
         wait: float,
         caller: str = "",
         limit: int | None = None,
+        *,
+        with_times: bool = False,
     ) -> EventPage:
         """Return the page of `read_page` when there are new events, or after `wait` seconds.
 
@@ -317,7 +331,7 @@ class EvaluationRegistry:
                 await record.evaluation.change_condition.wait().addTimeout(wait, self._clock)
         finally:  # also when the client has gone: it may ask again
             self._expect_next_page(record)
-        return self.read_page(identifier, after, caller, limit)
+        return self.read_page(identifier, after, caller, limit, with_times=with_times)
 
     def subscribe(
         self, identifier: str, after: str | None, caller: str = "", skip: int = 0
@@ -360,10 +374,14 @@ class EvaluationRegistry:
             return None
         return record
 
-    def _read(self, record: EvaluationRecord, after: str | None, limit: int | None) -> EventPage:
+    def _read(
+        self, record: EvaluationRecord, after: str | None, limit: int | None, with_times: bool
+    ) -> EventPage:
         most = self.context.configuration.buffers.page
         size = most if limit is None else min(limit, most)
-        return read_page(record.evaluation.ring, after or None, size)
+        return read_page(
+            record.evaluation.ring, after or None, size, format_time if with_times else None
+        )
 
     def _expect_next_page(self, record: EvaluationRecord) -> None:
         record.readers.next_page_deadline = self._clock.seconds() + _NEXT_PAGE

@@ -173,7 +173,7 @@ class StdoutPump:
     def on_acknowledge(self) -> None:
         """Handle a discard of events: the ring may have room, or other rings may have taken it."""
         if self.has_failed:
-            self._share.resize(self._ring.size)
+            self._share.resize(self._ring.stored_bytes)
         self._attempt(self._resize)
 
     def accept_remaining_output(self) -> None:
@@ -220,12 +220,12 @@ class StdoutPump:
 
     def _put(self, batch: EventBatch) -> None:
         self._ring.append_batch(batch)
-        self._share.resize(self._ring.size)
+        self._share.resize(self._ring.stored_bytes)
         if batch.count:
             self._owner.on_new_events()
 
     def _resize(self) -> None:
-        self._share.resize(self._ring.size)
+        self._share.resize(self._ring.stored_bytes)
         self._plan()
 
     def _plan(self) -> None:
@@ -262,7 +262,7 @@ class StdoutPump:
 
     def _take_turn(self) -> None:
         """Parse on, or read the wanted file, unless other rings have taken the room."""
-        self._share.resize(self._ring.size)
+        self._share.resize(self._ring.stored_bytes)
         self._turn = None
         wanted = self._parser.awaited_file
         if self._must_wait():

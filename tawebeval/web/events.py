@@ -49,10 +49,11 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
     """Answer GET /evaluation/{id}/events by a page, a stream or a WebSocket."""
     request.responseHeaders.addRawHeader(b"Vary", b"Accept")
     # A malformed parameter is refused even if this kind of response does not use it.
-    skip, _, _ = (
+    skip, _, _, with_times = (
         get_query_number(request, "skip") or 0,
         get_query_number(request, "wait"),
         _page_limit(request),
+        _wants_times(request),
     )
     if is_websocket_request(request):
         context.check_websocket_origin(request.requestHeaders)
@@ -60,6 +61,8 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
         subscription = context.registry.subscribe(
             identifier, get_query_argument(request, "after"), request.caller, skip
         )
+        if subscription is not None:
+            subscription.with_times = with_times
         heartbeat = context.configuration.streams.heartbeat
         request.has_to_wait = True
         await send_websocket_messages(request, subscription, context.clock, heartbeat)
@@ -69,7 +72,7 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
         poll, page = await read_page(context, request, identifier)
         set_headers(request, poll.make_link_header(page, context.configuration.http.base_path))
         return prepare_response(request, page.encode_json())
-    await _send_stream(context, request, identifier, media_type, skip)
+    await _send_stream(context, request, identifier, media_type, skip, with_times)
     return b""
 
 
@@ -82,12 +85,14 @@ async def read_page(
     """
     after, preferred_wait = get_query_argument(request, "after"), get_preferred_wait(request)
     max_wait = context.configuration.polls.wait
-    limit = _page_limit(request)
+    limit, with_times = _page_limit(request), _wants_times(request)
     poll = EventPoll.create(
-        request.caller, identifier, after, preferred_wait, max_wait, default_wait, limit
+        request.caller, identifier, after, preferred_wait, max_wait, default_wait, limit, with_times
     )
     if request.method == b"HEAD":  # acknowledges nothing
-        page = context.registry.peek_page(identifier, after, request.caller, limit)
+        page = context.registry.peek_page(
+            identifier, after, request.caller, limit, with_times=with_times
+        )
     else:
         now = poll.read_page(context.registry)
         request.has_to_wait = now is None
@@ -106,8 +111,21 @@ def _page_limit(request: ApiRequest) -> int | None:
     return limit
 
 
+def _wants_times(request: ApiRequest) -> bool:
+    """Return whether `?times=1` asks for the times of events. Raises: MalformedRequest."""
+    times = get_query_number(request, "times")
+    if times not in (None, 0, 1):
+        raise MalformedRequest(f"times: {times} is neither 0 nor 1")
+    return times == 1
+
+
 async def _send_stream(
-    context: WebContext, request: ApiRequest, identifier: str, media_type: str, skip: int
+    context: WebContext,
+    request: ApiRequest,
+    identifier: str,
+    media_type: str,
+    skip: int,
+    with_times: bool,
 ) -> None:
     framing, after = STREAM_FRAMINGS[media_type], get_query_argument(request, "after")
     if not framing.end and request.clientproto == b"HTTP/1.0":
@@ -134,6 +152,7 @@ async def _send_stream(
     request.setHeader(b"Cache-Control", b"no-store")
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
     if subscription is not None:
+        subscription.with_times = with_times
         request.has_to_wait = True
         heartbeat = context.configuration.streams.heartbeat
         await send_stream(request, subscription, framing, context.clock, heartbeat)
@@ -174,7 +193,7 @@ class EventPoll:
 
     If there are none, the response waits up to `wait_seconds` seconds. `is_wait_requested` is
     whether the client asked for that. `limit` is the maximum of bytes of events on the page; None =
-    the daemon's.
+    the daemon's. If `with_times`, each event on it has its time.
     """
 
     caller: str
@@ -183,6 +202,7 @@ class EventPoll:
     wait_seconds: int = 0
     is_wait_requested: bool = False
     limit: int | None = None
+    with_times: bool = False
 
     @classmethod
     def create(
@@ -194,23 +214,33 @@ class EventPoll:
         max_wait: int,
         default_wait: int = 0,
         limit: int | None = None,
+        with_times: bool = False,
     ) -> EventPoll:
         """Return the poll of a client that would wait for `preferred_wait` seconds.
 
         None stands for `default_wait`. The poll waits for `max_wait` seconds at most.
         """
         wait = min(default_wait if preferred_wait is None else preferred_wait, max_wait)
-        return cls(caller, identifier, after, wait, bool(wait and preferred_wait), limit)
+        return cls(
+            caller, identifier, after, wait, bool(wait and preferred_wait), limit, with_times
+        )
 
     def read_page(self, registry: EvaluationRegistry) -> EventPage | None:
         """Return the page; None if the poll has to wait for it. Raises: RequestError."""
-        page = registry.read_page(self.identifier, self.after, self.caller, self.limit)
+        page = registry.read_page(
+            self.identifier, self.after, self.caller, self.limit, with_times=self.with_times
+        )
         return None if self.wait_seconds and not page.is_worth_sending else page
 
     async def wait_for_page(self, registry: EvaluationRegistry) -> EventPage:
         """Return the page with new events, or when the time is over. Raises: RequestError."""
         return await registry.wait_for_page(
-            self.identifier, self.after, self.wait_seconds, self.caller, self.limit
+            self.identifier,
+            self.after,
+            self.wait_seconds,
+            self.caller,
+            self.limit,
+            with_times=self.with_times,
         )
 
     def make_wait_headers(self, page: EventPage) -> dict[bytes, bytes]:
@@ -226,6 +256,7 @@ class EventPoll:
         if page.end is None:
             return {}
         limit = "" if self.limit is None else f"&limit={self.limit}"
-        target = f"{base_path}/evaluation/{self.identifier}/events?after={page.end}{limit}"
+        times = "&times=1" if self.with_times else ""
+        target = f"{base_path}/evaluation/{self.identifier}/events?after={page.end}{limit}{times}"
         link = f'<{target}>; rel="next"'
         return {b"Link": link.encode()}

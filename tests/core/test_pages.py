@@ -162,6 +162,16 @@ class PageTests(SynchronousTestCase):
         page = ask(ring, "2", 0)
         self.assertEqual((page.events.count, page.end), (1, "3"))
 
+    def test_times(self) -> None:
+        """With times a page ends where it ends without, and each event has its time."""
+        ring = EventRing(read_time=lambda: 1.5)
+        ring.append_batch(encode_text(b"a\nb\nc"))
+        limit = 2 * len(encode_text(b"a").lines) + 1
+        page = read_page(ring, None, limit, "at {}".format)
+        self.assertEqual((page.begin, page.end), (None, "2"))
+        expected = [{"type": "text", "payload": one, "time": "at 1.5"} for one in ("a", "\n")]
+        self.assertEqual(json.loads(page.encode_json())["data"], expected)
+
 
 class EncodeTests(SynchronousTestCase):
     """A page as JSON."""

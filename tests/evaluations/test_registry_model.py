@@ -198,7 +198,8 @@ class Reading(Comparison):
     @invariant()
     def memory_is_bounded(self) -> None:
         """Count what there is, which is over the total by a read for each at most."""
-        held = {id(one): one.size for one in (model.real.ring for model in self.models.values())}
+        rings = [model.real.ring for model in self.models.values()]
+        held = {id(ring): ring.stored_bytes for ring in rings}
         assert self.budget.used_bytes == sum(held.values())
         assert self.budget.used_bytes <= TOTAL + 2 * READ * len(self.models)
         assert self.kept <= KEPT + RUNNING + QUEUED

@@ -201,6 +201,50 @@ class PageTests(StreamTestCase):
         self.print(b"a\n" * 100)
         self.assertEqual(len(self.answer(waiting).json()["data"]), 1)
 
+    def test_times(self) -> None:
+        """`times=1` adds to each event when it was stored; other requests do not show it."""
+        identifier = self.evaluate()
+        self.print(b"a\n")
+        self.service.world.clock.advance(1.5)
+        self.print(b"b\n")
+        self.finish()
+        path = f"/evaluation/{identifier}/events?times=1"
+        answer = self.request("GET", path)
+        self.assertEqual(answer.headers["link"], f'<{path[:-7]}after=end&times=1>; rel="next"')
+        plain = self.page(identifier)["data"]
+        timed = answer.json()["data"]
+        status = self.request("GET", f"/evaluation/{identifier}").json()
+        self.assertEqual(
+            [event.pop("time") for event in timed],
+            [status["created"], *[status["ended"]] * (len(plain) - 1)],
+        )
+        self.assertEqual(timed, plain)
+        expected = answer.json()["data"]
+        for kind in (LineFollower, SourceFollower, SocketFollower):
+            for query, events in (("?times=1", expected), ("?times=0", plain), ("", plain)):
+                follower = self.follow(kind, identifier, query)
+                self.turn()
+                self.assertEqual(follower.events, events, kind)
+        self.page(identifier, "?after=end&times=1")
+
+    def test_times_of_a_page_that_waits(self) -> None:
+        """Nor does a page that waits lose them, or HEAD the link to the next."""
+        identifier = self.evaluate()
+        waiting = self.ask("GET", f"/evaluation/{identifier}/events?wait=5&times=1")
+        self.print(b"a\nb\n")
+        self.assertIn("time", self.answer(waiting).json()["data"][0])
+        head = self.request("HEAD", f"/evaluation/{identifier}/events?times=1")
+        self.assertIn('&times=1>; rel="next"', head.headers["link"])
+
+    def test_no_times(self) -> None:
+        """Anything but 0 and 1 is refused, of any kind of answer."""
+        identifier = self.evaluate()
+        for accept in ("application/json", "text/event-stream"):
+            for times in ("2", "x", "", "1&times=1"):
+                path = f"/evaluation/{identifier}/events?times={times}"
+                answer = self.request("GET", path, 400, headers={"Accept": accept})
+                self.assertIn("times", answer.json()["detail"])
+
     def test_no_limit(self) -> None:
         """What is no number of bytes from 1 on is refused, by whatever kind of answer."""
         path = f"/evaluation/{self.evaluate()}/events"

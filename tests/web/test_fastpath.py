@@ -223,7 +223,7 @@ class FastPathTests(RawTestCase):
             connection = self.connect()
             if query:
                 connection.send(self.poll(query))
-            self.patch(self.service.registry, "read_page", lambda *_: 1 // 0)
+            self.patch(self.service.registry, "read_page", lambda *_, **__: 1 // 0)
             if query:
                 self.child.print(b"a\n")
             else:

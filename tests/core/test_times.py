@@ -1,0 +1,114 @@
+"""`core.times`: the times of the events in a ring."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.events import EventBatch, encode_data, encode_text
+from tawebeval.core.ring import EventRing
+from tawebeval.core.times import MARK_BYTES, EventTimes
+
+PLENTY = 10**9
+
+
+def batch_of(number: int) -> EventBatch:
+    """Return a batch of so many events, some of which resemble the end of an event."""
+    return sum((encode_data(b'"}"' if n % 2 else b"{}") for n in range(number)), EventBatch(0, b""))
+
+
+def timed(lines: bytes) -> list[str]:
+    """Return the time of each event, and hold that it is the last member."""
+    events = [json.loads(line) for line in lines.splitlines()]
+    for event in events:
+        assert list(event) == ["type", "payload", "time"]
+    return [event["time"] for event in events]
+
+
+class EventTimesTests(SynchronousTestCase):
+    """Marks of writes, and events with their times."""
+
+    def test_times(self) -> None:
+        """Each event has the time of its write, wherever a batch of them begins and ends."""
+        times = EventTimes()
+        for cursor, time in ((0, 5), (2, 5), (3, 7), (4, 6)):
+            times.add_events(cursor, time)
+        expected = ["5", "5", "5", "7", "6", "6"]
+        for first in range(6):
+            for last in range(first, 7):
+                lines = times.add_times(first, batch_of(last - first), str)
+                self.assertEqual(timed(lines), expected[first:last])
+
+    def test_unchanged(self) -> None:
+        """Apart from its time an event stays as it is, byte by byte."""
+        times = EventTimes()
+        times.add_events(0, 1)
+        batch = encode_data(b'{"a" : 1.50}') + encode_text(b'}\n"}\n')
+        lines = times.add_times(0, batch, str)
+        self.assertEqual(lines.replace(b',"time":"1"', b""), batch.lines)
+        self.assertEqual(lines.count(b',"time":"1"'), batch.count)
+
+    def test_size(self) -> None:
+        """Marks count, but for one: an empty ring counts nothing."""
+        times = EventTimes()
+        self.assertEqual(times.size, 0)
+        for cursor in range(100):
+            times.add_events(cursor, cursor)
+            self.assertEqual(times.size, cursor * MARK_BYTES)
+        for oldest in range(99):
+            times.discard_events(oldest)
+            self.assertLessEqual(times.size, 2 * (99 - oldest) * MARK_BYTES)
+            self.assertEqual(timed(times.add_times(99, batch_of(1), str)), ["99"])
+        times.discard_events(100)
+        self.assertEqual(times.size, 0)
+
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 10), st.integers(1, 400))
+        )
+    )
+    def test_ring(self, steps: list[tuple[int, int, int, int]]) -> None:
+        """In a ring, whatever is appended, read and acknowledged, each event keeps its time."""
+        now = 0
+        ring = EventRing(read_time=lambda: now / 8)
+        expected: list[str] = []
+        for number, passed, acknowledged, limit in steps:
+            now += passed
+            ring.append_batch(batch_of(number))
+            expected += [str(now / 8)] * number
+            ring.acknowledge(min(ring.oldest + acknowledged, ring.newest))
+            batch = ring.read_timed_events(ring.oldest, limit, str)
+            plain = ring.read_events(ring.oldest, limit)
+            assert batch.count == plain.count
+            assert timed(batch.lines) == expected[ring.oldest :][: batch.count]
+            assert ring.size <= ring.stored_bytes <= ring.size * 2
+            if ring.oldest == ring.newest:
+                assert ring.stored_bytes == 0
+
+    def test_shrink(self) -> None:
+        """Times count where old events are discarded, and the ring can always be emptied."""
+        ring = EventRing(read_time=partial(next, count()))
+        for _ in range(1000):
+            ring.append_batch(encode_data(b"1"))
+        self.assertEqual(ring.stored_bytes, ring.size + 999 * MARK_BYTES)
+        size = ring.size
+        ring.shrink(ring.size, ring.newest)
+        self.assertLess(ring.size, size)
+        self.assertLessEqual(ring.stored_bytes, size)
+        ring.shrink(0, ring.newest)
+        self.assertEqual((ring.stored_bytes, ring.oldest), (0, 1000))
+
+    def test_page(self) -> None:
+        """However large a page may be, times are added to a bounded number of events."""
+        ring = EventRing(read_time=partial(next, count()))
+        for _ in range(5000):
+            ring.append_batch(encode_data(b"1"))
+        batch = ring.read_timed_events(7, PLENTY, str)
+        self.assertEqual(timed(batch.lines), [str(7.0 + n) for n in range(batch.count)])
+        self.assertLess(batch.count, 1500)
+        self.assertGreater(batch.count, 1000)
