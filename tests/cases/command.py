@@ -57,7 +57,7 @@ class CommandTestCase(ClientTestCase):
         """Let the server answer these to all who read, polls that wait included; then the last."""
         answers = iter(errors)
 
-        def page(*_: object) -> None:
+        def page(*_: object, **__: object) -> None:
             raise next(answers, errors[-1])
 
         self.patch(self.line.service.registry, "read_page", page)

@@ -136,9 +136,9 @@ class CountTests(TrafficTestCase):
         registry = self.service.registry
         page = registry.read_page
 
-        def slow(*arguments: Any) -> EventPage:
+        def slow(*arguments: Any, **settings: Any) -> EventPage:
             self.service.reactor.advance(0.25)
-            return page(*arguments)
+            return page(*arguments, **settings)
 
         self.patch(registry, "read_page", slow)
         for number, fast in enumerate((True, False)):

@@ -137,7 +137,7 @@ class RouteTests(WebTestCase):
 
     def test_defect_in_a_coroutine(self) -> None:
         """The same where the route is a coroutine."""
-        self.patch(self.service.registry, "read_page", lambda *_: 1 // 0)
+        self.patch(self.service.registry, "read_page", lambda *_, **__: 1 // 0)
         self.request("GET", "/evaluation/x/events", 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 

@@ -95,9 +95,9 @@ class WaitTests(WebTestCase):
         read = []
         page = self.service.registry.read_page
 
-        def counting(*arguments: Any) -> EventPage:
+        def counting(*arguments: Any, **settings: Any) -> EventPage:
             read.append(arguments)
-            return page(*arguments)
+            return page(*arguments, **settings)
 
         self.patch(self.service.registry, "read_page", counting)
         for headers in ({}, {"Connection": "close"}):  # on the fast path, and not
