@@ -1,12 +1,12 @@
 """Run the tests under trial: `python tests/run.py [NAME...]`, all of them without a NAME.
 
-All of them are run with branch coverage, also of the daemons that they start, and all
-branches of the core have to be covered. Then trial is run for each module of
-`tests.integration` by itself, but for a few that belong together, and once for all other
-tests, three at a time: real daemons wait a lot. The output of each is shown when it has
-ended. Properties are tried on the same examples every time; with a NAME, on others. The
-exit status is 0 only if tests ran and everything is well; with CI in the environment a
-test that was skipped is not.
+Without a NAME trial is run for each module of `tests.integration` by itself, but for a few
+that belong together, and once for all other tests, three at a time: real daemons wait a
+lot. The other tests alone have to cover all branches of the core; with coverage each of the
+many Pythons that integration tests start would take twice as long. The output of each trial
+is shown when it has ended. Properties are tried on the same examples every time; with a
+NAME, on others. The exit status is 0 only if tests ran and everything is well; with CI in
+the environment a test that was skipped is not.
 
 The last line is always `N passed, N failed, N skipped`.
 """
@@ -14,7 +14,6 @@ The last line is always `N passed, N failed, N skipped`.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,30 +126,26 @@ def _show(shown: list[bytes]) -> None:
     shown.clear()
 
 
-def run_parts(parts: Sequence[Sequence[str]], python: Sequence[str]) -> Outcome:
-    """Run the parts of the tests, some at a time, and return what they come to together."""
+def run_parts(parts: Sequence[Sequence[str]], first: Sequence[str]) -> Outcome:
+    """Run the parts of the tests, some at a time, and return what they come to together.
+
+    `first` is the Python, a command, for the first part.
+    """
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        run = partial(run_trial, python=python, at_once=False)
-        return Outcome(*map(sum, zip(*threads.map(run, parts), strict=True)))
+        run = partial(run_trial, at_once=False)
+        outcomes = threads.map(run, parts, chain([first], repeat([sys.executable])))
+        return Outcome(*map(sum, zip(*outcomes, strict=True)))
 
 
 def run_covered() -> tuple[Outcome, bool]:
-    """Run all tests with coverage; return how they ended, and whether the core is covered."""
+    """Run all tests; return how they ended, and whether they cover the core."""
     coverage = [sys.executable, "-m", "coverage"]
     core = ",".join(f"tawebeval/{module}.py" for module in CORE)
     with tempfile.TemporaryDirectory(prefix="tawebeval-coverage-") as directory:
-        if os.geteuid() == 0:  # daemons become somebody else, and write theirs there, too
-            nobody = pwd.getpwnam("nobody")
-            os.chown(directory, nobody.pw_uid, nobody.pw_gid)
         os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
-        os.environ["COVERAGE_PROCESS_START"] = str(ROOT / "pyproject.toml")
         # Whoever changes something is to learn of that, and not of what was there before.
         os.environ["TAWEBEVAL_SAME_EXAMPLES"] = "yes"
         outcome = run_parts(parts(), [*coverage, "run"])
-        del os.environ["COVERAGE_PROCESS_START"]
-        subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT)
-        print("\nBranch coverage of everything, where it is not complete:\n", flush=True)
-        subprocess.run([*coverage, "report"], cwd=ROOT)
         print("\nBranch coverage of the core:\n", flush=True)
         report = [*coverage, "report", f"--include={core}", "--no-skip-covered"]
         covered = subprocess.run([*report, "--fail-under=100"], cwd=ROOT).returncode == 0
@@ -164,7 +159,7 @@ def main(names: Sequence[str]) -> int:
         print(f"Running {' '.join(names)} under trial", flush=True)
         outcome = run_trial(names, [sys.executable])
     else:
-        print("Running all tests under trial, with branch coverage", flush=True)
+        print("Running all tests under trial", flush=True)
         outcome, covered = run_covered()
     well = outcome.failed == 0
     print()

@@ -43,7 +43,6 @@ grace = 0.3
 """
 
 _GROUP = re.compile("(evaluation|spare)-.*")
-_COVERAGE = Path(__file__).with_name("coverage_of_daemon")
 
 
 async def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -57,16 +56,8 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = PATIEN
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment for a daemon, which measures its coverage where that is wanted."""
-    found = {**os.environ, **more}
-    if "COVERAGE_PROCESS_START" in found:
-        beside = Path(found["COVERAGE_PROCESS_START"]).resolve()
-        found["COVERAGE_PROCESS_START"] = str(beside)
-        found.setdefault("COVERAGE_FILE", str(beside.with_name(".coverage")))
-        found["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (str(_COVERAGE), found.get("PYTHONPATH")))
-        )
-    return found
+    """Return the environment for a daemon."""
+    return {**os.environ, **more}
 
 
 class Daemon:
