@@ -25,6 +25,7 @@ from tests.run import ROOT
 _BLOCK = re.compile(r"(?P<before>[^\n]*)\n\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.S | re.M)
 _FILE = re.compile(r"`(\w+\.(?:sh|py))`")
 _VARYING = {
+    r"(?m)^stderr:\n  Killed\n": "",  # where a shell outlives its command
     r"(?m)^repeat this run with --seed \d+\n": "",  # not where a command names the seed
     r"(?<= at )[0-9a-f]{12}\b": "COMMIT",
     r"\b[a-z2-7]{40}\b": "ID",
