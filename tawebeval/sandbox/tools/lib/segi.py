@@ -1,0 +1,757 @@
+r"""Library for evaluators: results, runs of the submission, comparison of output.
+
+    import os, sys
+    sys.path.insert(0, os.environ["EVALUATION_TOOLS"] + "/lib")
+    import segi
+
+    segi.require(1)
+    solution = segi.prepare(segi.find_submission("source"))
+    judgement = solution.fault
+    if not judgement:
+        result = solution.run("3 4\n", time=2)
+        judgement = result.fault or segi.compare_tokens(result.stdout, "7")
+    segi.send_goal("correct", judgement.is_accepted)
+
+Programs of the submission run in a sandbox of their own, as by `tawebeval-run`: they see nothing of
+the evaluator. Times are in seconds, sizes in bytes. Python 3.9 or newer; nothing else is needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
+
+if TYPE_CHECKING:
+    import random
+    from typing import Literal, Unpack
+
+    Content = str | bytes | Path
+    """Text, bytes, or the path of a file with them."""
+
+    Verdict = Literal[
+        "accepted",
+        "wrong_answer",
+        "time_limit",
+        "memory_limit",
+        "output_limit",
+        "runtime_error",
+        "compile_error",
+        "partial",
+        "skipped",
+        "judge_error",
+    ]
+
+VERSION = 1
+"""Of this library. Later versions keep what is here."""
+MIB = 2**20
+"""Bytes of a mebibyte."""
+CANNOT_JUDGE = 3
+"""The exit status of an evaluator that lacks something."""
+
+_SOCKET = "/evaluation/runner"
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108
+_CHUNK = 64 * 1024
+_EXCERPT = 100  # characters of what was expected or printed
+_MESSAGE = 4000  # characters of a compiler's output
+_STRAYS = 1.0  # seconds for what is printed after the end of a program
+_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def require(version: int) -> None:
+    """End the evaluator with an error if this library is older than `version`."""
+    if version > VERSION:
+        sys.exit(f"the evaluator needs version {version} of segi; this server has {VERSION}")
+
+
+# --- Events ---
+
+
+def send(*values: object) -> None:
+    """Send each value as a data event: anything that JSON has. Also in the middle of a line."""
+    lines = (json.dumps(value, allow_nan=False) for value in values)
+    _write_block("DATA", "\n".join(lines).encode())
+
+
+def send_goal(goal: str, reached: bool) -> None:
+    """Send whether the submission reached a goal."""
+    send({"type": "goal_result", "goal": goal, "result": reached})
+
+
+def send_case(
+    name: str, judgement: Judgement, result: Result | None = None, *, points: float | None = None
+) -> None:
+    """Send the judgement of a test case, with the time and memory of `result`.
+
+    `points` are those of the judgement if None.
+    """
+    case: dict[str, object] = {"type": "case", "case": name, "verdict": judgement.verdict}
+    if points is not None or judgement.points is not None:
+        case["points"] = judgement.points if points is None else points
+    if result is not None:
+        case.update(time=result.cpu_seconds, memory=result.peak_memory_bytes)
+    for key in ("message", "expected", "printed"):
+        if text := getattr(judgement, key):
+            case[key] = text
+    send(case)
+
+
+def send_progress(done: int, total: int) -> None:
+    """Send how much of the evaluation is done."""
+    send({"type": "progress", "done": done, "total": total})
+
+
+def send_score(score: float, maximum: float) -> None:
+    """Send the submission's score, and the highest that it could have reached."""
+    send({"type": "score", "score": score, "maximum": maximum})
+
+
+def send_file(name: str, content: Content, content_type: str = "application/octet-stream") -> None:
+    """Send a file. One of a path is read later: leave it unchanged until the evaluator's end."""
+    from urllib.parse import quote
+
+    header = (
+        f"Content-Type: {content_type}\n"
+        f"Content-Disposition: attachment; filename*=UTF-8''{quote(name, '', errors='replace')}\n"
+        f"X-SEGI-As: {'path' if isinstance(content, Path) else 'content'}\n\n"
+    )
+    body = os.fsencode(content.absolute()) if isinstance(content, Path) else _encode(content)
+    _write_block("FILE", header.encode() + body)
+
+
+def _write_block(kind: str, body: bytes) -> None:
+    begin, end = (os.environ[f"EVALUATION_{kind}_{side}"].encode() for side in ("BEGIN", "END"))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\n%b\n%b\n%b\n" % (begin, body, end))
+    sys.stdout.buffer.flush()
+
+
+# --- The submission ---
+
+
+def cannot_judge(missing: str, message: str) -> NoReturn:
+    """Send what the evaluator lacks, in place of goals, and exit."""
+    print(message)
+    send({"type": "cannot_judge", "missing": missing, "message": message})
+    sys.exit(CANNOT_JUDGE)
+
+
+def find_submission(field: str) -> Path:
+    """Return the path of the file that was submitted in a field; exit if there is none."""
+    path = os.environ.get(f"SUBMISSION_FILE_{field.upper()}")
+    if not path:
+        cannot_judge(field, f"Nothing to judge: the field submission[{field}] is missing.")
+    return Path(path)
+
+
+def make_random(name: str = "") -> random.Random:
+    """Return a generator of random numbers that the evaluation's seed and `name` determine."""
+    import random
+
+    seed = int(os.environ["TURINGARENA_SEED"])
+    return random.Random(f"{seed} {name}" if name else seed)  # noqa: S311
+
+
+class Judgement(NamedTuple):
+    """The verdict on one test case; excerpts of what was expected and printed."""
+
+    verdict: Verdict
+    message: str = ""
+    expected: str = ""
+    printed: str = ""
+    points: float | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the verdict is "accepted"."""
+        return self.verdict == "accepted"
+
+
+ACCEPTED = Judgement("accepted")
+"""The judgement without a fault."""
+
+
+# --- Runs ---
+
+
+class RunError(Exception):
+    """A program that could not be run, without a fault of the submission. str() is the reason."""
+
+
+class Options(TypedDict, total=False):
+    """Limits and files of a run. Without a limit, that of the evaluation holds.
+
+    - `time`: processor time of all processes; `wall`: the time until the end.
+    - `memory` of all processes; `processes`: their number, threads included.
+    - `output`: bytes on stdout and stderr; `file_size`: bytes of each file.
+    - `read`, `write`: files and directories that the program may read, or also write. Their paths
+      are the same in the sandbox. A pair of paths names another one there.
+    - `directory`: where the program starts; `environment`: its variables.
+    """
+
+    time: float | None
+    wall: float | None
+    memory: int | None
+    processes: int | None
+    output: int | None
+    file_size: int | None
+    read: Iterable[str | Path | tuple[str, str]]
+    write: Iterable[str | Path | tuple[str, str]]
+    directory: str | Path
+    environment: Mapping[str, str]
+
+
+class Result(NamedTuple):
+    """How a program ended: by an exit status, a signal, or a limit (`reason`).
+
+    `reason` is None, "time", "wall", "memory", "processes" or "output".
+    """
+
+    exit_status: int | None
+    signal: int | None
+    reason: str | None
+    cpu_seconds: float
+    wall_seconds: float
+    peak_memory_bytes: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def fault(self) -> Judgement | None:
+        """The judgement of a program that failed; None after exit status 0."""
+        if self.reason == "processes":
+            return Judgement("runtime_error", "too many processes")
+        if self.reason is not None:
+            verdicts: dict[str, Verdict] = {"memory": "memory_limit", "output": "output_limit"}
+            verdict = verdicts.get(self.reason, "time_limit")
+            return Judgement(verdict, f"{verdict.replace('_', ' ')} exceeded")
+        if self.signal is not None:
+            with suppress(ValueError):  # a real-time signal has no name
+                return Judgement("runtime_error", f"killed by {signal.Signals(self.signal).name}")
+            return Judgement("runtime_error", f"killed by signal {self.signal}")
+        if self.exit_status:
+            last = self.stderr.rstrip().rpartition(b"\n")[2]
+            message = f"exit status {self.exit_status}"
+            return Judgement("runtime_error", f"{message}: {_shorten(last)}" if last else message)
+        return None
+
+
+def run(command: Sequence[str | Path], stdin: Content = b"", **options: Unpack[Options]) -> Result:
+    """Run a program of the submission in a sandbox of its own, and wait for its end.
+
+    `wall` is 5 times `time` and 5 s if it is not given, `output` 64 MiB. Raises: RunError.
+    """
+    data = stdin.read_bytes() if isinstance(stdin, Path) else _encode(stdin)
+    given = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(given, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(given, 0, os.SEEK_SET)
+        fcntl.fcntl(given, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+        program = Program(command, _complete(options), stdin=given)
+    finally:
+        os.close(given)
+    return program.finish()
+
+
+def start(command: Sequence[str | Path], **options: Unpack[Options]) -> Program:
+    r"""Start a program of the submission to talk to, with the defaults of `run`. Raises: RunError.
+
+    with segi.start(command, time=2) as program:
+        program.write("1000\n")
+        guess = program.read_line()
+        result = program.finish()
+    """
+    return Program(command, _complete(options))
+
+
+def _complete(options: Options) -> Options:
+    limit = options.get("time")
+    variables = {"PATH": os.environ.get("PATH", os.defpath), **options.get("environment", {})}
+    defaults: Options = {"wall": None if limit is None else 5 * limit + 5, "output": 64 * MIB}
+    return {**defaults, **options, "environment": variables}
+
+
+class Program:
+    """A running program of the submission, behind pipes. Leaving `with` kills it.
+
+    `stdin` is a descriptor for its input; with None there is a pipe for `write`. `take_stdout` and
+    `take_stderr` get what it prints; with None it is kept for the result.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        options: Options,
+        *,
+        stdin: int | None = None,
+        take_stdout: Callable[[bytes], object] | None = None,
+        take_stderr: Callable[[bytes], object] | None = None,
+    ) -> None:
+        limit = options.get("output")
+        self._left = float("inf") if limit is None else limit
+        self._stdout, self._stderr = bytearray(), bytearray()
+        self._report: dict[str, Any] | None = None
+        self._last_read = float("inf")  # when to give up reading, after the end
+        given = [os.dup(stdin)] if stdin is not None else []
+        self._input = -1
+        if stdin is None:
+            reading, self._input = os.pipe()
+            given.append(reading)
+        self._takers: dict[int, Callable[[bytes], object]] = {}
+        for taker in (take_stdout or self._stdout.extend, take_stderr or self._stderr.extend):
+            reading, writing = os.pipe()
+            self._takers[reading] = taker
+            given.append(writing)
+        self._output = min(self._takers)
+        try:
+            kind = _Sandboxed if os.path.exists(_SOCKET) else _Unsandboxed
+            self._process = kind([os.fspath(word) for word in command], options, given)
+        except RunError:
+            self._close()
+            raise
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def write(self, text: str | bytes) -> None:
+        """Write to the program's input. That it has ended shows when it is read from."""
+        data = _encode(text)
+        with suppress(OSError):
+            while data:
+                data = data[os.write(self._input, data) :]
+
+    def close_input(self) -> None:
+        """Let the program read the end of its input."""
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
+
+    def read_line(self, most: int = 64 * 1024) -> str | None:
+        """Return the next line without its newline; None at the end of the output.
+
+        Of a line that is longer than `most` bytes, return the beginning.
+        """
+        while b"\n" not in self._stdout and len(self._stdout) < most:
+            if self._output not in self._takers or not self._read_more():
+                break
+        if not self._stdout:
+            return None
+        line, newline, _ = self._stdout[: most + 1].partition(b"\n")
+        line = line[:most]
+        del self._stdout[: len(line) + len(newline)]
+        return line.decode(errors="replace")
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for the program's end; return the report of `tawebeval-run`. Raises: RunError."""
+        try:
+            while self._read_more():
+                pass
+        finally:
+            self._close()
+        assert self._report is not None
+        return self._report
+
+    def finish(self) -> Result:
+        """Close the program's input, and return the result after its end, with unread output.
+
+        Raises: RunError.
+        """
+        self.close_input()
+        report = self.wait()
+        known = {name: report[name] for name in Result._fields if name in report}
+        return Result(**known, stdout=bytes(self._stdout), stderr=bytes(self._stderr))
+
+    def kill(self) -> None:
+        """Kill the program with all its processes."""
+        if self._report is None:
+            self._process.kill()
+        self._close()
+
+    def _close(self) -> None:
+        self.close_input()
+        for descriptor in self._takers:
+            os.close(descriptor)
+        self._takers.clear()
+
+    def _read_more(self) -> bool:
+        """Wait for output, or for the end; return False after both."""
+        if self._report is not None and not self._takers:
+            return False
+        poll = select.poll()
+        for descriptor in self._takers:
+            poll.register(descriptor, select.POLLIN)
+        if self._report is None:
+            poll.register(self._process.fileno(), select.POLLIN)
+            ready = poll.poll()
+        else:  # without a sandbox, a stray process may hold the pipes open
+            ready = poll.poll(1000 * max(self._last_read - time.monotonic(), 0))
+            if not ready:
+                self._close()
+        for descriptor, _ in ready:
+            if descriptor in self._takers:
+                self._take(descriptor)
+            else:
+                self._report = self._process.wait()
+                self._last_read = time.monotonic() + _STRAYS
+        return True
+
+    def _take(self, descriptor: int) -> None:
+        chunk = os.read(descriptor, _CHUNK)
+        if not chunk:
+            del self._takers[descriptor]
+            os.close(descriptor)
+            return
+        kept = chunk[: int(min(len(chunk), self._left))]
+        self._left -= len(kept)
+        self._takers[descriptor](kept)
+        if len(kept) < len(chunk):
+            self._process.stop("output")
+
+
+class _Sandboxed:
+    """A program that the daemon's side runs: it gets a request, and sends a report at the end."""
+
+    def __init__(self, command: list[str], options: Options, streams: Sequence[int]) -> None:
+        request: dict[str, Any] = {
+            "version": 1,
+            "command": command,
+            "directory": os.path.normpath(options.get("directory", "/tmp")),  # noqa: S108
+            "environment": dict(options.get("environment", {})),
+            "read": [_resolve(path) for path in options.get("read", ())],
+            "write": [_resolve(path) for path in options.get("write", ())],
+        }
+        for name in ("time", "wall", "memory", "processes", "file_size"):
+            if options.get(name) is not None:
+                request[name] = options[name]
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._connection.connect(_SOCKET)
+            socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
+        except OSError as error:
+            self._connection.close()
+            raise RunError(f"no sandbox for the program: {error.strerror}") from None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable at the end."""
+        return self._connection.fileno()
+
+    def stop(self, reason: str) -> None:
+        """Have the program killed, for a reason."""
+        with suppress(OSError):
+            self._connection.send(reason.encode())
+
+    def kill(self) -> None:
+        """Have the program killed."""
+        self._connection.close()
+
+    def wait(self) -> dict[str, Any]:
+        """Return the report. Raises: RunError."""
+        with self._connection:
+            answer = self._connection.recv(_CHUNK)
+        if not answer:
+            raise RunError("the sandbox has ended before the program")
+        report: dict[str, Any] = json.loads(answer)
+        if "error" in report:
+            raise RunError(report["error"])
+        return report
+
+
+def _resolve(path: str | Path | tuple[str, str]) -> tuple[str, str]:
+    """Return the path without links, and the path in the sandbox."""
+    source, target = path if isinstance(path, tuple) else (path, os.path.abspath(path))
+    return os.path.realpath(source), os.path.normpath(target)
+
+
+class _Unsandboxed:
+    """A program where the evaluator itself has no sandbox: only limits hold."""
+
+    def __init__(self, command: list[str], options: Options, streams: Sequence[int]) -> None:
+        import subprocess
+        import threading
+
+        self._limit = options.get("time")
+        self._reason: str | None = None
+        limits = {
+            "core": 0,
+            "cpu": None if self._limit is None else int(self._limit) + 1,
+            "data": options.get("memory"),
+            "fsize": options.get("file_size"),
+        }
+        words = [f"--{name}={limit}" for name, limit in limits.items() if limit is not None]
+        self._begin = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                ["/usr/bin/prlimit", *words, "--", *command],
+                stdin=streams[0],
+                stdout=streams[1],
+                stderr=streams[2],
+                cwd=options.get("directory", "/tmp"),  # noqa: S108
+                env={**_ENVIRONMENT, **options.get("environment", {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RunError(str(error)) from None
+        self._descriptor = os.pidfd_open(self._process.pid)
+        self._timer = threading.Timer(options.get("wall") or 0, self.stop, ["wall"])
+        if options.get("wall") is not None:
+            self._timer.daemon = True
+            self._timer.start()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable at the end."""
+        return self._descriptor
+
+    def stop(self, reason: str) -> None:
+        """Kill the process group, for a reason."""
+        self._reason = self._reason or reason
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the process group."""
+        self.stop("killed")
+        self.wait()
+
+    def wait(self) -> dict[str, Any]:
+        """Return the report of the program, which has ended."""
+        self._timer.cancel()
+        with suppress(ProcessLookupError):  # before its number can be another's
+            os.killpg(self._process.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(self._process.pid, 0)
+        os.close(self._descriptor)
+        wall, cpu = time.monotonic() - self._begin, usage.ru_utime + usage.ru_stime
+        code = self._process.returncode = os.waitstatus_to_exitcode(status)
+        if self._limit is not None and (cpu >= self._limit or code == -signal.SIGXCPU):
+            self._reason = self._reason or "time"
+        elif code == -signal.SIGXFSZ:
+            self._reason = self._reason or "output"
+        return {
+            "exit_status": None if code < 0 else code,
+            "signal": -code if code < 0 else None,
+            "reason": self._reason,
+            "cpu_seconds": round(cpu, 6),
+            "wall_seconds": round(wall, 6),
+            "peak_memory_bytes": usage.ru_maxrss * 1024,
+            "measured": {"cpu_seconds": "rusage", "peak_memory_bytes": "rusage"},
+            "sandbox": False,
+        }
+
+
+# --- Languages ---
+
+
+class Language(NamedTuple):
+    """How to build and run a source file.
+
+    In the words, `{source}` is its path, `{build}` an empty directory, and `{name}` the file's name
+    without its ending.
+    """
+
+    build: Sequence[str]
+    run: Sequence[str]
+
+
+_CHECK_PYTHON = """
+import sys, traceback
+try:
+    compile(open(sys.argv[1], "rb").read(), sys.argv[1], "exec")
+except (SyntaxError, ValueError) as error:
+    sys.exit("".join(traceback.format_exception_only(error)))
+"""
+_GCC = ("-O2", "-Wall", "-o", "{build}/solution", "{source}", "-lm")
+_JAVA = ("-XX:+UseSerialGC", "-Xss64m", "-cp", "{build}", "{name}")
+
+LANGUAGES: Mapping[str, Language] = {
+    ".c": Language(("gcc", "-std=c17", *_GCC), ("{build}/solution",)),
+    ".cpp": Language(("g++", "-std=c++17", *_GCC), ("{build}/solution",)),
+    ".java": Language(
+        ("javac", "-encoding", "UTF-8", "-d", "{build}", "{source}"), ("java", *_JAVA)
+    ),
+    ".py": Language(
+        ("python3", "-I", "-c", _CHECK_PYTHON, "{source}"), ("python3", "-I", "-B", "{source}")
+    ),
+    ".sh": Language(("bash", "-n", "{source}"), ("bash", "{source}")),
+}
+"""The languages of solutions, by the endings of their files."""
+
+
+class Solution(NamedTuple):
+    """A submitted program that is ready to run, unless `fault` says why not."""
+
+    command: Sequence[str]
+    files: Sequence[str | Path]
+    """What the program may read."""
+    fault: Judgement | None = None
+    build_seconds: float = 0.0
+
+    def run(self, stdin: Content = b"", **options: Unpack[Options]) -> Result:
+        """Run the solution; see `run`."""
+        return run(self.command, stdin, **self._add_files(options))
+
+    def start(self, **options: Unpack[Options]) -> Program:
+        """Start the solution; see `start`."""
+        return start(self.command, **self._add_files(options))
+
+    def _add_files(self, options: Options) -> Options:
+        return {**options, "read": [*self.files, *options.get("read", ())]}
+
+
+def prepare(source: Path, languages: Mapping[str, Language] = LANGUAGES) -> Solution:
+    """Build the program of a source file, in a sandbox that has only this file.
+
+    Exits by `cannot_judge` if the compiler is missing. Raises: RunError.
+    """
+    language = languages.get(source.suffix)
+    if language is None:
+        endings = ", ".join(languages)
+        message = f"{source.name}: a solution is a file that ends in {endings}"
+        return Solution((), (), Judgement("compile_error", message))
+    import shutil
+
+    for program in (language.build[0], language.run[0]):
+        if "{" not in program and shutil.which(program) is None:
+            cannot_judge(program, f"This machine cannot build {source.name}: it has no {program}.")
+    build = make_directory()
+    names = {"source": str(source), "build": str(build), "name": source.stem}
+    command, running = ([word.format_map(names) for word in words] for words in language)
+    sizes: Options = {"output": MIB, "file_size": 64 * MIB}
+    options: Options = {**sizes, "read": [source], "write": [build], "directory": build, "time": 30}
+    result = run(command, **options)
+    fault = result.fault
+    if fault:
+        text = (result.stdout + result.stderr).decode(errors="replace").rstrip()
+        for directory in (source.parent, build):
+            text = text.replace(f"{directory}/", "")
+        fault = Judgement("compile_error", text[:_MESSAGE] or fault.message)
+    return Solution(running, [source, build], fault, result.cpu_seconds)
+
+
+def make_directory() -> Path:
+    """Return a new directory, which is removed after the evaluation."""
+    import tempfile
+
+    return Path(tempfile.mkdtemp(dir=os.environ["TEMPORARY_DIRECTORY"]))
+
+
+# --- Comparison ---
+
+
+def compare_exact(printed: str | bytes, expected: str | bytes) -> Judgement:
+    """Compare each byte."""
+    pairs = zip_longest(_split_lines(printed), _split_lines(expected))
+    return _find_difference("line", pairs, lambda one, other: one == other)
+
+
+def compare_tokens(printed: str | bytes, expected: str | bytes) -> Judgement:
+    """Compare words; spaces and newlines only separate them."""
+    pairs = zip_longest(_split_words(printed), _split_words(expected))
+    return _find_difference("word", pairs, lambda one, other: one == other)
+
+
+def compare_floats(
+    printed: str | bytes,
+    expected: str | bytes,
+    *,
+    absolute: float = 1e-9,
+    relative: float = 1e-9,
+) -> Judgement:
+    """Compare words, of which numbers may differ: by `absolute`, or `relative` to the larger."""
+
+    def are_close(one: bytes, other: bytes) -> bool:
+        if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
+            return one == other
+        return math.isclose(float(one), float(other), rel_tol=relative, abs_tol=absolute)
+
+    pairs = zip_longest(_split_words(printed), _split_words(expected))
+    return _find_difference("word", pairs, are_close)
+
+
+def run_checker(
+    command: Sequence[str | Path],
+    *,
+    stdin: str | bytes,
+    printed: str | bytes,
+    expected: str | bytes = b"",
+    **options: Unpack[Options],
+) -> Judgement:
+    """Let a program judge: its last arguments are files with the input, output and answer.
+
+    As with testlib, exit status 0 accepts, 1 and 2 refuse, and 7 gives the points with which stderr
+    begins. The rest of stderr is the message. The checker runs as by `run`: name its files in
+    `read`. Raises: RunError.
+    """
+    directory = make_directory()
+    paths = [directory / name for name in ("input", "output", "answer")]
+    for path, content in zip(paths, (stdin, printed, expected)):  # noqa: B905  (Python 3.9)
+        path.write_bytes(_encode(content))
+    options["read"] = [*options.get("read", ()), directory]
+    result = run([*command, *paths], **options)
+    for path in paths:
+        path.unlink()
+    message = _shorten(result.stderr.strip())
+    if result.reason is not None or result.exit_status not in (0, 1, 2, 7):
+        fault = result.fault
+        return Judgement("judge_error", f"checker: {fault.message if fault else message}")
+    if result.exit_status == 7:
+        first, _, message = message.partition(" ")
+        if not _NUMBER.fullmatch(first.encode()):
+            return Judgement("judge_error", f"checker: no points in {first!r}")
+        return Judgement("partial", message, points=float(first))
+    return Judgement("wrong_answer" if result.exit_status else "accepted", message)
+
+
+def _find_difference(
+    kind: str,
+    pairs: Iterable[tuple[bytes | None, bytes | None]],
+    are_same: Callable[[bytes, bytes], bool],
+) -> Judgement:
+    for number, (printed, expected) in enumerate(pairs, start=1):
+        if printed is None:
+            message = f"{kind} {number} is missing"
+        elif expected is None:
+            message = f"{kind} {number} is too much"
+        elif are_same(printed, expected):
+            continue
+        else:
+            message = f"{kind} {number} differs"
+        return Judgement(
+            "wrong_answer", message, _shorten(expected or b""), _shorten(printed or b"")
+        )
+    return ACCEPTED
+
+
+# One by one: a list of the words of a long output would need much memory.
+def _split_words(text: str | bytes) -> Iterator[bytes]:
+    return (found[0] for found in re.finditer(rb"\S+", _encode(text)))
+
+
+def _split_lines(text: str | bytes) -> Iterator[bytes]:
+    return (found[0] for found in re.finditer(rb"[^\n]*\n|[^\n]+", _encode(text)))
+
+
+def _shorten(text: bytes) -> str:
+    shown = text[: 4 * _EXCERPT].decode(errors="replace")
+    return shown if len(shown) <= _EXCERPT else f"{shown[: _EXCERPT - 3]}..."
+
+
+def _encode(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text

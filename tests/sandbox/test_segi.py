@@ -1,0 +1,217 @@
+"""The Python library for evaluators: its events, and how it judges output."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.fileblock import InlineFile
+from tawebeval.core.segi import Markers
+from tawebeval.sandbox.tools.lib import segi
+from tests.cases.strategies import classify, join_text, parse
+
+MARKERS = Markers(b"~data begins~", b"~data ends~", b"~file begins~", b"~file ends~")
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=9,
+)
+WORDS = st.lists(st.sampled_from([b"a", b"b", b"\xff", b"1", b"1.0", b"-1e2", b"nan", b"1_0"]))
+SPACES = st.sampled_from([b" ", b"\n", b"\t\r\n", b"\v\f"])
+NAMES = st.text(st.sampled_from("abc é€😀'\";%=&*."), min_size=1, max_size=20).filter(
+    lambda name: name.strip() not in ("", ".", "..")
+)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+RESULT = segi.Result(0, None, None, 0.25, 0.5, 4096, b"", b"")
+
+
+def print_by(send: Callable[[], object]) -> list[Any]:
+    """Return the events of what `send` prints in the middle of a line."""
+    stdout, environment = sys.stdout, dict(os.environ)
+    sys.stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    os.environ.update(MARKERS.build_environment())
+    try:
+        print("before", end="")
+        send()
+        print("after", end="", flush=True)
+        printed = sys.stdout.buffer.getvalue()  # type: ignore[attr-defined]
+        found = parse(printed, markers=MARKERS, max_value=segi.MIB, max_file=segi.MIB)
+        return join_text(classify(found))
+    finally:
+        sys.stdout = stdout
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+class Events(SynchronousTestCase):
+    """What the daemon reads of what the library prints."""
+
+    def sent(self, send: Callable[[], object]) -> Any:
+        """Return the one event between the texts."""
+        before, event, after = print_by(send)
+        self.assertEqual((before, after), ("before", "after"))
+        return event
+
+    @given(JSON)
+    def test_values(self, value: object) -> None:
+        """Any value of JSON arrives as it was."""
+        self.assertEqual(self.sent(lambda: segi.send(value)), json.dumps(value).encode())
+
+    def test_convention(self) -> None:
+        """Goals, cases, progress and score have the members that the daemon counts."""
+        judgement = segi.Judgement("wrong_answer", "word 1 differs", "7", "8")
+        table: list[tuple[Callable[[], None], dict[str, object]]] = [
+            (
+                lambda: segi.send_goal("fast", True),
+                {"type": "goal_result", "goal": "fast", "result": True},
+            ),
+            (
+                lambda: segi.send_case("one", segi.ACCEPTED),
+                {"type": "case", "case": "one", "verdict": "accepted"},
+            ),
+            (
+                lambda: segi.send_case("two", judgement, RESULT, points=0),
+                dict(
+                    {"type": "case", "case": "two", "verdict": "wrong_answer", "points": 0},
+                    time=0.25,
+                    memory=4096,
+                    message="word 1 differs",
+                    expected="7",
+                    printed="8",
+                ),
+            ),
+            (lambda: segi.send_progress(1, 2), {"type": "progress", "done": 1, "total": 2}),
+            (lambda: segi.send_score(3, 4.5), {"type": "score", "score": 3, "maximum": 4.5}),
+        ]
+        for send, expected in table:
+            self.assertEqual(json.loads(self.sent(send)), expected)
+
+    @given(NAMES, st.binary())
+    def test_files(self, name: str, content: bytes) -> None:
+        """A file arrives with its name and its bytes."""
+        found = self.sent(lambda: segi.send_file(name, content, "text/csv"))
+        self.assertEqual(found, InlineFile(name, "text/csv", content))
+
+    def test_seed(self) -> None:
+        """The seed determines what is drawn; each name has numbers of its own."""
+        os.environ["TURINGARENA_SEED"] = "7"
+        self.addCleanup(os.environ.pop, "TURINGARENA_SEED")
+        drawn = [segi.make_random(name).random() for name in ("", "", "a", "a", "b")]
+        self.assertEqual((drawn[0], drawn[2]), (drawn[1], drawn[3]))
+        self.assertEqual(len(set(drawn)), 3)
+
+
+class Comparisons(SynchronousTestCase):
+    """What is accepted of a program's output."""
+
+    @given(st.binary(), st.binary())
+    def test_exact(self, printed: bytes, expected: bytes) -> None:
+        """Every byte counts."""
+        self.assertTrue(segi.compare_exact(printed, printed).is_accepted)
+        found = segi.compare_exact(printed, expected)
+        self.assertEqual(found.is_accepted, printed == expected)
+
+    @given(WORDS, WORDS, SPACES, SPACES)
+    def test_tokens(
+        self, printed: list[bytes], expected: list[bytes], one: bytes, other: bytes
+    ) -> None:
+        """The words count, whatever is between them; numbers are words."""
+        found = segi.compare_tokens(one.join([b"", *printed]), other.join([*expected, b""]))
+        self.assertEqual(found.is_accepted, printed == expected)
+        if not found.is_accepted:
+            self.assertNotEqual(found.printed, found.expected)
+
+    @given(NUMBERS, st.floats(-3, 3), st.floats(0, 0.5), st.floats(0, 0.5))
+    def test_floats(self, wanted: float, factor: float, absolute: float, relative: float) -> None:
+        """A number is accepted as near as math.isclose has it."""
+        number = wanted * factor
+        found = segi.compare_floats(
+            repr(number), repr(wanted), absolute=absolute, relative=relative
+        )
+        is_close = math.isclose(number, wanted, abs_tol=absolute, rel_tol=relative)
+        self.assertEqual(found.is_accepted, is_close or repr(number) == repr(wanted))
+
+    @given(WORDS, WORDS)
+    def test_float_words(self, printed: list[bytes], expected: list[bytes]) -> None:
+        """What is no number in digits has to be the same."""
+        same = {b"1.0": b"1"}
+        found = segi.compare_floats(b" ".join(printed), b" ".join(expected))
+        self.assertEqual(
+            found.is_accepted,
+            [same.get(word, word) for word in printed]
+            == [same.get(word, word) for word in expected],
+        )
+
+    def test_messages(self) -> None:
+        """A difference is named by its place, with short excerpts."""
+        table = [
+            (segi.compare_tokens("a b", "a c"), "word 2 differs", "c", "b"),
+            (segi.compare_tokens("a", "a b"), "word 2 is missing", "b", ""),
+            (segi.compare_exact("a\nb\n", "a\n"), "line 2 is too much", "", "b\n"),
+            (segi.compare_exact("a", "a\n"), "line 1 differs", "a\n", "a"),
+            (segi.compare_tokens("x" * 999, "y"), "word 1 differs", "y", "x" * 97 + "..."),
+        ]
+        for found, *expected in table:
+            self.assertEqual([found.message, found.expected, found.printed], expected)
+
+
+class Faults(SynchronousTestCase):
+    """The judgement of a program that has failed."""
+
+    def test_table(self) -> None:
+        """Limits first, then signals, then exit statuses with the last line of stderr."""
+        table: list[tuple[dict[str, Any], tuple[str, str] | None]] = [
+            ({}, None),
+            ({"reason": "time"}, ("time_limit", "time limit exceeded")),
+            ({"reason": "wall", "signal": 9}, ("time_limit", "time limit exceeded")),
+            ({"reason": "memory"}, ("memory_limit", "memory limit exceeded")),
+            ({"reason": "output"}, ("output_limit", "output limit exceeded")),
+            ({"reason": "processes"}, ("runtime_error", "too many processes")),
+            ({"signal": 11}, ("runtime_error", "killed by SIGSEGV")),
+            ({"signal": 44}, ("runtime_error", "killed by signal 44")),
+            ({"exit_status": 3}, ("runtime_error", "exit status 3")),
+            (
+                {"exit_status": 1, "stderr": b"Traceback\nKeyError: 1\n"},
+                ("runtime_error", "exit status 1: KeyError: 1"),
+            ),
+        ]
+        for members, expected in table:
+            fault = RESULT._replace(**members).fault
+            self.assertEqual(fault and (fault.verdict, fault.message), expected, members)
+
+
+class Versions(SynchronousTestCase):
+    """What an evaluator may ask for."""
+
+    def test_require(self) -> None:
+        """A later version than this one ends the evaluator, with both."""
+        segi.require(segi.VERSION)
+        with self.assertRaises(SystemExit) as raised:
+            segi.require(segi.VERSION + 1)
+        self.assertIn(f"needs version {segi.VERSION + 1}", str(raised.exception))
+
+    def test_missing(self) -> None:
+        """Without a compiler nothing is judged, and the exit status is not 0."""
+        languages = {".x": segi.Language(["no-such-compiler", "{source}"], ["{build}/x"])}
+
+        def prepare() -> None:
+            with self.assertRaises(SystemExit) as raised:
+                segi.prepare(Path("a.x"), languages)
+            self.assertEqual(raised.exception.code, segi.CANNOT_JUDGE)
+
+        event = json.loads(print_by(prepare)[1])
+        self.assertEqual((event["type"], event["missing"]), ("cannot_judge", "no-such-compiler"))
