@@ -48,6 +48,7 @@ USES = (
     Use("lintian bash zsh fish", _integration("test_debian test_install")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
+    Use("g++ dash bash", _integration("test_libraries")),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )

@@ -156,7 +156,12 @@ class PackagingTests(SynchronousTestCase):
         package = self.checkout / "tawebeval"
         parts = [*package.rglob("*.py"), *(package / "web" / "static").iterdir()]
         parts.append(package / "web" / "openapi.json")
-        parts.append(package / "sandbox" / "tools" / "bin" / "tawebeval-run")
+        tools = package / "sandbox" / "tools"
+        parts += [
+            tools / "bin" / "tawebeval-run",
+            tools / "lib" / "segi.hpp",
+            tools / "lib" / "segi.sh",
+        ]
         modules = {str(path.relative_to(self.checkout)) for path in parts}
         self.assertEqual(
             names, {*modules, "tawebeval/py.typed", "twisted/plugins/tawebeval_plugin.py"}

@@ -1,0 +1,431 @@
+// Library for evaluators in C++17: g++ -std=c++17 -I"$EVALUATION_TOOLS/lib" evaluator.cpp
+//
+//     segi::require(1);
+//     const auto source = segi::find_submission("source");
+//     segi::Limits limits;
+//     limits.time = 2;
+//     const auto result = segi::run({"python3", source}, "3 4\n", limits, {{source}});
+//     auto judgement = result.judge();
+//     if (judgement.is_accepted()) judgement = segi::compare_tokens(result.out, "7");
+//     segi::send_goal("correct", judgement.is_accepted());
+//
+// Programs of the submission run in a sandbox of their own, by tawebeval-run. Times are in seconds,
+// sizes in bytes.
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace segi {
+
+using Path = std::filesystem::path;
+using Words = std::vector<std::string>;
+
+const int VERSION = 1;
+const long MIB = 1 << 20;
+const int CANNOT_JUDGE = 3; // an exit status
+
+// End the evaluator with an error if this library is older.
+inline void require(int version) {
+    if (version <= VERSION) return;
+    std::cerr << "the evaluator needs version " << version << " of segi; this server has "
+              << VERSION << std::endl;
+    std::exit(1);
+}
+
+// Return the value of an environment variable, "" if it is not set.
+inline std::string environment(const std::string &name) {
+    const char *value = std::getenv(name.c_str());
+    return value ? value : "";
+}
+
+// --- Events ---
+
+// Return a text as a JSON string.
+inline std::string quote(const std::string &text) {
+    std::string result = "\"";
+    for (const unsigned char byte : text) {
+        char escaped[8];
+        std::snprintf(escaped, sizeof escaped, "\\u%04x", byte);
+        if (byte == '"' || byte == '\\') result += '\\';
+        if (byte < 0x20) result += escaped;
+        else result += static_cast<char>(byte);
+    }
+    return result + '"';
+}
+
+// Send a JSON value as a data event, also in the middle of a line.
+inline void send(const std::string &json) {
+    std::fflush(stdout);
+    std::cout << '\n' << environment("EVALUATION_DATA_BEGIN") << '\n' << json << '\n'
+              << environment("EVALUATION_DATA_END") << std::endl;
+}
+
+// Send whether the submission reached a goal.
+inline void send_goal(const std::string &goal, bool reached) {
+    send("{\"type\": \"goal_result\", \"goal\": " + quote(goal) +
+         ", \"result\": " + (reached ? "true}" : "false}"));
+}
+
+// Send how much of the evaluation is done.
+inline void send_progress(long done, long total) {
+    send("{\"type\": \"progress\", \"done\": " + std::to_string(done) +
+         ", \"total\": " + std::to_string(total) + "}");
+}
+
+// Send the submission's score, and the highest that it could have reached.
+inline void send_score(double score, double maximum) {
+    send("{\"type\": \"score\", \"score\": " + std::to_string(score) +
+         ", \"maximum\": " + std::to_string(maximum) + "}");
+}
+
+// Send a file, which is read later, under an ASCII name.
+inline void send_file(const std::string &name, const Path &path,
+                      const std::string &type = "application/octet-stream") {
+    std::cout << '\n' << environment("EVALUATION_FILE_BEGIN") << "\nContent-Type: " << type
+              << "\nContent-Disposition: attachment; filename=\"" << name
+              << "\"\nX-SEGI-As: path\n\n" << std::filesystem::absolute(path).string() << '\n'
+              << environment("EVALUATION_FILE_END") << std::endl;
+}
+
+// --- The submission ---
+
+// Send what the evaluator lacks, in place of goals, and exit.
+[[noreturn]] inline void cannot_judge(const std::string &missing, const std::string &message) {
+    std::cout << message << std::endl;
+    send("{\"type\": \"cannot_judge\", \"missing\": " + quote(missing) +
+         ", \"message\": " + quote(message) + "}");
+    std::exit(CANNOT_JUDGE);
+}
+
+// Return the path of the file that was submitted in a field; exit if there is none.
+inline Path find_submission(const std::string &field) {
+    std::string name = "SUBMISSION_FILE_";
+    for (const unsigned char letter : field) name += static_cast<char>(std::toupper(letter));
+    const std::string path = environment(name);
+    if (path.empty())
+        cannot_judge(field, "Nothing to judge: the field submission[" + field + "] is missing.");
+    return path;
+}
+
+// Return a generator of random numbers that the evaluation's seed determines.
+inline std::mt19937 make_random() { return std::mt19937(std::stoul(environment("TURINGARENA_SEED"))); }
+
+// The verdict on a test case, with excerpts of what was expected and printed.
+struct Judgement {
+    std::string verdict = "accepted";
+    std::string message = "", expected = "", printed = "";
+
+    bool is_accepted() const { return verdict == "accepted"; }
+};
+
+// --- Runs ---
+
+// Limits of a run; without one, that of the evaluation holds. `wall` is 5 times `time` and 5 s.
+struct Limits {
+    double time = 0, wall = 0;
+    long memory = 0, processes = 0, output = 64 * MIB, file_size = 0;
+};
+
+// What a program sees: paths to read, or also to write, and the directory in which it starts.
+struct Files {
+    std::vector<Path> read = {}, write = {};
+    Path directory = "/tmp";
+};
+
+// How a program ended: by an exit status, a signal (or 0), or a limit ("time", "wall", "memory",
+// "processes", "output", or "").
+struct Result {
+    int exit_status = 0, signal = 0;
+    std::string reason;
+    double cpu_seconds = 0, wall_seconds = 0;
+    long peak_memory_bytes = 0;
+    std::string out, err;
+
+    // The judgement of a program that failed, "accepted" after exit status 0.
+    Judgement judge() const {
+        if (reason == "memory" || reason == "output")
+            return {reason + "_limit", reason + " limit exceeded"};
+        if (reason == "processes") return {"runtime_error", "too many processes"};
+        if (!reason.empty()) return {"time_limit", "time limit exceeded"};
+        if (signal) return {"runtime_error", "killed by signal " + std::to_string(signal)};
+        if (exit_status) return {"runtime_error", "exit status " + std::to_string(exit_status)};
+        return {};
+    }
+};
+
+// Send the judgement of a test case, with the time and memory of a result.
+inline void send_case(const std::string &name, const Judgement &judgement,
+                      const Result *result = nullptr, std::optional<double> points = {}) {
+    std::string json = "{\"type\": \"case\", \"case\": " + quote(name) +
+                       ", \"verdict\": " + quote(judgement.verdict);
+    if (points) json += ", \"points\": " + std::to_string(*points);
+    if (result)
+        json += ", \"time\": " + std::to_string(result->cpu_seconds) +
+                ", \"memory\": " + std::to_string(result->peak_memory_bytes);
+    if (!judgement.message.empty()) json += ", \"message\": " + quote(judgement.message);
+    if (!judgement.expected.empty()) json += ", \"expected\": " + quote(judgement.expected);
+    if (!judgement.printed.empty()) json += ", \"printed\": " + quote(judgement.printed);
+    send(json + "}");
+}
+
+inline std::string read_file(const Path &path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A running program of the submission, behind pipes; its stderr goes to a file. The destructor
+// kills it.
+class Program {
+  public:
+    Program(const Words &command, const Limits &limits, const Files &files,
+            const std::string *input = nullptr)
+        : stem_(environment("TEMPORARY_DIRECTORY") + "/segi-" + std::to_string(next_number())) {
+        std::signal(SIGPIPE, SIG_IGN);
+        int in[2] = {-1, -1}, out[2] = {-1, -1};
+        if (input) { // files: neither side can block the other
+            std::ofstream(stem_ + ".in", std::ios::binary) << *input;
+            in[0] = open((stem_ + ".in").c_str(), O_RDONLY | O_CLOEXEC);
+            out[1] = open((stem_ + ".out").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        } else if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC)) {
+            throw std::runtime_error("no pipe");
+        }
+        const int err = open((stem_ + ".err").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        Words words = arguments(limits, files);
+        words.insert(words.end(), command.begin(), command.end());
+        std::vector<char *> argv;
+        for (auto &word : words) argv.push_back(word.data());
+        argv.push_back(nullptr);
+        pid_ = fork();
+        if (pid_ == 0) {
+            dup2(in[0], 0);
+            dup2(out[1], 1);
+            dup2(err, 2);
+            execvp(argv[0], argv.data());
+            _exit(125);
+        }
+        for (const int descriptor : {in[0], out[1], err}) close(descriptor);
+        stdin_ = in[1];
+        stdout_ = out[0];
+        if (pid_ < 0) throw std::runtime_error("no process");
+    }
+
+    Program(const Program &) = delete;
+    Program &operator=(const Program &) = delete;
+
+    ~Program() {
+        close_pipes();
+        if (pid_ > 0) {
+            kill(pid_, SIGKILL); // and the daemon's side kills the program
+            waitpid(pid_, nullptr, 0);
+        }
+        for (const char *ending : {".in", ".out", ".err", ".report"})
+            std::remove((stem_ + ending).c_str());
+    }
+
+    // Write to the program's input. That it has ended shows when it is read from.
+    void write(const std::string &text) {
+        for (std::size_t done = 0; done < text.size();) {
+            const ssize_t size = ::write(stdin_, text.data() + done, text.size() - done);
+            if (size < 0) return;
+            done += size;
+        }
+    }
+
+    // Read a line, or the first 64 KiB of one; nothing at the end of the output.
+    std::optional<std::string> read_line() {
+        const std::size_t most = 64 * 1024;
+        char bytes[4096];
+        std::size_t end;
+        while ((end = unread_.find('\n')) == std::string::npos && unread_.size() < most) {
+            const ssize_t size = ::read(stdout_, bytes, sizeof bytes);
+            if (size <= 0) break;
+            unread_.append(bytes, size);
+        }
+        if (unread_.empty()) return std::nullopt;
+        const std::string line = unread_.substr(0, std::min(end, most));
+        unread_.erase(0, line.size() + (end == line.size() ? 1 : 0));
+        return line;
+    }
+
+    // Close the program's input, and return the result after its end, with unread output. Throws
+    // std::runtime_error if it was not run.
+    Result finish() {
+        if (stdin_ >= 0) close(stdin_);
+        stdin_ = -1;
+        Result result;
+        result.out = unread_;
+        char bytes[65536];
+        for (ssize_t size; stdout_ >= 0 && (size = ::read(stdout_, bytes, sizeof bytes)) > 0;)
+            result.out.append(bytes, size);
+        close_pipes();
+        waitpid(pid_, nullptr, 0);
+        pid_ = -1;
+        if (std::filesystem::exists(stem_ + ".out")) result.out = read_file(stem_ + ".out");
+        result.err = read_file(stem_ + ".err");
+        const std::string report = read_file(stem_ + ".report");
+        if (report.empty()) throw std::runtime_error(result.err);
+        const auto number = [&](const std::string &name) {
+            return std::strtod(field(report, name).c_str(), nullptr); // null is 0
+        };
+        result.exit_status = static_cast<int>(number("exit_status"));
+        result.signal = static_cast<int>(number("signal"));
+        result.cpu_seconds = number("cpu_seconds");
+        result.wall_seconds = number("wall_seconds");
+        result.peak_memory_bytes = static_cast<long>(number("peak_memory_bytes"));
+        const std::string reason = field(report, "reason");
+        if (reason[0] == '"') result.reason = reason.substr(1, reason.find('"', 1) - 1);
+        return result;
+    }
+
+  private:
+    static int next_number() {
+        static int number = 0;
+        return ++number;
+    }
+
+    // Return what stands behind a name in the report.
+    static std::string field(const std::string &report, const std::string &name) {
+        const std::string key = "\"" + name + "\": ";
+        const std::size_t at = report.find(key);
+        return at == std::string::npos ? "null" : report.substr(at + key.size());
+    }
+
+    Words arguments(const Limits &limits, const Files &files) const {
+        Words words = {"tawebeval-run", "--report", stem_ + ".report", "--dir", files.directory};
+        const auto add = [&](const char *option, auto limit) {
+            if (limit > 0) words.insert(words.end(), {option, std::to_string(limit)});
+        };
+        add("--time", limits.time);
+        add("--wall", limits.wall > 0 || limits.time <= 0 ? limits.wall : 5 * limits.time + 5);
+        add("--memory", limits.memory);
+        add("--processes", limits.processes);
+        add("--output", limits.output);
+        add("--file-size", limits.file_size);
+        for (const Path &path : files.read) words.insert(words.end(), {"--read", path});
+        for (const Path &path : files.write) words.insert(words.end(), {"--write", path});
+        words.push_back("--");
+        return words;
+    }
+
+    void close_pipes() {
+        if (stdin_ >= 0) close(stdin_);
+        if (stdout_ >= 0) close(stdout_);
+        stdin_ = stdout_ = -1;
+    }
+
+    std::string stem_; // of the paths of its files
+    pid_t pid_ = -1;
+    int stdin_ = -1, stdout_ = -1;
+    std::string unread_;
+};
+
+// Run a program of the submission in a sandbox of its own, and wait for its end. Throws
+// std::runtime_error if it was not run.
+inline Result run(const Words &command, const std::string &input, const Limits &limits = {},
+                  const Files &files = {}) {
+    return Program(command, limits, files, &input).finish();
+}
+
+// Compile a source file into the directory build, in a sandbox that has only these. Returns the
+// compiler's output, with names of files only, as a judgement "compile_error".
+inline Judgement compile(const Words &command, const Path &source, const Path &build) {
+    Limits limits;
+    limits.time = 30;
+    limits.output = MIB;
+    limits.file_size = 64 * MIB;
+    std::filesystem::create_directories(build);
+    const Result result = run(command, "", limits, {{source}, {build}, build});
+    if (result.judge().is_accepted()) return {};
+    std::string text = result.out + result.err;
+    for (const std::string &directory : {source.parent_path().string() + "/", build.string() + "/"})
+        for (std::size_t at; (at = text.find(directory)) != text.npos;)
+            text.erase(at, directory.size());
+    return {"compile_error", text.empty() ? result.judge().message : text.substr(0, 4000)};
+}
+
+// --- Comparison ---
+
+using Text = std::string_view;
+
+// Take the next word from a text; nothing at its end.
+inline std::optional<Text> take_word(Text &text) {
+    const char *const spaces = " \t\r\v\f\n";
+    text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
+    if (text.empty()) return std::nullopt;
+    const Text word = text.substr(0, text.find_first_of(spaces));
+    text.remove_prefix(word.size());
+    return word;
+}
+
+// Take the next line with its newline; nothing at the end.
+inline std::optional<Text> take_line(Text &text) {
+    if (text.empty()) return std::nullopt;
+    const Text line = text.substr(0, std::min(text.find('\n'), text.size() - 1) + 1);
+    text.remove_prefix(line.size());
+    return line;
+}
+
+template <typename Take, typename IsSame>
+Judgement find_difference(const std::string &kind, Text printed, Text expected, Take take,
+                          IsSame is_same) {
+    for (long number = 1;; number++) {
+        const auto one = take(printed), other = take(expected);
+        if (!one && !other) return {};
+        if (one && other && is_same(*one, *other)) continue;
+        const char *what = !one ? " is missing" : !other ? " is too much" : " differs";
+        return {"wrong_answer", kind + " " + std::to_string(number) + what,
+                std::string(other.value_or("").substr(0, 100)),
+                std::string(one.value_or("").substr(0, 100))};
+    }
+}
+
+// Compare each byte.
+inline Judgement compare_exact(Text printed, Text expected) {
+    return find_difference("line", printed, expected, take_line, std::equal_to<Text>());
+}
+
+// Compare words; spaces and newlines only separate them.
+inline Judgement compare_tokens(Text printed, Text expected) {
+    return find_difference("word", printed, expected, take_word, std::equal_to<Text>());
+}
+
+// Compare words, of which numbers may differ: by `absolute`, or `relative` to the larger.
+inline Judgement compare_floats(Text printed, Text expected, double absolute = 1e-9,
+                                double relative = 1e-9) {
+    const auto parse = [](Text word) -> std::optional<double> {
+        if (word.find_first_not_of("0123456789+-.eE") != word.npos) return std::nullopt;
+        const std::string copy(word);
+        char *end;
+        const double number = std::strtod(copy.c_str(), &end);
+        return *end || !std::isfinite(number) ? std::nullopt : std::optional(number);
+    };
+    const auto is_same = [&](Text one, Text other) {
+        const auto number = parse(one), wanted = parse(other);
+        if (!number || !wanted) return one == other;
+        const double larger = std::max(std::abs(*number), std::abs(*wanted));
+        return std::abs(*number - *wanted) <= std::max(absolute, relative * larger);
+    };
+    return find_difference("word", printed, expected, take_word, is_same);
+}
+
+} // namespace segi

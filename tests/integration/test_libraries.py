@@ -1,0 +1,281 @@
+"""The libraries for evaluators in Python, shell and C++: what they do with real programs."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from twisted.trial.unittest import SkipTest
+
+from tests.integration.client import data, python, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase
+
+SUBMISSION = "print(sum(map(int, input().split())))\n"
+BROKEN = "print(\n"
+
+PYTHON = r"""
+import os, sys
+sys.path.insert(0, os.environ["EVALUATION_TOOLS"] + "/lib")
+import segi
+
+segi.require(1)
+home = os.environ["HOME"]
+solution = segi.prepare(segi.find_submission("source"))
+result = solution.run("3 4\n", time=30)
+segi.send_case("sum", result.fault or segi.compare_tokens(result.stdout, "7"), result, points=2)
+print(segi.prepare(segi.find_submission("broken")).fault.message)
+
+done = segi.run(["sh", "-c", "cat; echo $A >&2; exit 3"], "x" * 10**6, environment={"A": "b"})
+print(len(done.stdout), done.stderr, done.exit_status)
+open(home + "/own", "w").write("own")
+os.symlink(home + "/own", home + "/link")
+print(segi.run(["cat", home + "/own"], read=[home + "/own"]).stdout)
+for reason, command, options in (
+    ("output", ["yes"], {"output": 1000}),
+    ("wall", ["sleep", "60"], {"wall": 0.3}),
+    ("time", ["sh", "-c", "while :; do :; done"], {"time": 1}),
+):
+    done = segi.run(command, **options)
+    assert done.reason == reason, done
+    print(reason, len(done.stdout), done.fault.verdict)
+print(segi.run(["sh", "-c", "kill -11 $$"]).fault.message)
+
+program = "while True: print(int(input()) + 1, flush=True)"
+with segi.start(["python3", "-c", program], time=30) as talk:
+    for number in range(20):
+        talk.write(f"{number}\n")
+        assert talk.read_line() == str(number + 1)
+    talk.write("1\n\n")
+    done = talk.finish()
+    assert done.stdout == b"2\n" and done.fault.verdict == "runtime_error", done
+with segi.start(["sh", "-c", "printf 'a\n\nb'; yes | head -c 100000"]) as talk:
+    print([talk.read_line() for _ in range(3)], len(talk.read_line(1000)))
+with segi.start(["sleep", "600"]) as talk:
+    pass
+with segi.start(["sleep", "600"], wall=0.3) as talk:
+    print(talk.read_line(), talk.finish().reason)
+
+checker = ["sh", "-c", 'cat "$1" "$2" "$3" >&2; exit $0']
+for status in 0, 1, 7, 9:
+    judgement = segi.run_checker(
+        [*checker, str(status)], stdin="0.5 in", printed="out", expected="answer"
+    )
+    print(judgement.verdict, judgement.points, judgement.message)
+try:
+    segi.run(["true"], directory="/nowhere")
+except segi.RunError as error:
+    print("no run")
+print(len(os.listdir("/proc/self/fd")))
+"""
+PYTHON_PRINTS = r"""  File "broken", line 1
+    print(
+         ^
+SyntaxError: '(' was never closed
+1000000 b'b\n' 3
+b'own'
+output 1000 output_limit
+wall 0 time_limit
+time 0 time_limit
+killed by SIGSEGV
+['a', '', 'by'] 1
+None wall
+accepted None 0.5 inoutanswer
+wrong_answer None 0.5 inoutanswer
+partial 0.5 inoutanswer
+judge_error None checker: exit status 9: 0.5 inoutanswer
+no run
+4
+"""
+
+SHELL = r"""
+set -eu
+. "$EVALUATION_TOOLS/lib/segi.sh"
+segi_require 1
+segi_find_submission source
+echo 3 4 >input; echo 7 >expected
+segi_run --time 30 --read "$segi_file" -- python3 "$segi_file" <input >output
+segi_compare tokens output expected
+segi_send_case sum 2
+for run in '--wall 0.3 -- sleep 60' '--output 10 -- yes' '-- sh -c exit\ 2' '-- no-such'; do
+    eval "segi_run $run" >/dev/null 2>&1
+    echo "$segi_verdict $segi_message"
+done
+compare() {
+    printf "$2" >output; printf "$3" >expected; segi_compare "$1" output expected
+    echo "$segi_verdict $segi_message [$segi_expected] [$segi_printed]"
+}
+compare exact 'a\n' 'a\n'; compare exact 'a' 'a\n'; compare exact 'a\nb\n' 'a\nc\n'
+compare tokens ' a  b' 'a\nb\n'; compare tokens 'a' 'a b'; compare tokens '1.0' '1'
+compare floats '1.0000000001 x' '1 x'; compare floats '1.1' '1'; compare floats '0x1' '1'
+segi_compile --read "$segi_file" -- sh -c 'echo "error in $0" >&2; exit 1' "$segi_file"
+echo "$segi_verdict $segi_message"
+segi_quote 'a"\	b
+c'; echo
+segi_send_goal sum true; segi_send_progress 1 2; segi_send_score 1 2.5
+segi_send_file table.csv input text/csv
+segi_require 2 2>&1 || true
+"""
+SHELL_PRINTS = r"""time_limit time limit exceeded
+output_limit output limit exceeded
+runtime_error exit status 2
+runtime_error exit status 127
+accepted  [] []
+wrong_answer line 1 differs [] []
+wrong_answer line 2 differs [c] [b]
+accepted  [] []
+wrong_answer word 2 is missing [b] []
+wrong_answer word 1 differs [1] [1.0]
+accepted  [] []
+wrong_answer word 1 differs [1] [1.1]
+wrong_answer word 1 differs [1] [0x1]
+compile_error error in source
+"a\"\\\tb\nc"
+"""
+
+CPP = r"""
+#include "segi.hpp"
+
+void show(const segi::Judgement &one) {
+    std::cout << one.verdict << " " << one.message << " [" << one.expected << "] [" << one.printed
+              << "]" << std::endl;
+}
+
+int main() {
+    segi::require(1);
+    const auto source = segi::find_submission("source");
+    segi::Limits limits;
+    limits.time = 30;
+    const auto result = segi::run({"python3", source}, "3 4\n", limits, {{source}});
+    auto judgement = result.judge();
+    if (judgement.is_accepted()) judgement = segi::compare_tokens(result.out, "7");
+    segi::send_case("sum", judgement, &result, 2);
+    show(segi::run({"sh", "-c", "kill -11 $$"}, "").judge());
+    segi::Limits few;
+    few.output = 10;
+    const auto stopped = segi::run({"yes"}, "", few);
+    show(stopped.judge());
+    std::cout << stopped.out.size() << std::endl;
+    show(segi::compare_exact("a\n", "a\n"));
+    show(segi::compare_exact("a", "a\n"));
+    show(segi::compare_tokens(" a  b", "a\nb\n"));
+    show(segi::compare_tokens("a", "a b"));
+    show(segi::compare_floats("1.0000000001 x", "1 x"));
+    show(segi::compare_floats("1.1", "1"));
+    show(segi::compare_floats("inf", "1"));
+    const std::string program = "while True: print(int(input()) + 1, flush=True)";
+    segi::Program talk({"python3", "-c", program}, limits, {});
+    for (int i = 0; i < 20; i++) {
+        talk.write(std::to_string(i) + "\n");
+        if (talk.read_line() != std::to_string(i + 1)) return 1;
+    }
+    std::cout << talk.finish().exit_status << std::endl;
+    { segi::Program forgotten({"sleep", "600"}, limits, {}); }
+    const auto build = segi::environment("TEMPORARY_DIRECTORY") + "/build";
+    show(segi::compile({"sh", "-c", "echo wrong $0 >&2; exit 1", source}, source, build));
+    std::cout << segi::quote("a\"\\\tb\n") << std::endl;
+    segi::send_goal("sum", true);
+    segi::send_progress(1, 2);
+    segi::send_score(1, 2.5);
+    segi::send_file("table.csv", "evaluator.cpp", "text/csv");
+    try {
+        segi::run({"true"}, "", {}, {{"/nowhere"}});
+    } catch (const std::runtime_error &) {
+        std::cout << "no run" << std::endl;
+    }
+}
+"""
+CPP_PRINTS = r"""runtime_error killed by signal 11 [] []
+output_limit output limit exceeded [] []
+10
+accepted  [] []
+wrong_answer line 1 differs [a
+] [a]
+accepted  [] []
+wrong_answer word 2 is missing [b] []
+accepted  [] []
+wrong_answer word 1 differs [1] [1.1]
+wrong_answer word 1 differs [1] [inf]
+1
+compile_error wrong source
+ [] []
+"a\"\\\u0009b\u000a"
+no run
+"""
+
+
+class LibraryCase(DaemonTestCase):
+    """Runs an evaluator on two submissions in Python, one of them broken."""
+
+    async def judge(self, command: str, prints: str) -> list[Any]:
+        """Hold that an evaluator prints a text; return its data."""
+        files = [
+            ("source", "source.py", SUBMISSION.encode()),
+            ("broken", "broken.py", BROKEN.encode()),
+        ]
+        identifier = await self.client.evaluate(
+            self.repository.url, self.commit, command, files=files
+        )
+        events = await self.client.follow(identifier)
+        self.assertEqual(text(events), prints.replace('"broken"', '"broken.py"'), events[-1])
+        return data(events)
+
+    def check_case(self, case: dict[str, Any]) -> None:
+        """Hold that the sum is accepted, with what it took."""
+        self.assertGreater(case.pop("time"), 0)
+        self.assertGreater(case.pop("memory"), 0)
+        self.assertEqual(case, {"type": "case", "case": "sum", "verdict": "accepted", "points": 2})
+
+    async def check_python(self) -> None:
+        """Hold that the library for Python works."""
+        (case,) = await self.judge(python(PYTHON), PYTHON_PRINTS)
+        self.check_case(case)
+
+
+class LibraryTests(LibraryCase):
+    """Each library, in the sandbox."""
+
+    async def test_python(self) -> None:
+        """Runs with limits and files, conversations, checkers and compilers."""
+        await self.check_python()
+
+    async def check(self, command: str, prints: str) -> None:
+        """Hold that an evaluator prints a text, and sends one event of each kind."""
+        case, *events, file = await self.judge(command, prints)
+        self.check_case(case)
+        self.assertEqual((file["type"], file["filename"]), ("file", "table.csv"))
+        self.assertEqual(
+            events,
+            [
+                {"type": "goal_result", "goal": "sum", "result": True},
+                {"type": "progress", "done": 1, "total": 2},
+                {"type": "score", "score": 1, "maximum": 2.5},
+            ],
+        )
+
+    async def test_shell(self) -> None:
+        """The same by dash and by bash."""
+        self.repository.write("evaluator.sh", SHELL)
+        self.commit = self.repository.commit()
+        for shell in ("dash", "bash"):
+            need = "the evaluator needs version 2 of segi; this server has 1\n"
+            prints = SHELL_PRINTS.replace("source\n", "source.py\n") + need
+            await self.check(f"{shell} evaluator.sh || :", prints)
+
+    async def test_cpp(self) -> None:
+        """The same in C++, without warnings of the compiler."""
+        if shutil.which("g++", path="/usr/bin:/bin") is None:
+            raise SkipTest("there is no C++ compiler here (Debian package g++)")
+        self.repository.write("evaluator.cpp", CPP)
+        self.commit = self.repository.commit()
+        build = 'g++ -std=c++17 -Wall -Wextra -Werror -I"$EVALUATION_TOOLS/lib" -o e evaluator.cpp'
+        await self.check(f"{build} && ./e", CPP_PRINTS.replace("source\n", "source.py\n"))
+
+
+class UnsandboxedLibraryTests(LibraryCase):
+    """Where evaluators have no sandbox."""
+
+    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n'
+
+    async def test_python(self) -> None:
+        """The library does the same."""
+        await self.check_python()
