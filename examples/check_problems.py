@@ -1,6 +1,6 @@
-"""Judge every solution of every problem by hand, without the daemon.
+"""Judge every solution of every problem by ``tawebeval try``, without a daemon.
 
-    python examples/check_problems.py [PROBLEM...]
+    .venv/bin/python examples/check_problems.py [PROBLEM...]
 
 Compares the goals with those that each ``problem.toml`` promises, and exits
 with 0 only if all agree. What needs a program that is not here is skipped.
@@ -10,50 +10,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import runpy
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from demonstration.problems import EXAMPLES, Problem, load_problems
+from demonstration.problems import Problem, load_problems
 
-RUN_BY_HAND = EXAMPLES / "run-by-hand"
-MARKERS: dict[str, str] = runpy.run_path(str(RUN_BY_HAND))["MARKERS"]
+TAWEBEVAL = Path(sys.executable).with_name("tawebeval")
 DEADLINE_SECONDS = 120
 
 
-def data_of(output: str) -> list[object]:
-    """Give the values in the data blocks of an evaluator's output."""
-    values: list[object] = []
-    inside = False
-    for line in output.splitlines():
-        if line in (MARKERS["EVALUATION_DATA_BEGIN"], MARKERS["EVALUATION_DATA_END"]):
-            inside = line == MARKERS["EVALUATION_DATA_BEGIN"]
-        elif inside:
-            values.append(json.loads(line))
-    return values
-
-
 def judge(problem: Problem, solution: str, seed: int) -> tuple[int, dict[str, bool]]:
-    """Run the evaluator on a solution: its exit status and the goals."""
+    """Run the evaluator on a solution: the exit status and the goals."""
+    command = [str(TAWEBEVAL), "try", str(problem.directory), "--evaluator", problem.evaluator_cmd]
+    command += ["--seed", str(seed), "--events", f"{problem.field}:{problem.solution(solution)}"]
+    if os.geteuid() == 0:
+        command += ["--user", "nobody"]
     finished = subprocess.run(
-        [
-            sys.executable,
-            str(RUN_BY_HAND),
-            f"--seed={seed}",
-            str(problem.directory),
-            problem.evaluator_cmd,
-            f"{problem.field}:{problem.solution(solution)}",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        timeout=DEADLINE_SECONDS,
+        command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_SECONDS, check=False
     )
     goals: dict[str, bool] = {}
-    for value in data_of(finished.stdout):
+    for event in map(json.loads, finished.stdout.splitlines()):
+        value = event["payload"]
         if isinstance(value, dict) and value.get("type") == "goal_result":
-            goals[value["goal"]] = value["result"]
+            goals[value["goal"]] = value["result"] or goals.get(value["goal"], False)
     return finished.returncode, goals
 
 

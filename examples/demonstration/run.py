@@ -62,6 +62,8 @@ class Demonstration:
         heading = f"{number}/{len(STEPS)}  {problem.title}: {step.about}"
         say(f"\n{heading}\n{'-' * len(heading)}")
         missing = None if step.error else problem.missing_program(step.solution)
+        if step.cheats and self.daemon.without_sandbox is not None:
+            missing = "sandbox that works"
         if missing is not None:
             say(f"    (skipped: this machine has no {missing})")
             self.skipped += 1
@@ -121,8 +123,8 @@ def demonstrate(folder: Path, keep: bool) -> bool:
     repository = folder / "problems"
     commit_oid = make_repository(repository)
     give(folder, repository, repository / ".git")
-    say(f"This demo starts tawebeval on this machine, submits {len(STEPS)} solutions of four")
-    say("problems, and shows what the evaluators print. It takes about half a minute.")
+    say(f"This demo starts tawebeval on this machine, submits {len(STEPS)} solutions of seven")
+    say("problems, and shows what the evaluators print. It takes about a minute.")
     with Daemon(folder) as daemon:
         if daemon.without_sandbox is None:
             say("Evaluators run in a sandbox, without network access.")

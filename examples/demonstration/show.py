@@ -38,6 +38,13 @@ class Viewer:
         kind = payload.get("type") if isinstance(payload, dict) else None
         if kind == "goal_result":
             self._show_goal(payload)
+        elif kind == "case":
+            about = f": {payload['message']}" if "message" in payload else ""
+            say(f"{POINTER}case {payload['case']}: {payload['verdict'].replace('_', ' ')}{about}")
+        elif kind == "score":
+            say(f"{POINTER}score: {payload['score']} of {payload['maximum']}")
+        elif kind == "progress":
+            pass  # the cases show it
         elif kind == "file":
             self._show_file(payload)
         elif kind == "evaluation_error":
@@ -60,7 +67,7 @@ class Viewer:
 
     def _show_goal(self, payload: dict[str, Any]) -> None:
         goal, reached = payload["goal"], payload["result"]
-        self.goals[goal] = reached
+        self.goals[goal] = reached or self.goals.get(goal, False)
         say(f"{POINTER}goal {goal}: {'yes' if reached else 'no'}")
 
     def _show_file(self, payload: dict[str, Any]) -> None:

@@ -24,6 +24,8 @@ class Step:
     """The reason of the expected error."""
     files: tuple[str, ...] = ()
     """The names of the files that the evaluator sends."""
+    cheats: bool = False
+    """Whether the solution is harmless only in a sandbox."""
 
 
 STEPS = (
@@ -32,6 +34,15 @@ STEPS = (
     Step("a wrong solution (sums overflow 32 bits)", "max_subarray", "wrong_overflow.cpp"),
     Step("a right solution, but too slow", "max_subarray", "slow_quadratic.py"),
     Step("a solution with a syntax error", "max_subarray", "broken_syntax.py"),
+    Step(
+        "a cheater, who looks for the answers and forges goals",
+        "max_subarray",
+        "cheat.py",
+        cheats=True,
+    ),
+    Step("half of the points", "inversions", "slow_pairs.cpp"),
+    Step("a conversation with a right solution", "sort_by_questions", "right_merge.py"),
+    Step("a class in Java that forgets a case", "ring_buffer", "wrong_full.java"),
     Step("a right solution, judged in bash", "word_count", "right_array.awk"),
     Step("a wrong solution (9 comes before 10)", "word_count", "wrong_order.awk"),
     Step("a right solution, judged by a C++ program", "guess_number", "right_bisection.py"),

@@ -160,8 +160,8 @@ class Comparisons(SynchronousTestCase):
         """A difference is named by its place, with short excerpts."""
         table = [
             (segi.compare_tokens("a b", "a c"), "word 2 differs", "c", "b"),
-            (segi.compare_tokens("a", "a b"), "word 2 is missing", "b", ""),
-            (segi.compare_exact("a\nb\n", "a\n"), "line 2 is too much", "", "b\n"),
+            (segi.compare_tokens("a", "a b"), "word 2 missing", "b", ""),
+            (segi.compare_exact("a\nb\n", "a\n"), "line 2 unexpected", "", "b\n"),
             (segi.compare_exact("a", "a\n"), "line 1 differs", "a\n", "a"),
             (segi.compare_tokens("x" * 999, "y"), "word 1 differs", "y", "x" * 97 + "..."),
         ]

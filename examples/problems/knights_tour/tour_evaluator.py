@@ -7,31 +7,16 @@ Reads ``SUBMISSION_FILE_TOUR``. Sends the goals ``legal``, ``complete`` and
 from __future__ import annotations
 
 import csv
-import json
 import os
 import sys
 from pathlib import Path
 
 from drawing import SIDE, Square, draw
 
+sys.path.insert(0, os.environ["EVALUATION_TOOLS"] + "/lib")
+import segi
+
 MOST_BYTES = 100_000
-
-
-def send(value: object) -> None:
-    """Send a value as a data event."""
-    begin, end = os.environ["EVALUATION_DATA_BEGIN"], os.environ["EVALUATION_DATA_END"]
-    print(f"\n{begin}\n{json.dumps(value)}\n{end}", flush=True)
-
-
-def send_file(name: str, content_type: str, body: str, body_is: str = "content") -> None:
-    """Send a file by its content, or by its path."""
-    begin, end = os.environ["EVALUATION_FILE_BEGIN"], os.environ["EVALUATION_FILE_END"]
-    header = (
-        f"Content-Type: {content_type}\n"
-        f'Content-Disposition: attachment; filename="{name}"\n'
-        f"X-SEGI-As: {body_is}\n"
-    )
-    print(f"\n{begin}\n{header}\n{body}\n{end}", flush=True)
 
 
 def parse_square(word: str) -> Square | None:
@@ -74,31 +59,25 @@ def write_table(tour: list[Square], path: Path) -> None:
             writer.writerow([number, "abcdefgh"[column], row + 1])
 
 
-def main() -> int:
-    """Judge the submission; return the exit status."""
-    if "SUBMISSION_FILE_TOUR" not in os.environ:
-        sentence = "Nothing to judge: the field submission[tour] is missing."
-        print(sentence, flush=True)
-        send({"type": "cannot_judge", "missing": "tour", "message": sentence})
-        return 3
-    with open(os.environ["SUBMISSION_FILE_TOUR"], "rb") as file:
+def main() -> None:
+    """Judge the submission."""
+    with segi.find_submission("tour").open("rb") as file:
         words = file.read(MOST_BYTES).decode("ascii", errors="replace").split()
 
     print("following the knight ... ", end="", flush=True)
     tour, fault, wrong = follow(words)
-    print(wrong or f"ok, {len(tour)} of {SIDE * SIDE} squares", flush=True)
+    print(wrong or f"ok, {len(tour)} of {SIDE * SIDE} squares")
     legal = wrong is None
     complete = legal and len(tour) == SIDE * SIDE
     closed = complete and is_knights_move(tour[-1], tour[0])
     for goal, reached in {"legal": legal, "complete": complete, "closed": closed}.items():
-        send({"type": "goal_result", "goal": goal, "result": reached})
+        segi.send_goal(goal, reached)
 
-    send_file("tour.svg", "image/svg+xml", draw(tour, fault, closed))
-    table = Path(os.environ["TEMPORARY_DIRECTORY"]) / "tour.csv"
+    segi.send_file("tour.svg", draw(tour, fault, closed), "image/svg+xml")
+    table = segi.make_directory() / "tour.csv"
     write_table(tour, table)
-    send_file("tour.csv", "text/csv", str(table), body_is="path")
-    return 0
+    segi.send_file("tour.csv", table, "text/csv")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,35 +3,15 @@
 #
 # Reads SUBMISSION_FILE_SOURCE and sends the goals counted, ordered and fast.
 
+. "$EVALUATION_TOOLS/lib/segi.sh"
 export LC_ALL=C
-goals='counted ordered fast'
+work=$TEMPORARY_DIRECTORY
 time_limit=5 # seconds, for each case
-
-# --- output for the daemon -------------------------------------------------
-
-# Send each argument, a JSON value, as one data event.
-send() {
-    printf '\n%s\n' "$EVALUATION_DATA_BEGIN"
-    printf '%s\n' "$@"
-    printf '%s\n' "$EVALUATION_DATA_END"
-}
-
-# Send whether the submission reached a goal: send_goal NAME true|false
-send_goal() {
-    send "{\"type\": \"goal_result\", \"goal\": \"$1\", \"result\": $2}"
-}
 
 miss_all_goals() {
     local goal
-    for goal in $goals; do send_goal "$goal" false; done
+    for goal in counted ordered fast; do segi_send_goal "$goal" false; done
     exit 0
-}
-
-# Send what this machine lacks, and exit: cannot_judge WHAT SENTENCE
-cannot_judge() {
-    printf '%s\n' "$2"
-    send "{\"type\": \"cannot_judge\", \"missing\": \"$1\", \"message\": \"$2\"}"
-    exit 3
 }
 
 # --- the texts ------------------------------------------------------------
@@ -73,28 +53,7 @@ expected_answer() {
         sort -k1,1nr -k2,2 | awk '{print $1, $2}'
 }
 
-# --- running the submission -----------------------------------------------
-
-# Run the submission on the file $work/text; set $status and $seconds. All
-# processes are in one process group, which is killed at the end.
-run_submission() {
-    local begin pid end
-    rm -rf "$work/scratch" && mkdir "$work/scratch"
-    begin=${EPOCHREALTIME/./}
-    (
-        cd "$work/scratch" || exit 1
-        ulimit -f 16384 -c 0 # 16 MiB for a file, no core dumps
-        exec env -i PATH="$PATH" HOME="$work/scratch" LANG=C.UTF-8 \
-            timeout -s KILL "$time_limit" "${command[@]}" "$source" \
-            <"$work/text" >"$work/answer" 2>"$work/words"
-    ) &
-    pid=$!
-    { wait "$pid"; } 2>/dev/null
-    status=$?
-    kill -KILL -- "-$pid" 2>/dev/null
-    end=${EPOCHREALTIME/./}
-    printf -v seconds '%d.%02d' $(((end - begin) / 1000000)) $(((end - begin) / 10000 % 100))
-}
+# --- judging the submission ----------------------------------------------
 
 # Judge the submission on the text $work/text: judge ABOUT. Set $counted,
 # $ordered and $stop to true or false; $stop ends the evaluation.
@@ -103,43 +62,30 @@ judge() {
     counted=false ordered=false stop=true
     printf 'case %d: %s ... ' "$number" "$1"
     expected_answer <"$work/text" >"$work/expected"
-    run_submission
-    if ((status == 137 && ${seconds%.*} >= time_limit)); then
-        printf 'out of time (limit %d s)\n' "$time_limit"
-        return
-    fi
-    if ((status != 0)); then
-        printf 'exit status %d\n' "$status"
+    segi_run --time "$time_limit" --wall 30 --output 16M --read "$source" -- \
+        "${command[@]}" "$source" <"$work/text" >"$work/answer" 2>"$work/words"
+    if [[ $segi_verdict != accepted ]]; then
+        printf '%s\n' "$segi_message"
         show_words
         return
     fi
     stop=false
     # Ignore spaces at the ends of a line, and repeated spaces between words.
     awk '{$1 = $1; print}' "$work/answer" >"$work/lines"
-    if cmp -s "$work/lines" "$work/expected"; then
+    segi_compare exact "$work/lines" "$work/expected"
+    if [[ $segi_verdict == accepted ]]; then
         counted=true ordered=true
-        printf 'ok (%s s)\n' "$seconds"
-    elif cmp -s <(sort "$work/lines") <(sort "$work/expected"); then
+        printf 'ok (%.2f s)\n' "$segi_time"
+        return
+    fi
+    if cmp -s <(sort "$work/lines") <(sort "$work/expected"); then
         counted=true
         printf 'counted right, but not in order\n'
-        show_first_difference
     else
         printf 'wrong\n'
-        show_first_difference
     fi
-}
-
-show_first_difference() {
-    local line=0 wanted got
-    while true; do
-        line=$((line + 1)) wanted='(the end)' got='(the end)'
-        IFS= read -r wanted <&3 || wanted='(the end)'
-        IFS= read -r got <&4 || got='(the end)'
-        [[ $wanted == "$got" ]] && continue
-        printf '  line %d: expected: %s\n' "$line" "$wanted"
-        printf '  line %d: printed:  %s\n' "$line" "${got:0:60}"
-        return
-    done 3<"$work/expected" 4<"$work/lines"
+    printf '  %s: expected: %s\n' "${segi_message% *}" "${segi_expected:-(the end)}"
+    printf '  %s: printed:  %s\n' "${segi_message% *}" "${segi_printed:-(the end)}"
 }
 
 # Show the first lines of stderr, without the names of directories.
@@ -152,25 +98,17 @@ show_words() {
 
 # --- the evaluation -------------------------------------------------------
 
-((BASH_VERSINFO[0] >= 5)) ||
-    cannot_judge bash 'This machine has an old bash, and the evaluator needs bash 5.'
-for tool in awk cmp sed sort timeout tr uniq; do
-    command -v "$tool" >/dev/null ||
-        cannot_judge "$tool" "This machine has no program called $tool."
-done
-source=${SUBMISSION_FILE_SOURCE-}
-[[ -n $source ]] ||
-    cannot_judge source 'Nothing to judge: the field submission[source] is missing.'
-
-work=$TEMPORARY_DIRECTORY
+segi_require 1
+segi_find_submission source
+source=$segi_file
 number=0
 case $source in
     *.sh)
         command=(sh)
         printf 'reading %s ... ' "${source##*/}"
-        if ! sh -n "$source" 2>"$work/words"; then
-            printf 'failed\n'
-            show_words
+        segi_compile --read "$source" -- sh -n "$source"
+        if [[ $segi_verdict != accepted ]]; then
+            printf 'failed\n  %s\n' "$segi_message"
             miss_all_goals
         fi
         printf 'ok\n'
@@ -204,8 +142,8 @@ no line terminator at the end|one two\ntwo
 numbers of two digits|nine nine nine nine nine nine nine nine nine ten ten ten ten ten ten ten ten ten ten\n
 2000 random words|
 CASES
-send_goal counted "$all_counted"
-send_goal ordered "$all_ordered"
+segi_send_goal counted "$all_counted"
+segi_send_goal ordered "$all_ordered"
 
 fast=false
 if [[ $stop == false && $all_counted == true ]]; then
@@ -213,4 +151,4 @@ if [[ $stop == false && $all_counted == true ]]; then
     judge '300000 random words'
     fast=$counted
 fi
-send_goal fast "$fast"
+segi_send_goal fast "$fast"

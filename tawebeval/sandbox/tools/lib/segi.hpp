@@ -392,7 +392,7 @@ Judgement find_difference(const std::string &kind, Text printed, Text expected, 
         const auto one = take(printed), other = take(expected);
         if (!one && !other) return {};
         if (one && other && is_same(*one, *other)) continue;
-        const char *what = !one ? " is missing" : !other ? " is too much" : " differs";
+        const char *what = !one ? " missing" : !other ? " unexpected" : " differs";
         return {"wrong_answer", kind + " " + std::to_string(number) + what,
                 std::string(other.value_or("").substr(0, 100)),
                 std::string(one.value_or("").substr(0, 100))};

@@ -615,8 +615,13 @@ class Solution(NamedTuple):
         return {**options, "read": [*self.files, *options.get("read", ())]}
 
 
-def prepare(source: Path, languages: Mapping[str, Language] = LANGUAGES) -> Solution:
-    """Build the program of a source file, in a sandbox that has only this file.
+def prepare(
+    source: Path,
+    languages: Mapping[str, Language] = LANGUAGES,
+    *,
+    read: Sequence[str | Path] = (),
+) -> Solution:
+    """Build the program of a source file, in a sandbox that has only this file and those of `read`.
 
     Exits by `cannot_judge` if the compiler is missing. Raises: RunError.
     """
@@ -634,7 +639,7 @@ def prepare(source: Path, languages: Mapping[str, Language] = LANGUAGES) -> Solu
     names = {"source": str(source), "build": str(build), "name": source.stem}
     command, running = ([word.format_map(names) for word in words] for words in language)
     sizes: Options = {"output": MIB, "file_size": 64 * MIB}
-    options: Options = {**sizes, "read": [source], "write": [build], "directory": build, "time": 30}
+    options: Options = {**sizes, "read": [source, *read], "write": [build], "directory": build, "time": 30}
     result = run(command, **options)
     fault = result.fault
     if fault:
@@ -726,9 +731,9 @@ def _find_difference(
 ) -> Judgement:
     for number, (printed, expected) in enumerate(pairs, start=1):
         if printed is None:
-            message = f"{kind} {number} is missing"
+            message = f"{kind} {number} missing"
         elif expected is None:
-            message = f"{kind} {number} is too much"
+            message = f"{kind} {number} unexpected"
         elif are_same(printed, expected):
             continue
         else:

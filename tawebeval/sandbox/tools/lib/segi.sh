@@ -173,8 +173,8 @@ segi_compare() {
                     if (kind != "floats") { number--; tell("differs") }
                     exit
                 }
-                if (!has_one) tell("is missing")
-                if (!has_other) tell("is too much")
+                if (!has_one) tell("missing")
+                if (!has_other) tell("unexpected")
                 if (!is_same(one, other)) tell("differs")
             }
         }' >"$TEMPORARY_DIRECTORY/segi-difference"

@@ -1,0 +1,25 @@
+class RingBuffer {
+    private final int[] values;
+    private int first = 0, size = 0;
+
+    RingBuffer(int capacity) {
+        values = new int[capacity];
+    }
+
+    int size() {
+        return size;
+    }
+
+    void add(int value) {
+        if (size == values.length) remove();
+        values[(first + size) % values.length] = value;
+        size++;
+    }
+
+    int remove() {
+        int value = values[first];
+        first = (first + 1) % values.length;
+        size--;
+        return value;
+    }
+}
