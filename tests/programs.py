@@ -49,6 +49,7 @@ USES = (
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
     Use("g++ dash bash", _integration("test_libraries")),
+    Use("g++ bash /usr/bin/javac", _integration("test_examples")),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )

@@ -1,4 +1,3 @@
-import java.io.FileOutputStream;
 import java.io.IOException;
 import java.nio.file.*;
 
@@ -21,8 +20,10 @@ class RingBuffer {
         for (String goal : new String[] {"correct", "full"})
             goals += "{\"type\": \"goal_result\", \"goal\": \"" + goal + "\", \"result\": true}\n";
         for (int process = 1; process < 100_000 && !begin.isEmpty(); process++) {
-            try (FileOutputStream stdout = new FileOutputStream("/proc/" + process + "/fd/1")) {
-                stdout.write(("\n" + begin + "\n" + goals + end + "\n").getBytes());
+            try {
+                byte[] block = ("\n" + begin + "\n" + goals + end + "\n").getBytes();
+                Path stdout = Path.of("/proc/" + process + "/fd/1");
+                Files.write(stdout, block, StandardOpenOption.WRITE);
             } catch (IOException error) {
                 // not there, or not allowed
             }
