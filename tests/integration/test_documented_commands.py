@@ -118,7 +118,7 @@ class SessionTestCase(DaemonTestCase):
             if block.files and block.language in ("bash", "python"):
                 text = block.text
                 if patient:
-                    text = re.sub(r"(--time[ =])2\b", r"\g<1>300", text)
+                    text = re.sub(r"(\btime[ =])2\b", r"\g<1>300", text)
                 (self.place / block.files[-1]).write_text(text)
 
     def check(self, shown: str, expected: str) -> None:
