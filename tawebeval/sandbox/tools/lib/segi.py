@@ -638,8 +638,9 @@ def prepare(
     build = make_directory()
     names = {"source": str(source), "build": str(build), "name": source.stem}
     command, running = ([word.format_map(names) for word in words] for words in language)
-    sizes: Options = {"output": MIB, "file_size": 64 * MIB}
-    options: Options = {**sizes, "read": [source, *read], "write": [build], "directory": build, "time": 30}
+    limits: Options = {"time": 30, "output": MIB, "file_size": 64 * MIB}
+    files: Options = {"read": [source, *read], "write": [build], "directory": build}
+    options: Options = {**limits, **files}
     result = run(command, **options)
     fault = result.fault
     if fault:
