@@ -69,7 +69,12 @@ class Events(SynchronousTestCase):
     @given(JSON)
     def test_values(self, value: object) -> None:
         """Any value of JSON arrives as it was."""
-        self.assertEqual(self.sent(lambda: segi.send(value)), json.dumps(value).encode())
+        self.assertEqual(json.loads(self.sent(lambda: segi.send(value))), value)
+
+    def test_surrogates(self) -> None:
+        """A name that is not UTF-8 is sent, without the bytes that are not."""
+        event = self.sent(lambda: segi.send({"name": os.fsdecode(b"a\xffb")}))
+        self.assertEqual(json.loads(event), {"name": "a?b"})
 
     def test_convention(self) -> None:
         """Goals, cases, progress and score have the members that the daemon counts."""

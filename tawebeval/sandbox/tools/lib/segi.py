@@ -19,6 +19,7 @@ the evaluator. Times are in seconds, sizes in bytes. Python 3.9 or newer; nothin
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import math
 import os
@@ -81,8 +82,8 @@ def require(version: int) -> None:
 
 def send(*values: object) -> None:
     """Send each value as a data event: anything that JSON has. Also in the middle of a line."""
-    lines = (json.dumps(value, allow_nan=False) for value in values)
-    _write_block("DATA", "\n".join(lines).encode())
+    lines = (json.dumps(value, allow_nan=False, ensure_ascii=False) for value in values)
+    _write_block("DATA", "\n".join(lines).encode(errors="replace"))
 
 
 def send_goal(goal: str, reached: bool) -> None:
@@ -153,6 +154,9 @@ def find_submission(field: str) -> Path:
     path = os.environ.get(f"SUBMISSION_FILE_{field.upper()}")
     if not path:
         cannot_judge(field, f"Nothing to judge: the field submission[{field}] is missing.")
+    # The name may have bytes that are not UTF-8, which `print` would refuse.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     return Path(path)
 
 
@@ -315,7 +319,7 @@ class Program:
             reading, writing = os.pipe()
             self._takers[reading] = taker
             given.append(writing)
-        self._output = min(self._takers)
+        self._output = next(iter(self._takers))
         try:
             kind = _Sandboxed if os.path.exists(_SOCKET) else _Unsandboxed
             self._process = kind([os.fspath(word) for word in command], options, given)
@@ -333,7 +337,10 @@ class Program:
         self.kill()
 
     def write(self, text: str | bytes) -> None:
-        """Write to the program's input. That it has ended shows when it is read from."""
+        """Write to the program's input; blocks while the program does not read 64 KiB of it.
+
+        That the program has ended shows when it is read from.
+        """
         data = _encode(text)
         with suppress(OSError):
             while data:
