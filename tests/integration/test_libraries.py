@@ -38,6 +38,7 @@ for reason, command, options in (
     done = segi.run(command, **options)
     assert done.reason == reason, done
     print(reason, len(done.stdout), done.fault.verdict)
+print({segi.run(["echo", "12345678901"], output=10).reason for _ in range(20)})
 print(segi.run(["sh", "-c", "kill -11 $$"]).fault.message)
 
 program = "while True: print(int(input()) + 1, flush=True)"
@@ -76,6 +77,7 @@ b'own'
 output 1000 output_limit
 wall 0 time_limit
 time 0 time_limit
+{'output'}
 killed by SIGSEGV
 ['a', '', 'by'] 1
 None wall

@@ -141,9 +141,10 @@ struct Judgement {
 // --- Runs ---
 
 // Limits of a run; without one, that of the evaluation holds. `wall` is 5 times `time` and 5 s.
+// The evaluator holds the output in memory.
 struct Limits {
     double time = 0, wall = 0;
-    long memory = 0, processes = 0, output = 64 * MIB, file_size = 0;
+    long memory = 0, processes = 0, output = 16 * MIB, file_size = 0;
 };
 
 // What a program sees: paths to read, or also to write, and the directory in which it starts.

@@ -255,7 +255,8 @@ class Result(NamedTuple):
 def run(command: Sequence[str | Path], stdin: Content = b"", **options: Unpack[Options]) -> Result:
     """Run a program of the submission in a sandbox of its own, and wait for its end.
 
-    `wall` is 5 times `time` and 5 s if it is not given, `output` 64 MiB. Raises: RunError.
+    `wall` is 5 times `time` and 5 s if it is not given. `output` is 16 MiB, as
+    the evaluator holds it in memory. Raises: RunError.
     """
     data = stdin.read_bytes() if isinstance(stdin, Path) else _encode(stdin)
     given = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -284,7 +285,7 @@ def start(command: Sequence[str | Path], **options: Unpack[Options]) -> Program:
 def _complete(options: Options) -> Options:
     limit = options.get("time")
     variables = {"PATH": os.environ.get("PATH", os.defpath), **options.get("environment", {})}
-    defaults: Options = {"wall": None if limit is None else 5 * limit + 5, "output": 64 * MIB}
+    defaults: Options = {"wall": None if limit is None else 5 * limit + 5, "output": 16 * MIB}
     return {**defaults, **options, "environment": variables}
 
 
@@ -307,6 +308,7 @@ class Program:
         limit = options.get("output")
         self._left = float("inf") if limit is None else limit
         self._stdout, self._stderr = bytearray(), bytearray()
+        self._is_cut = False
         self._report: dict[str, Any] | None = None
         self._last_read = float("inf")  # when to give up reading, after the end
         given = [os.dup(stdin)] if stdin is not None else []
@@ -375,6 +377,8 @@ class Program:
         finally:
             self._close()
         assert self._report is not None
+        if self._is_cut and self._report["reason"] is None:  # it has ended before it was stopped
+            self._report["reason"] = "output"
         return self._report
 
     def finish(self) -> Result:
@@ -430,7 +434,8 @@ class Program:
         kept = chunk[: int(min(len(chunk), self._left))]
         self._left -= len(kept)
         self._takers[descriptor](kept)
-        if len(kept) < len(chunk):
+        if len(kept) < len(chunk) and not self._is_cut:
+            self._is_cut = True
             self._process.stop("output")
 
 
@@ -473,7 +478,10 @@ class _Sandboxed:
     def wait(self) -> dict[str, Any]:
         """Return the report. Raises: RunError."""
         with self._connection:
-            answer = self._connection.recv(_CHUNK)
+            try:
+                answer = self._connection.recv(_CHUNK)
+            except ConnectionResetError:  # the report was sent before the word to stop was read
+                answer = self._connection.recv(_CHUNK)
         if not answer:
             raise RunError("the sandbox has ended before the program")
         report: dict[str, Any] = json.loads(answer)
