@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What only computes, whose every branch a test has to take.
+# What only computes, and what signs. Tests have to take every branch.
 CORE = (
     "core/*",
     "config",
@@ -38,7 +38,7 @@ CORE = (
     "git/submodules",
     "sandbox/bpf",
     "webhooks/callback",
-    "webhooks/signatures",
+    "webhooks/signing",
 )
 
 # The modules of tests.integration that are run by one trial.

@@ -8,10 +8,10 @@ which builds all parts, with one builder for each package, and returns a `servic
   timer. `startup.StartupChecks` starts first and stops last: directories, git, sandbox, threads.
 - Reload: `reload.Reloader` reads all `Reloadable` files again on SIGHUP, or on a request to the
   `control_socket.ControlSocket` by `tawebeval reload`.
-- Monitoring: `metrics` (Prometheus), `health` (readiness), `logging` and `linewriter` (the log).
+- Monitoring: `metrics` (Prometheus), `health` (readiness), `logging` (the log).
 - `tawebeval doctor`: `doctor.SystemChecks` and `doctor_storage.StorageChecks` yield `findings`.
-- Process: `runtime` (allocator, clock, signals), `epoll_fallback` (more descriptors than epoll
-  allows), `systemd` (readiness, watchdog), `directories` (state and cache directories).
+- Process: `runtime` (allocator, clock, signals, poller), `systemd` (readiness, watchdog),
+  `directories` (state and cache directories).
 
 Only this package and `cli` import all other packages. docs/design/reload.md explains the reload.
 """

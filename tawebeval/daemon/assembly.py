@@ -19,8 +19,7 @@ from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
 from tawebeval.daemon.directories import DaemonDirectories
-from tawebeval.daemon.linewriter import LineWriter
-from tawebeval.daemon.logging import LogWriter
+from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ConfigurationReload, Reloader
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer

@@ -45,7 +45,7 @@ from tawebeval.sandbox.project_quotas import (
     find_quota_directories,
 )
 from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
-from tawebeval.webhooks.secrets_file import find_secrets_file, read_signing_secrets
+from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

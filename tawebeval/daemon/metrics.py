@@ -28,7 +28,7 @@ from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.directories import DaemonDirectories
 from tawebeval.daemon.health import DiskCheck, Readiness, SandboxProbe
-from tawebeval.daemon.linewriter import LineWriter
+from tawebeval.daemon.logging import LineWriter
 from tawebeval.daemon.startup import open_metrics_authentication
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext

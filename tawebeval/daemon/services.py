@@ -17,8 +17,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
 from tawebeval.config import Configuration, HttpSettings
-from tawebeval.daemon.linewriter import LineWriter
-from tawebeval.daemon.logging import LogWriter
+from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.runtime import ShutdownSignals, find_unreadable_directories
 from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError

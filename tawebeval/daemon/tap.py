@@ -14,10 +14,10 @@ from twisted.python import usage
 
 from tawebeval import __version__
 from tawebeval.daemon.directories import open_directories
-from tawebeval.daemon.epoll_fallback import add_poll_fallback
 from tawebeval.daemon.reload import ConfigurationFile, read_configuration
 from tawebeval.daemon.runtime import (
     EarlyHangupHandler,
+    add_poll_fallback,
     freeze_objects,
     keep_freed_memory,
     preload_modules,

@@ -174,7 +174,7 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
 def compute_watch_allowance(configuration: Configuration) -> ResourceAllowance:
     """Return the allowance of epoll watches for evaluators that stay within `limits.memory`.
 
-    The daemon itself needs none (`daemon.epoll_fallback`). Blocks, hardly. Raises OSError.
+    The daemon itself needs none (`daemon.runtime`). Blocks, hardly. Raises OSError.
     """
     running = count_run_slots(configuration.evaluations.running)
     wanted = (

@@ -3,13 +3,12 @@
 The package turns requests into calls of `evaluations.registry`, and its results into responses. It
 decides nothing about an evaluation: the registry takes values and returns values.
 
-`routes` has the Klein app, and `KleinApplication`, which is the application of the site. A request
-goes to one of these modules:
+`routes` has the Klein app, also its routes for the operator (health and metrics), and
+`KleinApplication`, which is the application of the site. A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
 - `events`: pages of events (`EventPoll`), and the choice between a page, a stream (`streams`) and a
   WebSocket (`websockets`).
-- `operator_routes`: health and metrics.
 - `static_files`: the page for browsers and the OpenAPI description.
 
 `fastpath` answers plain polls from the received bytes, without a request object. It lies in one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import get_close_matches
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlencode
@@ -17,11 +18,13 @@ from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
+from tawebeval import __version__
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.errors import InvalidField, RequestError
+from tawebeval.errors import AccessDenied, InvalidField, RequestError, ServerNotReady
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
-from tawebeval.web import operator_routes, static_files
+from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path
+from tawebeval.web.auth import is_trusted_origin
 from tawebeval.web.context import WebContext
 from tawebeval.web.events import read_page, send_events
 from tawebeval.web.fastpath import PollFastPath
@@ -37,8 +40,17 @@ from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.request import ApiRequest, ApiSite
 from tawebeval.web.upload import FormReceiver, make_form_receiver
 
-_OPEN_PATHS = frozenset(operator_routes.TOKENLESS_PATHS + static_files.TOKENLESS_PATHS)
-"""Paths that need no caller's token."""
+HEALTH, READY, METRICS = "/health", "/health/ready", "/metrics"
+
+METRICS_MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+# Paths that need no caller's token; /metrics checks its readers itself.
+_OPEN_PATHS = frozenset(
+    (*(path.encode() for path in (HEALTH, READY, METRICS)), *static_files.TOKENLESS_PATHS)
+)
+
+# What proxies tell by these is not believed; that there is one is.
+_PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via")
 
 log = Logger()
 
@@ -81,7 +93,7 @@ def make_app(context: WebContext) -> Klein:
 
     add_legacy_routes(app, context)
     static_files.add_static_routes(app)
-    operator_routes.add_operator_routes(app, context)
+    _add_operator_routes(app, context)
 
     @app.route("/evaluation/<identifier>", methods=["GET"])
     def status(request: IRequest, identifier: str) -> bytes:
@@ -225,3 +237,72 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
         wait = context.configuration.polls.older
         _, page = await read_page(context, cast_request(request), identifier, wait)
         return prepare_response(request, page.encode_json())
+
+
+def _add_operator_routes(app: Klein, context: WebContext) -> None:
+    """Add the routes for the operator's programs: liveness, readiness, metrics."""
+
+    @app.route(HEALTH, methods=["GET"])
+    def health(request: IRequest) -> bytes:
+        """Return 200: the daemon is alive."""
+        return prepare_json_response(request, {"status": "ok", "version": __version__})
+
+    @app.route(READY, methods=["GET"])
+    def ready(request: IRequest) -> bytes:
+        """Return 200 if the daemon takes work, else 503 with the reasons."""
+        obstacles = context.operator_sources.find_obstacles()
+        if obstacles:
+            raise ServerNotReady(obstacles)
+        return prepare_json_response(request, {"status": "ready", "version": __version__})
+
+    @app.route(METRICS, methods=["GET"])
+    def metrics(request: IRequest) -> bytes:
+        """Return the metrics in the text format of Prometheus."""
+        _check_reader(context, cast_request(request))
+        return prepare_response(
+            request, context.operator_sources.collect_metrics(), METRICS_MEDIA_TYPE
+        )
+
+
+def _check_reader(context: WebContext, request: ApiRequest) -> None:
+    """Raise Unauthorized, AccessDenied or NotFound if the client may not read metrics."""
+    readers, headers = context.configuration.metrics.readers, request.requestHeaders
+    if readers == "nobody":
+        raise NotFound("metrics are disabled (metrics.readers)")
+    if readers == "tokens":
+        assert context.operator_sources.metrics_authentication is not None, (
+            "the daemon does not start without"
+        )
+        context.operator_sources.metrics_authentication.identify_caller(
+            headers.getRawHeaders(b"Authorization", [])
+        )
+    elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):
+        raise AccessDenied(
+            "metrics are for programs of this machine that use no proxy; the operator can admit"
+            ' others with tokens (metrics.readers = "tokens")'
+        )
+    else:
+        _check_no_page(request)
+
+
+def _is_this_machine(request: ApiRequest) -> bool:
+    try:
+        return ip_address(request.channel.peer.address).is_loopback
+    except ValueError:  # over a UNIX socket: mostly a proxy
+        return False
+
+
+def _check_no_page(request: ApiRequest) -> None:
+    """Raise AccessDenied for a page in a browser of this machine, unless it is the daemon's.
+
+    A request of a page to its own origin may have no `Origin`, and its host may be an attacker's
+    name that resolves to this machine.
+    """
+    headers = request.requestHeaders
+    host = (headers.getRawHeaders(b"Host", [b""])[0]).decode("latin-1")
+    origin = headers.getRawHeaders(b"Origin", [f"http://{host}".lower().encode("latin-1")])[0]
+    if not is_trusted_origin(origin.decode("latin-1"), host, ()):
+        raise AccessDenied(
+            "metrics are for requests to localhost or a loopback address, and not for pages of"
+            " another origin"
+        )

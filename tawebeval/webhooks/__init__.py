@@ -11,8 +11,7 @@ metrics count final states.
   an attempt and pauses. Memory is bounded in bytes, slots are shared fairly between callers.
 - `sender`: `WebhookSender` makes one attempt. `PinnedAgent` connects to the address that was looked
   up and checked, and limits the response in bytes and seconds.
-- `signatures`: Standard Webhooks 1.0; pure functions.
-- `secrets_file`: `SigningSecretsFile`, the callers' secrets, which a reload reads again.
+- `signing`: Standard Webhooks 1.0, and the callers' secrets in a file, which a reload reads again.
 
 `daemon.assembly` builds these parts by `make_callback_queue`. docs/design/webhooks.md gives the
 reasons.

@@ -26,14 +26,13 @@ from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.reloadable import Reloadable
 from tawebeval.resolver import Resolver
 from tawebeval.webhooks.callback import Callback, CallbackState
-from tawebeval.webhooks.secrets_file import SigningSecretsFile, find_secrets_file
 from tawebeval.webhooks.sender import (
     AttemptResult,
     CachedPolicyForHTTPS,
     WebhookSender,
     make_webhook_sender,
 )
-from tawebeval.webhooks.signatures import SigningSecrets
+from tawebeval.webhooks.signing import SigningSecrets, SigningSecretsFile, find_secrets_file
 
 _FIELD = "callback_url"
 _OVERHEAD = 4096  # bytes of memory of a delivery besides its document, rounded up

@@ -24,9 +24,8 @@ from tawebeval.core.backoff import RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
 from tawebeval.webhooks.callback import Callback, CallbackState
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
-from tawebeval.webhooks.secrets_file import SigningSecretsFile
 from tawebeval.webhooks.sender import AttemptResult
-from tawebeval.webhooks.signatures import parse_secrets
+from tawebeval.webhooks.signing import SigningSecretsFile, parse_secrets
 from tests.cases.secrets import NEW, OLD, format_secret
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH

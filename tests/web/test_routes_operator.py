@@ -1,4 +1,4 @@
-"""`web.operator_routes`: what the operator's programs ask."""
+"""`web.routes`: what the operator's programs ask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tawebeval import __version__
 from tawebeval.config import Configuration, MetricsSettings
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import OperatorSources
-from tawebeval.web.operator_routes import METRICS_MEDIA_TYPE
+from tawebeval.web.routes import METRICS_MEDIA_TYPE
 from tests.cases.polls import TOKENS
 from tests.cases.web import WebTestCase
 from tests.fakes.clients import Answer

@@ -1,4 +1,4 @@
-"""`daemon.epoll_fallback`: descriptors that epoll may not watch are waited for all the same."""
+"""`daemon.runtime`: descriptors that epoll may not watch are waited for all the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.epoll_fallback import FallbackPoller, add_poll_fallback
+from tawebeval.daemon.runtime import FallbackPoller, add_poll_fallback
 from tests.fakes.epoll import LimitedEpoll
 
 IN, OUT, HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP

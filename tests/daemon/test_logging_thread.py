@@ -1,4 +1,4 @@
-"""`daemon.linewriter`: lines that wait for nobody, in their order, and those that are lost."""
+"""`daemon.logging`: lines that wait for nobody, in their order, and those that are lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import Event, current_thread
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.linewriter import QUEUE_BYTES, LineWriter
+from tawebeval.daemon.logging import QUEUE_BYTES, LineWriter
 from tests.cases.patience import PATIENCE
 
 LONG = "x" * (QUEUE_BYTES // 8)

@@ -1,22 +1,101 @@
-"""`webhooks.secrets_file`: the file of secrets, read at the start and again."""
+"""`webhooks.signing`: the file of secrets, and what is signed with them."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from base64 import b64decode, b64encode
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import ConfigurationError
-from tawebeval.webhooks.secrets_file import (
+from tawebeval.webhooks.signing import (
+    SigningSecrets,
     SigningSecretsFile,
     find_secrets_file,
+    parse_secrets,
     read_signing_secrets,
 )
 from tests.cases.secrets import NEW, OLD, format_secret
 
+OLD_SECRET, NEW_SECRET = format_secret(OLD), format_secret(NEW)
 
-class SigningTests(SynchronousTestCase):
+
+class ParseTests(SynchronousTestCase):
+    """The file."""
+
+    def test_callers(self) -> None:
+        """A line for each secret; `*` is the caller without a name; others have none."""
+        secrets = parse_secrets(
+            f"# ours\n\n  alice\t{OLD_SECRET} \nbob {NEW_SECRET}\r\n* {OLD_SECRET}"
+        )
+        for caller in ("alice", "bob", ANONYMOUS):
+            self.assertTrue(secrets.has_secret(caller), caller)
+        for caller in ("carol", "*", "Alice"):
+            self.assertFalse(secrets.has_secret(caller), caller)
+        self.assertFalse(SigningSecrets().has_secret(ANONYMOUS))
+
+    def test_mistakes(self) -> None:
+        """What is no line of the file is named by its number, and nothing of it is shown."""
+        for line in (
+            "alice", OLD_SECRET, f"alice {b64encode(OLD).decode()}", f"-x {OLD_SECRET}",
+            f"alice {format_secret(b's' * 23)}", f"alice {format_secret(b's' * 65)}",
+            f"alice {OLD_SECRET}A", f"alice {OLD_SECRET} x", f"** {OLD_SECRET}", "alice whsec_",
+        ):  # fmt: skip
+            error = self.assertRaises(ConfigurationError, parse_secrets, f"# x\n{line}")
+            self.assertTrue(str(error).startswith("line 2: "), str(error))
+            self.assertNotIn("b2", str(error))
+        for text in ("", "\n# nothing\n"):
+            error = self.assertRaises(ConfigurationError, parse_secrets, text)
+            self.assertIn("no secret", str(error))
+
+    def test_not_shown(self) -> None:
+        """What is logged by mistake has no secret in it."""
+        self.assertNotIn("oooo", repr(parse_secrets(f"alice {OLD_SECRET}")))
+
+
+class SignTests(SynchronousTestCase):
+    """Signatures."""
+
+    def test_specification(self) -> None:
+        """The example of the specification of Standard Webhooks comes out."""
+        secrets = parse_secrets("x whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+        headers = secrets.sign_body(
+            "x", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'
+        )
+        self.assertEqual(
+            headers,
+            {
+                "Webhook-Id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+                "Webhook-Timestamp": "1614265330",
+                "Webhook-Signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+            },
+        )
+
+    def test_each_secret(self) -> None:
+        """While a secret is changed for another there is a signature by each."""
+        secrets = parse_secrets(f"alice {OLD_SECRET}\nbob {OLD_SECRET}\nalice {NEW_SECRET}")
+        one, other = secrets.sign_body("alice", "e", 1, b"{}")["Webhook-Signature"].split()
+        self.assertNotEqual(one, other)
+        self.assertEqual(secrets.sign_body("bob", "e", 1, b"{}")["Webhook-Signature"], one)
+        self.assertRaises(KeyError, secrets.sign_body, "carol", "e", 1, b"{}")
+
+    @given(st.binary(min_size=24, max_size=64), st.binary(), st.integers(0, 2**40))
+    def test_any(self, secret: bytes, body: bytes, time: int) -> None:
+        """It is the HMAC of identifier, time and body, whatever these are."""
+        headers = parse_secrets(f"a {format_secret(secret)}").sign_body("a", "evt_1", time, body)
+        version, _, signature = headers["Webhook-Signature"].partition(",")
+        assert version == "v1"
+        content = b"evt_1." + str(time).encode() + b"." + body
+        assert b64decode(signature) == hmac.new(secret, content, hashlib.sha256).digest()
+
+
+class SecretsFileTests(SynchronousTestCase):
     """A file in a directory."""
 
     def setUp(self) -> None:
