@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from resource import struct_rusage
@@ -19,7 +21,7 @@ from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
 from tawebeval.linux.privileges import User
 from tawebeval.sandbox.base import EvaluatorExit
-from tawebeval.sandbox.disk_usage import CountTooExpensive
+from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskUsage
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS
 from tests.fakes.gates import Gate
@@ -178,3 +180,104 @@ class FakeSandbox:
     def last(self) -> FakeSandboxedRun:
         """The cell that was made last."""
         return self.cells[-1]
+
+
+@attrs.define
+class FakeGroup:
+    """A group that says what the test wants; `removed` counts, also when it `stays`."""
+
+    entries: Sequence[str] = ()
+    over: frozenset[str] = frozenset()
+    used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
+    removed: int = 0
+    stays: OSError | None = None
+    patience: list[float] = attrs.field(factory=list)
+
+    def list_entry_files(self) -> Sequence[str]:
+        return self.entries
+
+    def find_exceeded_limits(self, patience: float) -> frozenset[str]:
+        self.patience.append(patience)
+        return self.over
+
+    def read_usage(self, waited: resource.struct_rusage | None) -> ResourceUsage:
+        return self.used
+
+    def is_over_cpu_limit(self, limit: float) -> bool:
+        return (self.used.cpu_seconds or 0) > limit
+
+    def remove_cgroup(self) -> None:
+        self.removed += 1
+        if self.stays is not None:
+            raise self.stays
+
+
+@attrs.define
+class FakeCgroups:
+    """What gives `group` to everybody.
+
+    `made` are the names and limits that were asked for, `spares` the limits of what was made ahead.
+    """
+
+    enforced_resources: frozenset[str] = frozenset()
+    niceness: int = 10
+    group: FakeGroup = attrs.field(factory=FakeGroup)
+    made: list[tuple[str, LimitSettings]] = attrs.field(factory=list)
+    spares: list[LimitSettings] = attrs.field(factory=list)
+
+    def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> FakeGroup:
+        self.made.append((identifier, limits))
+        return self.group
+
+    def make_spare_cgroup(self, limits: LimitSettings) -> None:
+        self.spares.append(limits)
+
+
+@attrs.define
+class FakeDisk:
+    """A watch over a disk on which there is what `last_usage` says.
+
+    `looks` has of each look whether it was to count anew, and by how much work.
+    """
+
+    directory: Path
+    size: int
+    max_files: int
+    pids: Callable[[], Iterable[int]]
+    last_usage: DiskUsage = attrs.field(factory=DiskUsage)
+    looks: list[tuple[bool, float]] = attrs.field(factory=list)
+    device_numbers: set[int] = attrs.field(factory=set)
+    free_bytes: float = inf
+
+    def measure_usage(self, again: bool, work: float) -> DiskUsage:
+        self.looks.append((again, work))
+        if self.last_usage.look_count > work:
+            raise CountTooExpensive
+        return self.last_usage
+
+
+@attrs.define
+class FakeOrphans:
+    """Has none, and notes for whom it was asked, and for which processes somebody waits.
+
+    `told` are the children that were expected and not waited for, None where it was not told which.
+    """
+
+    asked: list[tuple[bytes, str]] = attrs.field(factory=list)
+    waited: list[int] = attrs.field(factory=list)
+    told: list[int | None] = attrs.field(factory=list)
+
+    @contextmanager
+    def expect_child(self) -> Iterator[Callable[[int], object]]:
+        known: list[int] = []
+        yield known.append
+        self.told.append(known[0] if known else None)
+
+    def forget_child(self, pid: int) -> None:
+        self.told.remove(pid)
+
+    async def kill_marked_orphans(self, mark: bytes, directory: str) -> None:
+        self.asked.append((mark, directory))
+
+    async def kill_child(self, pid: int) -> None:
+        self.waited.append(pid)

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 from treq.client import HTTPClient
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool
 from twisted.web.http_headers import Headers
@@ -302,3 +303,32 @@ def failure(events: Iterable[Event], reason: str) -> dict[str, Any]:
     assert errors[0]["reason"] == reason, errors[0]
     assert errors[0]["message"]
     return errors[0]
+
+
+@attrs.define
+class SocketReader:
+    """A WebSocket's client, as Twisted has one."""
+
+    messages: list[str] = attrs.field(factory=list)
+    closed: Deferred[None] = attrs.field(factory=Deferred)
+
+    def buildProtocol(self, url: str) -> SocketReader:
+        return self
+
+    def negotiationStarted(self, transport: object) -> None:
+        pass
+
+    def negotiationFinished(self) -> None:
+        pass
+
+    def textMessageReceived(self, message: str) -> None:
+        self.messages.append(message)
+
+    def bytesMessageReceived(self, data: bytes) -> None:
+        raise AssertionError("events are text")
+
+    def pongReceived(self, payload: bytes) -> None:
+        pass
+
+    def connectionLost(self, reason: object) -> None:
+        self.closed.callback(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
 
 TWISTD = Path(sys.executable).with_name("twistd")
+COMMAND = TWISTD.with_name("tawebeval")
 
 CONFIGURATION = """
 [repositories]
@@ -325,3 +327,16 @@ class DaemonTestCase(RepositoryTestCase):
                 await daemon.stop()
             finally:
                 daemon.remove()
+
+
+@functools.cache
+def new_token(name: str) -> tuple[str, str]:
+    """Return a token and its line, from the command that operators use."""
+    done = subprocess.run(
+        [COMMAND, "token", "new", name],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
+    )
+    return done.stdout.strip(), re.findall(rf"^{name} sha256:\S+", done.stderr, re.MULTILINE)[0]

@@ -17,12 +17,11 @@ from tawebeval import client as library
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.event_source import EventSource
 from tests.cases.web import LINK
-from tests.integration.client import Client, Event, failure, python, text
+from tests.integration.client import Client, Event, SocketReader, failure, python, text
 from tests.integration.curl import Http2Client
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.proxies import BELOW, Proxy
 from tests.integration.raw import Connection, body_of, head_of, part
-from tests.integration.test_streams import SocketReader
 from tests.integration.uploads import DESCRIBE, MIB, described
 
 WAITING = "printf one; exec sleep 600"

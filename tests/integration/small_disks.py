@@ -10,8 +10,12 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
-from tests.integration.harness import TWISTD, Daemon
+from twisted.trial.unittest import SkipTest
+
+from tests.integration.client import text
+from tests.integration.harness import TWISTD, Daemon, DaemonTestCase
 from tests.integration.unprivileged import USER
 
 _MOUNT = (
@@ -21,6 +25,9 @@ _MOUNT = (
     "done\n"
     'exec "$@"'
 )
+MIB = 2**20
+CLOSED = "Read-only file system"
+
 PRIVATE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 """What runs a script of the shell whose mounts nobody else sees."""
 
@@ -93,3 +100,56 @@ class LoggedThere(SmallDisks):
         """All that it has logged, and is still there."""
         path = self.seen(self.cache) / "log"
         return path.read_text(errors="replace") if self.running and path.exists() else ""
+
+
+class SmallDisksTestCase(DaemonTestCase):
+    """A daemon with `size` bytes for each of the two; what a test does to them is undone after."""
+
+    kind: ClassVar[type[SmallDisks]] = SmallDisks
+    size: ClassVar[int] = 24 * MIB
+
+    configuration = """
+        [repositories]
+        protocols = ["file"]
+        cache = 8388608
+        [evaluations]
+        running = 4
+        grace = 0.3
+        [limits]
+        free_disk = 1048576
+        [health]
+        free_disk = 1048576
+        """
+
+    async def setUp(self) -> None:
+        if USER is None:
+            raise SkipTest("only root can mount file systems of its own for a daemon")
+        cls = type(self)
+        if cls._shared is None:
+            cls._shared = self.disks = self.kind(cls.configuration, cls.size)
+        else:
+            assert isinstance(cls._shared, SmallDisks)
+            self.disks = cls._shared
+        await super().setUp()
+        await self.ready()
+
+    async def obstacles(self) -> list[str]:
+        """Return why the daemon says that it is not ready."""
+        answer = await self.client.get("/health/ready")
+        return [] if answer.code == 200 else list(answer.problem(503)["reasons"])
+
+    async def not_ready(self, reason: str) -> None:
+        """Wait until the daemon has found that it is not ready, for this reason at least."""
+        while reason not in await self.obstacles():
+            pass
+
+    async def ready(self) -> None:
+        """Wait until the daemon has found nothing wrong."""
+        while await self.obstacles():
+            pass
+
+    async def check_mended(self) -> None:
+        """Hold that all is as before, by itself: ready, and evaluations come to a good end."""
+        await self.daemon.nothing_left()
+        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
+        await self.ready()

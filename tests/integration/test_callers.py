@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
-import sys
 from io import BytesIO
-from pathlib import Path
 from typing import ClassVar
 
 from twisted.trial.unittest import TestCase
 
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client
-from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.harness import (
+    CONFIGURATION,
+    Daemon,
+    RepositoryTestCase,
+    new_token,
+    until,
+)
 from tests.integration.raw import Connection, head_of
 from tests.integration.unprivileged import temporary_folder
-
-COMMAND = Path(sys.executable).with_name("tawebeval")
-
-
-@functools.cache
-def new_token(name: str) -> tuple[str, str]:
-    """Return a token and its line, from the command that operators use."""
-    done = subprocess.run(
-        [COMMAND, "token", "new", name],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE,
-    )
-    return done.stdout.strip(), re.findall(rf"^{name} sha256:\S+", done.stderr, re.MULTILINE)[0]
 
 
 class CallersTestCase(RepositoryTestCase):

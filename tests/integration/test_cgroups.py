@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.linux.cgroups.filesystem import parse_own_cgroups
 from tests.cases.own_python import printed_by
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.processes import alive
 
 DAEMON = '''
@@ -107,27 +106,6 @@ def groups(name: str) -> list[Path]:
     """Return the groups on this machine that are of a daemon, outermost last."""
     found = [Path(path) for path, _, _ in os.walk("/sys/fs/cgroup") if f"tawebeval-{name}" in path]
     return found[::-1]
-
-
-def reason_to_skip() -> str | None:
-    """Tell why this machine's cgroups cannot be tested; None where they can."""
-    if os.geteuid() != 0:
-        return "only root can give cgroups to another user"
-    texts = (Path(f"/proc/self/{name}").read_text() for name in ("mountinfo", "cgroup"))
-    found = parse_own_cgroups(*texts)
-    for own in (
-        found.controller_paths.get("memory"),
-        found.controller_paths.get("pids"),
-        found.unified_path,
-    ):
-        if own is not None:
-            try:
-                os.rmdir(tempfile.mkdtemp(prefix="tawebeval-test-", dir=own))
-            except OSError as error:
-                return f"cgroups cannot be made here: {error}"
-    if not {"memory", "pids"} <= found.controller_paths.keys() and found.unified_path is None:
-        return "there are no cgroups for memory and processes here"
-    return None
 
 
 class CgroupsTestCase(SynchronousTestCase):

@@ -15,7 +15,7 @@ from tawebeval.core.backoff import Backoff
 from tests.integration.client import joined, python
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
-from tests.integration.test_cut_connections import EVALUATOR, printed
+from tests.integration.numbered_lines import EVALUATOR, printed
 
 SOON = Backoff(max_attempts=10_000, first_delay=0.001, longest_delay=0.002)
 

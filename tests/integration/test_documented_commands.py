@@ -15,10 +15,10 @@ import attrs
 from twisted.internet.threads import deferToThread
 
 from tests.cases.patience import LONG_PATIENCE
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.harness import DaemonTestCase
 from tests.integration.repositories import ENVIRONMENT, git
 from tests.integration.terminal import COMMAND
-from tests.integration.test_cgroups import reason_to_skip
 from tests.integration.unprivileged import USER, give
 from tests.run import ROOT
 

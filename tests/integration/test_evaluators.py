@@ -7,10 +7,10 @@ import shutil
 
 from twisted.trial.unittest import SkipTest
 
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.processes import new_word, processes
-from tests.integration.test_cgroups import reason_to_skip
 
 # What TuringArena's drivers of 2018 and 2019 do in the child that becomes the submission.
 _DRIVER = """

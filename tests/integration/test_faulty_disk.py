@@ -8,7 +8,7 @@ from twisted.trial.unittest import SkipTest
 from tests.integration.client import Answer, data, text
 from tests.integration.faulty_disks import FaultyDisks, missing
 from tests.integration.raw import Connection, body_of, head_of, part
-from tests.integration.test_full_disk import CLOSED, MIB, SmallDisksTestCase
+from tests.integration.small_disks import CLOSED, MIB, SmallDisksTestCase
 from tests.integration.uploads import DESCRIBE, described
 
 SMALL, LARGE = b"42\n", bytes(range(256)) * 4096 * 3

@@ -5,78 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from twisted.trial.unittest import SkipTest, TestCase
 
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import fillers
 from tests.integration.client import failure, python, text
-from tests.integration.harness import DaemonTestCase, until
+from tests.integration.harness import until
 from tests.integration.processes import new_word
 from tests.integration.raw import Connection, head_of, part
-from tests.integration.small_disks import LoggedThere, SmallDisks
+from tests.integration.small_disks import CLOSED, MIB, LoggedThere, SmallDisks, SmallDisksTestCase
 from tests.integration.unprivileged import USER
 
-MIB = 2**20
 # It takes some time, in which somebody looks.
 HIDDEN = fillers.MAPPED.replace("(file.name)", "(file.name)\n        __import__('time').sleep(0.1)")
 FULL = "No space left on device"
-CLOSED = "Read-only file system"
 NO_ROOM = "has less than 1 MiB free (health.free_disk), or no free inode"
-
-
-class SmallDisksTestCase(DaemonTestCase):
-    """A daemon with `size` bytes for each of the two; what a test does to them is undone after."""
-
-    kind: ClassVar[type[SmallDisks]] = SmallDisks
-    size: ClassVar[int] = 24 * MIB
-
-    configuration = """
-        [repositories]
-        protocols = ["file"]
-        cache = 8388608
-        [evaluations]
-        running = 4
-        grace = 0.3
-        [limits]
-        free_disk = 1048576
-        [health]
-        free_disk = 1048576
-        """
-
-    async def setUp(self) -> None:
-        if USER is None:
-            raise SkipTest("only root can mount file systems of its own for a daemon")
-        cls = type(self)
-        if cls._shared is None:
-            cls._shared = self.disks = self.kind(cls.configuration, cls.size)
-        else:
-            assert isinstance(cls._shared, SmallDisks)
-            self.disks = cls._shared
-        await super().setUp()
-        await self.ready()
-
-    async def obstacles(self) -> list[str]:
-        """Return why the daemon says that it is not ready."""
-        answer = await self.client.get("/health/ready")
-        return [] if answer.code == 200 else list(answer.problem(503)["reasons"])
-
-    async def not_ready(self, reason: str) -> None:
-        """Wait until the daemon has found that it is not ready, for this reason at least."""
-        while reason not in await self.obstacles():
-            pass
-
-    async def ready(self) -> None:
-        """Wait until the daemon has found nothing wrong."""
-        while await self.obstacles():
-            pass
-
-    async def check_mended(self) -> None:
-        """Hold that all is as before, by itself: ready, and evaluations come to a good end."""
-        await self.daemon.nothing_left()
-        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
-        await self.ready()
 
 
 class DiskTests(SmallDisksTestCase):

@@ -7,8 +7,7 @@ import shutil
 from tests.integration.browser import DESKTOP
 from tests.integration.browser_case import PROBLEMS, BrowserTestCase
 from tests.integration.client import Client
-from tests.integration.harness import CONFIGURATION
-from tests.integration.test_callers import new_token
+from tests.integration.harness import CONFIGURATION, new_token
 from tests.integration.unprivileged import temporary_folder
 
 TOUR = PROBLEMS / "knights_tour" / "solutions" / "right_closed.txt"

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.client import Client, failure, text
-from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, new_token, until
 from tests.integration.processes import new_word
 from tests.integration.repositories import HttpServer
-from tests.integration.test_callers import new_token
 from tests.integration.unprivileged import give
 
 _WORD = new_word()

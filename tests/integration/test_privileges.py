@@ -23,10 +23,10 @@ from tests.integration.harness import (
     TWISTD,
     DaemonTestCase,
     environment,
+    new_token,
     until,
 )
 from tests.integration.ports import claim, free_port, listens
-from tests.integration.test_callers import new_token
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
 
 # Reports every module that is looked for as another user than root, and becomes twistd.

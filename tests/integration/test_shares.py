@@ -9,10 +9,10 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest
 
 from tests.cases.patience import LONG_PATIENCE
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.client import python
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import command_line, new_word, processes, state
-from tests.integration.test_cgroups import reason_to_skip
 
 # As many processes as are wanted, each in a session of its own, which without groups may be a share
 # of its own (sched(7), autogroup).

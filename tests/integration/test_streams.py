@@ -8,7 +8,6 @@ import shutil
 import socket
 from typing import Any, ClassVar
 
-import attrs
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
@@ -18,7 +17,7 @@ from twisted.web.websocket import WebSocketClientEndpoint
 
 from tests.cases.event_source import EventSource
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
-from tests.integration.client import failure, python, text
+from tests.integration.client import SocketReader, failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.raw import Connection
 
@@ -38,35 +37,6 @@ PRINTED = "".join(
     f"line {number} of many, which are so long that they do not fit into any buffer\n"
     for number in range(COUNT)
 )
-
-
-@attrs.define
-class SocketReader:
-    """A WebSocket's client, as Twisted has one."""
-
-    messages: list[str] = attrs.field(factory=list)
-    closed: Deferred[None] = attrs.field(factory=Deferred)
-
-    def buildProtocol(self, url: str) -> SocketReader:
-        return self
-
-    def negotiationStarted(self, transport: object) -> None:
-        pass
-
-    def negotiationFinished(self) -> None:
-        pass
-
-    def textMessageReceived(self, message: str) -> None:
-        self.messages.append(message)
-
-    def bytesMessageReceived(self, data: bytes) -> None:
-        raise AssertionError("events are text")
-
-    def pongReceived(self, payload: bytes) -> None:
-        pass
-
-    def connectionLost(self, reason: object) -> None:
-        self.closed.callback(None)
 
 
 class StreamTestCase(DaemonTestCase):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SkipTest
 
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.client import python
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
-from tests.integration.test_cgroups import reason_to_skip
 
 MIB = 2**20
 MEMORY = 192 * MIB

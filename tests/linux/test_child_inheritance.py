@@ -7,25 +7,7 @@ import os
 import sys
 from typing import Any
 
-from tests.linux.test_child import PATH, ProcessTestCase
-
-LOOK = """
-import json, os, signal
-umask = os.umask(0)
-json.dump({
-    "environment": dict(os.environ),
-    "directory": os.getcwd(),
-    "argv": __import__("sys").argv[1:],
-    "descriptors": [
-        int(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")
-    ],
-    "pid": os.getpid(), "session": os.getsid(0), "group": os.getpgrp(),
-    "stdin": os.read(0, 10).decode(),
-    "umask": umask,
-    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-    "pipe": signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL,
-}, open(1, "w"))
-"""
+from tests.cases.children import LOOK, PATH, ProcessTestCase
 
 
 class InheritanceTests(ProcessTestCase):

@@ -10,7 +10,7 @@ import termios
 
 from twisted.internet.error import ProcessDone
 
-from tests.linux.test_child import ProcessTestCase, turn
+from tests.cases.children import ProcessTestCase, turn
 
 
 class OutputTests(ProcessTestCase):

@@ -36,10 +36,9 @@ from tawebeval.linux.launcher_client import (
 )
 from tawebeval.linux.privileges import User
 from tawebeval.linux.reaper import list_children
+from tests.cases.children import LOOK, PATH, descriptors
 from tests.cases.own_python import run_script
 from tests.cases.patience import PATIENCE
-from tests.linux.test_child import PATH, descriptors
-from tests.linux.test_child_inheritance import LOOK
 
 NOBODY = User("nobody", 65534, 65534, frozenset(), "/") if os.geteuid() == 0 else None
 """Whom root becomes."""

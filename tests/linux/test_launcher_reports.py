@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.launcher import MOUNT, START
 from tawebeval.linux.launcher_client import MountedOverlay, OverlayMountError, read_launch_report
-from tests.linux.test_child import descriptors
+from tests.cases.children import descriptors
 
 
 class ReportTests(SynchronousTestCase):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import resource
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,177 +13,19 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import GIB, MIB, LimitSettings
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.config import GIB, MIB
 from tawebeval.core.environment import add_tools
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups.group import ResourceUsage
 from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import TOOLS, EvaluatorExit, NoSandbox, UnsandboxedRun
 from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskUsage
-from tawebeval.sandbox.workspace import Workspace
+from tests.cases.sandbox import ENVIRONMENT, LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
-from tests.fakes.sandbox import FakeTrees
+from tests.fakes.sandbox import FakeDisk
 
-LIMITS = LimitSettings(
-    cpu=30,
-    memory=64 * MIB,
-    processes=32,
-    open_files=99,
-    file_size=5 * MIB,
-    disk=GIB,
-    disk_files=1000,
-)
 ALL = ("memory", "processes", "cpu")
-ENVIRONMENT = {"EVALUATION_DATA_BEGIN": "--secret--", "PATH": "/usr/bin:/bin"}
-
-
-@attrs.define
-class FakeGroup:
-    """A group that says what the test wants; `removed` counts, also when it `stays`."""
-
-    entries: Sequence[str] = ()
-    over: frozenset[str] = frozenset()
-    used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
-    removed: int = 0
-    stays: OSError | None = None
-    patience: list[float] = attrs.field(factory=list)
-
-    def list_entry_files(self) -> Sequence[str]:
-        return self.entries
-
-    def find_exceeded_limits(self, patience: float) -> frozenset[str]:
-        self.patience.append(patience)
-        return self.over
-
-    def read_usage(self, waited: resource.struct_rusage | None) -> ResourceUsage:
-        return self.used
-
-    def is_over_cpu_limit(self, limit: float) -> bool:
-        return (self.used.cpu_seconds or 0) > limit
-
-    def remove_cgroup(self) -> None:
-        self.removed += 1
-        if self.stays is not None:
-            raise self.stays
-
-
-@attrs.define
-class FakeCgroups:
-    """What gives `group` to everybody.
-
-    `made` are the names and limits that were asked for, `spares` the limits of what was made ahead.
-    """
-
-    enforced_resources: frozenset[str] = frozenset()
-    niceness: int = 10
-    group: FakeGroup = attrs.field(factory=FakeGroup)
-    made: list[tuple[str, LimitSettings]] = attrs.field(factory=list)
-    spares: list[LimitSettings] = attrs.field(factory=list)
-
-    def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> FakeGroup:
-        self.made.append((identifier, limits))
-        return self.group
-
-    def make_spare_cgroup(self, limits: LimitSettings) -> None:
-        self.spares.append(limits)
-
-
-@attrs.define
-class FakeDisk:
-    """A watch over a disk on which there is what `last_usage` says.
-
-    `looks` has of each look whether it was to count anew, and by how much work.
-    """
-
-    directory: Path
-    size: int
-    max_files: int
-    pids: Callable[[], Iterable[int]]
-    last_usage: DiskUsage = attrs.field(factory=DiskUsage)
-    looks: list[tuple[bool, float]] = attrs.field(factory=list)
-    device_numbers: set[int] = attrs.field(factory=set)
-    free_bytes: float = inf
-
-    def measure_usage(self, again: bool, work: float) -> DiskUsage:
-        self.looks.append((again, work))
-        if self.last_usage.look_count > work:
-            raise CountTooExpensive
-        return self.last_usage
-
-
-@attrs.define
-class FakeOrphans:
-    """Has none, and notes for whom it was asked, and for which processes somebody waits.
-
-    `told` are the children that were expected and not waited for, None where it was not told which.
-    """
-
-    asked: list[tuple[bytes, str]] = attrs.field(factory=list)
-    waited: list[int] = attrs.field(factory=list)
-    told: list[int | None] = attrs.field(factory=list)
-
-    @contextmanager
-    def expect_child(self) -> Iterator[Callable[[int], object]]:
-        known: list[int] = []
-        yield known.append
-        self.told.append(known[0] if known else None)
-
-    def forget_child(self, pid: int) -> None:
-        self.told.remove(pid)
-
-    async def kill_marked_orphans(self, mark: bytes, directory: str) -> None:
-        self.asked.append((mark, directory))
-
-    async def kill_child(self, pid: int) -> None:
-        self.waited.append(pid)
-
-
-class CellTestCase(SynchronousTestCase):
-    """What a cell needs: a workspace, cgroups and a disk, on which nothing is done."""
-
-    checkout = Checkout(
-        Commit("c" * 40, "7" * 40, file_count=10, size=5000), Path("/cache/tree"), lambda: None
-    )
-
-    def setUp(self) -> None:
-        self.trees: Any = FakeTrees()
-        self.cgroups: Any = FakeCgroups()
-        self.orphans: Any = FakeOrphans()
-        self.workspace = Workspace(Path("/state/evaluations/word"))
-        self.disks: list[FakeDisk] = []
-        self.patch(module, "DiskMeter", self.watch)
-        self.hard = resource.RLIM_INFINITY  # of the daemon, for whatever it is
-        self.patch(module, "_hard", lambda number: self.hard)
-
-    def watch(
-        self, *arguments: Any, apart: Collection[str], since: float, floor: int, held: bool
-    ) -> FakeDisk:
-        """Return a fake watch."""
-        self.assertEqual((floor, held), (LIMITS.free_disk, False))
-        self.assertEqual(sorted(apart), ["submission"])
-        self.assertGreater(since, 0)
-        self.disks.append(FakeDisk(*arguments))
-        return self.disks[-1]
-
-    @property
-    def disk(self) -> FakeDisk:
-        """What the one cell looks at."""
-        (disk,) = self.disks
-        return disk
-
-    def no_cell(self) -> UnsandboxedRun:
-        """Return a cell that is none."""
-        sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees)
-        return UnsandboxedRun(self.workspace, self.checkout, sandbox, LIMITS)
-
-    def started(self) -> UnsandboxedRun:
-        """Return one in which something was started."""
-        cell = self.no_cell()
-        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
-        return cell
 
 
 class ProcessLimitTests(CellTestCase):

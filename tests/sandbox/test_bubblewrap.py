@@ -31,8 +31,8 @@ from tawebeval.sandbox.bubblewrap import (
     write_sandbox_files,
 )
 from tawebeval.sandbox.workspace import Workspace
+from tests.cases.sandbox import ENVIRONMENT, LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
-from tests.sandbox.test_base import ENVIRONMENT, LIMITS, CellTestCase
 
 WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"

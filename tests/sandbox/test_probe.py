@@ -40,8 +40,7 @@ from tawebeval.sandbox.probe import (
     verify_sandbox,
 )
 from tests.fakes.process import FakeProcess
-from tests.fakes.sandbox import NO_CGROUPS, FakeTrees
-from tests.sandbox.test_base import FakeOrphans
+from tests.fakes.sandbox import NO_CGROUPS, FakeOrphans, FakeTrees
 
 OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
 

@@ -15,10 +15,10 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SkipTest
 
 from tests.integration.attacks.calls import ATTACKER
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.client import Event, failure, joined, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import Namespaces, new_word, processes
-from tests.integration.test_cgroups import reason_to_skip
 
 MIB = 2**20
 

@@ -1,0 +1,73 @@
+"""A cell on a machine where nothing is done."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import GIB, MIB, LimitSettings
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.sandbox import base as module
+from tawebeval.sandbox.base import NoSandbox, UnsandboxedRun
+from tawebeval.sandbox.workspace import Workspace
+from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeOrphans, FakeTrees
+
+LIMITS = LimitSettings(
+    cpu=30,
+    memory=64 * MIB,
+    processes=32,
+    open_files=99,
+    file_size=5 * MIB,
+    disk=GIB,
+    disk_files=1000,
+)
+ENVIRONMENT = {"EVALUATION_DATA_BEGIN": "--secret--", "PATH": "/usr/bin:/bin"}
+
+
+class CellTestCase(SynchronousTestCase):
+    """What a cell needs: a workspace, cgroups and a disk, on which nothing is done."""
+
+    checkout = Checkout(
+        Commit("c" * 40, "7" * 40, file_count=10, size=5000), Path("/cache/tree"), lambda: None
+    )
+
+    def setUp(self) -> None:
+        self.trees: Any = FakeTrees()
+        self.cgroups: Any = FakeCgroups()
+        self.orphans: Any = FakeOrphans()
+        self.workspace = Workspace(Path("/state/evaluations/word"))
+        self.disks: list[FakeDisk] = []
+        self.patch(module, "DiskMeter", self.watch)
+        self.hard = resource.RLIM_INFINITY  # of the daemon, for whatever it is
+        self.patch(module, "_hard", lambda number: self.hard)
+
+    def watch(
+        self, *arguments: Any, apart: Collection[str], since: float, floor: int, held: bool
+    ) -> FakeDisk:
+        """Return a fake watch."""
+        self.assertEqual((floor, held), (LIMITS.free_disk, False))
+        self.assertEqual(sorted(apart), ["submission"])
+        self.assertGreater(since, 0)
+        self.disks.append(FakeDisk(*arguments))
+        return self.disks[-1]
+
+    @property
+    def disk(self) -> FakeDisk:
+        """What the one cell looks at."""
+        (disk,) = self.disks
+        return disk
+
+    def no_cell(self) -> UnsandboxedRun:
+        """Return a cell that is none."""
+        sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees)
+        return UnsandboxedRun(self.workspace, self.checkout, sandbox, LIMITS)
+
+    def started(self) -> UnsandboxedRun:
+        """Return one in which something was started."""
+        cell = self.no_cell()
+        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
+        return cell
