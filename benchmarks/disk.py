@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SIZE = 6 * 2**30  # bytes; what is not written is not on the disk
+SIZE = 6 * 2**30  # bytes; what is not written is not on the disk
 _CLONE_NEWNS = 0x20000
 _COMMANDS = (
     ("mount", "--make-rprivate", "/"),
@@ -42,7 +42,7 @@ def fresh() -> Iterator[str]:
     place = Path(tempfile.mkdtemp(prefix="tawebeval-disk-"))
     try:
         try:
-            _mount(image, place)
+            mount_image(image, place)
         except OSError as error:
             yield f"directories in {usual}, on {_kind(usual)}: {error.strerror}"
             return
@@ -58,12 +58,12 @@ def fresh() -> Iterator[str]:
         place.rmdir()
 
 
-def _mount(image: Path, place: Path) -> None:
+def mount_image(image: Path, place: Path) -> None:
     """Mount a new file system for this process. Raises OSError, whose `strerror` says why not."""
     usual = os.statvfs(image)
-    if usual.f_bavail * usual.f_frsize < _SIZE:
-        raise OSError(errno.ENOSPC, f"no other disk (less than {_SIZE} bytes are free)")
-    os.truncate(image, _SIZE)
+    if usual.f_bavail * usual.f_frsize < SIZE:
+        raise OSError(errno.ENOSPC, f"no other disk (less than {SIZE} bytes are free)")
+    os.truncate(image, SIZE)
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
         number = ctypes.get_errno()
         raise OSError(number, f"no other disk ({os.strerror(number)})")

@@ -198,7 +198,7 @@ class DiskTests(SynchronousTestCase):
         def fail(image: Path, place: Path) -> None:
             raise OSError(errno.EPERM, "no other disk (nobody may)")
 
-        self.patch(disk, "_mount", fail)
+        self.patch(disk, "mount_image", fail)
         with disk.fresh() as line:
             self.assertEqual(tempfile.gettempdir(), usual)
         self.assertIn(f"directories in {usual}, on ", line)
@@ -208,6 +208,6 @@ class DiskTests(SynchronousTestCase):
 
     def test_too_full(self) -> None:
         """A disk without room for another one is left alone."""
-        self.patch(disk, "_SIZE", 2**62)
+        self.patch(disk, "SIZE", 2**62)
         with disk.fresh() as line:
             self.assertIn(f"no other disk (less than {2**62} bytes are free)", line)

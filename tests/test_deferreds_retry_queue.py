@@ -93,7 +93,8 @@ class RetryQueueTests(SynchronousTestCase):
             self.attempt("a")
         self.settle()  # of which no more are tried than a thread tries at once
         self.assertEqual((self.failures["a"], len(self.queue)), (0, 250))
-        self.queue._threads = threads = SlowThreads()  # type: ignore[assignment]
+        threads = SlowThreads()
+        self.patch(self.threads, "run_in_thread", threads.run_in_thread)
         for _ in range(2):
             self.settle()
         for _ in range(3):
@@ -116,7 +117,8 @@ class RetryQueueTests(SynchronousTestCase):
         self.failures.update(a=1, b=1)
         self.attempt("a")
         self.attempt("b")
-        threads = self.queue._threads = SlowThreads()  # type: ignore[assignment]
+        threads = SlowThreads()
+        self.patch(self.threads, "run_in_thread", threads.run_in_thread)
         for _ in range(3):
             self.queue.retry_next_calls()
         self.assertEqual(len(threads.waiting), 1)

@@ -37,7 +37,7 @@ import attrs
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import ServerBusy
 
-_TURN = 512 * 1024  # bytes that one turn of a parser brings, more or less
+TURN_BYTES = 512 * 1024  # bytes that one turn of a parser brings, more or less
 
 _MEMORY = 32 * 2**20  # bytes of forms that may wait for the disk
 _RETRY_AFTER = 30  # seconds
@@ -71,7 +71,7 @@ class RingBudget:
         self._reserved = min(per_ring, reserve // (ring_count + 1))
         # Otherwise all bytes are the share, and one caller would be blamed for others.
         self._per_caller = per_caller if per_caller < self._common else 0
-        self._used_by_caller: Counter[str] = Counter()
+        self.used_by_caller: Counter[str] = Counter()
         self._on_relief: dict[str, Callable[[], object]] = {}  # by caller whose share is used
         self._call_later = call_later
         self._number = 0  # of the newest share
@@ -96,7 +96,7 @@ class RingBudget:
 
     def is_share_used_up(self, caller: str) -> bool:
         """Return whether the caller's rings hold the caller's share or more."""
-        return caller != ANONYMOUS and 0 < self._per_caller <= self._used_by_caller[caller]
+        return caller != ANONYMOUS and 0 < self._per_caller <= self.used_by_caller[caller]
 
     def call_when_share_free(self, caller: str, call: Callable[[], object]) -> None:
         """Make a call, later, once a caller whose share is used holds less than its share again.
@@ -118,9 +118,9 @@ class RingBudget:
     def count_bytes(self, caller: str, size: int) -> None:
         """Count `size` bytes more for a caller; a negative size counts less."""
         self.used_bytes += size
-        self._used_by_caller[caller] += size
-        if not self._used_by_caller[caller]:
-            del self._used_by_caller[caller]
+        self.used_by_caller[caller] += size
+        if not self.used_by_caller[caller]:
+            del self.used_by_caller[caller]
         if caller in self._on_relief and not self.is_share_used_up(caller):
             self._call_later(self._on_relief.pop(caller))
 
@@ -148,7 +148,7 @@ class RingBudget:
         many turns to stop as there are shares.
         """
         self._is_reopening = False
-        for _ in range(1 + max(0, self._common - self.used_bytes) // _TURN):
+        for _ in range(1 + max(0, self._common - self.used_bytes) // TURN_BYTES):
             if not self._has_room():
                 return
             self._waiting.pop(0).reopen_ring()

@@ -37,8 +37,8 @@ import attrs
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.times import EventTimes
 
-_GATHER = 16 * 1024  # bytes up to which small batches are put together
-_APART = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
+MERGE_BYTES = 16 * 1024  # bytes up to which small batches are put together
+MIN_SPLIT_BYTES = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
 _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
 _MAX_CUTS = 16  # cut streams of one evaluation; the clients of earlier ones are given up
 
@@ -74,7 +74,7 @@ class EventRing:
         self._times.add_events(self.newest, int(self.read_time() * 1000))
         self.newest += batch.count
         self.size += len(batch.lines)
-        if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= _GATHER:
+        if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= MERGE_BYTES:
             self.batches[-1] += batch
         else:
             self.batches.append(batch)
@@ -104,7 +104,7 @@ class EventRing:
                 if end:
                     taken.append(batch.lines[start:end])
                     count += taken[-1].count(b"\n")
-                    if min(end, len(batch.lines) - end) >= _APART:
+                    if min(end, len(batch.lines) - end) >= MIN_SPLIT_BYTES:
                         self._split(index, end, after + count - first)
                 break
             limit -= len(batch.lines) - start

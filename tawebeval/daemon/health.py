@@ -31,7 +31,7 @@ DISK_CHECK_TIMEOUT = 5.0
 SANDBOX_PROBE_PERIOD = 10.0
 """Seconds between two probes of a sandbox that has failed."""
 
-_CONTENT = b"tawebeval\n"
+PROBE_CONTENT = b"tawebeval\n"
 
 log = Logger()
 
@@ -192,7 +192,7 @@ def probe_disk_write(directory: Path) -> None:
     statvfs(3) does not always show that the kernel has shut a file system down after an error.
     """
     with TemporaryFile(dir=directory, buffering=0) as file:
-        file.write(_CONTENT)
+        file.write(PROBE_CONTENT)
         file.seek(0)
-        if file.read() != _CONTENT:
+        if file.read() != PROBE_CONTENT:
             raise OSError(errno.EIO, "the bytes read back differ from those written")

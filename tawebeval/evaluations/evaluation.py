@@ -215,7 +215,7 @@ class Evaluation:
             )
             run = self._make_run(sandboxed)
             self._is_launching = True  # no cancelling from here on: the child would be lost
-            started = await self.context.threads.run_in_thread(self._launch, sandboxed, checkout)
+            started = await self.context.threads.run_in_thread(self.launch, sandboxed, checkout)
             self._adopt(run, started)
         except EvaluationFailure as error:
             await self._conclude(error)
@@ -274,7 +274,7 @@ class Evaluation:
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_share, self)
         return EvaluatorRun(clock, pump, grace, sandboxed, context.threads)
 
-    def _launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
+    def launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
         """Create the workspace and start the evaluator. Blocks. Raises: EvaluationFailure, OSError.
 
         All blocking work is in this one call: each change of threads costs time.
@@ -283,9 +283,10 @@ class Evaluation:
         self.workspace.create_directories(self.upload_directory, sandboxed.workspace_view)
         self.upload_directory = None
         directory = self.workspace.locate_working_directory(self.request.directory, checkout.path)
-        return self._launch_in(directory, sandboxed)
+        return self.launch_in_directory(directory, sandboxed)
 
-    def _launch_in(self, directory: Path, sandboxed: SandboxedRun) -> StartedProcess:
+    def launch_in_directory(self, directory: Path, sandboxed: SandboxedRun) -> StartedProcess:
+        """Start the evaluator in `directory`. Blocks. Raises: EvaluationFailure, OSError."""
         if self._stop_reason is not None:
             raise self._stop_reason
         assert self.markers is not None, "made with the run"

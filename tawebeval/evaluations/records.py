@@ -166,14 +166,14 @@ class Subscription:
     _registered: set[Subscription]
     _on_left: Callable[[], object]
     connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
-    _reader: StreamPosition = attrs.field(init=False)
+    reader: StreamPosition = attrs.field(init=False)
     with_times: bool = False
     _has_acknowledged: bool = False  # whether the client acknowledges events itself
     # Ends of pieces: bytes written to the connection, and the cursor after the events.
-    _written: deque[tuple[int, int]] = attrs.field(factory=deque)
+    written_pieces: deque[tuple[int, int]] = attrs.field(factory=deque)
 
     def __enter__(self) -> None:
-        self._reader = self._readers.add_stream(self)
+        self.reader = self._readers.add_stream(self)
         self._registered.add(self)
         # If the ring is full and this stream has read all of it, nothing else would make room.
         self._readers.discard_read_events()
@@ -182,7 +182,7 @@ class Subscription:
         is_complete = error is None and self.has_ended
         if is_complete:
             self._readers.was_sent_completely = True
-        self._readers.remove_stream(self, self._reader, cut=not is_complete)
+        self._readers.remove_stream(self, self.reader, cut=not is_complete)
         self._registered.remove(self)
         self._on_left()
 
@@ -210,9 +210,9 @@ class Subscription:
         """Record that all events read so far were written to the connection."""
         if not self._has_acknowledged:
             written, _ = self.connection.measure_progress()
-            if len(self._written) > 1 and written - self._written[-2][0] < _NOTED:
-                self._written.pop()
-            self._written.append((written, self.position))
+            if len(self.written_pieces) > 1 and written - self.written_pieces[-2][0] < _NOTED:
+                self.written_pieces.pop()
+            self.written_pieces.append((written, self.position))
         self._readers.discard_read_events()
 
     def probe_client(self) -> bool:
@@ -222,8 +222,7 @@ class Subscription:
         shown to have.
         """
         held = (
-            self._readers.evaluation.ring_share.is_full
-            and self._reader.taken_cursor < self.position
+            self._readers.evaluation.ring_share.is_full and self.reader.taken_cursor < self.position
         )
         self.connection.set_probing(held and not self._has_acknowledged)
         return held
@@ -231,11 +230,11 @@ class Subscription:
     def update_taken_cursor(self) -> None:
         """Record what the client has read by now: those events may be discarded."""
         if self._has_acknowledged:
-            self._written.clear()
-        elif self._written:
+            self.written_pieces.clear()
+        elif self.written_pieces:
             _, read = self.connection.measure_progress()
-            while self._written and self._written[0][0] <= read:
-                self._take(self._written.popleft()[1])
+            while self.written_pieces and self.written_pieces[0][0] <= read:
+                self._take(self.written_pieces.popleft()[1])
 
     def acknowledge(self, cursor: int) -> bool:
         """Record the client's acknowledgement of all events before `cursor`.
@@ -246,13 +245,13 @@ class Subscription:
         if cursor > self.position:
             return False
         self._has_acknowledged = True
-        if cursor > self._reader.taken_cursor:
+        if cursor > self.reader.taken_cursor:
             self._take(cursor)
             self._readers.discard_read_events()
         return True
 
     def _take(self, cursor: int) -> None:
-        self._reader.taken_cursor = cursor
+        self.reader.taken_cursor = cursor
         self._readers.furthest_read_cursor = max(self._readers.furthest_read_cursor, cursor)
 
 
@@ -315,7 +314,7 @@ class RecordIndex:
             str, EvaluationRecord
         ] = {}  # of `_kept`, those that a stream has sent to the end
         self._keys: dict[tuple[str, str], EvaluationRecord] = {}
-        self._kept_counts: Counter[str] = Counter()  # by caller
+        self.kept_counts: Counter[str] = Counter()  # by caller
         self.accepted_count = 0
 
     def __contains__(self, identifier: str) -> bool:
@@ -331,7 +330,7 @@ class RecordIndex:
 
     def count_kept(self, caller: str) -> int:
         """Count the evaluations of a caller that have ended and are not forgotten."""
-        return self._kept_counts[caller]
+        return self.kept_counts[caller]
 
     def find_record(
         self, identifier: str, caller: str, *, reads: bool = True
@@ -438,7 +437,7 @@ class RecordIndex:
         identifier = record.evaluation.identifier
         if self._active.pop(identifier, None) is not None:
             self._kept[identifier] = record
-            self._kept_counts[record.caller] += 1
+            self.kept_counts[record.caller] += 1
             self._note_left(record)
         record.release_if_unused()
 
@@ -460,9 +459,9 @@ class RecordIndex:
         if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
             self._sent.pop(identifier, None)
-            self._kept_counts[record.caller] -= 1
-            if not self._kept_counts[record.caller]:
-                del self._kept_counts[record.caller]
+            self.kept_counts[record.caller] -= 1
+            if not self.kept_counts[record.caller]:
+                del self.kept_counts[record.caller]
         if record.idempotency_key is not None:
             del self._keys[record.caller, record.idempotency_key]
         record.final_state = final_state

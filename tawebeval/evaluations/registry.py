@@ -50,7 +50,7 @@ from tawebeval.webhooks.deliveries import CallbackQueue
 _RETRY_AFTER = 5  # seconds, if the queue is full
 _RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
-_LISTED = 100  # evaluations in one answer, at most
+LISTING_SIZE = 100  # evaluations in one answer, at most
 _EXAMINED = 500  # evaluations that a filter examines for one answer, at most: about 2 ms
 _MARK = 5  # random bytes in the cursors of lists
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -97,7 +97,8 @@ class EvaluationRegistry:
         self._root = root
         self._callbacks = callbacks
         self.records = RecordIndex(identities, context.clock)
-        self._mark = context.random_bytes(_MARK).hex()  # cursors of another start are refused by it
+        # In the cursors of lists: those of another start of the daemon are refused by it.
+        self.cursor_mark = context.random_bytes(_MARK).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
         # Evaluations with a process or a directory left, also those without a record.
         self._alive: dict[str, EvaluationRecord] = {}
@@ -417,7 +418,7 @@ class EvaluationRegistry:
         number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor.
         """
         number = self._parse_list_cursor(after) if after else 0
-        examined = _LISTED if wanted.is_empty else _EXAMINED
+        examined = LISTING_SIZE if wanted.is_empty else _EXAMINED
         found = self.records.list_records(caller, number, examined + 1)
         listed: list[Evaluation] = []
         end = None
@@ -426,15 +427,15 @@ class EvaluationRegistry:
             if wanted.matches(record.evaluation):
                 listed.append(record.evaluation)
             examined -= 1
-            if following is not None and (len(listed) == _LISTED or not examined):
-                end = f"{self._mark}-{record.sequence_number}"
+            if following is not None and (len(listed) == LISTING_SIZE or not examined):
+                end = f"{self.cursor_mark}-{record.sequence_number}"
                 break
         return EvaluationListing(after or None, end, list(map(build_listing_entry, listed)))
 
     def _parse_list_cursor(self, cursor: str) -> int:
         mark, _, number = cursor.partition("-")
         if (
-            mark != self._mark
+            mark != self.cursor_mark
             or not _NUMBER.fullmatch(number)
             or int(number) > self.records.accepted_count
         ):

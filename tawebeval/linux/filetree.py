@@ -179,17 +179,17 @@ def _copy_bytes(reading: int, writing: int) -> None:
 _RM, _CHMOD = "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
 _COMPLAINT = 8 * 1024  # bytes: more than a line with a path
 _LEVELS = 16  # of directories, for each of which a descriptor is open
-_ENTRIES = 500  # that are removed in this process
+MAX_ENTRIES = 500  # that are removed in this process
 
 
 def remove_tree(directory: Path) -> None:
     """Remove a directory with its content, if it exists. Raises: OSError."""
     if not os.path.lexists(directory) or _remove_small(directory):
         return
-    _run(_RM, "-rf", "--", directory)
+    run_program(_RM, "-rf", "--", directory)
     if os.path.lexists(directory):  # directories without permissions
-        _run(_CHMOD, "-R", "u+rwX", "--", directory)
-        said = _run(_RM, "-rf", "--", directory)
+        run_program(_CHMOD, "-R", "u+rwX", "--", directory)
+        said = run_program(_RM, "-rf", "--", directory)
         if os.path.lexists(directory):
             raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(directory))
 
@@ -203,7 +203,7 @@ def empty_directory(directory: Path) -> None:
 def _remove_small(directory: Path) -> bool:
     """Remove a small directory; return False if it, or a part of it, is left."""
     try:
-        _Emptying(_ENTRIES).remove(str(directory), None, _LEVELS)
+        _Emptying(MAX_ENTRIES).remove(str(directory), None, _LEVELS)
     except (OSError, _TooLarge):
         return False
     return True
@@ -244,7 +244,7 @@ class _Emptying:
                 os.unlink(entry.name, dir_fd=directory)
 
 
-def _run(*command: str | Path) -> str:
+def run_program(*command: str | Path) -> str:
     """Run a command to its end; return the first line of its stderr.
 
     Each of millions of files may cause a line: only the first is kept.

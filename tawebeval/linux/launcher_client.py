@@ -3,7 +3,7 @@
 The daemon is large and has threads, so forking it is slow, and Python code between fork and exec is
 unsafe. The launcher does this work in a few lines of Python: it mounts overlays, enters cgroups and
 sets limits. `LauncherClient` starts the launcher, sends it requests and replaces it when it ends.
-All methods block: for some milliseconds, and no longer than `_PATIENCE`.
+All methods block: for some milliseconds, and no longer than `TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ def _failure(step: bytes, number: bytes, path: bytes) -> OSError:
     return kind(int(number), os.strerror(int(number)), os.fsdecode(path) or None)
 
 
-_UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "--")
+UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "--")
 # The service user may lack permission to read the daemon's own Python.
-_PYTHONS = (sys.executable, "/usr/bin/python3")
-_SOURCE = Path(launcher.__file__).read_bytes()  # now, for the same reason
+PYTHONS = (sys.executable, "/usr/bin/python3")
+LAUNCHER_SOURCE = Path(launcher.__file__).read_bytes()  # now, for the same reason
 LAUNCHER_NAME = "tawebeval-launcher"
 """The name of the process in process lists."""
 
 FIRST_DESCRIPTOR = 3
 """The number of the first of a program's `descriptors`; the others follow."""
 
-_PATIENCE = 10.0  # seconds for the process to start, and to answer
+TIMEOUT = 10.0  # seconds for the process to start, and to answer
 _COMPLAINT = 8 * 1024  # bytes of what it says before it fails
 _HANGS = "the launcher of evaluators does not answer"
 _NONE = "the launcher of evaluators cannot be started"
@@ -182,14 +182,14 @@ def start_launcher(*, mounting: bool, user: User | None = None) -> LauncherProce
     with this thread.
     """
     errors = list[OSError]()
-    for python in dict.fromkeys(_PYTHONS):
-        argv = [*(_UNSHARE if mounting else ()), python]
+    for python in dict.fromkeys(PYTHONS):
+        argv = [*(UNSHARE if mounting else ()), python]
         try:
             try:
-                return _start(argv, user)
+                return start_process(argv, user)
             except ConnectionError:
                 log.warn("{what} at its start; starting another one", what=_ENDED)
-                return _start(argv, user)
+                return start_process(argv, user)
         except OSError as error:
             errors.append(error)
     # A Python that started and then died explains more than one that could not be executed.
@@ -197,15 +197,16 @@ def start_launcher(*, mounting: bool, user: User | None = None) -> LauncherProce
     raise OSError(None, "; ".join(dict.fromkeys(str(e.strerror or e) for e in died or errors)))
 
 
-def _start(python: Sequence[str], user: User | None) -> LauncherProcess:
+def start_process(python: Sequence[str], user: User | None) -> LauncherProcess:
+    """Start the launcher with this Python. Raises: OSError, TimeoutError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with (
         theirs,
-        _in_memory("source", _SOURCE) as source,
+        _in_memory("source", LAUNCHER_SOURCE) as source,
         _in_memory("complaint") as complaint,
     ):
         try:
-            ours.settimeout(_PATIENCE)
+            ours.settimeout(TIMEOUT)
             process = subprocess.Popen(
                 [*python, "-I", "-S", "/proc/self/fd/0", LAUNCHER_NAME],
                 env={},
@@ -281,7 +282,7 @@ class LauncherClient:
         self, launch: LaunchSpec, layers: OverlayLayers | None
     ) -> tuple[StartedProcess, MountedOverlay | None]:
         report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        report.settimeout(_PATIENCE)
+        report.settimeout(TIMEOUT)
         with contextlib.ExitStack() as reading, report:
             with contextlib.ExitStack() as writing:
                 writing.enter_context(theirs)
@@ -292,11 +293,11 @@ class LauncherClient:
             try:
                 pid, overlay = read_launch_report(report)
             except TimeoutError:
-                self._drop(asked)
+                self.drop_launcher(asked)
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
             except ConnectionError:
                 error = asked.read_error()
-                self._drop(asked)
+                self.drop_launcher(asked)
                 raise error from None
             if overlay is not None:
                 reading.callback(os.close, overlay.top_descriptor)
@@ -326,7 +327,7 @@ class LauncherClient:
             self.launcher = start_launcher(mounting=self._mounting, user=self._user)
         return self.launcher
 
-    def _drop(self, launcher: LauncherProcess) -> None:
+    def drop_launcher(self, launcher: LauncherProcess) -> None:
         """End a launcher, unless it was replaced already."""
         with self._lock:
             if self.launcher is launcher:

@@ -78,7 +78,7 @@ class OrphanReaper:
         """
         killed: set[int] = set()
         for _ in range(_SEARCHES):
-            found = [(pid, _belongs(pid, mark, directory)) for pid in self._adopted()]
+            found = [(pid, _belongs(pid, mark, directory)) for pid in self.list_adopted()]
             # Descendants without the mark may take longer to end than those with it.
             killed = {pid for pid in killed if _is_alive(pid)}
             if not killed and all(belongs is False for _, belongs in found):
@@ -107,7 +107,7 @@ class OrphanReaper:
         """Reap orphans that have ended by themselves, or with their git command."""
         with contextlib.suppress(ChildProcessError):  # there are no children at all
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                list(self._adopted())
+                list(self.list_adopted())
 
     def expect_child(self) -> AbstractContextManager[Callable[[int], object]]:
         """Expect a child that is no orphan, as `Spawner.expect_child` does."""
@@ -117,7 +117,7 @@ class OrphanReaper:
         """Forget a child that was reaped elsewhere."""
         self._spawner.forget_child(pid)
 
-    def _adopted(self) -> Iterator[int]:
+    def list_adopted(self) -> Iterator[int]:
         """Yield the living children that the daemon has not started, and reap the dead ones."""
         found = list(list_children("self"))
         # Read before `is_child`: no child that was found can become known after this.

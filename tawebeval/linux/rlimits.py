@@ -70,7 +70,7 @@ def check_hard_limits(limits: LimitSettings) -> None:
         ("file_size", largest.file_size, resource.RLIMIT_FSIZE, "LimitFSIZE"),
         ("memory", largest.memory, resource.RLIMIT_DATA, "LimitDATA"),
     ):
-        hard = _hard(number)
+        hard = get_hard_limit(number)
         if hard is not None and hard < value:
             chosen = getattr(largest, name) > getattr(limits, name)
             setting = f"limits.maximum.{name}" if chosen else f"limits.{name}"
@@ -83,7 +83,7 @@ def check_hard_limits(limits: LimitSettings) -> None:
 def find_lowered_limits() -> Iterator[Problem]:
     """Yield the hard limits of the daemon that evaluators may want to be unlimited."""
     for name in ("CORE", "CPU"):
-        hard = _hard(getattr(resource, f"RLIMIT_{name}"))
+        hard = get_hard_limit(getattr(resource, f"RLIMIT_{name}"))
         if hard is not None:
             yield Problem(
                 f"programs that set RLIMIT_{name} to unlimited fail: the daemon's hard limit is"
@@ -116,7 +116,7 @@ def count_needed_descriptors(configuration: Configuration) -> int:
 
 def count_allowed_descriptors() -> int:
     """Return the descriptors that this process may have after `raise_descriptor_limit`."""
-    hard = _hard(resource.RLIMIT_NOFILE)
+    hard = get_hard_limit(resource.RLIMIT_NOFILE)
     return 2**31 - 1 if hard is None else hard
 
 
@@ -196,7 +196,7 @@ def _descriptors_besides(configuration: Configuration) -> int:
 
 
 def _bounds(proc: Path) -> Iterator[int]:
-    hard = _hard(resource.RLIMIT_NPROC)
+    hard = get_hard_limit(resource.RLIMIT_NPROC)
     if hard is not None:
         yield hard
     found = find_own_cgroups(proc)
@@ -208,6 +208,7 @@ def _bounds(proc: Path) -> Iterator[int]:
                 yield most
 
 
-def _hard(number: int) -> int | None:
+def get_hard_limit(number: int) -> int | None:
+    """Return the hard limit of a resource (getrlimit(2)); None if it is unlimited."""
     hard = resource.getrlimit(number)[1]
     return None if hard == resource.RLIM_INFINITY else hard

@@ -287,10 +287,13 @@ class SandboxedRun(ABC):
         the cgroup measures it, of processor time are the daemon's: some programs raise the soft
         limits of their children.
         """
-        limits, core = self.limits, _hard(resource.RLIMIT_CORE)
+        limits, core = self.limits, get_hard_rlimit(resource.RLIMIT_CORE)
         measured = "cpu" in self._cgroups.enforced_resources
         bounds = {
-            "cpu": (limits.cpu, _hard(resource.RLIMIT_CPU) if measured else limits.cpu + 1),
+            "cpu": (
+                limits.cpu,
+                get_hard_rlimit(resource.RLIMIT_CPU) if measured else limits.cpu + 1,
+            ),
             "fsize": (limits.file_size, limits.file_size),
             "nofile": (limits.open_files, limits.open_files),
             # With 1 byte the kernel writes no file and starts no crash handler. With 0 it starts
@@ -308,7 +311,8 @@ class SandboxedRun(ABC):
         return bounds
 
 
-def _hard(number: int) -> int:
+def get_hard_rlimit(number: int) -> int:
+    """Return the hard limit of a resource (getrlimit(2)); RLIM_INFINITY if it is unlimited."""
     return resource.getrlimit(number)[1]
 
 

@@ -96,7 +96,7 @@ _WAIT = (
 
 _ROOM = Path("/evaluation")  # where an evaluator finds its workspace
 _TOOLS, _RUNNER = _ROOM / "tools", _ROOM / "runner"
-_ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 # Of /etc: how programs find their libraries and one another ...
 _ETC_PROGRAMS = ("alternatives", "ld.so.*")
@@ -131,7 +131,7 @@ def build_system_options(accounts: Path, *, network: bool) -> Iterator[str]:
 def build_program_options(accounts: Path) -> Iterator[str]:
     """Yield the options for what nearly every program needs. Blocks."""
     yield from ("--ro-bind", "/usr", "/usr")
-    for name in _ROOT:
+    for name in ROOT_DIRECTORIES:
         path = Path("/", name)
         if path.is_symlink():  # into /usr, as usual today
             yield from ("--symlink", os.readlink(path), str(path))

@@ -59,7 +59,7 @@ _PROBE = (
     f" && cd .. && rm -r {_DIRECTORY} && mkdir {_DIRECTORY} && [ ! -e {_DIRECTORY}/file ]"
     f" && echo {_SOUND}"
 )
-_PATIENCE = 20.0  # seconds for the probe to start and end
+TIMEOUT = 20.0  # seconds for the probe to start and end
 
 _OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
 _REMEDIES = {
@@ -291,7 +291,7 @@ def probe_bubblewrap(
                     _PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory
                 )
             try:
-                problem = _judge(*wait_for_exit(started, _PATIENCE))
+                problem = _judge(*wait_for_exit(started, TIMEOUT))
             finally:
                 sandbox.orphan_reaper.forget_child(started.pid)
             untouched = whole.read_text() == _WHOLE

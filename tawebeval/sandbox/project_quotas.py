@@ -44,7 +44,7 @@ _GET, _SET = (0x800007 << 8) + 2, (0x800008 << 8) + 2
 _LIMITS = 1 | 4
 _QUOTA = struct.Struct("=8QI4x")
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 _AGAIN = "run `tawebeval quota` as root"
 _REMEDY = (
@@ -238,6 +238,6 @@ def _count_files(place: int, project: int) -> int:
 def _quotactl(place: int, command: int, project: int, quota: bytes) -> bytes:
     content = ctypes.create_string_buffer(quota, len(quota))
     numbers = ctypes.c_uint(command), ctypes.c_uint(project)
-    if _libc.syscall(_QUOTACTL_FD, place, *numbers, content):
+    if libc.syscall(_QUOTACTL_FD, place, *numbers, content):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return content.raw

@@ -41,6 +41,10 @@ class EventSource:
         for line in _LINE.finditer(lines):
             self._take(line[1])
 
+    def reconnect(self) -> None:
+        """Forget the event that a broken connection has cut off."""
+        self._rest, self._data, self._type = b"", "", ""
+
     def _take(self, line: str) -> None:
         if not line:
             self._dispatch()

@@ -21,6 +21,7 @@ from tawebeval.config import (
     LogSettings,
 )
 from tawebeval.config import ServiceSettings as Process
+from tawebeval.core.tokens import ANONYMOUS
 from tests.cases.web import END
 from tests.fakes.clients import MULTIPART, Connection, Service, form, parts
 
@@ -239,13 +240,14 @@ class World:
 
     def seen(self) -> list[Any]:
         """Return all that can be seen, from outside and of what is kept."""
-        records = self.service.registry.records
-        rings = [record.evaluation.ring for record in records._records.values()]
+        caller = "alice" if self.tokens else ANONYMOUS
+        found = self.service.registry.records.list_records(caller, 0, 100)
+        evaluations = [record.evaluation for record in found]
         return [
             *(_DATE.sub(b"Date:", client.received) for client in self.clients),
             *((client.closed, client.aborted) for client in self.clients),
-            *((ring.oldest, ring.newest) for ring in rings),
-            *(len(record.evaluation.change_condition) for record in records._records.values()),
+            *((each.ring.oldest, each.ring.newest) for each in evaluations),
+            *(len(each.change_condition) for each in evaluations),
             *(client.channel.phase for client in self.clients),
         ]
 

@@ -43,7 +43,7 @@ class CellTestCase(SynchronousTestCase):
         self.disks: list[FakeDisk] = []
         self.patch(module, "DiskMeter", self.watch)
         self.hard = resource.RLIM_INFINITY  # of the daemon, for whatever it is
-        self.patch(module, "_hard", lambda number: self.hard)
+        self.patch(module, "get_hard_rlimit", lambda number: self.hard)
 
     def watch(
         self, *arguments: Any, apart: Collection[str], since: float, floor: int, held: bool

@@ -56,7 +56,7 @@ class BudgetTestCase(SynchronousTestCase):
     running = 1000
 
     def setUp(self) -> None:
-        self.patch(module, "_TURN", READ)
+        self.patch(module, "TURN_BYTES", READ)
         self.turns = Turns()
         self.budget = RingBudget(TOTAL, EACH, self.running, self.turns.call_later)
         self.reopened: list[RingShare] = []
@@ -243,7 +243,7 @@ class CallerShareTests(BudgetTestCase):
         share = self.budget.add_share("alice")
         share.resize(7)
         share.release()
-        self.assertFalse(self.budget._used_by_caller)
+        self.assertFalse(self.budget.used_by_caller)
 
 
 class ReserveTests(BudgetTestCase):

@@ -409,7 +409,7 @@ class InterleavingTests(SynchronousTestCase):
 
     def test_pages(self) -> None:
         """Contiguous and repeatable, bounded, nothing discarded unacknowledged, sizes right."""
-        self.patch(ring, "_APART", 64)
+        self.patch(ring, "MIN_SPLIT_BYTES", 64)
         run_state_machine_as_test(
             PagesMachine, settings=settings(max_examples=120, stateful_step_count=40)
         )

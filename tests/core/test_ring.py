@@ -125,7 +125,7 @@ class ReadTests(SynchronousTestCase):
 
     def test_cut(self) -> None:
         """Where a page ends within a batch the next one begins with a batch."""
-        self.patch(module, "_APART", 2 * LINE)
+        self.patch(module, "MIN_SPLIT_BYTES", 2 * LINE)
         ring = filled(6)
         self.assertEqual(ring.read_events(1, 2 * LINE), numbers(1, 2))
         self.assertEqual([batch.count for batch in ring.batches], [3, 3])
@@ -134,7 +134,7 @@ class ReadTests(SynchronousTestCase):
 
     def test_not_cut_small(self) -> None:
         """Nothing is cut off that is small, at neither end; to the byte."""
-        self.patch(module, "_APART", 2 * LINE)
+        self.patch(module, "MIN_SPLIT_BYTES", 2 * LINE)
         for after, limit, counts in ((0, 1, [6]), (0, 2, [2, 4]), (1, 3, [4, 2]), (1, 4, [6])):
             ring = filled(6)
             self.assertEqual(ring.read_events(after, limit * LINE), numbers(after, limit))

@@ -35,7 +35,7 @@ class RetentionTestCase(SynchronousTestCase):
     """A ring of which each event is a batch, so that all can be cut off to the event."""
 
     def setUp(self) -> None:
-        self.patch(ring, "_GATHER", 0)
+        self.patch(ring, "MERGE_BYTES", 0)
         self.ring = EventRing()
         self.retention = EventRetention(self.ring)
 
@@ -369,8 +369,8 @@ class InterleavingTests(SynchronousTestCase):
 
     def test_readers(self) -> None:
         """Each sees every event once and in order, and memory stays bounded."""
-        self.patch(ring, "_GATHER", 4 * LINE)
-        self.patch(ring, "_APART", 2 * LINE)
+        self.patch(ring, "MERGE_BYTES", 4 * LINE)
+        self.patch(ring, "MIN_SPLIT_BYTES", 2 * LINE)
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=150, stateful_step_count=40)
         )

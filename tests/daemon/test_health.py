@@ -91,7 +91,7 @@ class FaultTests(SynchronousTestCase):
         """On a real disk a file is written, read, and is gone; what is read has to be the same."""
         self.assertIsNone(find_disk_fault(self.place, 0))
         self.assertEqual(list(self.place.iterdir()), [])
-        self.patch(module, "_CONTENT", Forgetful(b"x"))
+        self.patch(module, "PROBE_CONTENT", Forgetful(b"x"))
         self.assertRaises(OSError, probe_disk_write, self.place)
 
 

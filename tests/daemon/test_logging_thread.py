@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 import sys
+import threading
 from threading import Event, current_thread
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -53,10 +54,10 @@ class LineWriterTests(SynchronousTestCase):
     def end(self) -> None:
         """Have the thread end."""
         self.file.gate.set()
-        thread = self.writer._thread
-        if thread is not None:
-            self.writer.call_in_order(sys.exit)
-            thread.join(PATIENCE)
+        for thread in threading.enumerate():
+            if thread.name == "log":
+                self.writer.call_in_order(sys.exit)
+                thread.join(PATIENCE)
 
     def get_stuck(self) -> None:
         """Have the thread wait for the file, with one line."""
@@ -166,6 +167,13 @@ class LineWriterTests(SynchronousTestCase):
         self.addCleanup(signal.signal, signal.SIGUSR2, before)
         self.file.gate.set()
         self.writer.start()
-        with self.writer._changed:
-            signal.raise_signal(signal.SIGUSR2)
-        self.assertEqual(self.written(), ["handler"])
+        self.writer.write_line(Interrupting("line"))
+        self.assertEqual(self.written(), ["handler", "line"])
+
+
+class Interrupting(str):
+    """A line during whose writing a signal comes."""
+
+    def __sizeof__(self) -> int:
+        signal.raise_signal(signal.SIGUSR2)
+        return super().__sizeof__()

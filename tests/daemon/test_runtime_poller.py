@@ -16,6 +16,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.daemon import runtime
 from tawebeval.daemon.runtime import FallbackPoller, add_poll_fallback
 from tests.fakes.epoll import LimitedEpoll
 
@@ -128,14 +129,18 @@ class PollerTests(PollerTestCase):
 class ReactorTests(PollerTestCase):
     """Twisted's reactor with it."""
 
+    def replace(self, epoll: select.epoll) -> FallbackPoller:
+        """Return a poller in place of that of `epoll`, which may watch nothing."""
+        self.addCleanup(epoll.close)
+        return self.limited(0)
+
     def test_reactor(self) -> None:
         """A reactor that may watch nothing more reads, and stops reading."""
         reactor = EPollReactor()
-        self.addCleanup(reactor._poller.close)
         for each in reactor.getReaders():
             self.addCleanup(each.connectionLost, None)
+        self.patch(runtime, "FallbackPoller", self.replace)
         add_poll_fallback(reactor)
-        reactor._poller._epoll = self.limited(0)._epoll
         reading, writing = self.pipe()
         reader = Reader(reading)
         reactor.addReader(reader)

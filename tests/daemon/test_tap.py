@@ -191,7 +191,11 @@ class MakeServiceTests(SynchronousTestCase):
     def test_hard_limits(self) -> None:
         """A hard limit that is lower than an evaluator's is one of these messages."""
         self.root.mkdir()
-        self.patch(rlimits, "_hard", lambda number: 10 if number == resource.RLIMIT_FSIZE else None)
+        self.patch(
+            rlimits,
+            "get_hard_limit",
+            lambda number: 10 if number == resource.RLIMIT_FSIZE else None,
+        )
         with self.assertRaises(SystemExit) as caught:
             self.make()
         self.assertIn("tawebeval: limits.file_size: ", str(caught.exception.code))

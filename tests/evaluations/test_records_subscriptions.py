@@ -108,12 +108,12 @@ class SubscriptionTests(RegistryTestCase):
         for _ in range(2000):
             self.child.print(b"x\n")
             self.send()
-        self.assertLess(len(self.subscription._written), self.connection.given // 8192 + 3)
+        self.assertLess(len(self.subscription.written_pieces), self.connection.given // 8192 + 3)
         self.connection.read = self.connection.given - 1
         self.subscription.update_taken_cursor()
         self.connection.read += 1
         self.subscription.update_taken_cursor()
-        self.assertEqual(len(self.subscription._written), 0)
+        self.assertEqual(len(self.subscription.written_pieces), 0)
 
     def test_asks(self) -> None:
         """The client is asked what it has read while the evaluator may wait for that, no longer."""

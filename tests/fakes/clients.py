@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from klein import Klein
 from treq.client import HTTPClient
 from treq.testing import RequestTraversalAgent, _SynchronousProducer
 from twisted.internet.address import IPv4Address
@@ -207,6 +208,7 @@ class Service:
     world: World = attrs.field(init=False)
     registry: EvaluationRegistry = attrs.field(init=False)
     context: WebContext = attrs.field(init=False)
+    app: Klein = attrs.field(init=False)
     routes: RouteTable = attrs.field(init=False)
     site: ApiSite = attrs.field(init=False)
 
@@ -247,7 +249,7 @@ class Service:
             read_wall_clock=lambda: EPOCH + self.reactor.seconds(),
         )
         application = KleinApplication(self.context)
-        self.routes = application.routes
+        self.app, self.routes = application.app, application.routes
         self.site = make_site(application, self.reactor)
 
     def connect(self, address: IAddress | None = None) -> Connection:

@@ -54,7 +54,7 @@ class FakeProcess(ProcessCredentials):
     def is_tracing_forbidden(self) -> bool:
         return self.hidden
 
-    def _may(self, now: tuple[int, ...], then: Iterable[int]) -> None:
+    def allow_change(self, now: tuple[int, ...], then: Iterable[int]) -> None:
         if self.users[1] and not set(then) <= {*now, -1}:
             raise PermissionError(1, "Operation not permitted")
 
@@ -66,12 +66,12 @@ class FakeProcess(ProcessCredentials):
 
     def set_group_ids(self, real: int, effective: int, saved: int) -> None:
         if self._call("gid"):
-            self._may(self.gids, (real, effective, saved))
+            self.allow_change(self.gids, (real, effective, saved))
             self.gids = _changed(self.gids, (real, effective, saved))
 
     def set_user_ids(self, real: int, effective: int, saved: int) -> None:
         if self._call("uid"):
-            self._may(self.users, (real, effective, saved))
+            self.allow_change(self.users, (real, effective, saved))
             self.users = _changed(self.users, (real, effective, saved))
             self.hidden = False
             if not self.kept and 0 not in self.users:

@@ -93,8 +93,8 @@ class IdleThreads:
         owner = getattr(call, "__self__", None)
         if isinstance(owner, FakeSandboxedRun):
             return call(*args, **kwargs)
-        if isinstance(owner, Evaluation) and call == owner._launch:
-            return owner._launch_in(
+        if isinstance(owner, Evaluation) and call == owner.launch:
+            return owner.launch_in_directory(
                 owner.workspace.tree_directory / owner.request.directory, args[0]
             )
         return [] if call is check_run_limits else None

@@ -69,7 +69,7 @@ class World:
         asked = self.ask("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         self.identifier = asked.json()["evaluation_id"]
         self.record = self.service.registry.records[self.identifier]
-        self.mark = self.service.registry._mark
+        self.mark = self.service.registry.cursor_mark
         self.printed = 0
         self.ended = self.gone = False
 

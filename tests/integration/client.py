@@ -81,7 +81,7 @@ class Client:
         self._credentials = {"Authorization": f"Bearer {token}"} if token else {}
         self.evaluations: list[str] = []
         self._pool = HTTPConnectionPool(reactor)
-        self._http = HTTPClient(
+        self.http = HTTPClient(
             Agent(
                 reactor,
                 trust or BrowserLikePolicyForHTTPS(),
@@ -104,7 +104,7 @@ class Client:
     async def request(self, method: str, path: str, **arguments: Any) -> Answer:
         """Return the answer to a request, whatever its status."""
         headers = {**self._credentials, **(arguments.pop("headers", None) or {})}
-        response = await self._http.request(
+        response = await self.http.request(
             method, self.url + path, timeout=PATIENCE, headers=headers, **arguments
         )
         return Answer(response.code, response.headers, await response.content())
@@ -117,7 +117,7 @@ class Client:
         self, path: str, received: Callable[[bytes], object], headers: dict[str, str]
     ) -> None:
         """Read a stream to its end; `received` gets it piece by piece."""
-        response = await self._http.get(self.url + path, headers={**self._credentials, **headers})
+        response = await self.http.get(self.url + path, headers={**self._credentials, **headers})
         assert response.code == 200, response.code
         await response.collect(received)
 

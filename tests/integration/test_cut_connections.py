@@ -97,7 +97,7 @@ class Reader:
         """Hand over what comes of a stream, also where that breaks off."""
         headers = {"Accept": accept, **({"Last-Event-ID": last} if last else {})}
         url = f"{self.client.url}/evaluation/{self.identifier}/events{query}"
-        response = await self.client._http.get(url, headers=headers)
+        response = await self.client.http.get(url, headers=headers)
         if response.code not in (200, 204):
             raise AssertionError(f"{response.code}: {await response.content()!r}")
         await response.collect(take)

@@ -68,14 +68,16 @@ class OverlaysTests(SynchronousTestCase):
     def test_mounted_again(self) -> None:
         """When the launcher dies after it has mounted one the next makes another, no copy."""
         killed = self.workspace.root / "killed"
-        source, mounted = launcher_client._SOURCE.decode(), "        step = START\n"
+        source, mounted = launcher_client.LAUNCHER_SOURCE.decode(), "        step = START\n"
         self.assertIn(mounted, source)
         die = (
             f"        if not os.path.exists({str(killed)!r}):\n"
             f"            open({str(killed)!r}, 'w').close()\n"
             "            os.kill(os.getpid(), signal.SIGKILL)\n"
         )
-        self.patch(launcher_client, "_SOURCE", source.replace(mounted, mounted + die).encode())
+        self.patch(
+            launcher_client, "LAUNCHER_SOURCE", source.replace(mounted, mounted + die).encode()
+        )
         self.trees.use_overlays(WHO)
         with capturedLogs() as events:
             told = self.run_it("cat file; echo more >>file; cat file")

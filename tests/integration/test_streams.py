@@ -72,7 +72,7 @@ heartbeat = 0.2
     async def lines(self, identifier: str) -> list[Any]:
         """Return what treq reads, piece by piece."""
         pieces: list[bytes] = []
-        response = await self.client._http.get(
+        response = await self.client.http.get(
             self.url(identifier), headers={"Accept": "application/x-ndjson"}
         )
         await response.collect(pieces.append)
@@ -136,7 +136,7 @@ class StreamTests(StreamTestCase):
         while not source.events or source.events[-1].type != "end":
             times += 1
             source.feed(await self._some(identifier, source.last_event_id))
-            source._rest, source._data, source._type = b"", "", ""  # what a browser drops
+            source.reconnect()
         read = [json.loads(event.data) for event in source.events[:-1]]
         self.assertTrue(text(read) == PRINTED, "not what was printed")
         self.assertGreater(times, 3)

@@ -75,8 +75,8 @@ class KernelTests(SynchronousTestCase):
         self.folder.mkdir()
         self.uid = 7
         self.patch(os, "geteuid", lambda: self.uid)
-        self.patch(filesystem, "_SYSTEMD", str(self.folder))
-        self.patch(filesystem, "_runtime_directory", lambda: str(self.folder / "run"))
+        self.patch(filesystem, "SYSTEMD_DIRECTORY", str(self.folder))
+        self.patch(filesystem, "find_runtime_directory", lambda: str(self.folder / "run"))
         self.group = "/user.slice/user@7.service/app.slice/it.service"
 
     def is_delegated(self, group: str) -> bool:

@@ -23,10 +23,10 @@ class RemoveTests(SynchronousTestCase):
         self.secret = self.root / "secret"
         self.secret.write_text("secret")
         self.programs: list[str] = []
-        run = module._run
+        run = module.run_program
         self.patch(
             module,
-            "_run",
+            "run_program",
             lambda *command: (self.programs.append(command[0]), run(*command))[1],
         )
 
@@ -47,7 +47,7 @@ class RemoveTests(SynchronousTestCase):
 
     def test_many(self) -> None:
         """What has many entries, in one directory or in several, is left to a program."""
-        self.patch(module, "_ENTRIES", 12)
+        self.patch(module, "MAX_ENTRIES", 12)
         for names in (["a"], ["a", "b"]):
             with self.subTest(names):
                 for name in names:

@@ -256,9 +256,9 @@ class ChildTests(LaunchingTestCase):
             "from tawebeval.linux import launcher_client as launching\n"
             "from tawebeval.linux.reaper import become_subreaper\n"
             "from tawebeval.linux.child import wait_for_exit\n"
-            "source = launching._SOURCE\n"
-            "launching._SOURCE = source.replace(b'_CLONE = {', b'_CLONE = {} and {')\n"
-            "assert source != launching._SOURCE\n"
+            "source = launching.LAUNCHER_SOURCE\n"
+            "launching.LAUNCHER_SOURCE = source.replace(b'_CLONE = {', b'_CLONE = {} and {')\n"
+            "assert source != launching.LAUNCHER_SOURCE\n"
             "become_subreaper()\n"
             "launch = launching.LaunchSpec(['/bin/sh', '-c', 'echo $PPID'], {}, '/')\n"
             "one = launching.LauncherClient()\n"
@@ -371,7 +371,7 @@ class LossTests(LaunchingTestCase):
             os.kill(pid, signal.SIGKILL)
         self.shell("true")
         following = self.processes()
-        self.launching._drop(lost)
+        self.launching.drop_launcher(lost)
         self.assertEqual(self.processes(), following)
 
     def test_no_other(self) -> None:
@@ -379,7 +379,7 @@ class LossTests(LaunchingTestCase):
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         path = Path(self.mktemp()).resolve()
-        self.patch(module, "_PYTHONS", [str(path)])
+        self.patch(module, "PYTHONS", [str(path)])
         with capturedLogs() as events, self.assertRaises(OSError) as caught:
             self.shell("true")
         told = str(caught.exception.strerror)
@@ -401,10 +401,10 @@ class LossTests(LaunchingTestCase):
             hung = self.processes()
             for pid in hung[victims]:
                 os.kill(pid, signal.SIGSTOP)
-            self.patch(module, "_PATIENCE", 3.0)  # the next one has to start within that
+            self.patch(module, "TIMEOUT", 3.0)  # the next one has to start within that
             with capturedLogs() as events, ThreadPoolExecutor(4) as threads:
                 told = list(threads.map(lambda number: self.shell(f"echo {number}"), range(4)))
-            self.patch(module, "_PATIENCE", PATIENCE)
+            self.patch(module, "TIMEOUT", PATIENCE)
             self.assertEqual(told, [(0, b"%d\n" % number) for number in range(4)], victims)
             said = " ".join(str(formatEvent(event)) for event in events)
             self.assertIn("does not answer; starting another one", said)
@@ -425,16 +425,16 @@ class LossTests(LaunchingTestCase):
             "_, descriptors = receive_message(",
             "os.kill(os.getpid(), signal.SIGSTOP); receive_message(",
         )
-        self.patch(module, "_PATIENCE", 3.0)  # the next one has to start within that
+        self.patch(module, "TIMEOUT", 3.0)  # the next one has to start within that
         with self.assertRaises(TimeoutError) as caught:
             self.shell("true")
         self.assertEqual(caught.exception.strerror, "the launcher of evaluators does not answer")
 
     def replace(self, text: str, other: str) -> None:
         """Let launchers from now on have other words in place of theirs."""
-        source = module._SOURCE.decode()
+        source = module.LAUNCHER_SOURCE.decode()
         self.assertIn(text, source)
-        self.patch(module, "_SOURCE", source.replace(text, other).encode())
+        self.patch(module, "LAUNCHER_SOURCE", source.replace(text, other).encode())
 
     def test_no_more_processes(self) -> None:
         """Where none can be made that is the error, as the kernel has it, and not the loss."""
@@ -528,7 +528,7 @@ class StartTests(SynchronousTestCase):
             path.write_text(f"#!/bin/sh\n{script}\n")
             path.chmod(0o755)
             pythons.append(str(path))
-        self.patch(module, "_PYTHONS", pythons)
+        self.patch(module, "PYTHONS", pythons)
 
     def start(self, *scripts: str) -> str:
         """Start with these programs as Python; return why it cannot."""
@@ -567,14 +567,14 @@ class StartTests(SynchronousTestCase):
 
     def test_not_there(self) -> None:
         """So it is said where there is no such program."""
-        self.patch(module, "_UNSHARE", ("/nonexistent",))
+        self.patch(module, "UNSHARE", ("/nonexistent",))
         with self.assertRaises(OSError) as caught:
             start_launcher(mounting=True)
         self.assertIn("No such file", str(caught.exception.strerror))
 
     def test_slow(self) -> None:
         """One that does not become ready in time is ended."""
-        self.patch(module, "_PATIENCE", 0.05)
+        self.patch(module, "TIMEOUT", 0.05)
         self.assertIn("timed out", self.start("exec sleep 600"))
 
     def test_another_python(self) -> None:
@@ -587,7 +587,7 @@ class StartTests(SynchronousTestCase):
                 raise OSError(None, "no")
             return "started"
 
-        self.patch(module, "_start", start)
-        self.patch(module, "_PYTHONS", ("first", "second", "third"))
+        self.patch(module, "start_process", start)
+        self.patch(module, "PYTHONS", ("first", "second", "third"))
         self.assertEqual(start_launcher(mounting=False), "started")
         self.assertEqual(said, [(["first"], None), (["second"], None)])

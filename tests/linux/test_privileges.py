@@ -183,7 +183,9 @@ class DropTests(SynchronousTestCase):
             self.privileges.become_user()
             self.privileges.drop_privileges()
             held = getattr(self.process, ignored)
-            self.patch(self.process, "_may", lambda now, then, held=held: self.allow(now, held))
+            self.patch(
+                self.process, "allow_change", lambda now, then, held=held: self.allow(now, held)
+            )
             with self.assertRaises(SystemExit) as caught:
                 self.privileges.check_no_root_rights()
             self.assertIn("again", str(caught.exception.code))

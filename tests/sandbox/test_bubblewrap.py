@@ -401,7 +401,9 @@ class SystemTests(SynchronousTestCase):
             *("gshadow", "sudoers", "machine-id", "ssl/private/key", "environment"),
         ):
             (self.root / "etc" / name).write_text("")
-        self.patch(module, "_ROOT", [str(self.root / name) for name in module._ROOT])
+        self.patch(
+            module, "ROOT_DIRECTORIES", [str(self.root / name) for name in module.ROOT_DIRECTORIES]
+        )
         self.patch(module, "glob", lambda pattern: glob.glob(f"{self.root}{pattern}"))
 
     def view(self, *, network: bool) -> list[str]:

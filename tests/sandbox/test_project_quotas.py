@@ -117,7 +117,7 @@ class ProjectTestCase(SynchronousTestCase):
         self.kernel = FakeKernel(self.process)
         self.patch(module.os, "statvfs", self.kernel.statvfs)
         self.patch(module, "fcntl", SimpleNamespace(ioctl=self.kernel.ioctl))
-        self.patch(module, "_libc", SimpleNamespace(syscall=self.kernel.syscall))
+        self.patch(module, "libc", SimpleNamespace(syscall=self.kernel.syscall))
 
     def prepare(self, configuration: Configuration = CONFIGURATION, first: int = FIRST) -> int:
         """Make quota directories."""

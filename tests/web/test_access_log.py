@@ -185,7 +185,7 @@ class CountTests(TrafficTestCase):
     def test_all_routes(self) -> None:
         """The name of the pages' route, which the fast writes by itself, is the real one."""
         self.assertEqual(
-            RouteTable(self.service.routes._app).match_route(b"GET", self.events().encode()),
+            RouteTable(self.service.app).match_route(b"GET", self.events().encode()),
             ("GET", EVENTS_ROUTE),
         )
 

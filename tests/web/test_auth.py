@@ -63,12 +63,13 @@ class RateTests(SynchronousTestCase):
         for _ in range(10_000):
             rate.count_request(token("a"))
 
-    @given(st.integers(1, 10_000), st.lists(st.floats(0, 90), max_size=60))
+    @given(st.integers(1, 1000), st.lists(st.floats(0, 90), max_size=60))
     def test_patience(self, per_minute: int, pauses: list[float]) -> None:
         """Whoever waits as long as it was told is let in; in no minute are there more than 2 x."""
         clock = Clock()
         rate = RateLimit(per_minute, clock.seconds)
-        rate._left["a"] = (0, 0)
+        for _ in range(per_minute):
+            rate.count_request(token("a"))
         for taken, pause in enumerate(pauses, 1):
             clock.advance(pause)
             try:

@@ -235,8 +235,8 @@ class InterleavingTests(SynchronousTestCase):
 
     def test_readers(self) -> None:
         """Each sees every event once and in order, and memory stays bounded."""
-        self.patch(ring, "_GATHER", 256)
-        self.patch(ring, "_APART", 64)
+        self.patch(ring, "MERGE_BYTES", 256)
+        self.patch(ring, "MIN_SPLIT_BYTES", 64)
         self.patch(streams, "PIECE_BYTES", 512)
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)

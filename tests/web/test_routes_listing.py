@@ -39,7 +39,7 @@ class ListingTests(WebTestCase):
 
     def test_pages(self) -> None:
         """So many at a time; `end` and `Link` lead on, to what was accepted later."""
-        with mock.patch("tawebeval.evaluations.registry._LISTED", 2):
+        with mock.patch("tawebeval.evaluations.registry.LISTING_SIZE", 2):
             identifiers = [self.evaluate() for _ in range(4)]
             path, found = "/evaluations", []
             while path:
@@ -166,7 +166,7 @@ class ListingTests(WebTestCase):
 
     def end_of_first(self) -> str:
         """Return the cursor after the first evaluation, which has to have others behind it."""
-        with mock.patch("tawebeval.evaluations.registry._LISTED", 1):
+        with mock.patch("tawebeval.evaluations.registry.LISTING_SIZE", 1):
             end: str = self.listed()["end"]
         return end
 

@@ -40,13 +40,15 @@ NO = AttemptResult(RequestOutcome.REFUSED, "the status 404")
 class FakeSender:
     """Answers each attempt with the next of `results`, of which the last stays.
 
-    With `held` attempts wait for `answer`; cancelling one counts as it does for the real one.
+    With `held` attempts wait for `answer`; cancelling one counts as it does for the real one, or
+    is too late: it has come to `late_result`.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self.results: list[AttemptResult | Exception] = [TAKEN]
         self.held = False
+        self.late_result: AttemptResult | None = None
         self.waiting: list[Deferred[AttemptResult]] = []
         self.posted: list[tuple[str, dict[str, str], bytes]] = []
         self.times: list[float] = []
@@ -62,13 +64,17 @@ class FakeSender:
         self.posted.append((url, headers, body))
         self.times.append(self._clock.seconds())
         if self.held:
-            waiting: Deferred[AttemptResult] = Deferred()
+            waiting: Deferred[AttemptResult] = Deferred(self._cancel)
             self.waiting.append(waiting)
             return await waiting
         result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _cancel(self, waiting: Deferred[AttemptResult]) -> None:
+        if self.late_result is not None:
+            waiting.callback(self.late_result)
 
     def answer(self, result: AttemptResult) -> None:
         """Answer the attempt that has waited longest."""
@@ -416,7 +422,7 @@ class RoomTests(CallbacksTestCase):
             self.setUp()
             self.sender.held = True
             first = self.send("alice", b"")
-            self.sender.waiting[0]._canceller = lambda found, one=result: found.callback(one)
+            self.sender.late_result = result
             for _ in range(4):
                 self.send("alice", b"")
             self.assertIs(first.state, state)

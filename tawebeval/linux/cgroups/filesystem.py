@@ -107,7 +107,7 @@ _PASSES = 50  # maximum searches for processes that start while others are kille
 _BATCH = 64  # maximum pidfds that are open at once
 _READ = 4096  # bytes: the kernel returns a page at a time
 
-_SYSTEMD = "/run/systemd/system"  # exists where systemd runs (sd_booted(3))
+SYSTEMD_DIRECTORY = "/run/systemd/system"  # exists where systemd runs (sd_booted(3))
 _PATIENCE = 10.0  # seconds for systemd to answer
 
 _WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
@@ -167,7 +167,7 @@ class CgroupOperations:
         evaluation meets its memory limit (OOMPolicy=). For a user the permissions of the files
         tell the same, except below the user's own systemd, which marks nothing.
         """
-        if not os.path.isdir(_SYSTEMD):
+        if not os.path.isdir(SYSTEMD_DIRECTORY):
             return True
         with suppress(OSError):
             if not {"trusted.delegate", "user.delegate"}.isdisjoint(os.listxattr(path)):
@@ -181,18 +181,18 @@ class CgroupOperations:
 
         "stop" and "kill" end the unit; "" is unknown. Blocks, as long as systemd does.
         """
-        return _unit_property(path, "OOMPolicy") if os.path.isdir(_SYSTEMD) else ""
+        return _unit_property(path, "OOMPolicy") if os.path.isdir(SYSTEMD_DIRECTORY) else ""
 
     def find_systemd_run(self) -> str | None:
         """Return the `systemd-run` command of this user.
 
         "" means that the user has no systemd, None that the machine has none.
         """
-        if not os.path.isdir(_SYSTEMD):
+        if not os.path.isdir(SYSTEMD_DIRECTORY):
             return None
         if os.geteuid() == 0:
             return "systemd-run"
-        own = _runtime_directory()
+        own = find_runtime_directory()
         if not os.path.exists(f"{own}/systemd/private"):
             return ""
         known = os.environ.get("XDG_RUNTIME_DIR") == own
@@ -214,7 +214,7 @@ def _unit_property(path: str, name: str) -> str:
     try:
         asked = subprocess.run(
             ["systemctl", *options, "show", "--value", f"--property={name}", units[-1]],
-            env={**os.environ, "XDG_RUNTIME_DIR": _runtime_directory()},
+            env={**os.environ, "XDG_RUNTIME_DIR": find_runtime_directory()},
             capture_output=True,
             text=True,
             timeout=_PATIENCE,
@@ -224,7 +224,8 @@ def _unit_property(path: str, name: str) -> str:
     return asked.stdout.strip()
 
 
-def _runtime_directory() -> str:
+def find_runtime_directory() -> str:
+    """Return the runtime directory of the user (pam_systemd(8)), where systemd's sockets are."""
     return f"/run/user/{os.geteuid()}"
 
 

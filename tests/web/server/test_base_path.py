@@ -65,7 +65,7 @@ class RoutesBelowTests(RawTestCase):
 
     def test_own_paths(self) -> None:
         """No route begins with what could be a base path."""
-        rules = self.service.routes._app.url_map.iter_rules()
+        rules = self.service.app.url_map.iter_rules()
         self.assertEqual({rule.rule.split("/")[1] for rule in rules} - {""}, OWN_PATHS)
 
     def test_with_and_without(self) -> None:
@@ -97,7 +97,7 @@ class RoutesBelowTests(RawTestCase):
 
     def test_listing(self) -> None:
         """The list of evaluations goes on below the path."""
-        self.patch(registry, "_LISTED", 1)
+        self.patch(registry, "LISTING_SIZE", 1)
         for _ in range(2):
             self.begin("/evaluate")
         answer = self.ask_raw(f"GET {BELOW}/evaluations")
