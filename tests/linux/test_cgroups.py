@@ -46,6 +46,14 @@ class CgroupsTestCase(SynchronousTestCase):
         for word in words:
             self.assertIn(word, "\n".join(cgroups.problems))
 
+    def make_group(self, *legacy: str) -> EvaluationCgroup:
+        """Make a group in hierarchies of version 1 for these controllers, or in version 2."""
+        for each in legacy:
+            self.machine.mount_legacy(each)
+        if not legacy:
+            self.machine.mount_unified()
+        return self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+
     def put(self, group: EvaluationCgroup, name: str, text: str) -> None:
         """Let the kernel say something in a file of a group."""
         for entry in group.list_entry_files():
@@ -543,16 +551,13 @@ class GroupTests(CgroupsTestCase):
 
     def test_unified_counts(self) -> None:
         """What version 2 says of use and of limits that were met."""
-        self.machine.mount_unified()
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group()
         self.assertEqual(group.read_usage(None), ResourceUsage(0, 0))
         self.put(group, "cpu.stat", "usage_usec 1250000\nuser_usec 1\n")
         self.put(group, "memory.peak", "4096\n")
         self.assertEqual(group.read_usage(None), ResourceUsage(1.25, 4096))
         self.put(group, "memory.events", "max 0\noom_kill 1\n")
-        self.assertEqual(
-            group.find_exceeded_limits(), set(), "it was another group that had no more memory"
-        )
+        self.assertEqual(group.find_exceeded_limits(), set(), "another group had no more memory")
         self.put(group, "memory.events", "max 3\noom_kill 0\n")
         self.assertEqual(group.find_exceeded_limits(), set(), "it got by without its caches")
         self.put(group, "memory.events", "max 3\noom 1\noom_kill 1\n")
@@ -565,8 +570,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_processes_of_others(self) -> None:
         """A fork fails by the group's own limit only where there were as many at once."""
-        self.machine.mount_legacy("pids")
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group("pids")
         self.put(group, "pids.events", "max 1\n")
         self.put(group, "pids.peak", "31\n")
         self.assertEqual(group.find_exceeded_limits(), set())
@@ -575,17 +579,13 @@ class GroupTests(CgroupsTestCase):
 
     def test_legacy_counts(self) -> None:
         """What version 1 says of use and of limits that were met."""
-        for each in ("memory", "pids", "cpuacct"):
-            self.machine.mount_legacy(each)
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group("memory", "pids", "cpuacct")
         self.assertEqual(group.read_usage(None), ResourceUsage(0, 0))
         self.put(group, "cpuacct.usage", "1250000000\n")
         self.put(group, "memory.max_usage_in_bytes", f"{63 * MIB}\n")
         self.assertEqual(group.read_usage(None), ResourceUsage(1.25, 63 * MIB))
         self.put(group, "memory.oom_control", "oom_kill_disable 0\noom_kill 1\n")
-        self.assertEqual(
-            group.find_exceeded_limits(), set(), "it was another group that had no more memory"
-        )
+        self.assertEqual(group.find_exceeded_limits(), set(), "another group had no more memory")
         self.put(group, "memory.memsw.max_usage_in_bytes", f"{64 * MIB - 4096}\n")
         self.assertEqual(group.find_exceeded_limits(), {"memory"})
         self.put(group, "pids.events", "max 1\n")
@@ -634,11 +634,8 @@ class GroupTests(CgroupsTestCase):
 
     def test_patience(self) -> None:
         """Who has patience is told what was so a while ago, and who has none what is so."""
-        self.machine.mount_legacy("pids")
         clock = Clock()
-        group = attrs.evolve(
-            self.machine.open().make_evaluation_cgroup("abc", LIMITS), time=clock.seconds
-        )
+        group = attrs.evolve(self.make_group("pids"), time=clock.seconds)
         self.assertEqual(group.find_exceeded_limits(1), set())
         self.put(group, "pids.events", "max 1\n")
         clock.advance(0.75)
@@ -650,10 +647,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_no_patience(self) -> None:
         """Without patience it is looked at each time."""
-        self.machine.mount_legacy("pids")
-        group = attrs.evolve(
-            self.machine.open().make_evaluation_cgroup("abc", LIMITS), time=Clock().seconds
-        )
+        group = attrs.evolve(self.make_group("pids"), time=Clock().seconds)
         self.assertEqual(group.find_exceeded_limits(), set())
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.find_exceeded_limits(1), set())
@@ -661,12 +655,9 @@ class GroupTests(CgroupsTestCase):
 
     def test_over_cpu(self) -> None:
         """Processor time is looked at when its limit can have been met, and not before."""
-        self.machine.mount_legacy("cpuacct")
         self.patch(os, "cpu_count", lambda: 2)
         clock = Clock()
-        group = attrs.evolve(
-            self.machine.open().make_evaluation_cgroup("abc", LIMITS), time=clock.seconds
-        )
+        group = attrs.evolve(self.make_group("cpuacct"), time=clock.seconds)
 
         def used(seconds: int) -> bool:
             self.put(group, "cpuacct.usage", f"{seconds}000000000\n")
@@ -682,8 +673,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_cpu_unknown(self) -> None:
         """What cannot be read is read again the next time."""
-        self.machine.mount_legacy("cpuacct")
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group("cpuacct")
         self.put(group, "cpuacct.usage", "?")
         self.assertFalse(group.is_over_cpu_limit(10))
         self.put(group, "cpuacct.usage", "11000000000\n")
@@ -691,8 +681,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_unknown_figures(self) -> None:
         """What a kernel does not say is unknown, and no error."""
-        self.machine.mount_unified()
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group()
         for name in ("memory.peak", "memory.stat", "cpu.stat", "memory.events", "pids.events"):
             (Path(group.list_entry_files()[0]).parent / name).unlink()
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
@@ -707,9 +696,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_kill_of_version_1(self) -> None:
         """Everybody is killed, one by one, and no one can be started; limits stay as they were."""
-        for each in ("memory", "pids", "cpuacct"):
-            self.machine.mount_legacy(each)
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group("memory", "pids", "cpuacct")
         self.enter(group, 0, *range(STRANGER, STRANGER + 200))
         self.assertRaises(OSError, group.remove_cgroup)
         self.assertEqual(self.get(group, "pids.max"), "0")
@@ -720,8 +707,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_exceeded_before_the_end(self) -> None:
         """What had been exceeded before is still told after the group is gone."""
-        self.machine.mount_unified()
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group()
         self.put(group, "pids.events", "max 1\n")
         group.remove_cgroup()
         self.assertEqual(group.find_exceeded_limits(), {"processes"})
@@ -731,8 +717,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_remove_at_once(self) -> None:
         """A group in which nobody is any more is removed, and nothing else done to it."""
-        self.machine.mount_legacy("pids")
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group("pids")
         written: list[str] = []
         self.patch(self.machine, "write_file", lambda path, text: written.append(path))
         group.remove_cgroup()
@@ -740,8 +725,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_remove_waits(self) -> None:
         """Who was killed holds the group for a moment: it is tried again for about a second."""
-        self.machine.mount_legacy("pids")
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group("pids")
         self.enter(group, STRANGER)
         self.machine.lingering = 8
         group.remove_cgroup()
@@ -750,8 +734,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_remove_gives_up(self) -> None:
         """Who has not gone after about a second is an error; who has the next time is none."""
-        self.machine.mount_legacy("pids")
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group("pids")
         self.enter(group, STRANGER)
         self.machine.lingering = 12
         error = self.assertRaises(OSError, group.remove_cgroup)
@@ -763,8 +746,7 @@ class GroupTests(CgroupsTestCase):
 
     def test_remove_is_refused(self) -> None:
         """What time does not heal is not waited for."""
-        self.machine.mount_legacy("pids")
-        group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
+        group = self.make_group("pids")
         self.machine.refusals["/evaluation-abc"] = errno.EACCES
         self.assertRaises(PermissionError, group.remove_cgroup)
         self.assertEqual(self.machine.slept, 0)
