@@ -348,6 +348,12 @@ class BrokenDataBlockTests(Tables):
         """A line over the limit that stdout ends in is an error, as is the block's end."""
         self.check_end(b"~DB\n" + b"1" * 100, [ErrorEvent(), ErrorEvent()])
 
+    def test_one_error_a_block(self) -> None:
+        """Of several wrong lines the first is reported, whatever is wrong with the others."""
+        for wrong in (b"{nonsense", b"1" * 1000):
+            lines = b"\n".join((b"1", wrong, b"NaN", b"1" * 1000, b"2"))
+            self.check(b"~DB\n" + lines + b"\n~DE\nb\n", [b"1", ErrorEvent(), b"2", "b", "\n"])
+
     def test_size_is_in_the_message(self) -> None:
         """The error tells the limit."""
         self.assertIn(b" 40 bytes", parse(b"~DB\n" + b"1" * 100 + b"\n~DE\n")[0])

@@ -34,16 +34,6 @@ class BlockTests(DaemonTestCase):
         )
         self.assertEqual(joined(events), ["before", [{"a": [1, None]}], ["two"], "after\n"])
 
-    async def test_numbers_are_delivered_as_written(self) -> None:
-        """No digit of a number is lost or added on the way."""
-        value = b"[1.50, 12345678901234567890123, 1e400, -0.0]"
-        program = f"block({value!r}); time.sleep(600)"
-        identifier = await self.begin(python(HELPERS + program))
-        await self.client.first_page(identifier)
-        answer = await self.client.ask(identifier)
-        self.assertIn(b'{"type":"data","payload":' + value + b"}", answer.body)
-        await self.client.cancel(identifier)
-
     async def test_results_are_summed_up(self) -> None:
         """Results show in the status and the list without a look at the events, and pass as data.
 
@@ -96,29 +86,6 @@ for i in range(len(whole)):
         page = await self.client.first_page(identifier)
         self.assertEqual(data(page["data"]), [1])
         await self.client.cancel(identifier)
-
-    async def test_a_broken_value_is_told_and_the_run_goes_on(self) -> None:
-        """What is no JSON makes one protocol error a block; values beside it and text arrive."""
-        events = await self.run_program(r"block(b'1', b'{nonsense', b'NaN', b'2'); say(b'after')")
-        one, error, two = data(events)
-        self.assertEqual((one, two), (1, 2))
-        self.assertEqual((error["reason"], error["type"]), REFUSED)
-        self.assertEqual(text(events), "after")
-
-    async def test_an_unterminated_block_is_told_at_the_end(self) -> None:
-        """A block that the end of stdout cuts off: its values, then a protocol error."""
-        events = await self.run_program(r"say(b'a\n' + mark('DATA_BEGIN') + b'\n1\n2')")
-        self.assertEqual(data(events)[:2], [1, 2])
-        self.assertEqual(data(events)[2]["reason"], "protocol")
-        self.assertEqual(text(events), "a")
-
-    async def test_a_marker_within_a_line_is_text(self) -> None:
-        """Only a whole line is a marker."""
-        events = await self.run_program(
-            r"say(b'x' + mark('DATA_BEGIN') + b'\n' + mark('DATA_END') + b'\n1\n')"
-        )
-        self.assertEqual(data(events), [])
-        self.assertTrue(text(events).endswith("\n1\n"))
 
     async def test_a_file_by_content(self) -> None:
         """A file's bytes come as base64, with its name and type."""

@@ -109,22 +109,6 @@ class EvaluatorTests(DaemonTestCase):
         events = await self.run_command(python(program))
         self.assertEqual(text(events), "".join(f"{i:09d}," for i in range(1_000_000)))
 
-    async def test_characters_of_several_bytes_on_a_long_line(self) -> None:
-        """Where a long line is cut, no character is."""
-        events = await self.run_command(python("print('a€😀é' * 100_000)"))
-        self.assertEqual(text(events), "a€😀é" * 100_000 + "\n")
-
-    async def test_what_is_not_utf8(self) -> None:
-        """Bytes that are not UTF-8 become U+FFFD, and what is around them stays."""
-        events = await self.run_command(r"printf 'a\377b\nc\303\n\342\202'")
-        self.assertEqual(text(events), "a\ufffdb\nc\ufffd\n\ufffd")
-
-    async def test_terminators_other_than_newline_stay_in_the_text(self) -> None:
-        """A carriage return and Unicode's own separators end no line."""
-        events = await self.run_command(python(r"print('a\r\nb\u2028c\x85d\x0be\n')"))
-        payloads = [event["payload"] for event in events]
-        self.assertEqual(payloads, ["a\r", "\n", "b\u2028c\x85d\x0be", "\n", "\n"])
-
     async def test_a_partial_line_arrives_while_the_evaluator_runs(self) -> None:
         """Text that waits for the rest of its line is delivered without it."""
         identifier = await self.begin_and_wait("printf 'one\nready'; exec sleep 600")

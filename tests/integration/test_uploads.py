@@ -1,11 +1,14 @@
-"""Forms: what arrives of them, byte for byte, however they are sent."""
+"""Forms by treq and byte by byte: what arrives of them, and what is left of those that do not."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from io import BytesIO
 
-from tests.integration.raw import Connection, body_of, chunked, head_of, part
+from twisted.internet import reactor
+
+from tests.integration.harness import until
+from tests.integration.raw import Connection, head_of, part
 from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described, identifier_of
 
 
@@ -25,12 +28,6 @@ class UploadTests(UploadTestCase):
         )
         self.assertEqual(await self.describe(identifier), described(*files))
 
-    async def test_a_field_without_a_file_name_becomes_a_text_file(self) -> None:
-        """What was typed into a form is a file called after its field."""
-        answer = self.post([*self.fields(), part("submission[source]", b"typed\n")])
-        found = await self.describe(identifier_of(answer))
-        self.assertEqual(found, described(("source", "source.txt", b"typed\n")))
-
     async def test_the_base_name_of_a_file_is_kept(self) -> None:
         """Directories of either kind go, and any other character stays."""
         for sent, kept in (
@@ -49,17 +46,6 @@ class UploadTests(UploadTestCase):
             found = await self.describe(identifier_of(answer))
             self.assertEqual(found, described(("s", kept, b"x")))
 
-    async def test_a_line_feed_in_a_header_is_refused(self) -> None:
-        """It would end the header; browsers write %0A for one in the name of a file."""
-        answer = self.post([*self.fields(), part("submission[s]", b"x", "a\nb")])
-        self.assertIn("line feed", str(answer.problem(400)["detail"]))
-
-    async def test_other_fields_are_ignored(self) -> None:
-        """A field that nobody knows changes nothing, file or not, however often it comes."""
-        parts = [part("submit", b"Go"), part("submit", b"again"), part("x[y]", b"\xff", "z")]
-        answer = self.post([*parts, *self.fields(), part("submission[s]", b"x", "s")])
-        self.assertEqual(await self.describe(identifier_of(answer)), described(("s", "s", b"x")))
-
     async def test_a_large_file_arrives_exactly(self) -> None:
         """30 MB by treq, without the daemon holding them in memory."""
         content = os.urandom(MIB) * 30
@@ -70,60 +56,29 @@ class UploadTests(UploadTestCase):
         self.assertLess(self.daemon.memory - small, 20 * MIB)
         self.assertEqual(await self.describe(identifier), described(("s", "large", content)))
 
-    async def test_chunked_forms_arrive_exactly(self) -> None:
-        """A form whose length is not announced, in chunks of any size."""
-        content = os.urandom(5000)
-        body = body_of([*self.fields(), part("submission[s]", content, "s")])
-        for size in (1, 7, 1000, len(body)):
-            with Connection(self.daemon.port) as connection:
-                head = head_of(None, "Transfer-Encoding: chunked")
-                answer = connection.ask(head + chunked(body, size))
-            self.client.evaluations.append(identifier_of(answer))
-            self.assertEqual(
-                await self.describe(identifier_of(answer)), described(("s", "s", content))
-            )
-
-    async def test_a_form_byte_by_byte_arrives_exactly(self) -> None:
-        """However the network cuts a form, it is the same."""
-        body = body_of([*self.fields(), part("submission[s]", b"\r\n--\r\n-", "s")])
+    async def test_over_the_limit_is_refused_before_it_is_read(self) -> None:
+        """An announced length over the limit: 413 at once; treq reads it while it still sends."""
         with Connection(self.daemon.port) as connection:
-            for byte in head_of(len(body)) + body:
-                connection.send(bytes([byte]))
-            answer = connection.answer()
-        self.client.evaluations.append(identifier_of(answer))
-        self.assertEqual(
-            await self.describe(identifier_of(answer)), described(("s", "s", b"\r\n--\r\n-"))
+            problem = connection.ask(head_of(34 * MIB + 1)).problem(413)
+            self.assertEqual(problem["limit"], 34 * MIB)
+        content = BytesIO(b"x" * 40 * MIB)
+        answer = await self.client.request(
+            "POST", "/evaluate", files=[("submission[s]", ("s", "text/plain", content))]
+        )
+        answer.problem(413)
+        # treq goes on sending as long as it is let.
+        await until(lambda: content.closed or content.tell() == 40 * MIB, "treq has sent all")
+        await until(
+            lambda: not any("Cooperator" in str(call) for call in reactor.getDelayedCalls()),
+            "treq does nothing more",
         )
 
-    async def test_expect_100_is_answered_before_the_body(self) -> None:
-        """A client that asks whether to send its body is told to, or is told why not."""
-        body = body_of([*self.fields(), part("submission[s]", b"x", "s")])
-        with Connection(self.daemon.port) as connection:
-            answer = connection.ask(head_of(len(body), "Expect: 100-continue"))
-            self.assertEqual(answer.code, 100)
-            answer = connection.ask(body)
-        self.client.evaluations.append(identifier_of(answer))
-        self.assertEqual(await self.describe(identifier_of(answer)), described(("s", "s", b"x")))
-        with Connection(self.daemon.port) as connection:
-            connection.ask(head_of(50 * MIB, "Expect: 100-continue")).problem(413)
-
-    async def test_an_idempotency_key_gives_the_first_answer_again(self) -> None:
-        """The same key with the same form begins nothing new; with another form it is refused."""
-
-        async def post(solution: bytes, key: str) -> Any:
-            return await self.client.post(
-                *(self.repository.url, self.commit, "exec sleep 600"),
-                files=[("s", "s", solution)],
-                headers={"Idempotency-Key": key},
-            )
-
-        first, again = await post(b"one", "key-1"), await post(b"one", "key-1")
-        self.assertEqual(first.json, again.json)
-        (await post(b"two", "key-1")).problem(422)
-        other = await post(b"one", "key-2")
-        self.assertNotEqual(other.json, first.json)
-        for answer in (first, other):
-            await self.client.cancel(answer.json["evaluation_id"])
-        self.assertEqual((await post(b"one", "key-1")).json, first.json)
-        await self.client.follow(first.json["evaluation_id"])
-        self.assertNotEqual((await post(b"one", "key-1")).json, first.json, "it was freed")
+    async def test_a_dropped_connection_leaves_nothing(self) -> None:
+        """What had arrived of a form is removed when its client goes, or sends nonsense."""
+        uploads = self.daemon.state / "uploads"
+        start = b"".join([*self.fields(), part("submission[s]", b"x" * MIB, "s")])
+        for framing in (head_of(30 * MIB), head_of(30 * MIB, "Idempotency-Key: k")):
+            with Connection(self.daemon.port) as connection:
+                connection.send(framing + start)
+                await until(lambda: list(uploads.glob("*/submission/s/s")), "a part is there")
+            await until(lambda: not list(uploads.iterdir()), "nothing is left")

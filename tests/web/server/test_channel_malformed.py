@@ -111,6 +111,12 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, (400, 404), target)
             self.check_raw(answer, answer.status)
 
+    def test_whole_url(self) -> None:
+        """A proxy may send a URL in place of a path (RFC 9112, 3.2.2)."""
+        connection = self.connect()
+        connection.request("GET http://localhost/health")
+        self.assertEqual(connection.answer().status, 200)
+
     def test_asterisk(self) -> None:
         """`*`, which is for OPTIONS, is refused with a document as well."""
         connection = self.connect()
