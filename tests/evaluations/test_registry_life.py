@@ -175,4 +175,5 @@ class CancelTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.successResultOf(self.cancel(identifier))
+        self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
         self.assertEqual(self.consume(identifier), ["a", "\n"])

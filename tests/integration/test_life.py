@@ -25,54 +25,6 @@ class PageTests(DaemonTestCase):
 
     configuration = f"{CONFIGURATION}\n[polls]\nwait = {LONG}\n"
 
-    async def test_the_answer_does_not_wait_and_says_where(self) -> None:
-        """200 at once, the identifier, and where the evaluation is."""
-        answer = await self.client.post(self.repository.url, self.commit, "exec sleep 600")
-        self.assertEqual(answer.code, 200)
-        identifier = answer.json["evaluation_id"]
-        self.assertRegex(identifier, "^[A-Za-z0-9_-]{20,}$")
-        location = answer.header("Location")
-        self.assertTrue(location.endswith(f"/evaluation/{identifier}"), location)
-
-    async def test_a_page_is_repeatable_until_a_later_one_is_asked_for(self) -> None:
-        """The same page as often as one likes; after a later request, 410 and what is left."""
-        identifier = await self.begin_and_wait("echo one; echo two; printf ready; exec sleep 600")
-        first = await self.client.page(identifier)
-        self.assertEqual(await self.client.page(identifier, ""), first)
-        self.assertEqual(text(first["data"]), "one\ntwo\nready")
-        for _ in range(3):
-            self.assertEqual(await self.client.page(identifier), first)
-        cursor = first["end"]
-        empty = {"begin": cursor, "end": cursor, "data": []}
-        for _ in range(3):
-            self.assertEqual(await self.client.page(identifier, cursor), empty)
-        problem = (await self.client.ask(identifier)).problem(410)
-        self.assertEqual(problem["oldest"], cursor)
-        self.assertEqual(await self.client.page(identifier, problem["oldest"]), empty)
-
-    async def test_the_first_page_of_one_that_has_said_nothing(self) -> None:
-        """It begins at null and ends before the first event, never at null."""
-        identifier = await self.begin("exec sleep 600")
-        page = await self.client.page(identifier)
-        self.assertEqual((page["begin"], page["data"]), (None, []))
-        cursor = page["end"]
-        self.assertEqual(
-            await self.client.page(identifier, cursor), {"begin": cursor, "end": cursor, "data": []}
-        )
-
-    async def test_the_end_is_repeatable_for_ever(self) -> None:
-        """The last page, until its end is acknowledged; then the end, again and again."""
-        identifier = await self.begin("echo all")
-        await self.client.ended(identifier)
-        last = await self.client.page(identifier)
-        self.assertEqual(text(last["data"]), "all\n")
-        self.assertEqual(await self.client.page(identifier), last)
-        end = {"begin": last["end"], "end": None, "data": []}
-        for _ in range(3):
-            self.assertEqual(await self.client.page(identifier, last["end"]), end)
-        (await self.client.ask(identifier)).problem(410)
-        (await self.client.get(f"/evaluation/{identifier}")).problem(410)
-
     async def test_a_long_poll_is_answered_at_once_when_there_is_something(self) -> None:
         """A request that waits gets the next event when it comes, and nothing after its time."""
         identifier, gate = await self.begin_and_hold("printf more; exec sleep 600")
@@ -148,16 +100,6 @@ class StatusTests(DaemonTestCase):
         times = [ended[name] for name in ("created", "fetching", "running", "ended")]
         self.assertEqual(times, sorted(times))
 
-    async def test_a_full_queue_answers_503(self) -> None:
-        """Nobody else may queue: 503 and when to come again, before the form is read; later yes."""
-        await self.begin("exec sleep 600")
-        await self.begin("exec sleep 600")
-        answer = await self.client.post(self.repository.url, self.commit, "true")
-        answer.problem(503)
-        self.assertGreater(int(answer.header("Retry-After") or 0), 0)
-        await self.client.cancel_all()
-        self.assertEqual(text(await self.run_command("echo now")), "now\n")
-
     async def test_cancelling_one_that_waits_gives_its_place_to_others(self) -> None:
         """One that never ran is cancelled as well, and says so."""
         await self.begin("exec sleep 600")
@@ -182,23 +124,6 @@ class StatusTests(DaemonTestCase):
         await self.client.cancel(identifier)
         failure(await self.client.follow(identifier), "cancelled")
         await self.client.cancel(identifier)
-
-    async def test_cancelling_one_that_has_ended_changes_nothing(self) -> None:
-        """What was finished stays finished, with all its events."""
-        identifier = await self.begin("echo all")
-        await self.client.ended(identifier)
-        await self.client.cancel(identifier)
-        self.assertEqual((await self.client.status(identifier))["state"], "finished")
-        self.assertEqual(text(await self.client.follow(identifier)), "all\n")
-
-    async def test_unknown_evaluations_are_404(self) -> None:
-        """An identifier that was never issued here is told from one that was."""
-        known = await self.begin("true")
-        await self.client.follow(known)
-        for identifier in ("x", "0" * len(known), known[:-1], f"{known}a", known.upper()):
-            for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
-                answer = await self.client.request(method, f"/evaluation/{identifier}{path}")
-                answer.problem(404)
 
 
 class StoppedAtOnceTests(DaemonTestCase):

@@ -86,43 +86,10 @@ class StartupTests(TestCase):
         groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if label in path]
         self.assertEqual(groups, [], "cgroups are made before, and removed")
 
-    def test_one_taken_port_of_two_stops_the_start(self) -> None:
-        """A daemon does not run on with only some of its endpoints."""
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = taken.getsockname()[1]
-            free = f"tcp:{free_port()}:interface=127.0.0.1"
-            said = self.refused("--listen", free, "--listen", f"tcp:{port}:interface=127.0.0.1")
-        self.assertIn(str(port), said)
-
-    def test_what_is_no_endpoint_stops_the_start(self) -> None:
-        """Strings that are no endpoints are named, from either place."""
-        for endpoint in ("nonsense:1", "tcp:no-port", "tcp:99999999"):
-            self.assertIn(endpoint, self.refused("--listen", endpoint))
-
-    def test_broken_settings_stop_the_start(self) -> None:
-        """Unknown keys, wrong types, values out of range: the message names the key's path."""
-        for configuration, path in (
-            ("colour = 1", "colour"),
-            ("[limits]\nwall_clok = 1", "limits.wall_clok"),
-            ("[limits]\nwall_clock = -1", "limits.wall_clock"),
-            ("[repositories]\nprotocols = ['gopher']", "repositories.protocols"),
-            ("listen = 8080", "listen"),
-            ("not toml", "TOML"),
-        ):
-            said = self.refused(configuration=configuration)
-            self.assertIn(path, said)
-            self.assertIn("tawebeval.toml", said)
-
     def test_a_configuration_that_cannot_be_read_stops_the_start(self) -> None:
         """A missing file, or a directory, is named."""
         for path in (self.folder / "missing.toml", self.folder):
             self.assertIn(str(path), self.refused("--config", str(path)))
-
-    def test_unknown_options_stop_the_start(self) -> None:
-        """An option that does not exist is named."""
-        self.assertIn("colour", self.refused("--colour=red"))
 
     def test_a_state_that_cannot_be_written_stops_the_start(self) -> None:
         """Where the directories cannot be made, the message names them."""
