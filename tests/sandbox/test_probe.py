@@ -331,16 +331,18 @@ class TryTests(SandboxesTestCase):
 
     def test_silent(self) -> None:
         """One that says nothing has at least a status, be it that of a success."""
-        for status in (0, 1, 8):
-            self.assertEqual(
-                self.complaint(f"exit {status}")[0], f"bwrap exited with status {status}"
-            )
+        for script, status in (("exit 0", 0), ("exit 1", 1), ("exit 8", 8), ("kill -9 $$", -9)):
+            self.assertEqual(self.complaint(script)[0], f"bwrap exited with status {status}")
 
     def test_cannot_be_run(self) -> None:
         """What is no program, or is not there, is said."""
         self.assertIn("No such file", self.problem()[0])
         (self.root / "bwrap").write_text("")
         self.assertIn("Permission denied", self.problem()[0])
+        self.install("")
+        for content, words in (("#!/nowhere\n", "No such file"), ("\0\1", "Exec format error")):
+            (self.root / "bwrap").write_text(content)
+            self.assertIn(words, self.problem()[0])
 
     def test_no_place(self) -> None:
         """What cannot be written is said, too."""
