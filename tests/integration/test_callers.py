@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from io import BytesIO
 from typing import ClassVar
 
-from twisted.trial.unittest import TestCase
-
-from tests.cases.patience import LONG_PATIENCE, PATIENCE
+from tests.cases.patience import PATIENCE
 from tests.integration.client import Client
 from tests.integration.harness import (
     CONFIGURATION,
     Daemon,
     RepositoryTestCase,
     new_token,
-    until,
 )
 from tests.integration.raw import Connection, head_of
-from tests.integration.unprivileged import temporary_folder
 
 
 class CallersTestCase(RepositoryTestCase):
@@ -164,43 +159,3 @@ class KeptShareTests(CallersTestCase):
         self.assertIsNone((await self.alice.page(identifier, "end"))["end"])
         await self.alice.follow(await self.begin(self.alice, "true"))
         await self.finish()
-
-
-class ExposureTests(TestCase):
-    """Daemons without tokens, or with broken ones."""
-
-    timeout = LONG_PATIENCE
-
-    async def refused(self, configuration: str) -> str:
-        """Return what a daemon says that does not start."""
-        daemon = Daemon(configuration)
-        self.addCleanup(daemon.remove)
-        port = daemon.port
-        daemon.start("--listen", f"tcp:{port}")
-        await until(lambda: not daemon.running, "it ends")
-        self.assertNotIn("Traceback", daemon.log)
-        return daemon.log
-
-    async def test_strangers(self) -> None:
-        """It does not start where others could reach it, and says what to write."""
-        self.assertIn("open = true", await self.refused(""))
-
-    async def test_broken_file(self) -> None:
-        """Nor with a file of tokens that is broken: the line is named."""
-        folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, folder)
-        (folder / "tokens").write_text("# one\nsecret\n")
-        said = await self.refused(f"[callers]\ntokens = '{folder / 'tokens'}'")
-        self.assertIn(f"{folder / 'tokens'}: line 2", said)
-        self.assertNotIn("secret", said)
-
-    async def test_hang_up(self) -> None:
-        """SIGHUP does not end a daemon without tokens."""
-        daemon = Daemon()
-        self.addCleanup(daemon.remove)
-        daemon.start()
-        await daemon.ready()
-        os.kill(daemon.pid, signal.SIGHUP)
-        await daemon.logged("the configuration: reloaded from")
-        await daemon.ready()
-        await daemon.stop()
