@@ -51,7 +51,7 @@ _RETRY_AFTER = 5  # seconds, if the queue is full
 _RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
 LISTING_SIZE = 100  # evaluations in one answer, at most
-_EXAMINED = 500  # evaluations that a filter examines for one answer, at most: about 2 ms
+EXAMINED_AT_ONCE = 500  # evaluations that a filter examines for one answer, at most: about 2 ms
 _MARK = 5  # random bytes in the cursors of lists
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -418,7 +418,7 @@ class EvaluationRegistry:
         number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor.
         """
         number = self._parse_list_cursor(after) if after else 0
-        examined = LISTING_SIZE if wanted.is_empty else _EXAMINED
+        examined = LISTING_SIZE if wanted.is_empty else EXAMINED_AT_ONCE
         found = self.records.list_records(caller, number, examined + 1)
         listed: list[Evaluation] = []
         end = None

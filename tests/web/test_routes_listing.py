@@ -114,8 +114,8 @@ class ListingTests(WebTestCase):
     def test_filtered_pages(self) -> None:
         """Parts of a filtered list lead on with the same filter, however little each has."""
         with (
-            mock.patch("tawebeval.evaluations.registry._LISTED", 1),
-            mock.patch("tawebeval.evaluations.registry._EXAMINED", 2),
+            mock.patch("tawebeval.evaluations.registry.LISTING_SIZE", 1),
+            mock.patch("tawebeval.evaluations.registry.EXAMINED_AT_ONCE", 2),
         ):
             first, *_, last = (
                 self.label(a="x y"),
