@@ -235,7 +235,8 @@ class PreloadTests(SynchronousTestCase):
         for file in package.rglob("*.py"):
             name = ".".join(file.relative_to(package.parent).with_suffix("").parts)
             known = loaded.count(name.removesuffix(".__init__"))
-            self.assertEqual(known, not name.startswith(UNUSED_PACKAGES), name)
+            unused = (*UNUSED_PACKAGES, "tawebeval.sandbox.tools")  # the last is evaluators'
+            self.assertEqual(known, not name.startswith(unused), name)
         self.assertEqual(set(LATE_IMPORTS) - set(loaded), set())
 
     def test_readable(self) -> None:
