@@ -157,7 +157,7 @@ class InstalledTests(ServiceTestCase):
         done = self.machine.attempt("sh", "-c", script)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         ready = f'{{"status":"ready","version":"{__version__}"}}'
-        header = f"{'ID':<40}  {'VERDICT':<18}  {'AGE':>6}  PROBLEM\n"
+        header = f"{'ID':<40}  {'VERDICT':<24}  {'AGE':>6}  PROBLEM\n"
         self.assertEqual(done.stdout, ready + header)
         self.assertIn(ready, PAGE.read_text())
 
