@@ -156,4 +156,4 @@ class SandboxTests(TestCase):
             Deferred.fromCoroutine(self.run_script("echo ran", reach)), EvaluationFailure
         )
         self.assertEqual(error.reason, "lost")
-        self.assertIn("missing", error.members["stderr"])
+        self.assertIn("missing", error.extra_members["stderr"])
