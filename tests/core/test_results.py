@@ -119,9 +119,13 @@ class ResultSummaryTests(SynchronousTestCase):
             *(score(one) for one in ("1e999", 10**400, '"1"', "true", "null", 2**53 + 2, "-1e300")),
             *(score(1, name='"a part"'), score(1, goal='"a"'), score(1, maximum="[]")),
             b'{"type":"file","type":"score","score":1,"x":"\\"type\\":\\"score\\""}',
-            score(1, deep="[" * 5000 + "]" * 5000),
         ):
             self.assertIsNone(sum_up(value), value)
+
+    def test_deep(self) -> None:
+        """A member may be nested so deeply that msgspec gives up; Python's version decides that."""
+        found = sum_up(score(1, deep="[" * 5000 + "]" * 5000))
+        self.assertIn(found, (None, sum_up(score(1))))
 
     def test_spaces(self) -> None:
         """Spaces and the order of members make no difference, nor do others that are nested."""

@@ -145,7 +145,7 @@ class InstalledTests(ServiceTestCase):
         if not Path("/usr/sbin/nginx").exists():
             raise SkipTest("there is no nginx here (Debian package nginx)")
         self.configure((ROOT / "etc" / "tawebeval.toml").read_text())
-        self.write("/etc/tawebeval/first-token", f"The token of alice:\n\n    {TOKEN}\n")
+        self.write("/etc/tawebeval/first-token", f"{TOKEN}\n")
         self.addCleanup(self.machine.run, "systemctl", "stop", "nginx")
         name, certbot, own = scripts(PAGE, "Get a certificate")
         self.assertIn("certbot", certbot)
