@@ -124,7 +124,8 @@ def demonstrate(folder: Path, keep: bool) -> bool:
     commit_oid = make_repository(repository)
     give(folder, repository, repository / ".git")
     say(f"This demo starts tawebeval on this machine, submits {len(STEPS)} solutions of seven")
-    say("problems, and shows what the evaluators print. It takes about a minute.")
+    say("problems, and shows what the evaluators print: text behind │, data behind ▸. It takes")
+    say("about a minute.")
     with Daemon(folder) as daemon:
         if daemon.without_sandbox is None:
             say("Evaluators run in a sandbox, without network access.")

@@ -68,7 +68,7 @@ def judge(solution: segi.Solution, case: Case) -> bool:
     """Run one case and report on it."""
     numbers = " ".join(map(str, case.numbers))
     given = f"{len(case.numbers)}\n{numbers}\n"
-    result = solution.run(given, time=2, memory=1024 * segi.MIB, output=segi.MIB)
+    result = solution.run(given, time=2, memory=256 * segi.MIB, output=segi.MIB)
     judgement = result.fault or segi.compare_tokens(result.stdout, str(best_sum(case.numbers)))
     if judgement.is_accepted:
         print(f"ok ({result.cpu_seconds:.2f} s)")
