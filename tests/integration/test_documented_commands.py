@@ -118,7 +118,7 @@ class SessionTestCase(DaemonTestCase):
             if block.files and block.language in ("bash", "python"):
                 text = block.text
                 if patient:
-                    text = re.sub(r"(\btime[ =])2\b", r"\g<1>300", text)
+                    text = re.sub(r"(\b(?:time|wall)[ =])(?:2|10)\b", r"\g<1>300", text)
                 (self.place / block.files[-1]).write_text(text)
 
     def check(self, shown: str, expected: str) -> None:
@@ -140,7 +140,7 @@ class EvaluatorTests(SessionTestCase):
         for block in blocks(EVALUATORS):
             # Without cgroups the limit of memory is that of each process, as the page says.
             if block.language == "console" and not ("bytearray" in block.text and reason_to_skip()):
-                self.write_programs(patient="no answer within" not in block.text)
+                self.write_programs(patient="over a limit" not in block.text)
                 commands, expected = parse_session(block.text)
                 self.check(await self.run_script(commands), expected)
 

@@ -199,6 +199,16 @@ class Faults(SynchronousTestCase):
             self.assertEqual(fault and (fault.verdict, fault.message), expected, members)
 
 
+class Options(SynchronousTestCase):
+    """Options of runs."""
+
+    def test_unknown(self) -> None:
+        """A misspelt limit is an error, not a run without that limit."""
+        for run in (segi.run, segi.start):
+            error = self.assertRaises(TypeError, run, ["true"], tmie=2)
+            self.assertIn("unknown option 'tmie'; the options are time, wall, memory", str(error))
+
+
 class Versions(SynchronousTestCase):
     """What an evaluator may ask for."""
 

@@ -283,6 +283,10 @@ def start(command: Sequence[str | Path], **options: Unpack[Options]) -> Program:
 
 
 def _complete(options: Options) -> Options:
+    unknown = options.keys() - Options.__annotations__.keys()
+    if unknown:
+        known = ", ".join(Options.__annotations__)
+        raise TypeError(f"unknown option {min(unknown)!r}; the options are {known}")
     limit = options.get("time")
     variables = {"PATH": os.environ.get("PATH", os.defpath), **options.get("environment", {})}
     defaults: Options = {"wall": None if limit is None else 5 * limit + 5, "output": 16 * MIB}
