@@ -46,6 +46,9 @@ class LeftoversTests(SynchronousTestCase):
         )
         self.addCleanup(child.communicate)
         self.addCleanup(child.kill)
+        deadline = time.monotonic() + PATIENCE
+        while not Path(f"/proc/{child.pid}/environ").read_bytes():  # not yet set by execve(2)
+            self.assertLess(time.monotonic(), deadline)
         return child
 
     def end(self) -> list[str]:
