@@ -184,9 +184,11 @@ class RepositoryCache:
             try:
                 return await self._provide(entry, request)
             except EvaluationFailure as error:
-                # Without a commit the cached repository is not damaged: the server's is.
+                # Without a commit the cached repository is not damaged: the server's is. An error
+                # with a path is that of a submodule, which has a repository of its own.
                 stderr = str(error.extra_members.get("stderr", ""))
-                if error.reason == "lost" or not (had_commits and is_repository_corrupt(stderr)):
+                is_ours = error.reason != "lost" and "path" not in error.extra_members
+                if not (is_ours and had_commits and is_repository_corrupt(stderr)):
                     raise
                 log.warn(
                     "{path} is damaged; fetching it again: {stderr}",

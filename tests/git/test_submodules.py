@@ -184,6 +184,25 @@ class CheckoutTests(CacheTestCase):
             self.assertEqual((error.reason, error.extra_members["path"]), (reason, "lib"))
             self.assertTrue(error.message.startswith("submodule 'lib': "))
 
+    def test_damaged(self) -> None:
+        """Damage in a submodule's repository costs that of its parent nothing."""
+        self.get()
+        self.release()
+        cached = {path.name for path in self.root.glob("*.git")}
+        (library,) = (
+            path for path in self.root.glob("*.git") if "lib" in (path / "url").read_text()
+        )
+        (parent,) = cached - {library.name}
+        library.rename(self.mktemp())
+        self.lose_trees()
+        self.present = {one for one in self.present if one[0] == parent}
+        self.restart()
+        self.fetches = [failed("error: inflate: data stream error") for _ in range(4)]
+        self.git.commands.clear()
+        self.assertEqual(self.refuse().extra_members["path"], "lib")
+        self.assertTrue((self.root / parent / "commits" / OID).exists())
+        self.assertEqual({one.repository.name for one in self.fetch_commands()}, {library.name})
+
     def test_forbidden(self) -> None:
         """The rules for URLs hold for those of submodules: nothing is asked there."""
         for self.url, words in (
