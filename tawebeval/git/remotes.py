@@ -55,7 +55,7 @@ class RemoteResolver:
         return self._target(url) is not None
 
     def resolve_submodule(self, url: str, parent: str) -> str:
-        """Return the URL of a submodule of the repository at `parent`; neither is looked up.
+        """Return the URL of a submodule of the repository at `parent`, for `check_url`.
 
         Raises: EvaluationError.
         """
@@ -64,7 +64,6 @@ class RemoteResolver:
             check_repository_url(found, self._protocols)
         except ValueError as error:
             raise EvaluationFailure("repository", f"the URL {url!r:.200} {error}") from None
-        self.check_url(found)
         return found
 
     async def find_route(
