@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +17,7 @@ from benchmarks import repositories
 from benchmarks.client import Client, evaluate, fields
 from benchmarks.measure import CannotRun
 from benchmarks.running import Server, environment, free_port, running, wait_for
+from tawebeval.daemon.lasting import KEEPER_VARIABLE
 
 _CONFIGURATION = """\
 listen = ["tcp:{port}:interface=127.0.0.1:backlog=1024"]
@@ -45,6 +48,8 @@ PYTHON = sys.executable
 if os.geteuid() == 0:
     PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or PYTHON
 
+_PATIENCE = 20.0  # seconds, for the keeper
+
 # What root has to say besides; repositories and directories have to be that user's, too.
 _UNPRIVILEGED = 'user = "nobody"\n'
 
@@ -52,8 +57,10 @@ _UNPRIVILEGED = 'user = "nobody"\n'
 class Daemon(Server):
     """A daemon that runs, and a repository from which it has fetched both commits."""
 
-    def __init__(self, pid: int, port: int, root: Path) -> None:
-        super().__init__(pid, port)
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], port: int, root: Path) -> None:
+        self._start = start
+        self._process = start()
+        super().__init__(self._process.pid, port)
         self.state = root / "state"
         self.log = root / "log"
         self.objects = root / "objects"
@@ -76,6 +83,17 @@ class Daemon(Server):
         """Begin an evaluation of a commit that is known; return its identifier."""
         return client.evaluate(self._url, self._commits[files], command)
 
+    def wait_until_listening(self) -> None:
+        """Return when the daemon listens. Raises SystemExit, with its words, if it does not."""
+        wait_for(self._process, self.port, "the daemon", self.log, self.log.with_name("errors"))
+
+    def kill_and_start(self) -> None:
+        """End the daemon by SIGKILL, and start it again. It need not listen yet."""
+        self._process.kill()
+        self._process.wait()
+        self._process = self._start()
+        self.pid = self._process.pid
+
     def consume(self, client: Client, identifier: str) -> None:
         """Read an evaluation to its very end, so that the daemon forgets it."""
         after = None
@@ -90,13 +108,15 @@ def daemon(
     sandbox: str = "none",
     more: str = USUAL,
     counted: bool = False,
+    lasting: bool = False,
 ) -> Iterator[Daemon]:
     """Run the daemon. Raises CannotRun where the sandbox does not work.
 
     `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration. Of one
-    that is `counted`, `Daemon.objects` is a socket which tells what objects there are in it.
+    that is `counted`, `Daemon.objects` is a socket which tells what objects there are in it. One
+    that is `lasting` has a keeper: its evaluations outlive it.
     """
-    with TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
+    with TemporaryDirectory(prefix="tawebeval-benchmark-") as name, ExitStack() as stack:
         root = Path(name)
         port = free_port()
         configuration = _CONFIGURATION.format(port=port, sandbox=sandbox, more=more)
@@ -118,21 +138,43 @@ def daemon(
             "CACHE_DIRECTORY": str(root / "cache"),
         }
         errors = root / "errors"
-        with (
-            errors.open("wb") as stderr,
-            running(command, cwd=root, env=variables, stderr=stderr) as process,
-        ):
-            try:
-                wait_for(process, port, "the daemon", root / "log", errors)
-            except SystemExit as error:
-                if sandbox == "none":
-                    raise
-                raise CannotRun(str(error).rstrip().rpartition("\n")[2]) from error
-            started = Daemon(process.pid, port, root)
-            with Client(port) as client:
-                for files in (SMALL, LARGE):
-                    started.consume(client, started.evaluate(client, "true", files))
-            yield started
+        stderr = stack.enter_context(errors.open("ab"))
+        if lasting:
+            variables[KEEPER_VARIABLE] = stack.enter_context(_keeper(root, variables))
+
+        def start() -> subprocess.Popen[bytes]:
+            return stack.enter_context(running(command, cwd=root, env=variables, stderr=stderr))
+
+        started = Daemon(start, port, root)
+        try:
+            started.wait_until_listening()
+        except SystemExit as error:
+            if sandbox == "none":
+                raise
+            raise CannotRun(str(error).rstrip().rpartition("\n")[2]) from error
+        with Client(port) as client:
+            for files in (SMALL, LARGE):
+                started.consume(client, started.evaluate(client, "true", files))
+        yield started
+
+
+@contextmanager
+def _keeper(root: Path, variables: Mapping[str, str]) -> Iterator[str]:
+    """Run a keeper; yield the path of its socket."""
+    folder = root / "keeper"
+    folder.mkdir(mode=0o700)
+    give(folder)
+    path = folder / "socket"
+    tawebeval = os.path.join(os.path.dirname(sys.executable), "tawebeval")
+    command = [tawebeval, "keeper", "--socket", str(path)]
+    command += ["--config", str(root / "tawebeval.toml")]
+    with running(command, env=dict(variables)) as process:
+        deadline = time.monotonic() + _PATIENCE
+        while not path.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise CannotRun("the keeper does not start")
+            time.sleep(0.05)
+        yield str(path)
 
 
 def give(path: Path) -> None:

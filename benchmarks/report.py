@@ -13,7 +13,7 @@ _HEADINGS = ("what", "ours", "baseline", "", "ratio", "spread", "target", "")
 _BEGIN = "<!-- By hand from here. -->"
 _END = "<!-- By hand up to here. -->"
 _BY_HAND = """
-## Tried without success
+## Missed targets
 
 Nothing yet.
 """
@@ -23,35 +23,34 @@ _ABOUT = """\
 
 How fast the daemon is, compared with simple programs that do the same work.
 
-- `python -m benchmarks --write` writes this page, except the text between the two marks near its
-  end. Each module in `benchmarks/rows/` says what it measures.
+- `python -m benchmarks --write` writes this page, except the last section. Each module in
+  `benchmarks/rows/` says what it measures, and what made it no faster.
 - Everything runs on one machine, over loopback. The daemon and its baseline are measured
-  alternately. The ratio (ours to the baseline) is formed within each round, so other load on the
-  machine hardly changes the ratio.
+  alternately, and the ratio (ours to the baseline) is formed within each round, so other load
+  hardly changes it.
 - Figures are medians of the rounds. The spread goes from the least to the greatest ratio, or,
   without a baseline, of our figures.
-- A target in brackets is optional. A row without a measurement says why.
+- A target in brackets is optional.
 - "By processor time" means per second of processor time of the program.
-- Ours is the daemon as twistd starts it, over HTTP. Four rows use its modules in a small program:
-  stdout to events, the worst chunk of stdout, the memory of events, and how long a start blocks the
-  reactor.
+- Ours is the daemon as twistd starts it, over HTTP. Five rows use its modules in a small program:
+  stdout to events, stdout by way of a memfd, the worst chunk of stdout, the memory of events, and
+  how long a start blocks the reactor.
 
 | baseline | |
 | --- | --- |
 | bare `ProcessProtocol` | Twisted's `spawnProcess`, and a protocol that counts bytes |
 | asyncio | `async for line` of a subprocess, a dict and `json.dumps` for each event |
 | a bare Site | `twisted.web` with a static resource of the same bytes, no access log |
-| Starlette | uvicorn with httptools and uvloop; orjson makes the page from a list of dicts |
+| Starlette | uvicorn with httptools and uvloop |
 | a raw forwarder | Twisted, from the stdout of a process to a socket |
 | `posix_spawn` | the same command, by `/bin/sh -c` |
-| bwrap by hand | the same command in the same sandbox, one after the other |
-| `xargs -P2` | that bwrap, two at a time, with a shell that opens its files |
-| `git fetch` by hand | `--depth 1`, into a new bare repository, from the daemon's URL |
-| nginx | the same request by curl; the body in a file, 128 KiB at a time |
+| isolate | `--init`, `--run`, `--cleanup` with the same command, without cgroups (`ISOLATE=PATH`) |
+| `git fetch` by hand | `--depth 1`, into a new bare repository, the daemon's URL; and a check-out |
+| nginx | one process: the same bytes; for uploads the body in a file, 128 KiB at a time |
 
-`make soak` checks correctness under load in a few minutes: 200 evaluators in the sandbox print 2 GB
-to readers that are slow, reconnect or disappear. It compares every stream with what was printed,
-and looks for leaks of memory, processes, directories, descriptors and objects.
+`make soak` checks correctness under load: 200 evaluators in the sandbox print 2 GB to readers that
+are slow, reconnect or disappear. It compares every stream with what was printed, and looks for
+leaks of memory, processes, directories, descriptors and objects.
 """
 
 

@@ -1,18 +1,19 @@
-"""The sandbox's command line, run by hand, and the command alone: `sandbox_start STARTS`.
+"""A command in the sandbox, started by the launcher: `sandbox_start STARTS [MOUNTS]`.
 
-Prints percentiles of the milliseconds from the start until the output has been read. Of root
-it becomes nobody first, as the daemon does.
+Prints the median of the milliseconds from the start until the output has been read. Of root it
+becomes nobody first, as the daemon does. The machine has `MOUNTS` more mounts, as hosts of
+containers have.
 """
 
 from __future__ import annotations
 
-import fcntl
+import ctypes
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,8 +21,8 @@ from benchmarks.measure import percentile
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.group import CgroupManager
-from tawebeval.linux.child import Spawner
-from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
+from tawebeval.linux.child import Spawner, wait_for_exit
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import ProcessCredentials, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import SandboxedRun
@@ -32,36 +33,14 @@ from tawebeval.sandbox.submissions import SOCKET_NAME
 from tawebeval.sandbox.workspace import Workspace
 
 COMMAND = "/bin/echo hello"
-_PERCENTILES = (10, 50, 90)
-
-
-def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
-    """Run a command; return the seconds until its output has been read and it was waited for.
-
-    It gets the descriptors `keep` as evaluators do.
-    """
-    begin = time.perf_counter()
-    reading, writing = os.pipe()
-    actions = [(os.POSIX_SPAWN_DUP2, writing, 1)]
-    # Above all numbers that they are to have.
-    given = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR + len(keep)) for one in keep]
-    actions += [
-        (os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given, FIRST_DESCRIPTOR)
-    ]
-    pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
-    for one in (writing, *given):
-        os.close(one)
-    while os.read(reading, 4096):
-        pass
-    os.close(reading)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, argv
-    return time.perf_counter() - begin
+_PATIENCE = 20.0  # seconds
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 
 
 @contextmanager
-def cells() -> Iterator[Callable[[], tuple[SandboxedRun, LaunchSpec]]]:
-    """Become who evaluators are, and let cells be made for the command; close them yourself."""
+def _runs() -> Iterator[Callable[[], SandboxedRun]]:
+    """Become who evaluators are, and let runs be made for the command; close them yourself."""
     os.close(make_filter(internet=False))  # which imports what nobody may not be able to read
     find_privileges("nobody" if os.geteuid() == 0 else "", ProcessCredentials()).become_user()
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
@@ -71,39 +50,70 @@ def cells() -> Iterator[Callable[[], tuple[SandboxedRun, LaunchSpec]]]:
         sandbox = open_bubblewrap(
             Configuration(), accounts, CgroupManager([], {}, {}), OrphanReaper(None, Spawner(None))
         )
+        sandbox.writable_trees.use_overlays(paths=sandbox.list_shown_paths())
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
         workspace.create_directories(upload, workspace.make_sandboxed_view(Path("/")))
-        (workspace.root / SOCKET_NAME).touch()  # what `start` makes
         checkout = Path(name).resolve() / "checkout"
         checkout.mkdir()
 
-        def opened() -> tuple[SandboxedRun, LaunchSpec]:
+        def opened() -> SandboxedRun:
             tree = Checkout(Commit("", ""), checkout, lambda: None)
-            cell = sandbox.make_run(workspace, tree, sandbox.limits)
-            return cell, cell.make_launch_spec(COMMAND, {}, workspace.tree_directory)
+            return sandbox.make_run(workspace, tree, sandbox.limits)
 
-        yield opened
+        try:
+            yield opened
+        finally:
+            sandbox.writable_trees.close()
+
+
+def add_mounts(count: int) -> None:
+    """Enter a mount namespace, if need be of a user namespace, with so many mounts more."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.geteuid(), os.getegid()
+
+    def check(result: int) -> None:
+        if result:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    check(libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)))
+    if user:
+        for name, line in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
+            Path("/proc/self", name).write_text(line)
+    check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
+    for place in ["/mnt", *(f"/mnt/{number}" for number in range(count))]:
+        Path(place).mkdir(exist_ok=True)
+        check(libc.mount(b"none", place.encode(), b"tmpfs", 0, None))
+
+
+def _start(run: SandboxedRun) -> float:
+    """Start the command as evaluators are; return the seconds until it was waited for."""
+    begin = time.perf_counter()
+    status, printed = wait_for_exit(
+        run.start_evaluator(COMMAND, {}, run.workspace.tree_directory), _PATIENCE
+    )
+    seconds = time.perf_counter() - begin
+    assert (status, printed) == (0, b"hello\n"), printed
+    return seconds
 
 
 def main() -> None:
-    """Start both in turn, and report."""
-    times: dict[str, list[float]] = {"sandbox": [], "plain": []}
-    with cells() as opened:
+    """Start one after the other, and report."""
+    times = []
+    if len(sys.argv) > 2:
+        add_mounts(int(sys.argv[2]))
+    with _runs() as opened:
         for _ in range(int(sys.argv[1])):
-            cell, launch = opened()
-            times["sandbox"].append(run_by_hand(launch.argv, launch.descriptors) * 1e3)
-            cell.close()
-            times["plain"].append(run_by_hand(["/bin/sh", "-c", COMMAND]) * 1e3)
-    print(
-        json.dumps(
-            {
-                f"{way}.{percent}": percentile(samples, percent)
-                for way, samples in times.items()
-                for percent in _PERCENTILES
-            }
-        )
-    )
+            run = opened()
+            times.append(_start(run) * 1e3)
+            run.close()
+            remove_tree(run.workspace.overlay_work_directory)
+            (run.workspace.root / SOCKET_NAME).unlink()
+    print(json.dumps({"p50": percentile(times, 50)}))
 
 
 if __name__ == "__main__":

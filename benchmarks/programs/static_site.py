@@ -1,13 +1,10 @@
-"""Baseline: a bare `twisted.web` Site. `/poll` and `/page` are static resources.
+"""Baseline: a bare `twisted.web` Site. `/poll` is a static resource.
 
-`static_site FILE` serves the content of FILE as the page. The access log is off, as ours
-is; the format of the answer is that of `Data`, with Twisted's own headers.
+The access log is off, as ours is; the format of the answer is that of `Data`, with Twisted's own
+headers.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 from twisted.web.resource import Resource
 from twisted.web.static import Data
@@ -18,10 +15,9 @@ POLL = b'{"begin":"0","end":"0","data":[]}'
 
 
 def main() -> None:
-    """Serve both."""
+    """Serve it."""
     root = Resource()
     root.putChild(b"poll", Data(POLL, "application/json"))
-    root.putChild(b"page", Data(Path(sys.argv[1]).read_bytes(), "application/json"))
     serve_site(root)
 
 

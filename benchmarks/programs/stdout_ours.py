@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +50,16 @@ class Store:
     run: EvaluatorRun
 
     def __init__(self) -> None:
-        self._ring = EventRing()
+        self.ring = EventRing(read_time=time.time)
         budget = RingBudget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
         parser = SegiParser(Markers.generate(os.urandom))
-        share = budget.add_share(on_room=lambda: self.pump.on_ring_room())
-        self.pump = StdoutPump(reactor, parser, self._ring, share, self)
+        self.share = budget.add_share(on_room=lambda: self.pump.on_ring_room())
+        self.pump = StdoutPump(reactor, parser, self.ring, self.share, self)
 
     def on_new_events(self) -> None:
         """Acknowledge, if that is due."""
-        if self._ring.size >= _CAPACITY / 2:
-            self._ring.acknowledge(self._ring.newest)
+        if self.ring.size >= _CAPACITY / 2:
+            self.ring.acknowledge(self.ring.newest)
             self.pump.on_acknowledge()
 
     def on_pause_change(self, paused: bool) -> None:
@@ -73,12 +75,13 @@ class Store:
         raise AssertionError("the writer prints no file blocks")
 
 
-def main() -> None:
-    """Run the writer, store its events, and report."""
+def main(prepare: Callable[[Store], object] = lambda store: None) -> None:
+    """Run the writer, store its events, and report; `prepare` gets the store before."""
     keep_freed_memory()  # as the daemon does at its start
     argv, total = arguments()
     stopwatch = Stopwatch()
     store = Store()
+    prepare(store)
     spawner = Spawner(reactor)
     limits = LimitSettings(output=2**40)
     cell = UnsandboxedRun(

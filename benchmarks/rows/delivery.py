@@ -28,9 +28,15 @@ _TARGET = 0.3
 _TIMEOUT = 60.0
 _READ = 256 * 1024
 
-_WRITER = Path(programs.__file__).with_name("writer.py")
-_COMMAND = shlex.join([PYTHON, "-I", "-S", str(_WRITER), str(_LENGTH), str(_TOTAL)])
-_SETTINGS = f"""\
+
+def command(program: str, *arguments: int) -> str:
+    """Return a command line with the text of a program: the sandbox hides its file."""
+    text = Path(programs.__file__).with_name(f"{program}.py").read_text()
+    return shlex.join([PYTHON, "-I", "-S", "-c", text, *map(str, arguments)])
+
+
+_COMMAND = command("writer", _LENGTH, _TOTAL)
+SETTINGS = f"""\
 [limits]
 output = {_TOTAL}
 """
@@ -40,10 +46,10 @@ _SMALLEST = len('{"type":"text","payload":""},' * 2 + r"\n") + _LENGTH - 1
 
 def measure(rounds: int) -> Sequence[Row]:
     """Return the rows."""
-    with daemon(more=_SETTINGS) as ours, server("forwarder", _COMMAND) as raw:
+    with daemon(more=SETTINGS) as ours, server("forwarder", _COMMAND) as raw:
         samples = interleave(
             rounds,
-            {"ours": lambda: _by_pages(ours), "raw": lambda: _by_socket(raw)},
+            {"ours": lambda: deliver_lines(ours), "raw": lambda: _by_socket(raw)},
         )
     what = f"stdout to an HTTP client, pages, {_LENGTH}-byte lines"
     return [
@@ -79,25 +85,31 @@ class _Stopwatch:
             self._processor = self._server.processor_time()
         self.received += size
 
-    def stop(self) -> Round:
-        """Return bytes of stdout per second, and per second of processor time."""
+    def stop(self, total: float) -> Round:
+        """Return the rate of `total`, per second and per second of processor time."""
         clock = time.perf_counter() - self._clock
         processor = self._server.processor_time() - self._processor
-        return {"rate": _TOTAL / clock / _MB, "processor_rate": _TOTAL / processor / _MB}
+        return {"rate": total / clock, "processor_rate": total / processor}
 
 
-def _by_pages(ours: Daemon) -> Round:
+def deliver_lines(ours: Daemon) -> Round:
+    """Read the events of all lines; return MB of stdout per second."""
+    measured, received = read_pages(ours, _COMMAND, _TOTAL / _MB)
+    assert received >= _TOTAL // _LENGTH * _SMALLEST, "events were lost"
+    return measured
+
+
+def read_pages(ours: Daemon, printing: str, total: float) -> tuple[Round, int]:
+    """Read all events of a command that prints `total`; return the rates, and bytes of pages."""
     stopwatch = _Stopwatch(ours)
     with Client(ours.port) as client:
-        path = f"/evaluation/{ours.evaluate(client, _COMMAND)}/events?wait=30"
+        path = f"/evaluation/{ours.evaluate(client, printing)}/events?wait=30"
         after: str | None = ""
         while after is not None:
             page = client.get(f"{path}&after={after}")
             stopwatch.count(len(page))
             after = json.loads(page[: page.index(b',"data":')] + b"}")["end"]
-    measured = stopwatch.stop()
-    assert stopwatch.received >= _TOTAL // _LENGTH * _SMALLEST, "events were lost"
-    return measured
+    return stopwatch.stop(total), stopwatch.received
 
 
 def _by_socket(raw: Server) -> Round:
@@ -105,6 +117,6 @@ def _by_socket(raw: Server) -> Round:
     with socket.create_connection(("127.0.0.1", raw.port), _TIMEOUT) as connection:
         while chunk := connection.recv(_READ):
             stopwatch.count(len(chunk))
-    measured = stopwatch.stop()
+    measured = stopwatch.stop(_TOTAL / _MB)
     assert stopwatch.received == _TOTAL, "bytes were lost"
     return measured

@@ -1,6 +1,6 @@
-"""Empty polls over keep-alive connections: the daemon, a bare Site, and Starlette.
+"""Empty polls over keep-alive connections: the daemon, a bare Site, Starlette, and nginx.
 
-The bare Site serves a static resource of the same bytes, Starlette builds the same page.
+The bare Site and nginx serve the same bytes from memory, Starlette builds the same page.
 All of a way's connections are busy: each sends its next request when the last is answered. So the
 rate with many of them is that of a server which always has something to do.
 """
@@ -14,21 +14,34 @@ from functools import partial
 from benchmarks.client import Client
 from benchmarks.daemon import MANY_CONNECTIONS, USUAL, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave
+from benchmarks.nginx import nginx
 from benchmarks.programs.load import Target
+from benchmarks.programs.static_site import POLL
 from benchmarks.running import Server, figures, server
 
-CONNECTIONS = (1, 16, 256, 2000)
+CONNECTIONS = (1, 256)
 _REQUESTS = 2500  # at least, and two on each connection
 # Of each baseline: its name, the target, and the stretch.
-_BASELINES = {"bare": ("a bare Site", 0.95, 1.8), "starlette": ("Starlette", 1.0, 2.0)}
+_BASELINES = {
+    "bare": ("a bare Site", 0.95, 1.8),
+    "starlette": ("Starlette", 1.0, 2.0),
+    "nginx": ("nginx", None, None),
+}
+_LOCATIONS = f"""\
+        location = /poll {{
+            default_type application/json;
+            return 200 '{POLL.decode()}';
+        }}
+"""
 
 
 def measure(rounds: int) -> Sequence[Row]:
-    """Return the rows."""
+    """Return the rows. Raises CannotRun."""
     with (
         daemon(more=USUAL + MANY_CONNECTIONS) as ours,
-        server("static_site", "/dev/null") as bare,
-        server("starlette_site", "/dev/null") as starlette,
+        server("static_site") as bare,
+        server("starlette_site") as starlette,
+        nginx(_LOCATIONS) as static,
     ):
         path = silent_evaluation(ours)
         ways: dict[str, Callable[[], Round]] = {}
@@ -37,6 +50,7 @@ def measure(rounds: int) -> Sequence[Row]:
                 ("ours", ours, path),
                 ("bare", bare, "/poll"),
                 ("starlette", starlette, "/poll"),
+                ("nginx", static, "/poll"),
             ):
                 ways[f"{name}.{connections}"] = partial(
                     under_load, one, where, connections, max(_REQUESTS, 2 * connections)

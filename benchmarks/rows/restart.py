@@ -71,10 +71,6 @@ def measure(rounds: int) -> Sequence[Row]:
             Row(f"{restarts}: {kind}", "", together[f"restart.{kind}"], None, 0.0, False)
             for kind in _EVERYBODY
         ),
-        *(
-            Row(f"… {fate.value}", "", together[f"restart.{fate.value}"], None, 0.0, False)
-            for fate in LOST
-        ),
         Row(f"… {Fate.ANSWERED.value}", "", together[f"restart.{Fate.ANSWERED.value}"]),
         Row(f"… {Fate.CLOSED.value}", "", together[f"restart.{Fate.CLOSED.value}"]),
         Row("each: longest time to connect and be answered", "s", samples["restart.longest"]),

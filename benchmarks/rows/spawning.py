@@ -27,11 +27,10 @@ def measure(rounds: int) -> Sequence[Row]:
     )
     rows = []
     for way, name in _WAYS.items():
-        middle, worst = samples[f"{way}.middle"], samples[f"{way}.worst"]
+        middle = samples[f"{way}.middle"]
         what = f"{name} blocks the reactor, {_DESCRIPTORS:,} descriptors open"
         rows += [
             Row(f"{what}, median", "ms", middle, None, _TARGET, False),
-            Row("… longest of 60", "ms", worst, None, None, False),
             Row(
                 "… median, to `reactor.spawnProcess`",
                 "ms",

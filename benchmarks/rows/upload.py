@@ -12,15 +12,15 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.client import Client
 from benchmarks.daemon import Daemon, daemon
 from benchmarks.measure import CannotRun, Round, Row, interleave
-from benchmarks.running import Server, free_port, running, wait_for
+from benchmarks.nginx import nginx
+from benchmarks.running import Server
 
 _SIZE = 300_000_000
 _TARGET = 3.0
@@ -32,46 +32,29 @@ request_body = {_SIZE + _MIB}
 """
 # The body goes to a file, which is removed after the answer. Only what nginx passes on makes it
 # read a body at all, so it asks itself, without one.
-_NGINX = """\
-daemon off;
-master_process off;
-pid {root}/pid;
-error_log {root}/error.log;
-events {{}}
-http {{
-    access_log off;
-    client_max_body_size 0;
-    client_body_buffer_size 128k;
-    client_body_temp_path {root}/body;
-    proxy_temp_path {root}/proxy;
-    fastcgi_temp_path {root}/fastcgi;
-    scgi_temp_path {root}/scgi;
-    uwsgi_temp_path {root}/uwsgi;
-    server {{
-        listen 127.0.0.1:{port};
-        location = /evaluate {{
+_LOCATIONS = """\
+        location = /evaluate {
+            client_max_body_size 0;
+            client_body_buffer_size 128k;
             client_body_in_file_only clean;
             proxy_pass_request_body off;
             proxy_set_header Content-Length "";
-            proxy_pass http://127.0.0.1:{port}/done;
-        }}
-        location = /done {{
+            proxy_pass http://127.0.0.1:PORT/done;
+        }
+        location = /done {
             return 200;
-        }}
-    }}
-}}
+        }
 """
 
 
 def measure(rounds: int) -> Sequence[Row]:
     """Return the rows. Raises CannotRun."""
-    for program in ("nginx", "curl"):
-        if shutil.which(program, path=_path()) is None:
-            raise CannotRun(f"there is no {program} here: apt-get install {program}")
+    if shutil.which("curl") is None:
+        raise CannotRun("there is no curl here: apt-get install curl")
     with (
         TemporaryDirectory(prefix="tawebeval-benchmark-") as name,
         daemon(more=_CONFIGURATION) as ours,
-        _nginx(Path(name)) as nginx,
+        nginx(_LOCATIONS) as other,
     ):
         file = Path(name, "submission")
         file.write_bytes(os.urandom(_MIB) * (_SIZE // _MIB + 1))
@@ -79,7 +62,7 @@ def measure(rounds: int) -> Sequence[Row]:
         before = ours.memory("VmRSS")
         samples = interleave(
             rounds,
-            {"ours": lambda: _ours(ours, file, before), "nginx": lambda: _send(nginx, file)[0]},
+            {"ours": lambda: _ours(ours, file, before), "nginx": lambda: _send(other, file)[0]},
         )
     what = f"upload of {_SIZE // 10**6} MB"
     return [
@@ -99,23 +82,6 @@ def measure(rounds: int) -> Sequence[Row]:
             higher_is_better=False,
         ),
     ]
-
-
-def _path() -> str:
-    """Return where programs are looked for: nginx is in a directory of administrators'."""
-    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
-
-
-@contextmanager
-def _nginx(root: Path) -> Iterator[Server]:
-    port = free_port()
-    (root / "nginx.conf").write_text(_NGINX.format(root=root, port=port))
-    nginx = shutil.which("nginx", path=_path())
-    assert nginx is not None
-    argv = [nginx, "-p", str(root), "-c", "nginx.conf", "-e", str(root / "error.log")]
-    with running(argv) as process:
-        wait_for(process, port, "nginx", root / "error.log")
-        yield Server(process.pid, port)
 
 
 def _ours(ours: Daemon, file: Path, before: int) -> Round:

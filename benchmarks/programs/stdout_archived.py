@@ -1,0 +1,38 @@
+"""The same as `stdout_ours`, with an archive that records all events."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
+
+from benchmarks.programs.stdout_ours import Store, main, reactor
+from tawebeval.archive.recorder import DiskArchive
+from tawebeval.archive.store import ArchiveStore
+from tawebeval.config import ArchiveSettings
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.evaluations.status import format_time
+
+
+def record(store: Store) -> None:
+    """Record the events in a directory that is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="tawebeval-archive-"))
+    atexit.register(shutil.rmtree, folder)
+    threads = WorkerThreads.create(reactor, 1, "archive")
+    threads.start()
+    reactor.addSystemEventTrigger("after", "shutdown", threads.stop)
+    files = ArchiveStore(folder / "archive", ArchiveSettings(enabled=True), 0)
+    archive = DiskArchive(files, threads, threads, reactor, format_time)
+    archive.open()
+    archive.begin_recording("some", "", store.ring, store.share)
+    atexit.register(check, archive)
+
+
+def check(archive: DiskArchive) -> None:
+    """Refuse figures of a recording that was given up."""
+    assert not archive.losses.total(), archive.losses
+
+
+if __name__ == "__main__":
+    main(record)
