@@ -32,7 +32,7 @@ def wants_page() -> bool:
 
 
 def keep_page(daemon: Daemon, repository: Path, commit_oid: str, drawing: str | None) -> None:
-    """Print the page's address and three commands, and wait until Ctrl-C.
+    """Print the page's address and what to do next, and wait until Ctrl-C.
 
     ``drawing`` is the identifier of an evaluation with a drawing. Raises:
     DemonstrationError (the daemon has ended).
@@ -42,7 +42,7 @@ def keep_page(daemon: Daemon, repository: Path, commit_oid: str, drawing: str | 
     if drawing is not None:
         say("This is the one with the drawing of a knight's tour:")
         say(f"    {daemon.base_url}/#evaluation/{drawing}")
-    say("\nThree things to do next, in another terminal:")
+    say("\nThings to do next, in another terminal:")
     show_commands(commands(daemon, repository, commit_oid))
     say("The page stays open until you press Ctrl-C here.")
     try:
@@ -54,18 +54,19 @@ def keep_page(daemon: Daemon, repository: Path, commit_oid: str, drawing: str | 
 def show_next_steps(daemon: Daemon, repository: Path, commit_oid: str) -> None:
     """Print the commands that work without the daemon and its directory."""
     keep = ("See these evaluations in a page that stays open", [["make", "demo", "KEEP=1"]])
-    _, judge, check = commands(daemon, repository, commit_oid)
+    _, judge = commands(daemon, repository, commit_oid)
     say("\nThings to do next:")
-    show_commands([keep, judge, check] if is_usual(daemon) else [keep, check])
+    show_commands([keep, judge] if is_usual(daemon) else [keep])
 
 
 def show_commands(commands: Sequence[Command]) -> None:
-    """Print commands with their numbers, and the guide for authors of evaluators."""
+    """Print commands with their numbers, and the guides for teachers and operators."""
     for number, (about, lines) in enumerate(commands, start=1):
         command = " \\\n        ".join(shlex.join(line) for line in lines)
         say(f"\n{number}. {about}:\n\n    {command}")
-    guide = shown(EXAMPLES.parent / "docs" / "evaluators.md")
-    say(f"\nTo write an evaluator of your own, read {guide}.")
+    docs, number = EXAMPLES.parent / "docs", len(commands)
+    say(f"\n{number + 1}. Write an evaluator of your own: read {shown(docs / 'evaluators.md')}")
+    say(f"\n{number + 2}. Run a server: read {shown(docs / 'install.md')}")
 
 
 def is_usual(daemon: Daemon) -> bool:
@@ -74,7 +75,7 @@ def is_usual(daemon: Daemon) -> bool:
 
 
 def commands(daemon: Daemon, repository: Path, commit_oid: str) -> list[Command]:
-    """Return three commands; the last two need no running daemon."""
+    """Return two commands; the second needs no running daemon."""
     tawebeval = shown(Path(sys.executable).with_name("tawebeval"))
     settings = [] if is_usual(daemon) else ["--config", str(daemon.configuration)]
     # The user that root's `try` becomes may have no access to the checkout.
@@ -94,10 +95,6 @@ def commands(daemon: Daemon, repository: Path, commit_oid: str) -> list[Command]
                 [tawebeval, "try", shown(problems), *settings],
                 [*EVALUATOR, shown(problems / SOLUTION)],
             ],
-        ),
-        (
-            "Check whether this machine can run a server; docs/install.md has the next steps",
-            [[tawebeval, "doctor"]],
         ),
     ]
 

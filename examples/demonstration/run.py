@@ -20,7 +20,7 @@ from demonstration.page import keep_page, show_next_steps, shown, wants_page
 from demonstration.problems import Problem, load_problems, make_repository
 from demonstration.show import Viewer, say
 from demonstration.steps import STEPS, Step, difference
-from demonstration.unprivileged import give
+from demonstration.unprivileged import USER, give, is_root
 
 EVALUATION_SECONDS = 120
 SEED = "2018"
@@ -129,6 +129,8 @@ def demonstrate(folder: Path, keep: bool) -> bool:
     with Daemon(folder) as daemon:
         if daemon.without_sandbox is None:
             say("Evaluators run in a sandbox, without network access.")
+            if is_root():
+                say(f"As you are root, the daemon and its evaluators run as the user {USER}.")
         else:
             say("The sandbox does not work on this machine, so evaluators run without it. That is")
             say(

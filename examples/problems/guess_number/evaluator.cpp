@@ -55,7 +55,7 @@ std::optional<long> parse_guess(const std::string &line) {
 bool play(Game game, const Solution &solution) {
     std::cout << game.about << ", 1 to " << game.count << " ... " << std::flush;
     segi::Limits limits;
-    limits.wall = GAME_TIME;
+    limits.time = limits.wall = GAME_TIME;
     segi::Program program(solution.command, limits, {solution.files});
     program.write(std::to_string(game.count) + "\n");
     for (long number = 1; number <= game.guesses; number++) {
@@ -77,11 +77,11 @@ bool play(Game game, const Solution &solution) {
         const std::string answer = game.secret.answer(*guess);
         program.write(answer + "\n");
         if (answer == "equal") {
-            std::cout << "found with " << number << " of " << game.guesses << " guesses\n";
+            std::cout << "found by guess " << number << "; " << game.guesses << " are allowed\n";
             return true;
         }
     }
-    std::cout << "not found with " << game.guesses << " guesses\n";
+    std::cout << "not found by " << game.guesses << " guesses\n";
     return false;
 }
 
@@ -129,7 +129,7 @@ int main() {
 
     games.clear();
     for (long count : {1'000'000L, 2'000'000'000L})
-        games.push_back({"a number that dodges", count, Secret(1, count), logarithm(count)});
+        games.push_back({"a number that may change after each guess", count, Secret(1, count), logarithm(count)});
     for (const Game &game : games) reached = reached && play(game, *solution);
     segi::send_goal("logarithmic", reached);
 }

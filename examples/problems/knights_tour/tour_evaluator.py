@@ -62,10 +62,12 @@ def write_table(tour: list[Square], path: Path) -> None:
 def main() -> None:
     """Judge the submission."""
     with segi.find_submission("tour").open("rb") as file:
-        words = file.read(MOST_BYTES).decode("ascii", errors="replace").split()
+        content = file.read(MOST_BYTES + 1)
 
     print("following the knight ... ", end="", flush=True)
-    tour, fault, wrong = follow(words)
+    tour, fault, wrong = follow(content.decode("ascii", errors="replace").split())
+    if len(content) > MOST_BYTES:
+        wrong = f"the text is over {MOST_BYTES} bytes"
     print(wrong or f"ok, {len(tour)} of {SIDE * SIDE} squares")
     legal = wrong is None
     complete = legal and len(tour) == SIDE * SIDE

@@ -82,7 +82,7 @@ def judge(solution: segi.Solution, case: Case) -> bool:
 def main() -> None:
     """Judge the submission."""
     source = segi.find_submission("source")
-    print(f"reading {source.name} ... ", end="", flush=True)
+    print(f"preparing {source.name} ... ", end="", flush=True)
     solution = segi.prepare(source, LANGUAGES)
     if solution.fault:
         print(f"failed\n{solution.fault.message}")

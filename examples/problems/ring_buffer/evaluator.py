@@ -51,7 +51,7 @@ def main() -> None:
     for goal, (capacity, share) in GOALS.items():
         given, expected = make_case(draw, capacity, share)
         if passed:
-            result = solution.run(given, time=5, wall=60)
+            result = solution.run(given, time=5)
             judgement = result.fault or segi.compare_tokens(result.stdout, expected)
             print(f"capacity {capacity}: {judgement.message or 'ok'}")
             passed = judgement.is_accepted

@@ -37,7 +37,7 @@ def play(solution: segi.Solution, weights: list[int]) -> tuple[segi.Judgement, i
     count = len(weights)
     numbers = sorted(range(1, count + 1), key=lambda number: weights[number - 1])
     order = " ".join(map(str, numbers))
-    with solution.start(wall=GAME_SECONDS) as program:
+    with solution.start(time=GAME_SECONDS, wall=GAME_SECONDS) as program:
         program.write(f"{count}\n")
         for questions in range(count * count + 1):
             line = program.read_line()

@@ -62,7 +62,7 @@ judge() {
     counted=false ordered=false stop=true
     printf 'case %d: %s ... ' "$number" "$1"
     expected_answer <"$work/text" >"$work/expected"
-    segi_run --time "$time_limit" --wall 30 --output 16M --read "$source" -- \
+    segi_run --time "$time_limit" --wall 15 --output 1M --read "$source" -- \
         "${command[@]}" "$source" <"$work/text" >"$work/answer" 2>"$work/words"
     if [[ $segi_verdict != accepted ]]; then
         printf '%s\n' "$segi_message"
@@ -80,7 +80,7 @@ judge() {
     fi
     if cmp -s <(sort "$work/lines") <(sort "$work/expected"); then
         counted=true
-        printf 'counted right, but not in order\n'
+        printf 'counted right, but in the wrong order\n'
     else
         printf 'wrong\n'
     fi
@@ -105,7 +105,7 @@ number=0
 case $source in
     *.sh)
         command=(sh)
-        printf 'reading %s ... ' "${source##*/}"
+        printf 'preparing %s ... ' "${source##*/}"
         segi_compile --read "$source" -- sh -n "$source"
         if [[ $segi_verdict != accepted ]]; then
             printf 'failed\n  %s\n' "$segi_message"
