@@ -51,7 +51,7 @@ check: ## check style, types, and that imports point down
 	$(BIN)/lint-imports --no-cache
 
 bench: ## measure it, against baselines taken in the same run; some minutes
-	$(SETUP) --extras bench,test --needs git,xargs,/usr/bin/python3 \
+	$(SETUP) --extras bench,test --needs git,/usr/bin/python3 \
 		--wants curl,/usr/sbin/nginx,$(SANDBOX),$(MACHINE)
 	$(BIN)/python -m benchmarks
 

@@ -12,34 +12,54 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from ipaddress import ip_network
 from math import inf
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct, structs
 
 from tawebeval.core.environment import is_reserved_variable
+from tawebeval.core.form import (
+    DEFAULT_ENVIRONMENT,
+    FIELD_NAME_PATTERN,
+    PROBLEM_NAME_PATTERN,
+    SubmissionFile,
+    find_size_limit,
+    parse_form,
+)
 from tawebeval.core.forwarded import UNIX_PEERS, TrustedProxies
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
-from tawebeval.core.limits import LIMIT_UNITS, ChosenLimits, LimitRange, describe_limit
+from tawebeval.core.limits import (
+    LIMIT_UNITS,
+    ChosenLimits,
+    LimitRange,
+    describe_limit,
+    parse_size,
+)
 from tawebeval.core.tokens import CALLER_NAME
-from tawebeval.errors import ConfigurationError, format_size
+from tawebeval.errors import ConfigurationError, InvalidField, format_size
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 OWN_PATHS = frozenset(
-    {"evaluate", "evaluation", "evaluation_events", "evaluations", "health", "metrics"}
-    | {"openapi.json", "static"}
+    {"environments", "evaluate", "evaluation", "evaluation_events", "evaluations", "health"}
+    | {"metrics", "openapi.json", "problems", "static"}
 )
 """First parts of the API's paths. A base path must not begin with one: behind a proxy that removes
 the base path, a path of the API would be taken for the base path."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Settings in whose place a secret may stand by mistake: errors do not show it.
-_SECRET = re.compile(r"_file$|\.tokens$|\.secrets$|^evaluations\.environment\.")
+_SECRET = re.compile(
+    r"_file$|\.tokens$|\.secrets$|^evaluations\.environment\.|^environments\..*\.variables\."
+)
+_TABLE_NAME = re.compile(PROBLEM_NAME_PATTERN)
+_MAX_VARIABLE_BYTES = 64 * KIB
 _BOUND = re.compile(r"[0-9]{4,}")
 _BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
+# A setting whose value should be in quotes. It may be a secret, so that no error shows it.
+_BARE_WORD = re.compile(r"\s*[\w.-]+\s*=\s*[^\s\"'\[\]{}=#][^\"'\[\]{}=#]*(#.*)?")
 
 _WORDS: dict[str, str] = {}  # by msgspec's message, which would show the pattern
 
@@ -65,8 +85,8 @@ def _describe_error(message: str, path: str, value: object) -> str:
     shown = "the value" if _SECRET.search(path) else f"{value!r:.80}"
     if message in _WORDS:
         return f"{shown} should be {_WORDS[message]}"
-    if message.startswith("Invalid enum value"):
-        return f"{shown} is not allowed; allowed: {', '.join(_list_choices(path))}"
+    if message.startswith("not allowed"):
+        return f"{shown} is {message}"
     if message.startswith("Expected"):
         plain = message.replace("`", "").replace("E", "e", 1)
         return f"{shown} is not allowed; {_BOUND.sub(_add_unit, plain)}"
@@ -75,10 +95,16 @@ def _describe_error(message: str, path: str, value: object) -> str:
 
 
 _Count = Annotated[int, Meta(ge=1, le=10**9)]
-_Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
+# The file may have such a number as a text, too, such as "256M".
+_SIZE = {"unit": "bytes"}
+_Bytes = Annotated[int, Meta(ge=KIB, le=2**50, extra=_SIZE)]
 _Host = Annotated[
     str, _matching(r"(\*\.)?[A-Za-z0-9_.:-]+", 'a host such as "example.org", or "*.example.org"')
 ]
+_FieldName = Annotated[
+    str, _matching(FIELD_NAME_PATTERN, "NAME of a field submission[NAME], such as source")
+]
+_Line = Annotated[str, _matching(r"[^\x00-\x1f\x7f]{0,200}", "one line of up to 200 characters")]
 _Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
 # In its plainest form, so that the operator sees the path that is mounted.
@@ -99,7 +125,7 @@ _SecretFile = Annotated[
     ),
 ]
 _OptionalCount = Annotated[int, Meta(ge=0, le=10**6)]
-_OptionalBytes = Annotated[int, Meta(ge=0, le=2**50)]
+_OptionalBytes = Annotated[int, Meta(ge=0, le=2**50, extra=_SIZE)]
 _Maximum = Annotated[int, Meta(ge=0, le=10**9)]
 _CallerName = Annotated[
     str,
@@ -120,8 +146,25 @@ _Origin = Annotated[
 ]
 
 
+Table = TypeVar("Table", bound=Struct)
+
+
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """Table of the configuration file; unknown keys are errors."""
+
+
+def _check_variables(key: str, variables: Mapping[str, str]) -> None:
+    """Raise ValueError unless the operator may set these variables in the table `key`."""
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                f".{key}: {name!r} should be a variable's name: letters, digits and _, the first"
+                " no digit"
+            )
+        if is_reserved_variable(name):
+            raise ValueError(f".{key}.{name}: tawebeval sets this variable; remove the key")
+        if "\0" in value:
+            raise ValueError(f".{key}.{name}: a variable cannot contain NUL")
 
 
 def _check_networks(networks: Iterable[str]) -> None:
@@ -140,6 +183,7 @@ class ServiceSettings(Section, frozen=True):
         _matching(r"([a-z_][a-z0-9_-]*\$?)?", "a user name (a-z, 0-9, _ and -), or empty"),
     ] = ""
     drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
+    lasting: Literal["auto"] | bool = "auto"
     name: Annotated[
         str, _matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
     ] = ""
@@ -196,10 +240,11 @@ class RepositorySettings(Section, frozen=True):
     fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
     fetch_timeout: _Seconds = 300
     fetch_bytes: _Bytes = GIB
-    memory: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB
+    memory: Annotated[int, Meta(ge=64 * MIB, le=2**50, extra=_SIZE)] = GIB
     tree_files: _Count = 100_000
     tree_bytes: _Bytes = GIB
     submodules: Annotated[int, Meta(ge=0, le=1000)] = 16
+    lfs: bool = True
 
     def __post_init__(self) -> None:
         _check_networks(self.private_networks)
@@ -215,21 +260,12 @@ class EvaluationSettings(Section, frozen=True):
     abandon_after: _Seconds = 900
     retain: _Seconds = 900
     kept: _Count = 10_000
+    keep_submissions: bool = True
+    problems: Annotated[str, _matching(r"(/.+)?", "the absolute path of a file, or empty")] = ""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in self.environment.items():
-            if not _VARIABLE.fullmatch(name):
-                raise ValueError(
-                    f".environment: {name!r} should be a variable's name: letters, digits and _,"
-                    " the first no digit"
-                )
-            if is_reserved_variable(name):
-                raise ValueError(
-                    f".environment.{name}: tawebeval sets this variable; remove the key"
-                )
-            if "\0" in value:
-                raise ValueError(f".environment.{name}: a variable cannot contain NUL")
+        _check_variables("environment", self.environment)
 
 
 class SandboxSettings(Section, frozen=True):
@@ -268,13 +304,13 @@ class LimitSettings(Section, frozen=True):
     field: _Bytes = 64 * KIB
     wall_clock: _Seconds = 300
     cpu: Annotated[int, Meta(ge=1, le=10**9)] = 300
-    memory: Annotated[int, Meta(ge=16 * MIB, le=2**50)] = 512 * MIB
+    memory: Annotated[int, Meta(ge=16 * MIB, le=2**50, extra=_SIZE)] = 512 * MIB
     processes: Annotated[int, Meta(ge=8, le=10**6)] = 128
     open_files: Annotated[int, Meta(ge=16, le=10**6)] = 256
     file_size: _Bytes = 256 * MIB
     disk: _Bytes = GIB
     disk_files: _Count = 100_000
-    free_disk: Annotated[int, Meta(ge=0, le=2**50)] = 512 * MIB
+    free_disk: _OptionalBytes = 512 * MIB
     output: _Bytes = 256 * MIB
     stderr: _Bytes = 64 * MIB
     data_value: _Bytes = MIB
@@ -298,7 +334,7 @@ class LimitSettings(Section, frozen=True):
     def choose_limits(self, chosen: ChosenLimits) -> LimitSettings:
         """Return the limits of an evaluation: those that its request has chosen, and the defaults.
 
-        A reload may have lowered a maximum after the request: then the maximum holds.
+        A restart may have lowered a maximum after the request: then the maximum holds.
         """
         if not chosen:
             return self
@@ -345,6 +381,16 @@ class StreamSettings(Section, frozen=True):
     """`[streams]`: streams of events."""
 
     heartbeat: _Seconds = 15
+
+
+class ArchiveSettings(Section, frozen=True):
+    """`[archive]`: ended evaluations on the disk."""
+
+    enabled: bool = False
+    directory: Annotated[str, _matching(r"(/.+)?", "an absolute path, or empty")] = ""
+    days: Annotated[float, Meta(gt=0, le=100_000)] = 90
+    size: Annotated[int, Meta(ge=MIB, le=2**50, extra=_SIZE)] = 10 * GIB
+    submission: _OptionalBytes = MIB
 
 
 class CallbackSettings(Section, frozen=True):
@@ -422,7 +468,64 @@ class MetricsSettings(Section, frozen=True):
 class HealthSettings(Section, frozen=True):
     """`[health]`: conditions of `GET /health/ready`."""
 
-    free_disk: Annotated[int, Meta(ge=0, le=2**50)] = GIB
+    free_disk: _OptionalBytes = GIB
+
+
+class EnvironmentSettings(Section, frozen=True):
+    """`[environments.NAME]`: a root file system that a request may choose."""
+
+    root: _AbsolutePath
+    variables: dict[str, str] = msgspec.field(default_factory=dict)
+    description: _Line = ""
+
+    def __post_init__(self) -> None:
+        _check_variables("variables", self.variables)
+        size = sum(len(f"{name}={value}".encode()) for name, value in self.variables.items())
+        if size > _MAX_VARIABLE_BYTES:
+            raise ValueError(
+                f".variables: names and values have {format_size(size)}; the limit is"
+                f" {format_size(_MAX_VARIABLE_BYTES)}"
+            )
+
+
+class ProblemSettings(Section, frozen=True):
+    """`[problems.NAME]`: an evaluator with all that a submission does not choose.
+
+    `fields` are the names of the submission's fields, empty for any; `title` is for people.
+    """
+
+    repository: str
+    command: str
+    commit: str = ""
+    branch: str = ""
+    directory: str = ""
+    environment: str = ""
+    limits: dict[str, Any] = msgspec.field(default_factory=dict)
+    fields: Annotated[tuple[_FieldName, ...], Meta(max_length=1000)] = ()
+    title: _Line = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.commit) == bool(self.branch):
+            raise ValueError("set either commit or branch")
+        for name, value in self.limits.items():
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                raise ValueError(  # noqa: TRY004  (msgspec adds the path to no other)
+                    f".limits.{name}: {value!r:.80} is neither a number nor a text such as '256M'"
+                )
+
+    @property
+    def form_fields(self) -> dict[str, str]:
+        """The values of the form's fields that are no files, by name."""
+        given = {
+            "repository[url]": self.repository,
+            "repository[branch]": self.branch,
+            "commit_oid": self.commit,
+            "directory": self.directory,
+            "evaluator_cmd": self.command,
+            "environment": self.environment,
+            **{f"limits[{name}]": str(value) for name, value in self.limits.items()},
+        }
+        return {name: value for name, value in given.items() if value}
 
 
 class Configuration(Section, frozen=True):
@@ -438,11 +541,24 @@ class Configuration(Section, frozen=True):
     buffers: BufferSettings = BufferSettings()
     polls: PollSettings = PollSettings()
     streams: StreamSettings = StreamSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     callbacks: CallbackSettings = CallbackSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
     health: HealthSettings = HealthSettings()
+    environments: dict[str, EnvironmentSettings] = msgspec.field(default_factory=dict)
+    problems: dict[str, ProblemSettings] = msgspec.field(default_factory=dict)
+
+
+NAMED_TABLES: Mapping[str, type[Section]] = {
+    "environments": EnvironmentSettings,
+    "problems": ProblemSettings,
+}
+"""The tables whose keys are names, each with a table of these settings: `[environments.NAME]`."""
+
+MAX_NAMED_TABLES: Mapping[str, int] = {"environments": 100, "problems": 1000}
+"""The most names in each of `NAMED_TABLES`."""
 
 
 def parse_configuration(text: str) -> Configuration:
@@ -450,18 +566,181 @@ def parse_configuration(text: str) -> Configuration:
 
     Raises ConfigurationError with the path of the wrong key.
     """
+    settings = _load_toml(text, "the configuration")
+    named = {table: _convert_named_tables(settings, table) for table in NAMED_TABLES}
+    configuration = structs.replace(_convert(settings, Configuration), **named)
+    _check_environments(configuration)
+    check_problems(configuration, configuration.problems)
+    return configuration
+
+
+def add_problems(configuration: Configuration, text: str) -> Configuration:
+    """Return a checked configuration with the problems of a file's text, too: a table for each.
+
+    Raises ConfigurationError with the path of the wrong key.
+    """
+    problems = dict(configuration.problems)
+    tables = {"problems": _load_toml(text, "the file")}
+    added = _convert_named_tables(tables, "problems")
+    for name, problem in added.items():
+        if name in problems:
+            raise ConfigurationError(
+                f"problems.{name}: the configuration has this problem, too; remove one of them"
+            )
+        problems[name] = problem
+    _check_table_count("problems", len(problems))
+    check_problems(configuration, added)
+    return structs.replace(configuration, problems=problems)
+
+
+def _load_toml(text: str, what: str) -> dict[str, Any]:
     try:
-        settings = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        raise ConfigurationError(f"the configuration is not TOML: {error}") from None
-    unknown = [name for name in settings if name not in Configuration.__struct_fields__]
-    if unknown:
-        raise ConfigurationError(_escape(_describe_unknown(unknown[0], "")))
+        raise ConfigurationError(
+            f"{what} is not TOML: {error}", _find_toml_remedy(text, str(error))
+        ) from None
+
+
+def _find_toml_remedy(text: str, message: str) -> str:
+    """Return what to do about a message of `tomllib`; "" if the message is enough."""
+    if twice := re.match(r"Cannot declare \((.*)\) twice", message):
+        table = ".".join(re.findall("'([^']*)'", twice[1]))
+        return f"merge the two tables [{table}] into one"
+    if frozen := re.match(r"Cannot mutate immutable namespace \((.*)\)", message):
+        *_, name = re.findall("'([^']*)'", frozen[1])
+        return f"remove the line `{name} = ...`, which the tables replace"
+    if message.startswith("Cannot overwrite a value"):
+        return "one setting has two lines: remove one of them"
+    place = re.fullmatch(r"(?:Invalid value|Expected newline).*line (\d+), column \d+\)", message)
+    if place and _BARE_WORD.fullmatch(text.split("\n")[int(place[1]) - 1]):
+        return 'write a text, and a size such as "256M", in quotes'
+    return ""
+
+
+def check_problems(configuration: Configuration, problems: Mapping[str, ProblemSettings]) -> None:
+    """Check the fields that problems set as those of a form of this configuration.
+
+    Raises ConfigurationError with the path of the wrong key.
+    """
+    limits = configuration.limits
+    ranges = limits.requestable_ranges
+    for name, problem in problems.items():
+        fields = problem.form_fields
+        try:
+            for field, value in fields.items():
+                size, most = len(value.encode()), min(find_size_limit(field) or 0, limits.field)
+                if size > most:
+                    raise InvalidField(
+                        field, f"is {format_size(size)}; the limit is {format_size(most)}"
+                    )
+            parse_form(
+                fields,
+                [SubmissionFile("source", "source")],
+                configuration.repositories.protocols,
+                ranges,
+                configuration.environments,
+                name,
+            )
+        except InvalidField as error:
+            field = str(error.extra_members["field"])
+            key = _PROBLEM_KEYS.get(field, field.replace("[", ".").removesuffix("]"))
+            detail = error.detail.removeprefix(f"{field}: ")
+            place = _check_table_name("problems", name)
+            raise ConfigurationError(_escape(f"{place}.{key}: {detail}")) from None
+
+
+_PROBLEM_KEYS = {
+    "repository[url]": "repository",
+    "repository[branch]": "branch",
+    "commit_oid": "commit",
+    "evaluator_cmd": "command",
+}
+"""The keys of `[problems.NAME]` by the fields of the form, where their names differ."""
+
+
+def _check_environments(configuration: Configuration) -> None:
+    if DEFAULT_ENVIRONMENT in configuration.environments:
+        raise ConfigurationError(
+            f"environments.{DEFAULT_ENVIRONMENT}: the name of the machine's own programs",
+            "choose another name",
+        )
+    if configuration.environments and configuration.sandbox.kind == "none":
+        raise ConfigurationError(
+            'environments: an environment needs a sandbox, and sandbox.kind is "none"',
+            "remove one of the two settings",
+        )
+
+
+def _convert_named_tables(settings: dict[str, Any], table: str) -> dict[str, Any]:
+    """Remove the tables with names from `settings`, convert each, and return them by name."""
+    tables = settings.get(table, {})
+    if not isinstance(tables, dict):
+        return {}  # the error about the whole says so
+    _check_table_count(table, len(tables))
+    settings.pop(table, None)
+    return {
+        name: _convert(content, NAMED_TABLES[table], _check_table_name(table, name))
+        for name, content in tables.items()
+    }
+
+
+def _check_table_count(table: str, count: int) -> None:
+    most = MAX_NAMED_TABLES[table]
+    if count > most:
+        raise ConfigurationError(f"{table}: {count} tables; the limit is {most}")
+
+
+def _check_table_name(table: str, name: str) -> str:
+    """Return the path of a table with a name, as TOML writes it."""
+    if not _TABLE_NAME.fullmatch(name):
+        shown = f"{name!r:.80}"
+        raise ConfigurationError(
+            f"{table}: {shown} should be a name of up to 64 of the characters a-z 0-9 _ . -, the"
+            " first a letter or digit"
+        )
+    return f'{table}."{name}"' if "." in name else f"{table}.{name}"
+
+
+def _convert(settings: Any, kind: type[Table], place: str = "") -> Table:
+    """Return the settings of the table at the path `place`. Raises ConfigurationError."""
+    for name in settings if isinstance(settings, dict) else ():
+        if name not in kind.__struct_fields__:
+            raise ConfigurationError(_escape(_describe_unknown(name, place)))
     try:
-        return msgspec.convert(settings, Configuration)
+        return msgspec.convert(_read_sizes(settings, kind, place), kind)
     except msgspec.ValidationError as error:
-        message = _with_path(str(error), settings)
+        message = _with_path(str(error), settings, kind, place)
         raise ConfigurationError(_escape(message)) from None
+
+
+def _read_sizes(settings: Any, kind: type[Struct], place: str) -> Any:
+    """Return the settings of the table at the path `place`, with bytes for sizes such as "256M".
+
+    Raises ConfigurationError for a text that is not a size.
+    """
+    if not isinstance(settings, dict):
+        return settings
+    read = dict(settings)
+    for field in structs.fields(kind):
+        path, value = f"{place}.{field.name}".lstrip("."), settings.get(field.name)
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            if value is not None:
+                read[field.name] = _read_sizes(value, field.type, path)
+        elif isinstance(value, str) and _is_size(field.type):
+            read[field.name] = size = parse_size(value)
+            if size is None:
+                raise ConfigurationError(
+                    _escape(f"{path}: {value!r:.80} is not a size"),
+                    'write a number of bytes, or a text with K, M, G or T, such as "256M"',
+                )
+    return read
+
+
+def _is_size(kind: Any) -> bool:
+    """Tell whether the type of a setting is a number of bytes."""
+    metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return any(isinstance(meta, Meta) and meta.extra == _SIZE for meta in metas)
 
 
 def _describe_unknown(name: str, table: str) -> str:
@@ -471,6 +750,7 @@ def _describe_unknown(name: str, table: str) -> str:
     """
     paths = list(_list_settings(Configuration))
     place = re.sub(r"\[[0-9.]*\]", "", table)
+    place = re.sub(rf"^({'|'.join(NAMED_TABLES)})\..*", r"\1.NAME", place)
     path = f"{place}.{name}".lstrip(".")
     near = [one for one in paths if one.endswith(f".{name}") and one.count(".") == 1]
     near = near or get_close_matches(path, paths, 1, 0.8)
@@ -483,7 +763,10 @@ def _list_settings(table: type[Struct], path: str = "") -> Iterator[str]:
     for field in msgspec.structs.fields(table):
         yield path + field.name
         inner = CredentialSettings if field.name == "credentials" else field.type
-        if isinstance(inner, type) and issubclass(inner, Section):
+        named = NAMED_TABLES.get(path + field.name)
+        if named is not None:
+            yield from _list_settings(named, f"{path}{field.name}.NAME.")
+        elif isinstance(inner, type) and issubclass(inner, Section):
             yield from _list_settings(inner, f"{path}{field.name}.")
 
 
@@ -491,16 +774,16 @@ def _escape(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _with_path(message: str, settings: dict[str, Any]) -> str:
+def _with_path(message: str, settings: Any, kind: type[Struct], place: str) -> str:
     """Return a message of msgspec with the key's path, `$.section` at its end, put in front.
 
-    A section that rejects one of its keys begins its message with a dot and that key.
+    `settings` are those of the table `kind` at the path `place`. A section that rejects one of its
+    keys begins its message with a dot and that key.
     """
     placed = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, re.DOTALL)
-    assert placed is not None, message
-    message, path = placed.groups()
+    message, path = placed.groups() if placed else (message, "")
     if message.startswith("."):
-        return path + message
+        return ".".join(filter(None, (place, path))) + message
     path, any_key, _ = path.partition("[...]")
     value: Any = settings
     for name in _split(path):
@@ -508,9 +791,13 @@ def _with_path(message: str, settings: dict[str, Any]) -> str:
     if any_key:  # msgspec names no key of a table that has keys of any name
         name, value = next(item for item in value.items() if not isinstance(item[1], str))
         path += f".{name}"
+    choices = kind, path
+    path = ".".join(filter(None, (place, path)))
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
     if unknown:
         return _describe_unknown(unknown[1], path)
+    if message.startswith("Invalid enum value"):
+        message = f"not allowed; allowed: {', '.join(_list_choices(*choices))}"
     return f"{path}: {_describe_error(message, path, value)}"
 
 
@@ -519,9 +806,8 @@ def _split(path: str) -> list[str]:
     return re.findall(r"[^.\[\]]+", path)
 
 
-def _list_choices(path: str) -> Sequence[str]:
-    """Return the allowed values of a setting that has a few."""
-    kind: Any = Configuration
+def _list_choices(kind: Any, path: str) -> Sequence[str]:
+    """Return the allowed values of the setting at `path` of the table `kind`."""
     for name in filter(str.isidentifier, _split(path)):
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
     choices: Sequence[Any] = get_args(kind)

@@ -174,10 +174,15 @@ class WorkerThreads:
 
     _reactor: IReactorThreads
     _pool: ThreadPool
+    _is_abandoned: bool = False
 
     @classmethod
-    def create(cls, reactor: IReactorThreads, count: int, name: str) -> WorkerThreads:
+    def create(
+        cls, reactor: IReactorThreads, count: int, name: str, *, is_abandoned: bool = False
+    ) -> WorkerThreads:
         """Return a pool of `count` threads, all of which `start` makes.
+
+        If `is_abandoned`, `stop` does not wait for running calls, which end with the process.
 
         The reactor's own pool is shared with name look-ups, which take as long as strangers' name
         servers do; and it makes threads on demand, which fails when evaluators have used up the
@@ -186,7 +191,7 @@ class WorkerThreads:
         pool = ThreadPool(count, count, name)
         # Daemon threads let a process whose start fails later end without `stop`.
         pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
-        return cls(reactor, pool)
+        return cls(reactor, pool, is_abandoned)
 
     def start(self) -> None:
         """Start all threads. Raises OSError."""
@@ -199,7 +204,8 @@ class WorkerThreads:
 
     def stop(self) -> None:
         """Wait for running calls, and start no others. Blocks."""
-        self._pool.stop()
+        if not self._is_abandoned:
+            self._pool.stop()
 
     async def run_in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)`, called in a thread.
@@ -384,7 +390,10 @@ class FairQueue:
         admits: Callable[[str], bool] = lambda caller: True,
     ) -> None:
         self._admits = admits
-        self.set_bounds(running, queued, running_per_caller, queued_per_caller)
+        self.slot_count = running
+        self._queued = queued
+        self._running_per_caller = running_per_caller or running
+        self._queued_per_caller = queued_per_caller or queued
         self._is_dispatching = False
         self._running: dict[str, str] = {}  # callers by the names of holders
         self._suspended: dict[str, str] = {}  # likewise
@@ -392,15 +401,6 @@ class FairQueue:
         self._caller_of_waiter: dict[str, str] = {}
         # By caller, in the order of their turns; none is empty. None stands for a reserved turn.
         self._waiting: dict[str, dict[str, Deferred[None] | None]] = {}
-
-    def set_bounds(
-        self, running: int, queued: int, running_per_caller: int = 0, queued_per_caller: int = 0
-    ) -> None:
-        """Change the bounds. Present holders and waiters stay; call `dispatch_slots` afterwards."""
-        self.slot_count = running
-        self._queued = queued
-        self._running_per_caller = running_per_caller or running
-        self._queued_per_caller = queued_per_caller or queued
 
     @property
     def taken_slots(self) -> int:
@@ -443,7 +443,7 @@ class FairQueue:
         reserved = name in self._caller_of_waiter
         # No waiter could use the slot then, except during a dispatch.
         if not reserved and self._may_run(caller) and not self._is_dispatching:
-            self._give_slot(name, caller)
+            self.take_slot(name, caller)
             return succeed(None)
         waiter: Deferred[None] = Deferred(lambda _: self._give_up(name))
         self._caller_of_waiter[name] = caller
@@ -452,7 +452,8 @@ class FairQueue:
             self.dispatch_slots()
         return waiter
 
-    def _give_slot(self, name: str, caller: str) -> None:
+    def take_slot(self, name: str, caller: str = "") -> None:
+        """Take a slot, whatever the bounds are."""
         self._running[name] = caller
         self._counts[caller] += 1
 
@@ -502,7 +503,7 @@ class FairQueue:
                 self._remove_waiter(name)
                 if caller in self._waiting:  # the other callers' turns come first
                     self._waiting[caller] = self._waiting.pop(caller)
-                self._give_slot(name, caller)
+                self.take_slot(name, caller)
                 waiter.callback(None)
         finally:
             self._is_dispatching = False

@@ -100,6 +100,23 @@ class InvalidCursor(RequestError):
     """A cursor that is malformed or, with `skip`, beyond the newest event."""
 
 
+class EvaluationNotEnded(RequestError):
+    """A request for which the evaluation must have ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the evaluation has not ended; wait for its end, or cancel it")
+
+
+class SubmissionDiscarded(RequestError):
+    """A rerun of an evaluation whose files are no longer kept."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the files of the evaluation are discarded (limits.uploads,"
+            " evaluations.keep_submissions); send the submission again"
+        )
+
+
 class DiscardedCursor(RequestError):
     """A cursor before events that were acknowledged and discarded."""
 
@@ -122,6 +139,13 @@ class EvaluationNotFound(RequestError):
             else "no such evaluation: this server did not issue the identifier to this caller;"
             " check its spelling, the server's address and the token"
         )
+
+
+class ProblemNotFound(RequestError):
+    """A name that is no problem of the configuration."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no such problem: {name[:80]!r}; GET /problems lists the problems")
 
 
 class EvaluationExpired(RequestError):

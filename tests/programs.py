@@ -29,10 +29,14 @@ class Use(NamedTuple):
     npm: str = ""
 
 
-_PAGE = "test_documented_clients test_foreign_clients test_page test_page_http2 test_page_tokens"
+_PAGE = (
+    "test_documented_clients test_foreign_clients test_page test_page_http2 test_page_problems"
+    " test_page_results test_page_tokens"
+)
 _PROXIES = "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_names test_page_http2"
 _TOOLCHAINS = "gcc g++ bash perl /usr/bin/go /usr/bin/javac /usr/bin/node /usr/bin/rustc"
-_BOOTED = "test_debian test_delegation test_hardening test_install test_systemd"
+_SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store"
+_BOOTED = "test_debian test_delegation test_hardening test_install test_keeper test_systemd"
 
 
 def _integration(names: str) -> str:
@@ -41,15 +45,22 @@ def _integration(names: str) -> str:
 
 USES = (
     Use("git libseccomp.so.2 /usr/bin/python3", "tests", needed=True),
-    Use("bwrap curl", "tests.integration tests.sandbox.test_bubblewrap", needed=True),
+    Use(
+        "bwrap curl",
+        "tests.integration tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store",
+        needed=True,
+    ),
     Use("systemd-analyze", f"tests.test_units {_integration(_BOOTED)}"),
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
     Use("mke2fs", _integration("test_faulty_disk")),
     Use("lintian bash zsh fish", _integration("test_debian test_install")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
+    Use("git-lfs", _integration("test_lfs")),
     Use("g++ dash bash", _integration("test_libraries")),
     Use("g++ bash /usr/bin/javac", _integration("test_examples")),
+    Use("mmdebstrap", _integration("test_environments")),
+    Use("skopeo umoci", _integration("test_environment_images")),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )
@@ -57,8 +68,9 @@ USES = (
 FOR_ROOT = (
     "tests.linux.test_credentials tests.linux.test_ownership tests.web.server.test_transport "
     + _integration(
-        f"{_BOOTED} test_cgroups test_descriptors test_doctor test_faulty_disk test_full_disk"
-        " test_git_attacks test_lookups test_overlays test_privileges test_try test_writable_trees"
+        f"{_BOOTED} test_archive test_cgroups test_descriptors test_doctor test_environments"
+        " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"
+        " test_privileges test_try test_writable_trees"
     )
 )
 """Modules of which some tests, or all, are skipped for ordinary users."""

@@ -1,12 +1,12 @@
 """Run the tests under trial: `python tests/run.py [NAME...]`, all of them without a NAME.
 
 Without a NAME trial is run for each module of `tests.integration` by itself, but for a few
-that belong together, and once for all other tests, three at a time: real daemons wait a
-lot. The other tests alone have to cover all branches of the core; with coverage each of the
-many Pythons that integration tests start would take twice as long. The output of each trial
-is shown when it has ended. Properties are tried on the same examples every time; with a
-NAME, on others. The exit status is 0 only if tests ran and everything is well; with CI in
-the environment a test that was skipped is not.
+that belong together, once for the tests of the core, and once for all other tests, four at
+a time: real daemons wait a lot. The tests of the core alone have to cover all its branches:
+coverage doubles their processor time. The output of each trial is shown when it has ended,
+with its processor time. Properties are tried on the same examples every time; with a NAME,
+on others. The exit status is 0 only if tests ran and everything is well; with CI in the
+environment a test that was skipped is not.
 
 The last line is always `N passed, N failed, N skipped`.
 """
@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,7 +28,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What only computes, and what signs. Tests have to take every branch.
+# What only computes, and what signs. The tests of these modules have to take every branch.
 CORE = (
     "core/*",
     "config",
@@ -47,7 +48,10 @@ _TOGETHER = (
     ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
 )
 
-_AT_ONCE = 3
+# The longest of the others, which begin first.
+_LONG = ("proxies_nginx", "proxies_haproxy", "submissions", "try", "page", "git_attacks", "total")
+
+_AT_ONCE = 4
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
@@ -84,17 +88,26 @@ def parts() -> Sequence[Sequence[str]]:
 
     The longest come first, so that none of them runs alone in the end.
     """
-    found = sorted((ROOT / "tests").rglob("test_*.py"))
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
+    names = _find("**/test_*.py")
+    core = [name for module in CORE for name in _find(re.sub("[^/]+$", r"test_\g<0>.py", module))]
     units = [name for name in names if not name.startswith("tests.integration.")]
-    together = [[f"tests.integration.test_{name}" for name in part] for part in _TOGETHER]
-    first = [units, *together]
+    others = [name for name in units if name not in core]
+    long = [[name] for name in _LONG]
+    alone = [[f"tests.integration.test_{name}" for name in part] for part in (*_TOGETHER, *long)]
+    first = [core, others, *alone]
     return [*first, *([name] for name in names if name not in chain(*first))]
+
+
+def _find(pattern: str) -> list[str]:
+    """Return the names of the tests whose paths below `tests` match a pattern, sorted."""
+    found = (ROOT / "tests").glob(pattern)
+    return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found)
 
 
 def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = True) -> Outcome:
     """Run tests, show what trial prints, `at_once` or in the end, and return how it ended."""
     command = [*python, "-m", "twisted.trial", *names]
+    began = time.monotonic()
     outcome = None
     shown = []
     with subprocess.Popen(
@@ -109,12 +122,16 @@ def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = Tr
             *lines, line = (line + some).splitlines(keepends=True)
             for each in (*lines, line):
                 outcome = read_summary(each) or outcome
+        _, status, used = os.wait4(trial.pid, 0)
+        trial.returncode = os.waitstatus_to_exitcode(status)
     if outcome is None:
         shown.append(b"trial ended with status %d and without a summary\n" % trial.returncode)
         outcome = Outcome(0, 1, 0)
     elif trial.returncode and not outcome.failed:
         shown.append(b"trial ended with status %d\n" % trial.returncode)
         outcome = outcome._replace(failed=1)
+    took = used.ru_utime + used.ru_stime, time.monotonic() - began
+    shown.append(b"%.1f s of processor time in %.1f s\n" % took)
     _show(shown)
     return outcome
 

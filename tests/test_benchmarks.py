@@ -106,7 +106,10 @@ class NamesTests(SynchronousTestCase):
         def measured(_rounds: int, _ways: object) -> dict[str, list[float]]:
             return defaultdict(lambda: [1.0])
 
-        for name, fake in (("interleave", measured), ("daemon", nothing), ("server", nothing)):
+        for name, fake in (
+            ("interleave", measured),
+            *((kind, nothing) for kind in ("daemon", "server", "nginx")),
+        ):
             if hasattr(module, name):
                 self.patch(module, name, fake)
         self.patch(module, "silent_evaluation", lambda _: "/")

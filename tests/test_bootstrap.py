@@ -17,6 +17,16 @@ from twisted.trial.unittest import SynchronousTestCase
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bootstrap"
 
 
+def load_script() -> Any:
+    """Return the script as a module."""
+    loader = SourceFileLoader("bootstrap", str(SCRIPT))
+    spec = spec_from_loader("bootstrap", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
 class LinkTests(SynchronousTestCase):
     """A `.venv` that is a link to somebody else's."""
 
@@ -37,15 +47,28 @@ class LinkTests(SynchronousTestCase):
             self.assertTrue((other / "file").exists())
 
 
+class PipTests(SynchronousTestCase):
+    """A command of pip that fails."""
+
+    def test_no_index(self) -> None:
+        """Where no package is found the message names the variables of pip."""
+        command = [
+            *(sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check"),
+            *("download", "--no-index", "click"),
+        ]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        explain = load_script().explain_missing
+        said = explain(subprocess.CalledProcessError(1, command, done.stdout))
+        for name in ("PyPI", "PIP_INDEX_URL", "PIP_FIND_LINKS"):
+            self.assertIn(name, said)
+        self.assertEqual(explain(subprocess.CalledProcessError(1, command, b"no space")), "")
+
+
 class ServiceTests(SynchronousTestCase):
     """Packages that bring services, on a machine whose directories are the test's."""
 
     def setUp(self) -> None:
-        loader = SourceFileLoader("bootstrap", str(SCRIPT))
-        spec = spec_from_loader("bootstrap", loader)
-        assert spec is not None
-        self.module: Any = module_from_spec(spec)
-        loader.exec_module(self.module)
+        self.module = load_script()
         self.units = Path(self.mktemp())
         self.units.mkdir()
         self.policy = Path(self.mktemp())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from tawebeval.config import (
     OWN_PATHS,
     Configuration,
     CredentialSettings,
+    EnvironmentSettings,
+    ProblemSettings,
+    add_problems,
     parse_configuration,
 )
 from tawebeval.core.limits import LimitRange
@@ -27,6 +30,7 @@ from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings
 
 DOCS = EXAMPLE.parent.parent / "docs"
 CONFIGURE = DOCS / "configure.md"
+QUOTES = 'write a text, and a size such as "256M", in quotes'
 UNITS = {"s": 1, "min": 60, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
 
 
@@ -83,6 +87,27 @@ class ParseTests(SynchronousTestCase):
         self.assertEqual(configuration.limits.wall_clock, 10)
         self.assertEqual(configuration.evaluations.queued, 1000)
         self.assertEqual(configuration.buffers, Configuration().buffers)
+
+    def test_sizes(self) -> None:
+        """Each setting in bytes accepts a size as a request does; its range holds."""
+        text = "[limits]\nmemory = '1.5G'\nfile = '4096'\n[limits.maximum]\nmemory = '2GiB'"
+        limits = parse_configuration(text).limits
+        self.assertEqual((limits.memory, limits.file), (3 * GIB // 2, 4096))
+        self.assertEqual(limits.maximum.memory, 2 * GIB)
+        self.assertEqual(parse_configuration("health = { free_disk = '0' }").health.free_disk, 0)
+        lines = EXAMPLE.read_text("utf-8").splitlines()
+        table = ""
+        for number, line in enumerate(lines):
+            if line.startswith("["):
+                table = line
+            name, _, value = line.partition(" = ")
+            is_size = _read_comment(lines, number).startswith("# Bytes")
+            if value.replace("_", "").isdigit():
+                quoted = f'{table}\n{name} = "{value.replace("_", "")}"'
+                if is_size:
+                    self.assertEqual(parse_configuration(quoted), Configuration(), quoted)
+                else:
+                    self.assertRaises(ConfigurationError, parse_configuration, quoted)
 
     def test_bounds(self) -> None:
         """The ends of each range belong to it."""
@@ -169,6 +194,186 @@ class CredentialTests(SynchronousTestCase):
             self.assertIn(words, str(error))
 
 
+class EnvironmentTests(SynchronousTestCase):
+    """`[environments.NAME]`, one of the tables that have names."""
+
+    def refuse(self, text: str) -> str:
+        """Return the message about a configuration that is refused."""
+        return str(self.assertRaises(ConfigurationError, parse_configuration, text))
+
+    def test_entries(self) -> None:
+        """A name may have a dot; only the root is required."""
+        found = parse_configuration(
+            """
+            [environments.java]
+            root = "/srv/java"
+            description = "Debian 13"
+            variables = { JAVA_HOME = "/opt/java" }
+            [environments."python3.13"]
+            root = "/srv/python"
+            """
+        ).environments
+        self.assertEqual(
+            found,
+            {
+                "java": EnvironmentSettings("/srv/java", {"JAVA_HOME": "/opt/java"}, "Debian 13"),
+                "python3.13": EnvironmentSettings("/srv/python"),
+            },
+        )
+
+    def test_errors(self) -> None:
+        """An error names the table's name and the key."""
+        for text, start in (
+            ("environments = 1", "environments: 1 is not allowed"),
+            ("environments.x = 1", "environments.x: 1 is not allowed; expected object"),
+            ("[environments.x]", "environments.x: root is required"),
+            ("[environments.x]\nroot = 'a'", "environments.x.root: 'a' should be an absolute path"),
+            ("[environments.'x.y']\nroot = 1", 'environments."x.y".root: 1 is not allowed'),
+            (
+                "[environments.x]\nrot = '/a'",
+                "environments.x.rot: unknown setting; did you mean environments.NAME.root?",
+            ),
+            (
+                "[environments.x]\n'a` - at `$.b' = 1",
+                "environments.x.a` - at `$.b: unknown setting",
+            ),
+            (
+                "[environments.x]\nroot = '/a'\nvariables = { A = '', B = 1 }",
+                "environments.x.variables.B: the value is not allowed",
+            ),
+            (
+                "[environments.x]\nroot = '/a'\nvariables = { HOME = '/' }",
+                "environments.x.variables.HOME: tawebeval sets this variable",
+            ),
+            (
+                f"[environments.x]\nroot = '/a'\nvariables = {{ A = '{'a' * 2**16}' }}",
+                "environments.x.variables: names and values have 64.1 KiB; the limit is 64 KiB",
+            ),
+            (
+                '[environments.x]\nroot = "/a"\ndescription = "a\\nb"',
+                "environments.x.description: 'a\\nb' should be one line",
+            ),
+            ("[environments.X]\nroot = '/a'", "environments: 'X' should be a name of up to 64"),
+            (
+                "[environments.default]\nroot = '/a'",
+                "environments.default: the name of the machine",
+            ),
+            (
+                "[sandbox]\nkind = 'none'\n[environments.x]\nroot = '/a'",
+                "environments: an environment needs a sandbox",
+            ),
+            (
+                "".join(f"[environments.x{number}]\nroot = '/a'\n" for number in range(101)),
+                "environments: 101 tables; the limit is 100",
+            ),
+        ):
+            message = self.refuse(text)
+            self.assertTrue(message.startswith(start), message)
+            self.assertTrue(message.isprintable(), message)
+
+
+class ProblemTests(SynchronousTestCase):
+    """`[problems.NAME]`, and the file of further ones."""
+
+    problem = (
+        f"repository = 'https://example.org/p.git'\ncommit = '{'a' * 40}'\ncommand = './run'\n"
+    )
+
+    def check(self, text: str, start: str) -> None:
+        """Hold that `text` is refused by a message that begins with `start`."""
+        error = self.assertRaises(ConfigurationError, parse_configuration, text)
+        self.assertTrue(str(error).startswith(start), str(error))
+
+    def test_fields(self) -> None:
+        """A problem sets the fields of a form; what it does not set it leaves out."""
+        found = parse_configuration(
+            f"[problems.a]\n{self.problem}limits = {{ memory = '256M', cpu = 2 }}\n"
+            "directory = 'd'\n[problems.'b.1_c-2']\nrepository = 'https://example.org/q.git'\n"
+            "command = 'x'\nbranch = 'main'\nfields = ['source', 'notes']\ntitle = 'Ü'\n"
+            "environment = 'java'\n[environments.java]\nroot = '/srv/java'"
+        ).problems
+        self.assertEqual(
+            found["a"].form_fields,
+            {
+                "repository[url]": "https://example.org/p.git",
+                "commit_oid": "a" * 40,
+                "directory": "d",
+                "evaluator_cmd": "./run",
+                "limits[memory]": "256M",
+                "limits[cpu]": "2",
+            },
+        )
+        other = found["b.1_c-2"]
+        self.assertEqual(other.form_fields["repository[branch]"], "main")
+        self.assertEqual(other.form_fields["environment"], "java")
+        self.assertNotIn("commit_oid", other.form_fields)
+        self.assertEqual((other.fields, other.title), (("source", "notes"), "Ü"))
+
+    def test_refused(self) -> None:
+        """A wrong problem is named with its key, and checked as a form is."""
+        for text, start in (
+            (self.problem + "x = 1", "problems.b.x: unknown setting"),
+            (self.problem + "comand = 1", "problems.b.comand: unknown setting; did you mean prob"),
+            (self.problem + "branch = 'main'", "problems.b: set either commit or branch"),
+            ("repository = 'x'\ncommand = 'y'", "problems.b: set either commit or branch"),
+            ("command = 'y'", "problems.b: repository is required"),
+            (self.problem + "title = 1", "problems.b.title: 1 is not allowed; expected str"),
+            (self.problem + "title = 'a\\u0007'".replace("'", '"'), "problems.b.title: "),
+            (self.problem + "fields = ['A']", "problems.b.fields[0]: 'A' should be NAME of"),
+            (self.problem + "environment = 'x'", "problems.b.environment: no environment 'x' here"),
+            (self.problem + "directory = '../x'", "problems.b.directory: cannot contain '..'"),
+            (self.problem + "limits = { memroy = 1 }", "problems.b.limits.memroy: no such limit"),
+            (self.problem + "limits = { cpu = 301 }", "problems.b.limits.cpu: 301 s is over the m"),
+            (self.problem + "limits = { cpu = [1] }", "problems.b.limits.cpu: [1] is neither a"),
+            (self.problem.replace("https", "file"), "problems.b.repository: this server does not"),
+            (self.problem.replace("a" * 40, "a"), "problems.b.commit: 'a' is not a whole commit"),
+            (
+                self.problem.replace("commit", "branch").replace("a" * 40, "a..b"),
+                "problems.b.branch: 'a..b' is not",
+            ),
+            (self.problem.replace("./run", " "), "problems.b.command: is empty"),
+            (
+                self.problem.replace("./run", "x" * 65537),
+                "problems.b.command: is 64.1 KiB; the limit is 64 KiB",
+            ),
+        ):
+            self.check(f"[problems.a]\n{self.problem}\n[problems.b]\n{text}", start)
+        for name in ("A", "a b", "-a", "a" * 65, ""):
+            self.check(
+                f"[problems.'{name}']\n{self.problem}", f"problems: {name!r} should be a name"
+            )
+
+    def test_many(self) -> None:
+        """1000 problems are the most, with those of the file."""
+        tables = "".join(f"[p{number}]\n{self.problem}" for number in range(1000))
+        self.assertEqual(len(add_problems(Configuration(), tables).problems), 1000)
+        one = parse_configuration(f"[problems.a]\n{self.problem}")
+        error = self.assertRaises(ConfigurationError, add_problems, one, tables)
+        self.assertEqual(str(error), "problems: 1001 tables; the limit is 1000")
+
+    def test_file(self) -> None:
+        """The file adds to the problems of the configuration."""
+        one = parse_configuration(f"[problems.a]\n{self.problem}")
+        self.assertEqual(list(add_problems(one, f"[b]\n{self.problem}").problems), ["a", "b"])
+
+    def test_checked_once(self) -> None:
+        """The problems of the configuration, checked before, are not checked again."""
+        wrong = Configuration(problems={"a": ProblemSettings("", "", branch="b")})
+        self.assertEqual(list(add_problems(wrong, f"[b]\n{self.problem}").problems), ["a", "b"])
+
+    def test_file_errors(self) -> None:
+        """The file's problems are checked as those of the configuration."""
+        one = parse_configuration(f"[problems.a]\n{self.problem}")
+        for text, start in (
+            (f"[a]\n{self.problem}", "problems.a: the configuration has this problem, too"),
+            (f"[b]\n{self.problem}commit = 1", "the file is not TOML"),
+            ("b = 1", "problems.b: 1 is not allowed; expected object"),
+            (f"[b]\n{self.problem}fields = ['A']", "problems.b.fields[0]: "),
+        ):
+            error = self.assertRaises(ConfigurationError, add_problems, one, text)
+            self.assertTrue(str(error).startswith(start), str(error))
+
+
 class ErrorTests(SynchronousTestCase):
     """What stops the start, and what it says."""
 
@@ -231,7 +436,7 @@ class ErrorTests(SynchronousTestCase):
             ("[limits.file]\nsize = 1", "limits.file: {'size': 1} is not allowed; expected int"),
             (
                 "[limits]\nfile = '2 MB'",
-                "limits.file: '2 MB' is not allowed; expected int, got str",
+                "limits.file: '2 MB' is not a size; write a number of bytes, or a text",
             ),
             ("[limits]\nfile = true", "limits.file: True is not allowed; expected int, got bool"),
             (
@@ -302,6 +507,11 @@ class ErrorTests(SynchronousTestCase):
                 f"[limits]\nfile = {2**50 + 1}",
                 "limits.file: 1125899906842625 is not allowed; expec",
             ),
+            (
+                "[limits]\nmemory = '1K'",
+                "limits.memory: '1K' is not allowed; expected int >= 16777216 (16 MiB)",
+            ),
+            ("[limits.maximum]\nmemory = '1P'", "limits.maximum.memory: '1P' is not a size; "),
             (f"[limits]\nfile = {10**30}", "limits.file: 1000000000000000000000000000000 is not "),
             ("[limits]\nwall_clock = nan", "limits.wall_clock: "),
             ("[limits]\nwall_clock = inf", "limits.wall_clock: "),
@@ -427,6 +637,29 @@ class ErrorTests(SynchronousTestCase):
         self.assertIn("line 2", str(error))
         self.check("[limits]\nfile = " + "1" * 5000, "the configuration")
 
+    def test_toml_remedies(self) -> None:
+        """Frequent mistakes are explained, without the value, which may be a secret."""
+        for text, remedy in (
+            (
+                "[limits.maximum]\n[limits.maximum]",
+                "merge the two tables [limits.maximum] into one",
+            ),
+            (
+                f"[repositories]\ncredentials = []\n{CREDENTIAL}",
+                "remove the line `credentials = ...`, which the tables replace",
+            ),
+            ("x = 1\nx = 2", "one setting has two lines: remove one of them"),
+            ("[limits]\nmemory = 2G", QUOTES),
+            ("[limits]\nmemory = 2 GiB  # much", QUOTES),
+            ("[log]\nlevel = loud", QUOTES),
+            ("[callers]\ntokens = /etc/tokens", QUOTES),
+            ("a = 1\nb = = 2", ""),
+            ("a = 1, [2]", ""),
+        ):
+            error = self.assertRaises(ConfigurationError, parse_configuration, text)
+            self.assertEqual(error.problem.remedy, remedy)
+            self.assertNotIn("loud", str(error))
+
 
 def list_keys(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the path of every key, those of a table in place of the table's own."""
@@ -435,6 +668,15 @@ def list_keys(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from list_keys(value, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def _read_comment(lines: Sequence[str], number: int) -> str:
+    """Return the comment right above a line of `etc/tawebeval.toml`."""
+    comment = ""
+    while lines[number - 1].startswith("#"):
+        number -= 1
+        comment = lines[number] + comment
+    return comment
 
 
 class ExampleTests(SynchronousTestCase):
@@ -459,10 +701,7 @@ class ExampleTests(SynchronousTestCase):
         lines = EXAMPLE.read_text("utf-8").splitlines()
         for number, line in enumerate(lines):
             if re.match(r"\[|\w+ = ", line):
-                comment = ""
-                while lines[number - 1].startswith("#"):
-                    number -= 1
-                    comment = lines[number] + comment
+                comment = _read_comment(lines, number)
                 self.assertTrue(comment, line)
                 if re.search(r"= [\d_]+$", line):
                     self.assertRegex(comment, r"^# (Bytes|Seconds|Number)\b", line)

@@ -204,37 +204,6 @@ class ShareTests(SynchronousTestCase):
         places = {name: queue.find_waiter_position(name) for name in waiting}
         self.assertEqual(places, {n: i for i, n in enumerate(self.order(queue))})
 
-    def test_other_bounds(self) -> None:
-        """A larger share lets its waiters run; a smaller one removes no holder or waiter."""
-        queue = FairQueue(3, 3, running_per_caller=1, queued_per_caller=1)
-        self.assertEqual(self.names(queue, "a1", "a2", "a3"), ["a2", "a3"])
-        self.assertTrue(queue.is_share_used_up("a"))
-        queue.set_bounds(3, 100, 2, 2)
-        queue.dispatch_slots()
-        self.assertEqual(self.entered, ["a1", "a2"])
-        self.assertFalse(queue.is_share_used_up("a"))
-        queue.set_bounds(3, 1, 1)
-        queue.dispatch_slots()
-        self.assertEqual((queue.taken_slots, queue.waiter_count), (2, 1))
-        self.assertTrue(queue.is_full("a"))
-        queue.set_bounds(3, 1)
-        queue.dispatch_slots()
-        self.assertEqual(self.entered, ["a1", "a2", "a3"])
-
-    def test_other_places(self) -> None:
-        """More slots let waiters run; with fewer, none runs until some are released."""
-        queue = FairQueue(1, 100)
-        self.assertEqual(self.names(queue, "a1", "b1", "c1"), ["b1", "c1"])
-        queue.set_bounds(2, 100)
-        queue.dispatch_slots()
-        self.assertEqual(self.entered, ["a1", "b1"])
-        queue.set_bounds(1, 100)
-        queue.dispatch_slots()
-        queue.release_slot("a1")
-        self.assertEqual(self.entered, ["a1", "b1"])
-        queue.release_slot("b1")
-        self.assertEqual(self.entered, ["a1", "b1", "c1"])
-
     def test_running(self) -> None:
         """A caller takes no more slots than its share; others run meanwhile."""
         queue = FairQueue(3, 100, running_per_caller=2)

@@ -44,6 +44,15 @@ class RequestErrorTests(SynchronousTestCase):
         self.assertEqual(error.extra_members, {"reasons": ["no disk", "no queue"]})
         self.assertEqual(error.retry_after, 5)
 
+    def test_stopping(self) -> None:
+        """A daemon that stops tells when to come again."""
+        self.assertEqual(errors.ServerStopping().retry_after, 5)
+
+    def test_moved(self) -> None:
+        """A resource that has moved tells where it is."""
+        error = errors.ResourceMoved("/judge/")
+        self.assertEqual((error.detail, error.location), ("moved to /judge/", "/judge/"))
+
     def test_sentences(self) -> None:
         """Errors that always say the same say something, and apart from each other."""
         unknown, gone = (
@@ -57,6 +66,14 @@ class RequestErrorTests(SynchronousTestCase):
         self.assertTrue(gone.detail.endswith(STARTED))
         self.assertEqual(gone.extra_members, {"started": STARTED})
 
+    def test_next_steps(self) -> None:
+        """A rerun that is refused, and an unknown problem, name what to do."""
+        self.assertIn("wait for its end, or cancel it", errors.EvaluationNotEnded().detail)
+        self.assertIn("send the submission again", errors.SubmissionDiscarded().detail)
+        detail = errors.ProblemNotFound("a\n" * 80).detail
+        self.assertIn("GET /problems", detail)
+        self.assertTrue(detail.isprintable() and len(detail) < 200, detail)
+
 
 class EvaluationErrorTests(SynchronousTestCase):
     """Errors that end an evaluation."""
@@ -69,6 +86,16 @@ class EvaluationErrorTests(SynchronousTestCase):
         )
         self.assertEqual(str(error), "status 3")
         self.assertEqual(errors.EvaluationFailure("lost", "x").extra_members, {})
+
+    def test_limits(self) -> None:
+        """A limit is named in the sentence, and with its value in members."""
+        for error, reason, limit in (
+            (errors.build_limit_failure("disk", "disk", "wrote much", 7), "disk", "limits.disk"),
+            (errors.build_slow_reader_failure(7, "for long"), "unread", "evaluations.paused"),
+        ):
+            self.assertEqual(error.reason, reason)
+            self.assertIn(f"({limit})", error.message)
+            self.assertEqual(error.extra_members, {"limit": limit, "value": 7})
 
     def test_is_fixed(self) -> None:
         """It is a value, and yet can be raised, chained and annotated as exceptions are."""

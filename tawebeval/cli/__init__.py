@@ -12,8 +12,8 @@ Commands that talk to a server are thin layers over `tawebeval.client`: `evaluat
 daemon's own sandbox and limits on a copy of a working directory, and its events go through the
 same `Screen`. `hints` explains why it failed.
 
-`operate` has the commands of an operator: `serve`, `doctor`, `reload`, `token` and `quota`. They
-import the daemon only when they run.
+`operate` has the commands of an operator: `serve`, `doctor`, `reload`, `token` and `quota`;
+`environment` those for environments. They import the daemon only when they run.
 
 Nothing in the package imports `cli`. The console script `tawebeval` and `scripts/manpages` call
 `main`.

@@ -84,6 +84,9 @@ FILES_OPTION = click.option(
 EVENTS_OPTION = click.option(
     "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
 )
+TIMES_OPTION = click.option(
+    "--times", is_flag=True, help="With --events: print when the server stored each event, too."
+)
 EVALUATOR_OPTION = click.option(
     "--evaluator",
     metavar="CMD",
@@ -133,6 +136,12 @@ def _parse_pairs(given: Iterable[str], names: str, described: str) -> Mapping[st
     return pairs
 
 
+ENVIRONMENT_OPTION = click.option(
+    "--environment",
+    metavar="NAME",
+    type=UTF8_ARGUMENT,
+    help="Run in this environment of the server's, instead of the machine's own programs.",
+)
 LIMIT_OPTION = click.option(
     "--limit",
     "limits",
@@ -153,9 +162,28 @@ LABEL_OPTION = click.option(
 )
 
 
+CALLBACK_OPTION = click.option(
+    "--callback-url",
+    metavar="URL",
+    type=UTF8_ARGUMENT,
+    help="Send a POST to this URL when the evaluation ends.",
+)
+DETACH_OPTION = click.option(
+    "--detach", is_flag=True, help="Print the evaluation's identifier and exit."
+)
+
+
 @click.command()
 @FIELDS_ARGUMENT
-@EVALUATOR_OPTION
+@click.option(
+    "--problem", metavar="NAME", type=UTF8_ARGUMENT, help="Submit for this problem of the server."
+)
+@click.option(
+    "--evaluator",
+    metavar="CMD",
+    type=UTF8_ARGUMENT,
+    help="Run this shell command as the evaluator.",
+)
 @click.option(
     "--repository",
     metavar="URL",
@@ -177,26 +205,25 @@ LABEL_OPTION = click.option(
 )
 @DIRECTORY_OPTION
 @SEED_OPTION
+@ENVIRONMENT_OPTION
 @LIMIT_OPTION
 @LABEL_OPTION
-@click.option(
-    "--callback-url",
-    metavar="URL",
-    type=UTF8_ARGUMENT,
-    help="Send a POST to this URL when the evaluation ends.",
-)
+@CALLBACK_OPTION
 @FILES_OPTION
 @EVENTS_OPTION
-@click.option("--detach", is_flag=True, help="Print the evaluation's identifier and exit.")
+@TIMES_OPTION
+@DETACH_OPTION
 @add_server_options
 def evaluate(
     fields: Submission,
     repository: str | None,
     commit: str | None,
     directory: str | None,
-    evaluator: str,
+    problem: str | None,
+    evaluator: str | None,
     folder: DownloadDirectory | None,
     lines: bool,
+    times: bool,
     detach: bool,
     seed: int | None,
     server: str,
@@ -214,13 +241,16 @@ def evaluate(
 
     The evaluator is by default that of the git checkout around the current directory: --repository
     is the URL of origin, --commit is HEAD, and --directory is the current directory. Give all three
-    for another evaluator.
+    for another evaluator. With --problem the server knows the evaluator and its limits; see
+    `tawebeval problems`.
 
     Ctrl-C cancels the evaluation; a second Ctrl-C leaves it running.
 
     \b
     In a checkout of the problems:
       tawebeval evaluate --evaluator 'bash evaluator.sh' solution.awk
+    For a problem of the server:
+      tawebeval evaluate --problem word_count solution.awk
     From anywhere:
       tawebeval evaluate --server https://judge.example.org \\
           --repository https://example.org/problems.git \\
@@ -233,8 +263,19 @@ def evaluate(
     `tawebeval --help` lists the exit statuses. SIGTERM, SIGHUP and a closed stdout cancel the
     evaluation, as Ctrl-C does.
     """  # noqa: D301
-    screen = make_screen(lines=lines)
-    if repository is None or commit is None or not _OID.fullmatch(commit):
+    screen = make_screen(lines=lines, times=times)
+    if problem is not None:
+        _check_problem_options(
+            evaluator=evaluator,
+            repository=repository,
+            commit=commit,
+            directory=directory,
+            seed=seed is not None,
+            **others,
+        )
+    elif evaluator is None:
+        raise click.UsageError("give --evaluator CMD, or --problem NAME")
+    elif repository is None or commit is None or not _OID.fullmatch(commit):
         try:
             checkout = inspect_checkout(Path(), repository, commit)
         except NoCheckout as error:
@@ -246,39 +287,77 @@ def evaluate(
         screen.show_message(f"evaluator: {strip_userinfo(repository)} at {commit[:12]}{where}")
         for warning in checkout.warnings:
             screen.show_message(f"warning: {warning}", "yellow")
-    drawn = draw_seed(os.urandom) if seed is None else seed
+    drawn = draw_seed(os.urandom) if seed is None and problem is None else None
 
     async def work(client: Client, reactor: Any) -> int:
         try:
-            identifier = await client.evaluate(
-                fields,
-                repository=repository,
-                commit=commit,
-                directory=directory,
-                evaluator_cmd=evaluator,
-                seed=drawn,
-                **others,
-            )
+            if problem is not None:
+                identifier = await client.evaluate_problem(
+                    problem,
+                    fields,
+                    callback_url=others["callback_url"],
+                    metadata=others["metadata"],
+                )
+            else:
+                identifier = await client.evaluate(
+                    fields,
+                    repository=str(repository),
+                    commit=str(commit),
+                    directory=directory,
+                    evaluator_cmd=str(evaluator),
+                    seed=drawn if seed is None else seed,
+                    **others,
+                )
         except InvalidRequest as error:
-            proposal = propose_https(repository) if error.field == "repository[url]" else None
+            proposal = propose_https(str(repository)) if error.field == "repository[url]" else None
             if proposal is None or proposal in str(error):
                 raise
             advised = f"{error}; try `--repository {proposal}`"
             raise InvalidRequest(error.status, advised, error.members) from None
-        shown = drawn if seed is None else None
-        if detach:
-            screen.print_text(identifier)
-            show_seed(screen, shown)
-            return GOOD
-        return await follow_evaluation(client, identifier, screen, reactor, folder, shown)
+        return await show_begun(
+            client, identifier, screen, reactor, folder, drawn, times=times, detach=detach
+        )
 
     run_with_client(ServerAccess(server, token), screen, work)
+
+
+def _check_problem_options(**options: Any) -> None:
+    """Raise UsageError for an option of which the problem has its own value."""
+    for name in (
+        *("evaluator", "repository", "commit", "branch", "depth", "directory"),
+        *("environment", "limits", "seed"),
+    ):
+        if options[name]:
+            option = f"--{name.removesuffix('s')}"
+            raise click.UsageError(f"--problem sets {option}; give one of them")
 
 
 def show_seed(screen: Screen, seed: int | None) -> None:
     """Show the seed that the command has drawn, if it has drawn one."""
     if seed is not None:
         screen.show_message(f"repeat this run with --seed {seed}")
+
+
+async def show_begun(
+    client: Client,
+    identifier: str,
+    screen: Screen,
+    reactor: Any,
+    folder: DownloadDirectory | None,
+    seed: int | None = None,
+    *,
+    times: bool,
+    detach: bool,
+) -> int:
+    """Print the identifier of a begun evaluation if `detach` is set, else follow the evaluation.
+
+    For the other parameters and the result see `follow_evaluation`.
+    """
+    if detach:
+        screen.print_text(identifier)
+        show_seed(screen, seed)
+        return GOOD
+    return await follow_evaluation(client, identifier, screen, reactor, folder, seed, times=times)
 
 
 async def follow_evaluation(
@@ -288,10 +367,12 @@ async def follow_evaluation(
     reactor: Any,
     folder: DownloadDirectory | None,
     seed: int | None = None,
+    *,
+    times: bool = False,
 ) -> int:
     """Follow an evaluation that this command has begun, and return the exit status.
 
-    `seed` is shown first; None if the caller has chosen it.
+    `seed` is shown first; None if the caller has chosen it. `times` requests times of events.
     A cancellation, or a stdout that cannot be written to, cancels the evaluation.
     """
 
@@ -310,6 +391,7 @@ async def follow_evaluation(
         identifier,
         screen,
         exists=True,
+        times=times,
         on_cancel=lambda: Deferred.fromCoroutine(cancel()),
     )
     try:

@@ -1,18 +1,30 @@
-"""`tawebeval follow`, `status`, `cancel` and `list`."""
+"""`tawebeval follow`, `status`, `cancel`, `rerun`, `list` and `problems`."""
 
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 from twisted.internet.defer import CancelledError
 
-from tawebeval.cli.evaluate import EVENTS_OPTION, FILES_OPTION, parse_labels
+from tawebeval.cli.evaluate import (
+    CALLBACK_OPTION,
+    DETACH_OPTION,
+    EVENTS_OPTION,
+    FILES_OPTION,
+    LABEL_OPTION,
+    LIMIT_OPTION,
+    SEED_OPTION,
+    TIMES_OPTION,
+    parse_labels,
+    show_begun,
+)
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
-from tawebeval.cli.output import escape_control_characters
+from tawebeval.cli.output import escape_control_characters, summarize_results
 from tawebeval.cli.runtime import (
     GOOD,
     UTF8_ARGUMENT,
@@ -26,7 +38,10 @@ from tawebeval.client.events import split_cursor
 from tawebeval.core.states import SHOWN_STATES
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-_ROW = "{:<40}  {:<24}  {:>6}  {}"
+_PROBLEM = "{:<24}  {:<24}  {}"
+_ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
+_AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
+_AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 IDENTIFIER_ARGUMENT = click.argument("identifier", metavar="ID", type=UTF8_ARGUMENT)
 
 
@@ -36,6 +51,21 @@ def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return cursor
+
+
+def _parse_time(context: click.Context, _: click.Parameter, given: str | None) -> datetime | None:
+    """Return the time of --since or --until. Raises BadParameter."""
+    if given is None:
+        return None
+    try:
+        if age := _AGE.fullmatch(given):
+            return datetime.now(UTC) - timedelta(**{_AGE_UNITS[age[2]]: int(age[1])})
+        return datetime.fromisoformat(given).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{given!r} is neither a time, such as 2026-11-20T20:00, nor an age, such as 30s,"
+            " 10min, 2h or 7d"
+        ) from None
 
 
 @click.command()
@@ -50,12 +80,14 @@ def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None
 )
 @FILES_OPTION
 @EVENTS_OPTION
+@TIMES_OPTION
 @add_server_options
 def follow(
     identifier: str,
     cursor: str | None,
     folder: DownloadDirectory | None,
     lines: bool,
+    times: bool,
     server: str,
     token: str | None,
 ) -> None:
@@ -73,10 +105,10 @@ def follow(
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
       tawebeval follow $ID
     """  # noqa: D301
-    screen = make_screen(lines=lines)
+    screen = make_screen(lines=lines, times=times)
 
     async def work(client: Client, reactor: Any) -> int:
-        reader = EvaluationReader(client, identifier, screen, cursor)
+        reader = EvaluationReader(client, identifier, screen, cursor, times=times)
         try:
             with suppress(Refused):  # reported below
                 # Unlike a request for events, this one gives up soon on a stopped server.
@@ -144,14 +176,35 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
     callback=parse_labels,
     help="List only evaluations with this label.",
 )
+@click.option(
+    "--since",
+    metavar="TIME",
+    callback=_parse_time,
+    help="List only evaluations submitted at this time or later; a time, or an age such as 2h.",
+)
+@click.option(
+    "--until",
+    metavar="TIME",
+    callback=_parse_time,
+    help="List only evaluations submitted before this time.",
+)
+@click.option(
+    "--problem",
+    metavar="NAME",
+    type=UTF8_ARGUMENT,
+    help="List only evaluations for this problem.",
+)
 @JSON_OPTION
 @add_server_options
 def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
     """List your evaluations that the server still keeps.
 
+    A TIME is of RFC 3339, in local time without a time zone, or an age: 30s, 10min, 2h or 7d.
+
     \b
       tawebeval list
-      tawebeval list --state failed --label contest=finals
+      tawebeval list --state failed --label contest=finals --since 2h
+      tawebeval list --since 2026-11-20T20:00 --until 2026-11-21
       tawebeval list --json | jq -r '.[] | select(.state == "running").evaluation_id'
     """  # noqa: D301
 
@@ -160,13 +213,80 @@ def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
         if as_json:
             screen.print_text(dump_json(found))
             return GOOD
-        screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM"))
+        screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
         for one in found:
             try:
                 document = await client.status(one["evaluation_id"])
             except (EvaluationGone, UnknownEvaluation):  # since the list was made
                 continue
             screen.print_text(format_row(document, datetime.now(UTC)))
+        return GOOD
+
+    screen = make_screen()
+    run_with_client(ServerAccess(server, token), screen, work)
+
+
+@click.command()
+@IDENTIFIER_ARGUMENT
+@click.option("--commit", metavar="OID", type=UTF8_ARGUMENT, help="Use this commit instead.")
+@SEED_OPTION
+@LIMIT_OPTION
+@LABEL_OPTION
+@CALLBACK_OPTION
+@FILES_OPTION
+@EVENTS_OPTION
+@TIMES_OPTION
+@DETACH_OPTION
+@add_server_options
+def rerun(
+    identifier: str,
+    folder: DownloadDirectory | None,
+    lines: bool,
+    times: bool,
+    detach: bool,
+    server: str,
+    token: str | None,
+    **changes: Any,
+) -> None:
+    """Run an evaluation again, and show its output.
+
+    The server uses the same files, commit, seed, limits and labels; the options replace these. The
+    evaluation must have ended, and the server must still keep it: not after a client has read it to
+    its end.
+
+    \b
+      tawebeval rerun $ID
+      tawebeval rerun --seed 8 --limit wall_clock=60 $ID
+    """  # noqa: D301
+    screen = make_screen(lines=lines, times=times)
+
+    async def work(client: Client, reactor: Any) -> int:
+        begun = await client.rerun(identifier, **changes)
+        return await show_begun(client, begun, screen, reactor, folder, times=times, detach=detach)
+
+    run_with_client(ServerAccess(server, token), screen, work)
+
+
+@click.command()
+@JSON_OPTION
+@add_server_options
+def problems(as_json: bool, server: str, token: str | None) -> None:
+    """List the problems of the server that you may submit for.
+
+    \b
+      tawebeval problems
+      tawebeval evaluate --problem word_count solution.awk
+    """  # noqa: D301
+
+    async def work(client: Client, reactor: Any) -> int:
+        found = [problem async for problem in client.problems()]
+        if as_json:
+            screen.print_text(dump_json(found))
+            return GOOD
+        screen.print_text(_PROBLEM.format("NAME", "FIELDS", "TITLE"))
+        for one in found:
+            row = _PROBLEM.format(one["name"], ", ".join(one["fields"]) or "any", one["title"])
+            screen.print_text(escape_control_characters(row))
         return GOOD
 
     screen = make_screen()
@@ -184,28 +304,12 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     if error:
         verdict = f"{state}: {error['reason']}" if error["reason"] != state else state
     elif results:
-        verdict = f"{state}: {results[0]}"
+        verdict = f"{state}: {results[0].partition(' (')[0]}"
     age = format_age((now - created).total_seconds())
-    problem = "/".join(str(part) for part in place if part)
-    return escape_control_characters(_ROW.format(document["evaluation_id"], verdict, age, problem))
-
-
-def summarize_results(results: dict[str, Any] | None) -> list[str]:
-    """Return the results of a status document in a few words each, the most telling first."""
-    if results is None:
-        return []
-    found = []
-    if (score := results["score"]) is not None:
-        maximum = "" if score["maximum"] is None else f"/{score['maximum']}"
-        found.append(f"score {score['score']}{maximum}")
-    if goals := results["goals"]:
-        more = "+" if results["goals_omitted"] else ""
-        found.append(f"{sum(goals.values())}/{len(goals)}{more} goals")
-    if cases := results["cases"]:
-        found.append(f"{cases.get('accepted', 0)}/{sum(cases.values())} cases")
-    if (progress := results["progress"]) is not None:
-        found.append(f"progress {progress['done']}/{progress['total']}")
-    return found
+    problem = document.get("problem") or "/".join(str(part) for part in place if part)
+    labels = ", ".join(f"{name}={value}" for name, value in document.get("metadata", {}).items())
+    row = _ROW.format(document["evaluation_id"], verdict, age, problem, labels)
+    return escape_control_characters(row.rstrip().replace("\n", " "))
 
 
 def format_age(seconds: float) -> str:

@@ -29,6 +29,7 @@ from tawebeval.client import (
 )
 from tawebeval.core.segi import StrayMarkers
 from tawebeval.core.text import get_base_name
+from tawebeval.linux.ownership import get_user_name
 
 _INTERVAL = 1.0  # seconds between two requests for the status
 
@@ -74,8 +75,9 @@ class EvaluationReader:
     """Reads the events of an evaluation and shows them.
 
     `cursor` is where reading begins, and then the end of the last page shown. `exists` tells
-    whether the server is known to have had the evaluation. `on_cancel` is called for each
-    cancellation, and reading goes on; None lets a cancellation end it.
+    whether the server is known to have had the evaluation. `times` requests the times of
+    events. `on_cancel` is called for each cancellation, and reading goes on; None lets a
+    cancellation end it.
     """
 
     _client: Client
@@ -83,6 +85,7 @@ class EvaluationReader:
     _screen: Screen
     cursor: str | None = None
     exists: bool = False
+    _times: bool = False
     _on_cancel: Callable[[], object] | None = None
 
     @property
@@ -97,6 +100,8 @@ class EvaluationReader:
         A discarded evaluation is a failed one. Raises UnknownEvaluation for an evaluation that the
         server has never had.
         """
+        if self.cursor is not None:
+            self._screen.shows_summary = False
         progress = _Progress(self._client, self.identifier, self._screen, reactor)
         try:
             status = await show_events(
@@ -118,7 +123,9 @@ class EvaluationReader:
         """Yield the pages; continue after a cancellation, and behind discarded events."""
         while True:
             try:
-                async for page in self._client.pages(self.identifier, self.cursor):
+                async for page in self._client.pages(
+                    self.identifier, self.cursor, times=self._times
+                ):
                     yield page
                     self.cursor = page.end
             except CancelledError:
@@ -133,6 +140,7 @@ class EvaluationReader:
                     "yellow",
                 )
                 self.cursor, self.exists = error.oldest, True
+                self._screen.shows_summary = False
             else:
                 return
 
@@ -193,6 +201,9 @@ def note_nothing(screen: Screen) -> None:
 def _save(file: File, folder: DownloadDirectory, screen: Screen) -> bool:
     try:
         screen.show_message(f"  saved as {folder.save_file(file)}")
+    except PermissionError as error:
+        user = get_user_name(os.geteuid())
+        screen.show_message(f"  not saved: the user {user} cannot write {error.filename}", "red")
     except (OSError, ValueError) as error:
         screen.show_message(f"  not saved: {error}", "red")
         return False

@@ -1,6 +1,7 @@
 """Hints for authors: the probable cause of a failed `try`, and the option that mends it.
 
-The error message names the cause; the hint says how to mend it.
+The error message names the cause; the hint says how to mend it. `describe_usage` says what the
+evaluation used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import attrs
 from tawebeval.client import EvaluationError
 from tawebeval.config import Configuration
 from tawebeval.core.limits import ChosenLimits
+from tawebeval.errors import format_size
 from tawebeval.evaluations.exits import find_denied_files, find_setting
+from tawebeval.linux.cgroups.group import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit
 
 
@@ -49,12 +52,12 @@ class Hints:
                     yield f"{path} is not executable; run `chmod +x {file}`, and commit the change"
         section, _, name = setting.partition(".")
         if setting == "sandbox.network":
-            yield _set("to allow a network", section, name, "true")
+            yield describe_setting("to allow a network", section, name, "true")
         elif section == "limits" and name in self._chosen:
             yield f"to raise {setting}, give another value by --limit {name}=VALUE"
         elif section == "limits" and name != "free_disk":  # a larger reserve would not help
             value = 2 * getattr(self._configuration.limits, name)
-            yield _set(f"to raise {setting}", section, name, value)
+            yield describe_setting(f"to raise {setting}", section, name, value)
         if error.reason == "directory":
             yield self._list_directories()
 
@@ -69,5 +72,22 @@ class Hints:
         return f"the directories in {above} are: {', '.join(names)}"
 
 
-def _set(purpose: str, section: str, name: str, value: Any) -> str:
+def describe_usage(usage: ResourceUsage, wall_seconds: float, memory_limit: int) -> str:
+    """Return the time and peak memory of a `try`; `memory_limit` is limits.memory in bytes.
+
+    A machine without cgroups measures neither processor time nor memory.
+    """
+    used = f"used {wall_seconds:.2f} s"
+    if usage.cpu_seconds is not None:
+        used += f", {usage.cpu_seconds:.2f} s of processor time"
+    if usage.peak_memory_bytes is not None:
+        return f"{used}, {format_size(usage.peak_memory_bytes)} of memory"
+    return (
+        f"{used}; limits.memory ({format_size(memory_limit)}) held for each process alone, but most"
+        " servers count all processes together"
+    )
+
+
+def describe_setting(purpose: str, section: str, name: str, value: Any) -> str:
+    """Return how to set a value in the file of --config."""
     return f"{purpose}, in the file of --config write [{section}] and below it {name} = {value}"

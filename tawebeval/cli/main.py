@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from tawebeval import __version__
+from tawebeval.cli.environment import environment
 from tawebeval.cli.evaluate import evaluate
-from tawebeval.cli.evaluations import cancel, follow, list_, status
-from tawebeval.cli.operate import doctor, quota, reload, serve, token
+from tawebeval.cli.evaluations import cancel, follow, list_, problems, rerun, status
+from tawebeval.cli.operate import doctor, keeper, quota, reload, serve, token
 from tawebeval.cli.try_command import try_
 
 
@@ -40,5 +41,8 @@ def main() -> None:
     """  # noqa: D301  (\b keeps click from filling the lines)
 
 
-for command in (evaluate, try_, follow, status, cancel, list_, serve, doctor, quota, reload, token):
+for command in (
+    *(evaluate, try_, problems, follow, status, cancel, rerun, list_),
+    *(serve, keeper, doctor, environment, quota, reload, token),
+):
     main.add_command(command)

@@ -1,9 +1,10 @@
-"""The commands of an operator: `serve`, `doctor`, `reload`, `token` and `quota`."""
+"""The commands of an operator: `serve`, `keeper`, `doctor`, `reload`, `token` and `quota`."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,12 @@ from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
 _CONTROL_SOCKET = Path("/run/tawebeval/control")  # that of the systemd unit
+_KEEPER_DIRECTORY = "/run/tawebeval-keeper"
 _TIMEOUT = 60.0  # seconds for a reload; files may lie on a slow network
+
+_WEAKER = (
+    "the daemon starts, and you can try it; mend what is weaker before other people submit programs"
+)
 
 CONFIG_OPTION = click.option(
     "--config",
@@ -60,6 +66,55 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
 
 @click.command()
 @CONFIG_OPTION
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    help="Listen at this path, in a directory that only the user may enter; by default at"
+    " $RUNTIME_DIRECTORY/socket or /run/tawebeval-keeper/socket.",
+)
+def keeper(config: Path | None, socket: Path | None) -> None:
+    """Keep evaluations running while the daemon restarts.
+
+    The systemd unit tawebeval-keeper.service runs this command, and the daemon uses the keeper at
+    the path TAWEBEVAL_KEEPER of its environment. When the keeper ends, so do the evaluations. Run
+    it as the user of the daemon; as root, set service.user in the configuration first.
+
+    \b
+      mkdir -m 700 ~/keeper
+      tawebeval keeper --socket ~/keeper/socket &
+      TAWEBEVAL_KEEPER=~/keeper/socket tawebeval serve
+    """  # noqa: D301
+    # Imported late: they import much of the daemon.
+    from tawebeval.daemon.reload import read_configuration
+    from tawebeval.linux.cgroups.group import open_cgroups
+    from tawebeval.linux.keeper_client import execute_keeper
+    from tawebeval.linux.privileges import ProcessCredentials, find_privileges
+
+    folder = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    path = socket or Path(folder or _KEEPER_DIRECTORY, "socket")
+    try:
+        name = read_configuration(config).service.user
+        privileges = find_privileges(name, ProcessCredentials())
+        user = privileges.user
+        owner = (user.uid, user.gid) if user else None
+        cgroups = open_cgroups(f"keeper-{os.getpid()}", owner)
+        cgroups.remove_dead_parents(_is_dead_keeper)  # a keeper does not remove its own
+        privileges.become_user()
+        privileges.drop_privileges()
+        execute_keeper(path, cgroups.describe_parents(), os.environ)
+    except ConfigurationError as error:
+        click.echo(f"tawebeval: {error}", err=True)
+        raise SystemExit(2) from None
+
+
+def _is_dead_keeper(name: str) -> bool:
+    """Tell whether a cgroup is that of a keeper whose process has ended."""
+    found = re.fullmatch(r"tawebeval-keeper-(\d+)", name)
+    return found is not None and not Path("/proc", found[1]).exists()
+
+
+@click.command()
+@CONFIG_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check that the daemon can run here and is protected.
@@ -67,7 +122,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     Start doctor as you start the daemon: as the same user (root if root starts the daemon), with
     the same --config, STATE_DIRECTORY and CACHE_DIRECTORY. Doctor changes nothing. It checks the
     limits of this shell; a systemd service logs its own limits when it starts. To check the systemd
-    service, use the systemd-run command in docs/operate.md.
+    service, use the systemd-run command in docs/install.md.
 
     \b
     Each part is
@@ -97,6 +152,8 @@ def doctor(config: Path | None, as_json: bool) -> None:
             click.echo(f"{'':<22}-> {finding.remedy}")
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    elif worst is Severity.WEAKER:
+        click.echo(_WEAKER, err=True)
     raise SystemExit(int(worst))
 
 
@@ -114,9 +171,10 @@ def doctor(config: Path | None, as_json: bool) -> None:
     " May be repeated; needs root.",
 )
 def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
-    """Reload configuration, tokens and secrets of a systemd service.
+    """Reload tokens, secrets and some settings of a systemd service.
 
-    The command waits for the result. An error in one file leaves all settings unchanged.
+    The settings are environments, problems and log.level; the others need a restart. The command
+    waits for the result. An error in one file leaves all settings unchanged.
     `systemctl reload tawebeval` runs this command; run it as root or as the daemon's user. A
     daemon without systemd has no control socket: send it SIGHUP, and read its log.
 
@@ -174,27 +232,51 @@ def token() -> None:
 
 @token.command()
 @click.argument("name")
-@click.option("--read", is_flag=True, help="Permit reading only: no submission, no cancellation.")
+@click.option(
+    "--read",
+    is_flag=True,
+    help="Permit only to read what NAME submits with another token; this discards no events.",
+)
 @click.option(
     "--rate",
     metavar="N",
     type=click.IntRange(1, 999_999),
     help="Limit the token to N requests per minute of its own.",
 )
-def new(name: str, read: bool, rate: int | None) -> None:
+@click.option(
+    "--problem",
+    "problems",
+    metavar="NAME",
+    multiple=True,
+    help="Permit submissions for this problem of the configuration only; may be repeated.",
+)
+def new(name: str, read: bool, rate: int | None, problems: tuple[str, ...]) -> None:
     """Make a token for the caller NAME.
 
     The token is printed once and not stored: the file of tokens has only its hash. NAME has up to
     64 of the characters A-Z a-z 0-9 . _ @ - and identifies the caller. No other caller can see the
-    evaluations of NAME.
+    evaluations of NAME: a token for somebody who only looks has the NAME of the caller that
+    submits, and --read.
     """
     try:
-        made, line = generate_token(name, os.urandom, is_read_only=read, requests_per_minute=rate)
+        made, line = generate_token(
+            name,
+            os.urandom,
+            is_read_only=read,
+            requests_per_minute=rate,
+            problems=problems,
+        )
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="NAME") from None
     click.echo(f"the token of {name}, which is not stored anywhere:", err=True)
     click.echo(made)
     click.echo(f"the line for the daemon's file of tokens (callers.tokens):\n{line}", err=True)
+    if read:
+        click.echo(
+            f"the token only reads, and only the evaluations that {name} submits with another"
+            " token",
+            err=True,
+        )
 
 
 @click.command()

@@ -17,11 +17,13 @@ import attrs
 import click
 
 from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
+from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.errors import format_size
 
 # C0 except tab and line feed, DEL, C1, and characters that change the direction of writing.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _CLEAR = "\r\x1b[K"
+_EXCERPTS = ("expected", "printed")
 
 
 class OutputError(Exception):
@@ -60,7 +62,9 @@ class Screen:
     With `lines` each event is a line of JSON on `out` and nothing else is shown of it. Methods
     raise OutputLost when `out` becomes unwritable, once; later output is discarded. A broken
     `notes` is discarded without an error, which nobody could see. `stderr_lines` is the most lines
-    of an evaluator's stderr that are shown; None shows all.
+    of an evaluator's stderr that are shown; None shows all. `shows_summary` is False if not all
+    events of the evaluation are shown: a summary of their results would mislead. `shows_excerpts`
+    is whether a case shows what was expected and printed.
     """
 
     _out: TextIO
@@ -68,11 +72,14 @@ class Screen:
     _colour: bool
     _lines: bool = False
     stderr_lines: int | None = None
+    shows_summary: bool = True
+    shows_excerpts: bool = False
     _begun: bool = False  # the last line on `out` has no terminator yet
     _returned: bool = False  # a carriage return is held back, as a line feed may follow
     _progress: bool = False  # the last line on `notes` is one of `progress`
     _lost: bool = False  # `out` cannot be written to any more
     _error: EvaluationError | None = None  # the last event, while it may be the final one
+    _results: ResultSummary = attrs.field(factory=ResultSummary)
 
     @property
     def shows_progress(self) -> bool:
@@ -91,7 +98,7 @@ class Screen:
             case Text(text):
                 self._print(text)
             case Data():
-                self.show_message(format_value(event), "cyan")
+                self._show_value(event)
             case File(filename, content_type, content):
                 size = format_size(len(content))
                 self.show_message(f"file {filename} ({content_type}, {size})", "cyan")
@@ -137,13 +144,28 @@ class Screen:
         self._write("", flush=True)
 
     def close(self) -> None:
-        """Show the final error, if there is one, and end a partial line on a terminal."""
+        """Show a summary of the cases and the final error, and end a partial line on a terminal."""
+        results, self._results = self._results.build_document(), ResultSummary()
+        if results is not None and results["cases"] and self.shows_summary:
+            words = summarize_results(results | {"progress": None})
+            self.show_message(f"summary: {', '.join(words)}", "cyan")
         if self._error is not None:
             self._complain("failed", self._error)
             self._error = None
         self._make_room()
         if self._begun and self._out.isatty():
             self._write("\n", flush=True)
+
+    def _show_value(self, data: Data) -> None:
+        if len(data.written) <= MAX_RESULT_BYTES:
+            self._results.add_value(data.written.encode())
+        text = format_value(data, "\n    " if self.shows_excerpts else " ")
+        if self.shows_progress and re.fullmatch("progress [0-9]+/[0-9]+", text):
+            self.show_progress(text)
+            return
+        if self.shows_excerpts:
+            text = "\n  ".join([text, *_list_excerpts(data)])
+        self.show_message(text, "cyan")
 
     def _write(self, text: str, *, flush: bool = False) -> None:
         if self._lost:
@@ -199,8 +221,11 @@ class Screen:
                 self.show_stderr(said)
 
 
-def format_value(data: Data) -> str:
-    """Return a value for people: goals and cases in words, other objects by their members."""
+def format_value(data: Data, separator: str = " ") -> str:
+    """Return a value for people: results in words, other objects by their members.
+
+    `separator` is what stands between the lines of a case's message.
+    """
     try:
         payload = data.payload
     except ValueError:
@@ -210,13 +235,82 @@ def format_value(data: Data) -> str:
             more = f" ({_members(others)})" if others else ""
             return f"goal {goal}: {'yes' if reached else 'no'}{more}"
         case {"type": "case", "case": str(name), "verdict": str(verdict), **others}:
-            more = f" ({_members(others)})" if others else ""
-            return f"case {name}: {verdict}{more}"
+            return _format_case(name, verdict, others, separator)
+        case {"type": "progress", "done": int(done), "total": int(total), **others} if not others:
+            return f"progress {done}/{total}"
+        case {"type": "score", "score": int() | float() as score, **others} if not (
+            others.keys() - {"maximum"}
+        ):
+            maximum = others.get("maximum")
+            return f"score {_plain(score)}{'' if maximum is None else f'/{_plain(maximum)}'}"
         case {"type": kind, **others} if kind is not None:
             return f"{_plain(kind)}: {_members(others)}"
         case {}:
             return _members(payload) or "{}"
     return data.written
+
+
+def summarize_results(results: dict[str, Any] | None) -> list[str]:
+    """Return the results of a status document in a few words each, the most telling first."""
+    if results is None:
+        return []
+    found = []
+    if (score := results["score"]) is not None:
+        maximum = "" if score["maximum"] is None else f"/{score['maximum']}"
+        found.append(f"score {score['score']}{maximum}")
+    if goals := results["goals"]:
+        more = "+" if results["goals_omitted"] else ""
+        found.append(f"{sum(goals.values())}/{len(goals)}{more} goals")
+    if cases := results["cases"]:
+        others = [
+            f"{count} {verdict.replace('_', ' ')}"
+            for verdict, count in cases.items()
+            if verdict != "accepted"
+        ]
+        rest = f" ({', '.join(others)})" if others else ""
+        found.append(f"{cases.get('accepted', 0)}/{sum(cases.values())} cases{rest}")
+    if (progress := results["progress"]) is not None:
+        found.append(f"progress {progress['done']}/{progress['total']}")
+    return found
+
+
+def _format_case(name: str, verdict: str, members: Mapping[Any, object], separator: str) -> str:
+    """Return a case without the excerpts of expected and printed output."""
+    others = {key: value for key, value in members.items() if value is not None}
+    message = others.pop("message", None)
+    figures = []
+    for key, describe in (
+        ("points", lambda points: f"{points:g} point{'' if points == 1 else 's'}"),
+        ("time", lambda time: f"{time:.3f} s"),
+        ("memory", format_size),
+    ):
+        if isinstance(number := others.get(key), int | float) and abs(number) < 2**53:
+            figures.append(describe(number))
+            del others[key]
+    for key in _EXCERPTS:
+        others.pop(key, None)
+    if others:
+        figures.append(_members(others))
+    shown = f"case {name}: {verdict.replace('_', ' ')}"
+    if figures:
+        shown += f" ({', '.join(figures)})"
+    shown = shown.replace("\n", " ")
+    if message is not None:
+        shown += ": " + _plain(message).rstrip("\n").replace("\n", separator)
+    return shown
+
+
+def _list_excerpts(data: Data) -> list[str]:
+    """Return what a case expected and what was printed, each as a line."""
+    with suppress(ValueError):
+        match data.payload:
+            case {"type": "case", "case": str(), "verdict": str(), **others}:
+                return [
+                    f"{key}: {json.dumps(text, ensure_ascii=False)}"
+                    for key in _EXCERPTS
+                    if isinstance(text := others.get(key), str) and text
+                ]
+    return []
 
 
 def _members(members: Mapping[Any, object]) -> str:
@@ -230,6 +324,10 @@ def _plain(value: object) -> str:
 def _line(event: Event) -> str:
     """Return an event as the JSON that the daemon sends."""
     if isinstance(event, Text):
-        return json.dumps({"type": "text", "payload": event.text}, ensure_ascii=False)
-    kind = event.type if isinstance(event, Unknown) else "data"
-    return f'{{"type": {json.dumps(kind)}, "payload": {event.written}}}'
+        kind, payload = "text", json.dumps(event.text, ensure_ascii=False)
+    else:
+        kind, payload = event.type if isinstance(event, Unknown) else "data", event.written
+    time = ""
+    if event.time is not None:
+        time = f', "time": "{event.time.isoformat(timespec="milliseconds")}"'
+    return f'{{"type": {json.dumps(kind)}, "payload": {payload}{time}}}'

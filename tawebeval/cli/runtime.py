@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 from tawebeval.cli.output import OutputError, Screen, wants_colour
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.client import normalize_server_url
+from tawebeval.client.http import is_loopback
 from tawebeval.daemon.runtime import use_monotonic_clock
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.ownership import read_secret_file
@@ -67,7 +68,13 @@ class ServerAccess:
     token: str | None = attrs.field(repr=False, default=None)
 
     def make_client(self, reactor: Any, screen: Screen) -> Client:
-        """Return a client that shows its retries on `screen`."""
+        """Return a client that shows its retries on `screen`; warn of a token in clear text."""
+        if self.token and self.url.startswith("http:") and not is_loopback(self.url):
+            screen.show_message(
+                f"warning: {self.url} gets the token in clear text; try"
+                f" https{self.url.removeprefix('http')}",
+                "yellow",
+            )
         notes = RetryMessages(screen)
         return Client(
             self.url,
@@ -173,8 +180,13 @@ def _find_token(path: Path | None) -> str | None:
     return token or None
 
 
-def make_screen(*, lines: bool = False) -> Screen:
-    """Return the screen on stdout and stderr; `lines` prints events as JSON. Raises UsageError."""
+def make_screen(*, lines: bool = False, times: bool = False) -> Screen:
+    """Return the screen on stdout and stderr; `lines` prints events as JSON. Raises UsageError.
+
+    `times` is whether the events have times, which are shown with `lines` only.
+    """
+    if times and not lines:
+        raise click.UsageError("--times needs --events, which prints the times")
     if sys.stdout is None:
         raise click.UsageError("stdout is closed; to discard the output, redirect it: >/dev/null")
     if sys.stderr is None:

@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,19 @@ from twisted.python.failure import Failure
 
 from tawebeval.cli.evaluate import (
     DIRECTORY_OPTION,
+    ENVIRONMENT_OPTION,
     EVALUATOR_OPTION,
     EVENTS_OPTION,
     FIELDS_ARGUMENT,
     FILES_OPTION,
     LIMIT_OPTION,
     SEED_OPTION,
+    TIMES_OPTION,
     Submission,
     show_seed,
 )
 from tawebeval.cli.follow import DownloadDirectory, note_nothing, show_events
-from tawebeval.cli.hints import Hints
+from tawebeval.cli.hints import Hints, describe_setting, describe_usage
 from tawebeval.cli.operate import CONFIG_OPTION
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import WRONG, make_screen, run_reactor
@@ -39,12 +42,13 @@ from tawebeval.cli.try_evaluation import LocalEnvironment, LocalRequest, read_pa
 from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
-from tawebeval.core.form import draw_seed
-from tawebeval.core.limits import parse_limits
+from tawebeval.core.form import draw_seed, parse_environment
+from tawebeval.core.limits import ChosenLimits, LimitRange, parse_limits
 from tawebeval.core.segi import Markers
+from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.runtime import preload_modules
-from tawebeval.daemon.startup import check_readable_paths
+from tawebeval.daemon.startup import check_environments, check_readable_paths
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
 from tawebeval.evaluations.evaluation import Evaluation
@@ -55,7 +59,7 @@ from tawebeval.linux.privileges import Privileges, ProcessCredentials, find_priv
 from tawebeval.linux.reaper import kill_stale_processes
 
 _PREFIX = "tawebeval-try-"
-_STDERR_LINES = 20  # shown without --raw
+_STDERR_LINES = 40  # shown without --raw
 _WORDS = {
     "data_begin": "<<< data begins >>>",
     "data_end": "<<< data ends >>>",
@@ -74,6 +78,7 @@ _WORDS = {
 @EVALUATOR_OPTION
 @DIRECTORY_OPTION
 @SEED_OPTION
+@ENVIRONMENT_OPTION
 @LIMIT_OPTION
 @CONFIG_OPTION
 @click.option("--user", metavar="NAME", help="As root: run as this user, instead of service.user.")
@@ -84,18 +89,21 @@ _WORDS = {
 )
 @FILES_OPTION
 @EVENTS_OPTION
+@TIMES_OPTION
 def try_(
     root: Path,
     fields: Submission,
     evaluator: str,
     directory: str | None,
     seed: int | None,
+    environment: str | None,
     limits: Mapping[str, str],
     config: Path | None,
     user: str | None,
     raw: bool,
     folder: DownloadDirectory | None,
     lines: bool,
+    times: bool,
 ) -> None:
     """Run an evaluator on this machine, without a server.
 
@@ -114,17 +122,22 @@ def try_(
     """  # noqa: D301
     if raw and lines:
         raise click.UsageError("--raw and --events exclude each other; give one of them")
-    screen = make_screen(lines=lines)
+    screen = make_screen(lines=lines, times=times)
     screen.stderr_lines = None if raw or lines else _STDERR_LINES
+    screen.shows_excerpts = True
     drawn = draw_seed(os.urandom) if seed is None else seed
     with _usage_errors():
         configuration = read_configuration(config)
-        chosen = parse_limits(limits, configuration.limits.requestable_ranges)
-        privileges = _find_privileges(user or configuration.service.user)
-        check_readable_paths(configuration, config, privileges.build_user_environment(os.environ))
+        chosen = _parse_limits(limits, configuration.limits.requestable_ranges)
+        environment = parse_environment(environment or "", configuration.environments)
+        privileges = _find_privileges(user or "", configuration.service.user)
+        variables = privileges.build_user_environment(os.environ)
+        check_readable_paths(configuration, config, variables)
+        with privileges.act_as_user():
+            check_environments(configuration, config, variables)
         if privileges.user is not None:
             preload_modules()
-    request = LocalRequest(root, directory or "", evaluator, drawn, fields, chosen)
+    request = LocalRequest(root, directory or "", evaluator, drawn, fields, chosen, environment)
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
@@ -135,7 +148,7 @@ def try_(
                 place = made.enter_context(make_scratch_directory())
             with _usage_errors():
                 spawn = RawOutputSpawner(reactor, screen) if raw else Spawner(reactor)
-                environment = LocalEnvironment.open(
+                surroundings = LocalEnvironment.open(
                     configuration, root, place, cgroups, spawn, reactor
                 )
                 privileges.become_user()
@@ -146,14 +159,18 @@ def try_(
                 )
             show_seed(screen, drawn if seed is None else None)
             hints = Hints(configuration, root, request.directory, chosen)
-            return await LocalEvaluation(request, environment, screen, folder, raw, hints).run()
+            evaluation = LocalEvaluation(request, surroundings, screen, folder, raw, hints, times)
+            return await evaluation.run()
 
     run_reactor(screen, work, cleans_up=True)
 
 
 @attrs.frozen
 class LocalEvaluation:
-    """One evaluation without a daemon, and its output. `raw` shows stdout as it was printed."""
+    """One evaluation without a daemon, and its output. `raw` shows stdout as it was printed.
+
+    `times` is whether events have times.
+    """
 
     _request: LocalRequest
     _environment: LocalEnvironment
@@ -161,6 +178,7 @@ class LocalEvaluation:
     _folder: DownloadDirectory | None
     _raw: bool
     _hints: Hints
+    _times: bool = False
 
     async def run(self) -> int:
         """Run the evaluation and return the exit status."""
@@ -204,7 +222,7 @@ class LocalEvaluation:
             spawn.get_markers, spawn.on_output_error = lambda: evaluation.markers, on_unread
         evaluation.enter_queue(FairQueue(running=1, queued=0))
         try:
-            pages = read_pages(evaluation, on_cancel)
+            pages = read_pages(evaluation, on_cancel, times=self._times)
             status = await show_events(pages, self._screen, show, self._folder)
         finally:
             stop()  # stdout may have been lost
@@ -224,14 +242,43 @@ class LocalEvaluation:
             self._screen.show_stderr(stderr)
         for hint in self._hints.find(error, stderr):
             self._screen.show_message(f"hint: {hint}", "yellow")
+        self._show_usage(evaluation)
         return status
 
+    def _show_usage(self, evaluation: Evaluation) -> None:
+        result, times = evaluation.run_result, evaluation.state_times
+        if result is not None and result.exit_status is not None:
+            seconds = times["ended"] - times[EvaluationState.RUNNING.value]
+            memory = evaluation.limits.memory
+            self._screen.show_message(describe_usage(result.usage, seconds, memory))
 
-def _find_privileges(user: str) -> Privileges:
+
+def _find_privileges(user: str, configured: str) -> Privileges:
+    credentials = ProcessCredentials()
+    if not (user or configured) and 0 in credentials.get_user_ids():
+        raise ConfigurationError("evaluators do not run as root; as root add --user nobody")
     try:
-        return find_privileges(user, ProcessCredentials())
+        return find_privileges(user or configured, credentials)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}; or give --user") from None
+        raise ConfigurationError(str(error) if user else f"{error}; or give --user") from None
+
+
+def _parse_limits(limits: Mapping[str, str], allowed: Mapping[str, LimitRange]) -> ChosenLimits:
+    """Return the limits of --limit. Raises: InvalidField, with the remedy for one over its maximum.
+
+    `allowed` are the ranges of the configuration.
+    """
+    try:
+        return parse_limits(limits, allowed)
+    except InvalidField as error:
+        wanted = parse_limits(
+            limits, {name: attrs.evolve(allowed[name], most=inf) for name in limits}
+        )
+        for name, value in wanted.items():
+            if value > allowed[name].most:
+                remedy = describe_setting("to allow it", "limits.maximum", name, value)
+                raise ConfigurationError(f"{error}; {remedy}") from None
+        raise
 
 
 def _is_stale(name: str) -> bool:

@@ -26,6 +26,7 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.status import format_time
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import Spawner
@@ -56,6 +57,7 @@ class LocalRequest:
     seed: int
     submission: Submission
     limits: ChosenLimits = attrs.field(factory=dict)
+    environment: str | None = None
 
 
 @attrs.frozen
@@ -73,6 +75,10 @@ class WorkingTreeSource:
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Return False: a copy needs no network."""
         return False
+
+    async def resolve_branch(self, repository: Repository, caller: str) -> str:
+        """Return the OID that stands for no commit."""
+        return NO_COMMIT
 
     async def check_out_commit(
         self, repository: Repository, oid: str, caller: str, *, again: bool = False
@@ -202,6 +208,7 @@ class LocalEnvironment:
             request.seed,
             write_upload(request.submission, sent),
             limits=request.limits,
+            environment=request.environment,
         )
         workspace = Workspace(self._place / "evaluation")
         return Evaluation("try", form, request.seed, sent, workspace, self.context)
@@ -224,16 +231,16 @@ def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, 
 
 
 async def read_pages(
-    evaluation: Evaluation, on_cancel: Callable[[], object]
+    evaluation: Evaluation, on_cancel: Callable[[], object], *, times: bool = False
 ) -> AsyncIterator[Page]:
     """Yield the pages of an evaluation as a client would get them; the next one acknowledges.
 
-    A cancellation calls `on_cancel`, and reading goes on.
+    A cancellation calls `on_cancel`, and reading goes on. `times` adds their times to the events.
     """
     after: str | None = None
     ring, limit = evaluation.ring, 2**16
     while True:
-        page = read_page(ring, after, limit)
+        page = read_page(ring, after, limit, format_time if times else None)
         if page.events.count:
             yield parse_page(page.encode_json(), after)
             ring.acknowledge(ring.oldest + page.events.count)

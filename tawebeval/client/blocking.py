@@ -53,16 +53,33 @@ class BlockingClient:
         """Begin an evaluation and return its identifier."""
         return self._wait(self._client.evaluate, *arguments, **fields)
 
-    def events(self, identifier: str, after: str | None = None) -> Iterator[Event]:
+    @functools.wraps(Client.evaluate_problem)
+    def evaluate_problem(self, *arguments: Any, **fields: Any) -> str:
+        """Begin an evaluation for a problem of the server."""
+        return self._wait(self._client.evaluate_problem, *arguments, **fields)
+
+    @functools.wraps(Client.rerun)
+    def rerun(self, *arguments: Any, **fields: Any) -> str:
+        """Begin an evaluation as an ended one."""
+        return self._wait(self._client.rerun, *arguments, **fields)
+
+    def events(
+        self, identifier: str, after: str | None = None, *, times: bool = False
+    ) -> Iterator[Event]:
         """Yield the events of an evaluation as they come, each once and in order."""
-        for page in self.pages(identifier, after):
+        for page in self.pages(identifier, after, times=times):
             yield from page.events
 
     def pages(
-        self, identifier: str, after: str | None = None, *, limit: int | None = None
+        self,
+        identifier: str,
+        after: str | None = None,
+        *,
+        limit: int | None = None,
+        times: bool = False,
     ) -> Iterator[Page]:
         """Yield the pages of an evaluation; requesting the next one acknowledges the last."""
-        return self._each(self._client.pages(identifier, after, limit=limit))
+        return self._each(self._client.pages(identifier, after, limit=limit, times=times))
 
     def status(self, identifier: str) -> Document:
         """Return the status document."""
@@ -72,10 +89,18 @@ class BlockingClient:
         """Cancel an evaluation; return when none of its processes runs."""
         self._wait(self._client.cancel, identifier)
 
+    def environments(self) -> list[Document]:
+        """Return the environments of the server: name, description and digest of each."""
+        return self._wait(self._client.environments)
+
     @functools.wraps(Client.evaluations)
     def evaluations(self, **wanted: Any) -> Iterator[Document]:
         """Yield the caller's evaluations that the server still has, oldest first."""
         return self._each(self._client.evaluations(**wanted))
+
+    def problems(self) -> Iterator[Document]:
+        """Yield the problems of the server that the caller may use."""
+        return self._each(self._client.problems())
 
     def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
         while True:

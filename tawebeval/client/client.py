@@ -6,7 +6,7 @@ import functools
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
-from tawebeval.client.errors import EvaluationGone, UnknownEvaluation
+from tawebeval.client.errors import EvaluationGone, InvalidRequest, UnknownEvaluation
 from tawebeval.client.events import Event, Page, parse_page, split_cursor
 from tawebeval.client.http import (
     Content,
@@ -46,6 +46,8 @@ FOLLOW_BACKOFF = Backoff(
 _WAIT = 25  # seconds for which the server may hold a request for events
 _TIMEOUT = 30.0  # seconds for a connection, and for an answer beyond `_WAIT`
 _POLL = 0.5  # seconds between two requests to a server that neither waits nor says Retry-After
+
+_SUMMARY = ("evaluation_id", "state", "created")  # members of an evaluation in a list
 
 Document = dict[str, Any]
 Kind = TypeVar("Kind")
@@ -136,6 +138,7 @@ class Client:
         depth: int | None = None,
         directory: str | None = None,
         seed: int | None = None,
+        environment: str | None = None,
         callback_url: str | None = None,
         limits: Mapping[str, str | float] = MappingProxyType({}),
         metadata: Mapping[str, str] = MappingProxyType({}),
@@ -153,7 +156,7 @@ class Client:
         Raises InvalidRequest, Forbidden, Unavailable; ValueError for an invalid file name and for
         text that is not UTF-8; OSError for a file that cannot be read.
         """
-        given = {
+        fields = {
             "repository[url]": repository,
             "repository[branch]": branch,
             "repository[depth]": depth,
@@ -161,38 +164,102 @@ class Client:
             "directory": directory,
             "evaluator_cmd": evaluator_cmd,
             "seed": seed,
+            "environment": environment,
             "callback_url": callback_url,
-            **{f"limits[{name}]": value for name, value in limits.items()},
+            **_limit_fields(limits),
             **_label_fields(metadata),
         }
-        fields = {name: str(value) for name, value in given.items() if value is not None}
+        return await self._begin("/evaluate", submission, fields, key)
+
+    async def evaluate_problem(
+        self,
+        problem: str,
+        submission: Mapping[str, Content],
+        *,
+        callback_url: str | None = None,
+        metadata: Mapping[str, str] = MappingProxyType({}),
+        key: str | None = None,
+    ) -> str:
+        """Begin an evaluation for a problem of the server, as `evaluate` does otherwise.
+
+        Raises InvalidRequest also for an unknown problem.
+        """
+        fields = {"callback_url": callback_url, **_label_fields(metadata)}
+        path = f"/problems/{quote(problem, safe='')}/evaluate"
+        try:
+            return await self._begin(path, submission, fields, key)
+        except UnknownEvaluation as error:
+            raise InvalidRequest(error.status, str(error), error.members) from None
+
+    async def rerun(
+        self,
+        identifier: str,
+        *,
+        commit: str | None = None,
+        seed: int | None = None,
+        callback_url: str | None = None,
+        limits: Mapping[str, str | float] = MappingProxyType({}),
+        metadata: Mapping[str, str] = MappingProxyType({}),
+        key: str | None = None,
+    ) -> str:
+        """Begin an evaluation as an ended one, with its files, commit, seed, limits and labels.
+
+        The arguments replace these. Returns the new identifier. Raises UnknownEvaluation,
+        EvaluationGone (also if only the files are discarded), and as `evaluate`.
+        """
+        fields = {
+            "commit_oid": commit,
+            "seed": seed,
+            "callback_url": callback_url,
+            **_limit_fields(limits),
+            **_label_fields(metadata),
+        }
+        return await self._begin(f"{_path_of(identifier)}/rerun", {}, fields, key)
+
+    async def _begin(
+        self,
+        path: str,
+        submission: Mapping[str, Content],
+        fields: Mapping[str, str | float | None],
+        key: str | None,
+    ) -> str:
+        """Send a form without the fields that are None, and return the identifier."""
+        given = {name: str(value) for name, value in fields.items() if value is not None}
         request = Request(
             "POST",
-            "/evaluate",
+            path,
             {"Idempotency-Key": key or uuid4().hex},
-            SubmissionForm(fields, submission),
+            SubmissionForm(given, submission),
         )
         return await self._session.send_request(request, self.asking, _identifier)
 
-    async def events(self, identifier: str, after: str | None = None) -> AsyncIterator[Event]:
+    async def events(
+        self, identifier: str, after: str | None = None, *, times: bool = False
+    ) -> AsyncIterator[Event]:
         """Yield the events of an evaluation as they come, each once and in order.
 
-        For `after` and the exceptions see `pages`.
+        For `after`, `times` and the exceptions see `pages`.
         """
-        async for page in self.pages(identifier, after):
+        async for page in self.pages(identifier, after, times=times):
             for event in page.events:
                 yield event
 
     async def pages(
-        self, identifier: str, after: str | None = None, *, limit: int | None = None
+        self,
+        identifier: str,
+        after: str | None = None,
+        *,
+        limit: int | None = None,
+        times: bool = False,
     ) -> AsyncIterator[Page]:
         """Yield the pages of an evaluation as they come, up to its end; none is empty.
 
         `after` is the `cursor` of an event or the `end` of a page; reading continues there. None
         reads from the beginning. `limit` is the size of a page in bytes of JSON, which at least
-        one event may exceed; None leaves the size to the server. Requesting the next page
-        acknowledges the last one, and the server discards it. A program that must not lose an
-        event stores the cursor together with its own result.
+        one event may exceed; None leaves the size to the server. `times` adds to each event the
+        `time` when the server stored it. Requesting the next page acknowledges the last one, and
+        the server discards it. A program that must not lose an event stores the cursor together
+        with its own result.
 
         Raises UnknownEvaluation, Forbidden, Unavailable; EvaluationGone also for an evaluation
         that the server knew before; ValueError for an invalid cursor.
@@ -203,7 +270,7 @@ class Client:
         while True:
             request = Request(
                 "GET",
-                path + _query(after=after, limit=limit),
+                path + _query(after=after, limit=limit, times=1 if times else None),
                 {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
                 timeout=_WAIT + _TIMEOUT,
                 can_wait_for_daemon=True,
@@ -245,6 +312,12 @@ class Client:
             Request("DELETE", _path_of(identifier)), self.asking, _check_cancelled
         )
 
+    async def environments(self) -> list[Document]:
+        """Return the environments of the server: name, description and digest of each."""
+        return await self._session.send_request(
+            Request("GET", "/environments"), self.asking, _environments
+        )
+
     async def evaluations(
         self,
         *,
@@ -252,23 +325,39 @@ class Client:
         metadata: Mapping[str, str] = MappingProxyType({}),
         since: datetime | None = None,
         until: datetime | None = None,
+        problem: str | None = None,
     ) -> AsyncIterator[Document]:
         """Yield the caller's evaluations that the server still has, oldest first.
 
-        Only those in this state, with these labels, and accepted from `since` on, before `until`;
-        both times have a time zone. Raises InvalidRequest for a state or label that cannot be.
+        Only those in this state, of this problem, with these labels, and accepted from `since` on,
+        before `until`; both times have a time zone. Raises InvalidRequest for a state, problem or
+        label that cannot be.
         """
         times = {
             name: None if moment is None else moment.isoformat()
             for name, moment in (("since", since), ("until", until))
         }
+        wanted = {"state": state, "problem": problem, **times, **_label_fields(metadata)}
+        async for evaluation in self._list("/evaluations", wanted, *_SUMMARY):
+            yield evaluation
+
+    async def problems(self) -> AsyncIterator[Document]:
+        """Yield the problems of the server that the caller may use, in the order of their names."""
+        async for problem in self._list("/problems", {}, "name"):
+            yield problem
+
+    async def _list(
+        self, path: str, wanted: Mapping[str, str | None], *members: str
+    ) -> AsyncIterator[Document]:
+        """Yield the entries of a list, which have these members."""
         after: str | None = None
         while True:
-            query = _query(after=after, state=state, **times, **_label_fields(metadata))
-            request = Request("GET", f"/evaluations{query}")
-            evaluations, after = await self._session.send_request(request, self.asking, _listing)
-            for evaluation in evaluations:
-                yield evaluation
+            request = Request("GET", path + _query(after=after, **wanted))
+            entries, after = await self._session.send_request(
+                request, self.asking, functools.partial(_listing, members)
+            )
+            for entry in entries:
+                yield entry
             if after is None:
                 return
 
@@ -294,6 +383,10 @@ def _path_of(identifier: str) -> str:
 
 def _label_fields(metadata: Mapping[str, str]) -> dict[str, str]:
     return {f"metadata[{name}]": value for name, value in metadata.items()}
+
+
+def _limit_fields(limits: Mapping[str, str | float]) -> dict[str, str | float]:
+    return {f"limits[{name}]": value for name, value in limits.items()}
 
 
 def _query(**parameters: str | int | None) -> str:
@@ -323,6 +416,14 @@ class _Listing(msgspec.Struct):
     data: list[Document]
 
 
+class _Environments(msgspec.Struct):
+    data: list[Document]
+
+
+def _environments(response: Response) -> list[Document]:
+    return [_check_members(one, "name") for one in _decode(response, _Environments).data]
+
+
 def _identifier(response: Response) -> str:
     return _decode(response, _Accepted).evaluation_id
 
@@ -332,9 +433,9 @@ def _check_cancelled(response: Response) -> None:
         raise ValueError(f"unexpected answer: the status is {response.status}")
 
 
-def _listing(response: Response) -> tuple[list[Document], str | None]:
+def _listing(members: Iterable[str], response: Response) -> tuple[list[Document], str | None]:
     listing = _decode(response, _Listing)
-    named = [_check_members(one, "evaluation_id", "state", "created") for one in listing.data]
+    named = [_check_members(one, *members) for one in listing.data]
     return named, listing.end
 
 

@@ -81,6 +81,8 @@ def build_refusal(status: int, body: bytes) -> Refused:
     if not isinstance(message, str):
         answer = f"{status} {responses.get(status, '')}".strip()
         message = f"the server answers {answer} without an explanation"
+        if 300 <= status < 400 or status in (404, 405):  # those of another server, or site
+            message += "; is it a tawebeval server? Check https:// and the path of the URL"
     kind = _KINDS.get(status, InvalidRequest if 400 <= status < 500 else Refused)
     return kind(status, message, members)
 

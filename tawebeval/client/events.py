@@ -2,7 +2,8 @@
 
 The cursor of the last event is the server's, the `end` of the page. Any other one is the `begin`
 of its page, `+`, and the number of events to skip from there: `"17+3"`, or `"+3"` on the first
-page. Programs store cursors and send them back, and read nothing in them.
+page. Programs store cursors and send them back, and read nothing in them. The `time` of an event is
+when the server stored it, None unless times were requested.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import attrs
@@ -31,6 +33,7 @@ class Text:
 
     text: str
     cursor: str = _cursor()
+    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
 
 @attrs.frozen
@@ -39,6 +42,7 @@ class Data:
 
     written: str
     cursor: str = _cursor()
+    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     @property
     def payload(self) -> Any:
@@ -55,6 +59,7 @@ class File:
     content: bytes = attrs.field(repr=False)
     written: str = attrs.field(repr=False, eq=False, default="")
     cursor: str = _cursor()
+    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
 
 @attrs.frozen
@@ -69,6 +74,7 @@ class EvaluationError:
     members: Mapping[str, Any] = attrs.field(factory=dict)
     written: str = attrs.field(repr=False, eq=False, default="")
     cursor: str = _cursor()
+    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     @property
     def final(self) -> bool:
@@ -83,6 +89,7 @@ class Unknown:
     type: str
     written: str
     cursor: str = _cursor()
+    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
 
 Event: TypeAlias = Text | Data | File | EvaluationError | Unknown
@@ -104,6 +111,7 @@ _DEPTH = 4  # of a payload: in an event, in a list, in a page
 class _WireEvent(msgspec.Struct):
     type: str
     payload: msgspec.Raw
+    time: datetime | None = None
 
 
 class _WirePage(msgspec.Struct):
@@ -171,14 +179,15 @@ def _events(page: _WirePage) -> Iterator[Event]:
 
 def _event(event: _WireEvent, cursor: str) -> Event:
     written = bytes(event.payload).decode()
+    common: dict[str, Any] = {"cursor": cursor, "time": event.time}
     if event.type == "text":
-        return Text(msgspec.json.decode(event.payload, type=str), cursor=cursor)
+        return Text(msgspec.json.decode(event.payload, type=str), **common)
     if event.type == "data":
-        return _parse_special(written, cursor) or Data(written, cursor=cursor)
-    return Unknown(event.type, written, cursor=cursor)
+        return _parse_special(written, common) or Data(written, **common)
+    return Unknown(event.type, written, **common)
 
 
-def _parse_special(written: str, cursor: str) -> File | EvaluationError | None:
+def _parse_special(written: str, common: dict[str, Any]) -> File | EvaluationError | None:
     """Return the file or the error that data describes; None for other data."""
     try:
         match _value(written):
@@ -189,7 +198,7 @@ def _parse_special(written: str, cursor: str) -> File | EvaluationError | None:
                 "content_base64": str(content),
             }:
                 content_ = b64decode(content, validate=True)
-                return File(filename, content_type, content_, written, cursor=cursor)
+                return File(filename, content_type, content_, written, **common)
             case {
                 "type": "evaluation_error",
                 "reason": str(reason),
@@ -197,7 +206,7 @@ def _parse_special(written: str, cursor: str) -> File | EvaluationError | None:
                 **others,
             }:
                 members = {str(name): value for name, value in others.items()}
-                return EvaluationError(reason, message, members, written, cursor=cursor)
+                return EvaluationError(reason, message, members, written, **common)
     except (ValueError, binascii.Error):
         pass
     return None

@@ -290,7 +290,7 @@ class Session:
             except NoResponse as error:
                 why, refused = str(error), error.is_refused
                 can_wait = request.can_wait_for_daemon or self._has_answered
-                if error.is_final or (refused and not can_wait and _is_loopback(self._base)):
+                if error.is_final or (refused and not can_wait and is_loopback(self._base)):
                     raise Unavailable(why, refused) from None
             made += 1
             pause = backoff.draw_delay(made, self._chance(), asked)
@@ -406,8 +406,8 @@ class _RequestURL(URL):
         return self if ":" in self.host else super().to_uri()
 
 
-def _is_loopback(base: str) -> bool:
-    """Tell whether a URL is that of this machine."""
+def is_loopback(base: str) -> bool:
+    """Tell whether the host of a URL is this machine."""
     host = urlsplit(base).hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback

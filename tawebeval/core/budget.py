@@ -167,7 +167,8 @@ class RingShare:
     the ring. `number` is unique among the shares of a budget.
 
     While `is_full`, the ring is to take no more events. `on_full()` is called when this begins, and
-    may discard events; `on_room()` is called when this ends.
+    may discard events; `on_room()` is called when this ends. `is_held` has the same effect for a
+    while, whatever the size is: another taker of the events is behind.
     """
 
     _budget: RingBudget
@@ -178,6 +179,7 @@ class RingShare:
     size: int = 0
     bytes_beside_ring: int = 0
     is_full: bool = False
+    is_held: bool = False
     _is_limited: bool = True
     _is_released: bool = False
 
@@ -212,6 +214,12 @@ class RingShare:
         if has_shrunk:
             self._budget.reopen_full_shares()
 
+    def set_held(self, held: bool) -> None:
+        """Hold the ring back, or end that."""
+        was_held, self.is_held = self.is_held, held
+        if was_held and not held and not self.is_full:
+            self._on_room()
+
     def remove_limit(self) -> None:
         """Never let the ring be full again: the few events still to come must be stored."""
         self._is_limited = False
@@ -240,10 +248,13 @@ class RingShare:
 class UploadBudget:
     """Counter of the bytes of forms; `stored_bytes` never exceeds `limit`.
 
-    `bytes_in_memory` counts the bytes that are not yet written to the disk.
+    `bytes_in_memory` counts the bytes that are not yet written to the disk. `discard_kept(size)`
+    gives back at least `size` bytes of submissions that are only kept, and returns True; it gives
+    back nothing, and returns False, if they are too few.
     """
 
     limit: int
+    discard_kept: Callable[[int], bool] = lambda _: False
     stored_bytes: int = 0
     bytes_in_memory: int = 0
 
@@ -253,8 +264,9 @@ class UploadBudget:
         return self.bytes_in_memory >= _MEMORY
 
     def check_space(self, size: int) -> None:
-        """Raise Busy if `size` bytes would not fit now."""
-        if self.stored_bytes + size > self.limit:
+        """Raise Busy if `size` bytes would not fit now, after kept submissions are discarded."""
+        excess = self.stored_bytes + size - self.limit
+        if excess > 0 and not self.discard_kept(excess):
             raise ServerBusy(
                 "the disk space for uploads is used up (limits.uploads); try again later",
                 _RETRY_AFTER,
@@ -269,3 +281,26 @@ class UploadBudget:
         """Count `size` bytes less, which were removed from the disk."""
         assert 0 <= size <= self.stored_bytes
         self.stored_bytes -= size
+
+
+@attrs.define(eq=False)
+class UploadShare:
+    """Bytes of a submission, counted once for the evaluation and for reruns, which link its files.
+
+    `users` is the number of those that need the files. `key` is unique among the shares.
+    """
+
+    _budget: UploadBudget
+    size: int
+    key: int = 0
+    users: int = 1
+
+    def add_user(self) -> None:
+        """Count one user more."""
+        self.users += 1
+
+    def remove_user(self) -> None:
+        """Count one user less; the last one gives back the bytes."""
+        self.users -= 1
+        if not self.users:
+            self._budget.remove_bytes(self.size)

@@ -24,7 +24,8 @@ class Submodule:
 class Commit:
     """A commit and its tree, by their OIDs.
 
-    The tree has `file_count` files of `size` bytes together.
+    The tree has `file_count` files of `size` bytes together. `has_attributes`: it has a file
+    `.gitattributes`; False for a commit that has a marker.
     """
 
     oid: str
@@ -32,6 +33,7 @@ class Commit:
     file_count: int = 0
     size: int = 0
     submodules: Sequence[Submodule] = ()
+    has_attributes: bool = attrs.field(default=False, eq=False)
 
 
 @attrs.frozen

@@ -84,15 +84,21 @@ class EvaluationCounters:
         }
     )
     latest_fault: tuple[float, str] | None = None
+    restored_count: int = 0  # of evaluations that an earlier process has accepted
 
     @property
     def accepted_count(self) -> int:
         """Number of evaluations accepted since the daemon's start."""
-        return self.count_by_state.total()
+        return self.count_by_state.total() - self.restored_count
 
     def record_accepted(self) -> None:
         """Count an accepted evaluation."""
         self.count_by_state[EvaluationState.QUEUED] += 1
+
+    def record_restored(self, state: EvaluationState) -> None:
+        """Count an evaluation that an earlier process of the daemon has accepted."""
+        self.restored_count += 1
+        self.count_by_state[state] += 1
 
     def set_latest_fault(self, fault: str | None, now: float) -> None:
         """Set or clear `fault`; `now` is in seconds."""

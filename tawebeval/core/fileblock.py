@@ -77,14 +77,33 @@ class FileReference:
 
 
 class FileBlock:
-    """Collector of one block; keeps at most `limit` bytes of the body and drops the rest."""
+    """Collector of one block; keeps at most `limit` bytes of the body and drops the rest.
+
+    `is_overlong` says that bytes were dropped, so that `parse_file` will raise.
+    """
 
     def __init__(self, end_marker: bytes, limit: int) -> None:
         self._end = b"\n" + end_marker + b"\n"
         self._limit = limit
-        self._overlong = False
+        self.is_overlong = False
         # The end marker may stand on the very first line.
         self._gathered = bytearray(b"\n")
+
+    @classmethod
+    def continue_overlong(cls, end_marker: bytes, limit: int) -> FileBlock:
+        """Return the collector of a block that is over its limit already.
+
+        The first bytes fed to it are the `held_back` last bytes of the block so far.
+        """
+        block = cls(end_marker, limit)
+        block.is_overlong = True
+        block._gathered.clear()
+        return block
+
+    @property
+    def held_back(self) -> int:
+        """Number of the last bytes that may begin the end of an overlong block."""
+        return min(len(self._gathered), len(self._end) - 1)
 
     def feed(self, data: bytes) -> bytes | None:
         """Take bytes of the block; return the bytes after its end, or None before the end."""
@@ -96,7 +115,7 @@ class FileBlock:
             del self._gathered[at + 1 :]
             return rest
         if len(self._gathered) > self._limit + _LONGEST_HEAD + len(self._end):
-            self._overlong = True
+            self.is_overlong = True
             del self._gathered[: 1 - len(self._end)]
         return None
 
@@ -106,7 +125,7 @@ class FileBlock:
             f"a file block is over {format_size(self._limit)} (limits.file), or its headers over"
             f" {format_size(MAX_HEADER_BYTES)}"
         )
-        if self._overlong:
+        if self.is_overlong:
             raise too_large
         # Its last terminator, which is the block's own, may be the one that ends the empty line.
         empty_line = _EMPTY_LINE.search(self._gathered, 0, _LONGEST_HEAD)

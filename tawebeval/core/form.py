@@ -6,7 +6,7 @@ Every error names its field.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 
 import attrs
@@ -51,6 +51,7 @@ TEXT_FIELDS: Mapping[str, int | None] = {
     "directory": 4096,  # PATH_MAX
     "evaluator_cmd": None,
     "seed": 64,
+    "environment": 64,
     "callback_url": 2048,
     **{f"limits[{name}]": 64 for name in LIMIT_UNITS},
 }
@@ -58,6 +59,12 @@ TEXT_FIELDS: Mapping[str, int | None] = {
 
 `limits.field` bounds all of them; None stands for no other limit.
 """
+
+DEFAULT_ENVIRONMENT = "default"
+"""The name of the environment of requests that choose none: the machine's own programs."""
+
+PROBLEM_NAME_PATTERN = r"[a-z0-9][a-z0-9_.-]{0,63}"
+"""Regular expression of the names of problems."""
 
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 256
@@ -104,9 +111,11 @@ class SubmissionFile:
 class EvaluationRequest:
     """A client's request for an evaluation.
 
-    `directory` is relative to the root of the repository; "" is the root. `callback_url` is the URL
-    to notify when the evaluation ends, or None. `limits` replace the operator's defaults.
-    `metadata` are the client's labels.
+    `commit_oid` is "" until the daemon has resolved the branch of the repository. `directory` is
+    relative to the root of the repository; "" is the root. `callback_url` is the URL to notify when
+    the evaluation ends, or None. `limits` replace the operator's defaults. `metadata` are the
+    client's labels. `environment` is a name of the configuration, None for the default. `problem`
+    is the name of the operator's problem that the submission is for, None without one.
     """
 
     repository: Repository
@@ -118,6 +127,8 @@ class EvaluationRequest:
     callback_url: str | None = None
     limits: ChosenLimits = attrs.field(factory=dict)
     metadata: Mapping[str, str] = attrs.field(factory=dict)
+    environment: str | None = None
+    problem: str | None = None
 
     @property
     def shown_command(self) -> str:
@@ -129,12 +140,36 @@ class EvaluationRequest:
         """Return the request without the fields that only the evaluator's start needs."""
         return attrs.evolve(
             self,
-            repository=Repository(self.repository.url),
+            repository=attrs.evolve(self.repository, depth=None),
             evaluator_cmd=self.shown_command,
             submission=(),
             callback_url=None,
             limits={},
         )
+
+
+def list_fields(request: EvaluationRequest) -> dict[str, str]:
+    """Return the fields of a form that is parsed to this request; files and callback are left out.
+
+    None is left out, and so is the empty commit of a branch that is not resolved.
+    """
+    repository = request.repository
+    given: dict[str, str | int | None] = {
+        "repository[url]": repository.url,
+        "repository[branch]": repository.branch,
+        "repository[depth]": repository.depth,
+        "commit_oid": request.commit_oid or None,
+        "directory": request.directory,
+        "evaluator_cmd": request.evaluator_cmd,
+        "seed": request.seed,
+        "environment": request.environment,
+        **{
+            f"limits[{name}]": value if isinstance(value, int) else f"{value:.9f}"
+            for name, value in request.limits.items()
+        },
+        **{f"metadata[{name}]": value for name, value in request.metadata.items()},
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def pack_request(request: EvaluationRequest) -> bytes:
@@ -150,15 +185,71 @@ def unpack_request(packed: bytes) -> EvaluationRequest:
     return msgspec.msgpack.decode(packed, type=EvaluationRequest)
 
 
-class _Labels(msgspec.Struct):
+class RequestLabels(msgspec.Struct):
     """The part of a packed request that lists read."""
 
     metadata: dict[str, str]
+    problem: str | None
 
 
-def unpack_labels(packed: bytes) -> Mapping[str, str]:
+def unpack_labels(packed: bytes) -> RequestLabels:
     """Return the labels of a packed request, faster than `unpack_request`."""
-    return msgspec.msgpack.decode(packed, type=_Labels).metadata
+    return msgspec.msgpack.decode(packed, type=RequestLabels)
+
+
+CHANGEABLE_FIELDS = frozenset({"callback_url", "metadata"})
+"""The fields that are no files, without a part in brackets, that a form for a problem may have.
+
+Not the seed: who chooses it may know the test cases."""
+
+RERUN_FIELDS = CHANGEABLE_FIELDS | {"seed", "limits", "commit_oid"}
+"""The same for the form of a rerun, unless the token is restricted to problems."""
+
+
+@attrs.frozen
+class FormPreset:
+    """What the daemon knows about a form before the form arrives.
+
+    `fields` are the values of fields that are no files; the form replaces those that it has.
+    `text_fields` are the fields that the form may have, as in `CHANGEABLE_FIELDS`; None: any known
+    field. `submission` are the names of the files that the form must have, empty for any, None for
+    no files. `owner` is in messages what sets all other fields. `problem` is as in
+    `EvaluationRequest`. `permits_callback` is whether the form may have a `callback_url`.
+    """
+
+    owner: str = ""
+    problem: str | None = None
+    fields: Mapping[str, str] = attrs.field(factory=dict)
+    text_fields: frozenset[str] | None = None
+    submission: Sequence[str] | None = ()
+    permits_callback: bool = True
+
+    def check_text_field(self, name: str) -> None:
+        """Raise InvalidField if the form may not have this known field."""
+        if name == "callback_url" and not self.permits_callback:
+            raise InvalidField(
+                name, "not with a token restricted to problems; remove it from the form"
+            )
+        if self.text_fields is not None and name.partition("[")[0] not in self.text_fields:
+            raise InvalidField(name, f"{self.owner} sets this field; remove it from the form")
+
+    def check_submission_field(self, name: str) -> None:
+        """Raise InvalidField if the form may not have the field submission[`name`]."""
+        field = f"submission[{name}]"
+        if self.submission is None:
+            raise InvalidField(field, f"{self.owner} has the files; remove it from the form")
+        if self.submission and name not in self.submission:
+            raise InvalidField(field, f"unknown to {self.owner}; {self._describe_submission()}")
+
+    def check_submission(self, names: Collection[str]) -> None:
+        """Raise InvalidField if the form lacks a file."""
+        missing = [name for name in self.submission or () if name not in names]
+        if missing:
+            field = f"submission[{missing[0]}]"
+            raise InvalidField(field, f"is required; {self._describe_submission()}")
+
+    def _describe_submission(self) -> str:
+        return "its fields: " + ", ".join(f"submission[{name}]" for name in self.submission or ())
 
 
 def parse_submission_file(name: str, filename: str | None) -> SubmissionFile | None:
@@ -189,12 +280,17 @@ def parse_form(
     submission: Sequence[SubmissionFile],
     protocols: Sequence[str],
     limit_ranges: Mapping[str, LimitRange],
+    environments: Collection[str] = (),
+    problem: str | None = None,
+    maximum_hint: str = "",
 ) -> EvaluationRequest:
     """Return the request of a form. Raises InvalidField.
 
     `fields` has the values of the fields that are no files, within `find_size_limit`.
     `protocols` are the protocols allowed for repositories, by git's names. `limit_ranges` are the
-    allowed values of the limits, by their names in `[limits]`.
+    allowed values of the limits, by their names in `[limits]`, `environments` the names of the
+    configured environments. The form of a `problem` may have a branch in place of a commit.
+    `maximum_hint` ends the message about a limit over its maximum.
     """
     if not submission:
         raise InvalidField(
@@ -202,13 +298,8 @@ def parse_form(
             "no file was sent; send at least one field submission[NAME], such as"
             " submission[source]",
         )
-    commit_oid = _required(fields, "commit_oid")
-    if not _OID.fullmatch(commit_oid):
-        raise InvalidField(
-            "commit_oid",
-            f"{commit_oid!r} is not a whole commit OID (40 hexadecimal digits); print it by `git"
-            " rev-parse COMMIT` in a clone, or by `git ls-remote URL BRANCH`",
-        )
+    has_commit = problem is None or "commit_oid" in fields or "repository[branch]" not in fields
+    commit_oid = _commit_oid(fields) if has_commit else ""
     evaluator_cmd = _required(fields, "evaluator_cmd")
     if "\0" in evaluator_cmd:
         raise InvalidField("evaluator_cmd", "cannot contain NUL")
@@ -218,17 +309,32 @@ def parse_form(
             branch=_branch(fields.get("repository[branch]", "")),
             depth=_number(fields, "repository[depth]", 1, MAX_DEPTH),
         ),
-        commit_oid=commit_oid.lower(),
+        commit_oid=commit_oid,
         directory=_directory(fields.get("directory", "")),
         evaluator_cmd=evaluator_cmd,
         seed=_number(fields, "seed", 0, MAX_SEED),
         submission=tuple(submission),
         callback_url=_callback_url(fields.get("callback_url", "")),
         metadata=_labels(fields),
+        environment=parse_environment(fields.get("environment", ""), environments),
         limits=parse_limits(
-            {name: fields.get(f"limits[{name}]", "") for name in LIMIT_UNITS}, limit_ranges
+            {name: fields.get(f"limits[{name}]", "") for name in LIMIT_UNITS},
+            limit_ranges,
+            maximum_hint,
         ),
+        problem=problem,
     )
+
+
+def _commit_oid(fields: Mapping[str, str]) -> str:
+    commit_oid = _required(fields, "commit_oid")
+    if not _OID.fullmatch(commit_oid):
+        raise InvalidField(
+            "commit_oid",
+            f"{commit_oid!r} is not a whole commit OID (40 hexadecimal digits); print it by `git"
+            " rev-parse COMMIT` in a clone, or by `git ls-remote URL BRANCH`",
+        )
+    return commit_oid.lower()
 
 
 def find_size_limit(name: str) -> float | None:
@@ -265,6 +371,16 @@ def _labels(fields: Mapping[str, str]) -> Mapping[str, str]:
     if len(labels) > MAX_LABELS:
         raise InvalidField("metadata", f"{len(labels)} labels were sent; the limit is {MAX_LABELS}")
     return labels
+
+
+def parse_environment(name: str, known: Collection[str]) -> str | None:
+    """Return the name of an environment; None for the default. Raises InvalidField."""
+    if name in ("", DEFAULT_ENVIRONMENT):
+        return None
+    if name not in known:
+        allowed = ", ".join((DEFAULT_ENVIRONMENT, *known))
+        raise InvalidField("environment", f"no environment {name!r} here; allowed: {allowed}")
+    return name
 
 
 def _required(fields: Mapping[str, str], name: str) -> str:

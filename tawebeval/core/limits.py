@@ -29,6 +29,8 @@ LIMIT_UNITS: Mapping[str, LimitUnit] = {
 ChosenLimits: TypeAlias = Mapping[str, int | float]
 """The limits that a request has chosen, by their names in `[limits]`."""
 
+_SIZE = re.compile(r"([0-9]{1,16}(?:\.[0-9]{1,9})?)([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
 _SYNTAX: Mapping[LimitUnit, tuple[re.Pattern[str], str]] = {
     "seconds": (
         re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?"),
@@ -36,7 +38,7 @@ _SYNTAX: Mapping[LimitUnit, tuple[re.Pattern[str], str]] = {
     ),
     "whole seconds": (re.compile("[0-9]{1,10}"), "a whole number of seconds, such as 10"),
     "bytes": (
-        re.compile(r"([0-9]{1,16}(?:\.[0-9]{1,9})?)([KMGT]?)(?:i?B)?", re.IGNORECASE),
+        _SIZE,
         "a size: bytes, or a number with K, M, G or T (of 1024), such as 65536 or 256M",
     ),
     "count": (re.compile("[0-9]{1,10}"), "a whole number, such as 100"),
@@ -52,26 +54,29 @@ class LimitRange:
 
 
 def parse_limits(
-    values: Mapping[str, str], allowed: Mapping[str, LimitRange]
+    values: Mapping[str, str], allowed: Mapping[str, LimitRange], hint: str = ""
 ) -> dict[str, int | float]:
     """Return the chosen limits of some values by name; an empty value chooses the default.
+
+    `hint` ends the message about a value over its maximum.
 
     Raises: InvalidField, with the name of the form's field.
     """
     return {
-        name: _parse_limit(name, value, allowed[name]) for name, value in values.items() if value
+        name: _parse_limit(name, value, allowed[name], hint)
+        for name, value in values.items()
+        if value
     }
 
 
-def _parse_limit(name: str, value: str, allowed: LimitRange) -> int | float:
+def _parse_limit(name: str, value: str, allowed: LimitRange, hint: str) -> int | float:
     unit = LIMIT_UNITS[name]
     pattern, words = _SYNTAX[unit]
     match = pattern.fullmatch(value)
     if match is None:
         raise InvalidField(f"limits[{name}]", f"{value!r} is not {words}")
     if unit == "bytes":
-        bits = 10 * (1 + "KMGT".index(match[2].upper())) if match[2] else 0
-        number: int | float = int(float(match[1]) * 2**bits)
+        number: int | float = _compute_size(match)
     else:
         number = float(value) if unit == "seconds" else int(value)
     if not 0 < number >= allowed.least:
@@ -82,10 +87,22 @@ def _parse_limit(name: str, value: str, allowed: LimitRange) -> int | float:
         raise InvalidField(
             f"limits[{name}]",
             f"{describe_limit(name, number)} is over the maximum,"
-            f" {describe_limit(name, allowed.most)} (limits.maximum.{name})",
+            f" {describe_limit(name, allowed.most)} (limits.maximum.{name}){hint}",
             limit=allowed.most,
         )
     return number
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes of a size such as "65536" or "256M"; None for another text."""
+    match = _SIZE.fullmatch(text)
+    return None if match is None else _compute_size(match)
+
+
+def _compute_size(match: re.Match[str]) -> int:
+    """Return the bytes of a match of `_SIZE`."""
+    bits = 10 * (1 + "KMGT".index(match[2].upper())) if match[2] else 0
+    return int(float(match[1]) * 2**bits)
 
 
 def describe_limit(name: str, value: float) -> str:

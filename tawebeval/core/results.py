@@ -89,6 +89,17 @@ class _Score(_Result, tag="score"):
     name: None = None
 
 
+class _Packed(msgspec.Struct, array_like=True, gc=False):
+    goals: dict[bytes, bool]
+    omitted: int
+    cases: dict[str, int]
+    progress: _Progress | None
+    score: _Score | None
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(_Packed).decode
+
 # Builds the members above and skips all others.
 _decode = msgspec.json.Decoder(_Goal | _Case | _Progress | _Score).decode
 
@@ -141,6 +152,23 @@ class ResultSummary:
                 return
             self._name_bytes = size
         self._goals[name] = reached
+
+    def pack(self) -> bytes:
+        """Return the summary as bytes, less than 8 KiB, for `unpack`."""
+        return _pack(_Packed(self._goals, self._omitted, self._cases, self._progress, self._score))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> ResultSummary:
+        """Return the summary that was packed. Raises msgspec.DecodeError."""
+        state = _unpack(packed)
+        summary = cls()
+        summary._goals = state.goals
+        summary._name_bytes = sum(map(len, state.goals))
+        summary._omitted = state.omitted
+        summary._cases = state.cases
+        summary._progress = state.progress
+        summary._score = state.score
+        return summary
 
     def build_document(self) -> dict[str, Any] | None:
         """Return the summary as a JSON object; None if there was no result."""

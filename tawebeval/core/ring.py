@@ -48,7 +48,8 @@ class EventRing:
     """Events from `oldest` to `newest`; `size` is the size of their JSON Lines in bytes.
 
     `discarded_bytes` is the size in bytes of the events discarded so far. `read_time()` returns the
-    time of new events, in seconds since the epoch.
+    time of new events, in seconds since the epoch. `on_append(first, batch, time_ms)` is called
+    with each new batch, the number of its first event and its time in milliseconds.
     """
 
     oldest: int = 0
@@ -59,6 +60,7 @@ class EventRing:
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
     batches: list[EventBatch] = attrs.field(factory=list)
     read_time: Callable[[], float] = float
+    on_append: Callable[[int, EventBatch, int], object] | None = None
     _times: EventTimes = attrs.field(factory=EventTimes)
 
     @property
@@ -66,18 +68,23 @@ class EventRing:
         """Bytes of memory that the events take with their times."""
         return self.size + self._times.size
 
-    def append_batch(self, batch: EventBatch) -> None:
-        """Append a batch. The ring must not be closed."""
+    def append_batch(self, batch: EventBatch, time_ms: int | None = None) -> None:
+        """Append a batch of this time, or of now. The ring must not be closed."""
         assert not self.is_closed, "a closed ring takes no events"
         if not batch.count:
             return
-        self._times.add_events(self.newest, int(self.read_time() * 1000))
+        if time_ms is None:
+            time_ms = int(self.read_time() * 1000)
+        first = self.newest
+        self._times.add_events(first, time_ms)
         self.newest += batch.count
         self.size += len(batch.lines)
         if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= MERGE_BYTES:
             self.batches[-1] += batch
         else:
             self.batches.append(batch)
+        if self.on_append is not None:
+            self.on_append(first, batch, time_ms)
 
     def close(self) -> None:
         """Mark the end of events."""

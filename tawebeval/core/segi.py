@@ -25,6 +25,11 @@ The evaluator chooses every byte, and the reactor waits for each call. So a call
 amount of work, counted and not timed, and yields a bounded number of events: it parses in steps,
 each linear in the bytes that the step reads and writes, and leaves the rest of the input to the
 next call (`has_pending_input`).
+
+A checkpoint is a place in stdout and the flags of the state there, less than 1 KiB. The place lies
+before the unparsed input and before the line of a data block, or the file, that is gathered: at
+most `max_value` bytes, or `max_file` and `MAX_HEADER_BYTES`. Of what is over its limit, and
+skipped, only a flag and the beginning of an end marker are needed.
 """
 
 from __future__ import annotations
@@ -45,6 +50,7 @@ from tawebeval.core.events import (
     encode_file,
     encode_text,
     has_blank_line,
+    list_values,
 )
 from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, InlineFile
 from tawebeval.core.results import (
@@ -176,6 +182,21 @@ class _State(Enum):
     FILE = auto()
 
 
+class _Checkpoint(msgspec.Struct, array_like=True, gc=False):
+    """State of a parser that has yet to parse stdout from `position` on."""
+
+    position: int  # -1: before the terminator that is imagined at the start
+    state: _State
+    is_imagined: bool
+    is_overlong: bool  # the line of a data block that goes on there, or the file
+    is_sound: bool
+    stray_marker: str | None
+
+
+_pack_checkpoint = msgspec.msgpack.Encoder().encode
+_unpack_checkpoint = msgspec.msgpack.Decoder(_Checkpoint).decode
+
+
 class SegiParser:
     """Parser of one run's stdout.
 
@@ -186,11 +207,14 @@ class SegiParser:
     While `has_pending_input`, there is input for `parse_pending`. While `awaited_file` is set,
     parsing stops until the caller supplies or refuses that file. `stray_marker` is advice about a
     begin marker that was text, because it did not stand alone on its line; None without one.
+
+    A parser in another process continues from `make_checkpoint` by `resume`.
     """
 
     __slots__ = (
         *("_at", "_count", "_file", "_input", "_is_imagined", "_is_overlong", "_is_sound"),
-        *("_lines", "_markers", "_max_file", "_max_value", "_state", "_value", "_work"),
+        *("_lines", "_markers", "_max_file", "_max_value", "_offset", "_part_begin", "_state"),
+        *("_value", "_work"),
         *("awaited_file", "has_pending_input", "results", "stray_marker"),
     )
 
@@ -205,6 +229,8 @@ class SegiParser:
         self._state = _State.TEXT
         self._input = LINE_TERMINATOR
         self._at = 0  # where in the input parsing goes on
+        self._offset = -len(LINE_TERMINATOR)  # of the input in stdout
+        self._part_begin = 0  # in stdout: of the line of which `_value` is a part, of the last file
         self._is_imagined = True  # the terminator there was not printed, or belongs to a marker
         self._value = bytearray()  # VALUES: the received part of a line, as UTF-8
         self._is_overlong = False  # VALUES: the line is over its limit, and not kept
@@ -217,6 +243,7 @@ class SegiParser:
     def feed(self, chunk: bytes) -> EventBatch:
         """Add bytes of stdout and do one call's work."""
         self._input = self._input[self._at :] + chunk
+        self._offset += self._at
         self._at = 0
         return self.parse_pending()
 
@@ -258,6 +285,7 @@ class SegiParser:
                 "stdout ended inside a block; print the end marker on a line of its own"
             )
         self._state = _State.TEXT
+        self._offset += len(self._input)
         self._input = b""
         self._at = 0
         return self._take_batch()
@@ -274,6 +302,58 @@ class SegiParser:
         self._emit_error(message)
         self.awaited_file = None
         return self.parse_pending()
+
+    # Checkpoints
+
+    def make_checkpoint(self) -> tuple[int, bytes]:
+        """Return how many bytes of stdout need not be fed again, and the packed state there.
+
+        The number counts from the start of stdout, also after `resume`, and never falls. What is
+        fed again is the unparsed input and, before it, the line of a data block or the file that
+        has yet to end or to be supplied, unless it is over its limit. The state has no `results`.
+        """
+        state, position = self._state, self._offset + self._at
+        is_overlong = False
+        if self.awaited_file is not None:
+            state, position = _State.FILE, self._part_begin
+        elif state is _State.VALUES:
+            is_overlong = self._is_overlong
+            if self._value:
+                position = self._part_begin
+        elif state is _State.FILE:
+            assert self._file is not None, "a block has begun"
+            is_overlong = self._file.is_overlong
+            position = position - self._file.held_back if is_overlong else self._part_begin
+        checkpoint = _Checkpoint(
+            position, state, self._is_imagined, is_overlong, self._is_sound, self.stray_marker
+        )
+        return max(position, 0), _pack_checkpoint(checkpoint)
+
+    @classmethod
+    def resume(
+        cls, packed: bytes, markers: Markers, *, max_value: int, max_file: int
+    ) -> SegiParser:
+        """Return a parser that continues from a checkpoint.
+
+        Fed stdout from the checkpoint's number on, in any chunks, the parser returns the events
+        that the first parser had not returned, and awaits the same file again. The caller sets
+        `results`. Raises msgspec.DecodeError.
+        """
+        checkpoint = _unpack_checkpoint(packed)
+        parser = cls(markers, max_value=max_value, max_file=max_file)
+        if checkpoint.position >= 0:
+            parser._input = b""
+            parser._offset = parser._part_begin = checkpoint.position
+        parser._state = checkpoint.state
+        parser._is_imagined = checkpoint.is_imagined
+        parser._is_sound = checkpoint.is_sound
+        parser.stray_marker = checkpoint.stray_marker
+        if checkpoint.state is _State.VALUES:
+            parser._is_overlong = checkpoint.is_overlong
+        elif checkpoint.state is _State.FILE:
+            make_block = FileBlock.continue_overlong if checkpoint.is_overlong else FileBlock
+            parser._file = make_block(markers.file_end, max_file)
+        return parser
 
     # Output
 
@@ -362,6 +442,7 @@ class SegiParser:
         else:
             self._state = _State.FILE
             self._file = FileBlock(self._markers.file_end, self._max_file)
+            self._part_begin = self._offset + self._at
 
     def _end_block(self, at: int) -> None:
         """Return to text; the end marker's terminator, at `at`, serves as the imagined one."""
@@ -375,6 +456,8 @@ class SegiParser:
         while self._work < PARSED_PER_CALL:
             end = data.find(LINE_TERMINATOR, at)
             if end < 0:
+                if not self._value:
+                    self._part_begin = self._offset + at
                 self._at = at + text.measure_whole_characters(data[at:])
                 self._keep_part(data[at : self._at])
                 return False
@@ -464,6 +547,13 @@ class SegiParser:
             return True
         self.awaited_file = file
         return False
+
+
+def summarize_events(results: ResultSummary, batch: EventBatch) -> None:
+    """Add the results among the values of events, as the parser has done."""
+    for value in list_values(batch):
+        if MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES:
+            results.add_value(value)
 
 
 _STEPS = {

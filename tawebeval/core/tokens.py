@@ -1,9 +1,9 @@
 """Tokens of callers: the file of their hashes, and the caller of a request.
 
-A line of the file is `CALLER_NAME sha256:HEX [read] [rate=N]`: a caller's name, the SHA-256 of its
-token, and what restricts the token. A fast hash is right here: slow, salted hashes protect
-passwords that people choose. A token has 256 random bits and cannot be guessed, and a slow hash
-would have to be computed for every request.
+A line of the file is `CALLER_NAME sha256:HEX [read] [rate=N] [problems=NAME,...]`: a caller's name,
+the SHA-256 of its token, and what restricts the token. A fast hash is right here: slow, salted
+hashes protect passwords that people choose. A token has 256 random bits and cannot be guessed, and
+a slow hash would have to be computed for every request.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hashlib import sha256
 
 import attrs
 
+from tawebeval.core.form import PROBLEM_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, Unauthorized
 
 ANONYMOUS = ""
@@ -28,6 +29,7 @@ CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LINE = re.compile(
     rf"({CALLER_NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})"
     r"(?:[ \t]+(read))?(?:[ \t]+rate=([1-9][0-9]{0,5}))?"
+    rf"(?:[ \t]+problems=({PROBLEM_NAME_PATTERN}(?:,{PROBLEM_NAME_PATTERN})*))?"
 )
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 
@@ -37,12 +39,15 @@ class Token:
     """A token of the caller with the name `caller`, without its secret.
 
     `requests_per_minute` is its own limit of requests; None: it shares that of its caller.
+    `problems` are the names of the only problems that it may submit for; None: it is not restricted
+    to problems.
     """
 
     digest: bytes = attrs.field(repr=False)
     caller: str
     is_read_only: bool = False
     requests_per_minute: int | None = None
+    problems: frozenset[str] | None = None
 
 
 @attrs.frozen
@@ -89,8 +94,8 @@ def parse_tokens(text: str) -> TokenHashes:
         found = _LINE.fullmatch(line)
         if found is None:
             raise ConfigurationError(
-                f"line {number}: expected NAME sha256:HEX [read] [rate=N], as `tawebeval token new"
-                " NAME` prints it"
+                f"line {number}: expected NAME sha256:HEX [read] [rate=N] [problems=NAME,...], as"
+                " `tawebeval token new NAME` prints it"
             )
         digest = bytes.fromhex(found[2])
         if digest in tokens:
@@ -98,7 +103,8 @@ def parse_tokens(text: str) -> TokenHashes:
                 f"line {number}: the token repeats that of an earlier line; remove one of them"
             )
         rate = int(found[4]) if found[4] else None
-        tokens[digest] = Token(digest, found[1], found[3] is not None, rate)
+        problems = frozenset(found[5].split(",")) if found[5] else None
+        tokens[digest] = Token(digest, found[1], found[3] is not None, rate, problems)
     if not tokens:
         raise ConfigurationError("the file has no token; add one with `tawebeval token new NAME`")
     return TokenHashes(tuple(tokens.values()))
@@ -110,19 +116,27 @@ def generate_token(
     *,
     is_read_only: bool = False,
     requests_per_minute: int | None = None,
+    problems: Sequence[str] = (),
 ) -> tuple[str, str]:
     """Return a new token, and the line of the file that makes it a token of the caller `name`.
 
-    `random(n)` returns n random bytes; for the others see `Token`. Raises ConfigurationError for an
-    invalid name.
+    `random(n)` returns n random bytes; for the others see `Token`; no `problems` do not restrict
+    the token. Raises ConfigurationError for an invalid name.
     """
     if not CALLER_NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name[:80]!r} cannot be a caller's name; allowed: 1 to 64 of the characters A-Z a-z"
             " 0-9 . _ @ -, the first a letter or digit"
         )
+    for problem in problems:
+        if not re.fullmatch(PROBLEM_NAME_PATTERN, problem):
+            raise ConfigurationError(
+                f"{problem[:80]!r} cannot be a problem's name; allowed: 1 to 64 of the characters"
+                " a-z 0-9 _ . -, the first a letter or digit"
+            )
     drawn = urlsafe_b64encode(random(TOKEN_BYTES)).decode().rstrip("=")
     token = _PREFIX + drawn
     line = f"{name} sha256:{sha256(token.encode()).hexdigest()}"
     line += " read" if is_read_only else ""
-    return token, line + (f" rate={requests_per_minute}" if requests_per_minute else "")
+    line += f" rate={requests_per_minute}" if requests_per_minute else ""
+    return token, line + (f" problems={','.join(problems)}" if problems else "")

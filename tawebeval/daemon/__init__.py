@@ -13,5 +13,5 @@ which builds all parts, with one builder for each package, and returns a `servic
 - Process: `runtime` (allocator, clock, signals, poller), `systemd` (readiness, watchdog),
   `directories` (state and cache directories).
 
-Only this package and `cli` import all other packages. docs/design/reload.md explains the reload.
+Only this package and `cli` import all other packages. docs/design/daemon.md explains the reload.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any
@@ -12,13 +13,17 @@ import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import DeferredQueue
 from twisted.logger import Logger
+from twisted.web.client import BrowserLikePolicyForHTTPS
 
-from tawebeval.config import Configuration, RepositorySettings
+from tawebeval.archive.recorder import DiskArchive
+from tawebeval.archive.store import ArchiveStore
+from tawebeval.config import Configuration
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
-from tawebeval.daemon.directories import DaemonDirectories
+from tawebeval.daemon.directories import DaemonDirectories, locate_archive
+from tawebeval.daemon.lasting import open_run_keeper
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ConfigurationReload, Reloader
@@ -31,19 +36,25 @@ from tawebeval.daemon.startup import (
 )
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNBOUNDED, FairQueue, WorkerThreads, count_run_slots
+from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.restart import FoundEvaluations, read_bundles
+from tawebeval.evaluations.run_keeper import RunKeeper
+from tawebeval.evaluations.status import format_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.keyring import Keyring
+from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.group import CgroupManager, attach_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
-from tawebeval.resolver import SystemResolver
+from tawebeval.pinned_agent import CachedPolicyForHTTPS
+from tawebeval.resolver import CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
@@ -69,10 +80,13 @@ class ThreadPools:
         SystemResolver  # git servers; a silent name server blocks a thread for a minute
     )
     callback_resolver: SystemResolver  # webhook receivers
+    archive_threads: WorkerThreads | None  # one, which writes the archive
+    archive_reader_threads: WorkerThreads | None  # read it, also while writing takes long
 
     @classmethod
-    def create(cls, reactor: Any) -> ThreadPools:
+    def create(cls, reactor: Any, *, has_archive: bool = False) -> ThreadPools:
         """Create the pools, not started yet."""
+        create = partial(WorkerThreads.create, reactor, is_abandoned=True)  # the disk may hang
         return cls(
             work_threads=WorkerThreads.create(reactor, 20, "work"),
             monitor_threads=WorkerThreads.create(reactor, 1, "watch"),
@@ -81,11 +95,13 @@ class ThreadPools:
             disk_check_threads=WorkerThreads.create(reactor, 3, "check"),
             repository_resolver=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
             callback_resolver=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
+            archive_threads=create(1, "archive") if has_archive else None,
+            archive_reader_threads=create(2, "archived") if has_archive else None,
         )
 
     def list_pools(self) -> Sequence[ThreadPool]:
         """List all pools."""
-        return attrs.astuple(self, recurse=False)
+        return [pool for pool in attrs.astuple(self, recurse=False) if pool is not None]
 
 
 @attrs.frozen
@@ -101,36 +117,27 @@ class BuilderParts:
     authentication: Authentication
     sandbox: Sandbox
     keyring: Keyring
+    run_keeper: RunKeeper | None
+    found: FoundEvaluations
 
 
 @attrs.frozen
 class DaemonParts:
     """The daemon's parts that a reload or the metrics need."""
 
-    remotes: RemoteResolver
     repositories: RepositoryCache
     context: EvaluationContext
+    archive: DiskArchive | None
     registry: EvaluationRegistry
     callbacks: CallbackQueue
-    authentication: Authentication
     monitoring: Monitoring
     application: KleinApplication
     site: ApiSite
 
     def apply_settings(self, configuration: Configuration) -> None:
-        """Apply the live settings of a configuration; running evaluations keep their limits."""
+        """Apply the environments and problems of a configuration."""
         self.context.configuration = configuration
-        self.context.sandbox.limits = configuration.limits
-        self.remotes.policy = _host_policy(configuration.repositories)
-        queue = self.registry.run_queue
-        queue.set_bounds(queue.slot_count, *_queue_bounds(configuration, self.authentication))
-        queue.dispatch_slots()
-        self.registry.upload_budget.limit = configuration.limits.uploads
-        self.authentication.rate_limit.per_minute = configuration.callers.requests_per_minute
-        self.monitoring.readiness.min_free_bytes = configuration.health.free_disk
-        self.monitoring.request_log.is_enabled = configuration.log.access
         self.application.context.configuration = configuration
-        self.site.connection_limits.settings = configuration.http
 
     def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
         """Return the metrics of the parts; `log_lines` is None if twistd writes the log."""
@@ -144,6 +151,7 @@ class DaemonParts:
             self.site.connection_limits,
             self.monitoring.reactor_lag,
             log_lines,
+            self.archive,
         )
 
 
@@ -162,31 +170,70 @@ def build_daemon(
     ConfigurationError, for an invalid endpoint, unreadable tokens or secrets, an exposed endpoint
     without tokens, or a missing sandbox.
     """
-    pools, spawn = ThreadPools.create(reactor), Spawner(reactor)
+    pools = ThreadPools.create(reactor, has_archive=configuration.archive.enabled)
+    spawn = Spawner(reactor)
     access = open_authentication(configuration, reactor)
     orphans = OrphanReaper(reactor, spawn)
-    sandbox = open_sandbox(configuration, directories.account_files, cgroups, orphans)
+    keeper = open_run_keeper(configuration, os.environ, reactor)
+    found = None
+    if keeper is not None:
+        if keeper.client.cgroups:
+            cgroups = attach_cgroups(cgroups, keeper.client.cgroups)
+        found = read_bundles(keeper)
+    sandbox = open_sandbox(
+        configuration,
+        directories.account_files,
+        cgroups,
+        orphans,
+        None if keeper is None else keeper.address,
+    )
     credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
     keyring = Keyring(
         configuration.repositories.credentials, credentials, directories.identifier_key
     )
     parts = _make_parts(
         BuilderParts(
-            configuration, directories, reactor, cgroups, spawn, pools, access, sandbox, keyring
+            configuration,
+            directories,
+            reactor,
+            cgroups,
+            spawn,
+            pools,
+            access,
+            sandbox,
+            keyring,
+            keeper,
+            found or FoundEvaluations(),
         )
     )
     registry, repositories, monitoring = parts.registry, parts.repositories, parts.monitoring
     startup = StartupChecks(
-        directories, cgroups, sandbox, pools.list_pools(), pools.disk_check_threads, configuration
+        directories,
+        cgroups,
+        sandbox,
+        pools.list_pools(),
+        pools.disk_check_threads,
+        configuration,
+        found,
     )
-    evaluations = EvaluationService(registry, repositories, parts.callbacks, parts.context)
+    evaluations = EvaluationService(
+        registry,
+        repositories,
+        parts.callbacks,
+        parts.context,
+        found or FoundEvaluations(),
+        directories.uploads,
+        parts.archive,
+    )
     daemon = Daemon(startup, evaluations, parts.site, privileges, reactor, log_writer)
     lines = log_writer.line_writer if log_writer else None
     monitoring.metrics.register(parts.make_metrics(lines))
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
-    on_reload = (parts.apply_settings, daemon.set_log_level)
-    reload = ConfigurationReload(file or ConfigurationFile(), configuration, on_reload)
+    on_reload = (parts.apply_settings, daemon.set_log_level, startup.lock_environments)
+    reload = ConfigurationReload(
+        file or ConfigurationFile(), configuration, on_reload, evaluations_last=keeper is not None
+    )
     sources = (reload, parts.callbacks, access, monitoring.metrics_authentication, keyring)
     reloader = Reloader(sources, credentials, notifier, reactor)
     calls = (
@@ -195,12 +242,14 @@ def build_daemon(
             orphans.reap_ended_orphans,
             startup.restore_directories,
             parts.context.cleanup_queue.retry_next_calls,
+            *(() if keeper is None else (keeper.beat, keeper.client.reap_others)),
         ),
         *(
             repositories.save_recent_uses,
             repositories.start_maintenance,
             monitoring.readiness.check_disks,
         ),
+        *((parts.archive.start_maintenance,) if parts.archive else ()),
     )
     for part in (
         *_reload_services(reloader, reactor),
@@ -221,9 +270,9 @@ def build_daemon(
 def _make_parts(base: BuilderParts) -> DaemonParts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
     running = count_run_slots(configuration.evaluations.running)
-    remotes = _make_remotes(base)
-    repositories = _make_repositories(base, remotes)
-    context = _make_context(base, repositories, running)
+    repositories = _make_repositories(base, _make_remotes(base))
+    archive = _make_archive(base)
+    context = _make_context(base, repositories, running, archive or NoArchive())
     callbacks = make_callback_queue(
         *(
             configuration.callbacks,
@@ -245,12 +294,11 @@ def _make_parts(base: BuilderParts) -> DaemonParts:
     )
     application = _make_application(base, registry, monitoring)
     return DaemonParts(
-        remotes,
         repositories,
         context,
+        archive,
         registry,
         callbacks,
-        base.authentication,
         monitoring,
         application,
         make_site(application, reactor),
@@ -258,13 +306,12 @@ def _make_parts(base: BuilderParts) -> DaemonParts:
 
 
 def _make_remotes(base: BuilderParts) -> RemoteResolver:
-    directories = base.directories
+    settings, directories = base.configuration.repositories, base.directories
+    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
     return RemoteResolver(
-        _host_policy(base.configuration.repositories),
-        base.thread_pools.repository_resolver,
-        base.reactor,
+        CheckedResolver(policy, base.thread_pools.repository_resolver, base.reactor),
         (directories.repositories, directories.uploads, directories.evaluations),
-        base.configuration.repositories.protocols,
+        settings.protocols,
     )
 
 
@@ -293,17 +340,29 @@ def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> Repositor
         limits,
         base.keyring,
         capacity=settings.cache,
+        lfs=_make_lfs_client(base, remotes) if settings.lfs else None,
+    )
+
+
+def _make_lfs_client(base: BuilderParts, remotes: RemoteResolver) -> LfsClient:
+    return LfsClient(
+        base.reactor,
+        CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS()),
+        base.thread_pools.work_threads,
+        remotes,
+        base.configuration.repositories.fetch_timeout,
     )
 
 
 def _make_context(
-    base: BuilderParts, repositories: RepositoryCache, running: int
+    base: BuilderParts, repositories: RepositoryCache, running: int, archive: EvaluationArchive
 ) -> EvaluationContext:
     configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
     fetches = configuration.repositories.fetches
     free_quotas: DeferredQueue[Path] = DeferredQueue()
     for directory in base.directories.quota_directories:
-        free_quotas.put(directory)
+        if directory not in base.found.quota_directories:
+            free_quotas.put(directory)
     return EvaluationContext(
         configuration=configuration,
         clock=reactor,
@@ -325,7 +384,32 @@ def _make_context(
             configuration.callers.buffers,
         ),
         quota_directories=free_quotas if base.directories.quota_directories else None,
+        run_keeper=base.run_keeper,
+        archive=archive,
     )
+
+
+def _make_archive(base: BuilderParts) -> DiskArchive | None:
+    """Return the archive, None if `archive.enabled` is not set."""
+    settings, pools = base.configuration.archive, base.thread_pools
+    if pools.archive_threads is None or pools.archive_reader_threads is None:
+        return None
+    return DiskArchive(
+        ArchiveStore(
+            locate_archive(settings, base.directories.state),
+            settings,
+            _compute_archive_reserve(base.configuration),
+        ),
+        pools.archive_threads,
+        pools.archive_reader_threads,
+        base.reactor,
+        format_time,
+    )
+
+
+def _compute_archive_reserve(configuration: Configuration) -> int:
+    """Return the bytes that the archive leaves free: the daemon stays ready."""
+    return configuration.health.free_disk * 9 // 8
 
 
 def _make_application(
@@ -367,7 +451,3 @@ def _queue_bounds(configuration: Configuration, access: Authentication) -> tuple
     """Return the limits of queued, and per caller of running and queued; 0 means no limit."""
     callers, queued = configuration.callers, configuration.evaluations.queued
     return (queued, 0, 0) if access.is_token_optional else (queued, callers.running, callers.queued)
-
-
-def _host_policy(settings: RepositorySettings) -> HostPolicy:
-    return HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)

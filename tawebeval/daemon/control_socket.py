@@ -136,7 +136,7 @@ def request_reload(
             ) from None
         except OSError as error:
             raise ConfigurationError(
-                f"cannot connect to the daemon at {path}: {error.strerror}; is it running?"
+                f"cannot connect to the daemon at {path}: {error.strerror or error}; is it running?"
                 " Without systemd, send it SIGHUP"
             ) from None
     *lines, outcome = response.splitlines() or [b""]

@@ -4,6 +4,8 @@ $STATE_DIRECTORY/key            32 random bytes, mode 0600: the key of the ident
 $STATE_DIRECTORY/uploads/       forms that are being received
 $STATE_DIRECTORY/evaluations/   one workspace for each evaluation
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
+$STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environment_store`)
+$STATE_DIRECTORY/archive/       ended evaluations, unless `archive.directory` is set
 $STATE_DIRECTORY/quotas/        quota directories, one for each evaluation, if root has created them
 $CACHE_DIRECTORY/repositories/  fetched repositories
 """
@@ -13,12 +15,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import attrs
 
+from tawebeval.config import ArchiveSettings
 from tawebeval.core.identifiers import KEY_BYTES
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import (
@@ -34,7 +37,10 @@ from tawebeval.sandbox.project_quotas import find_quota_directories
 
 _EVALUATION_ENTRIES = ("uploads", "evaluations")
 
-STATE_ENTRIES = ("lock", "key", "key.new", "accounts", "quotas", *_EVALUATION_ENTRIES)
+STATE_ENTRIES = (
+    *("lock", "key", "key.new", "accounts", "archive", "environments", "quotas"),
+    *_EVALUATION_ENTRIES,
+)
 CACHE_ENTRIES = ("lock", "repositories")
 """Entries of the two directories, which the daemon's user must own."""
 
@@ -52,6 +58,7 @@ class DaemonDirectories:
     account_files: Path
     repositories: Path
     identifier_key: bytes = attrs.field(repr=False)
+    state: Path
     locks: tuple[IO[str], ...] = attrs.field(repr=False)
     quota_directories: Sequence[Path] = ()
 
@@ -67,17 +74,26 @@ class DaemonDirectories:
                 restored.append(path)
         return restored
 
-    def remove_leftovers(self) -> None:
+    def remove_leftovers(
+        self, kept: Collection[str] = (), free_quotas: Sequence[Path] | None = None
+    ) -> None:
         """Remove the uploads and evaluations of an earlier daemon. Blocks. Raises: OSError.
 
+        `kept` are the names of those that are still needed, `free_quotas` the quota directories
+        that are not, None for all.
         The caller must have dropped its privileges, because the removal may start programs.
         """
         for directory in (self.uploads, self.evaluations):
             if directory.is_symlink():  # its target does not belong to the daemon
                 directory.unlink()
-            remove_tree(directory)
-            directory.mkdir(mode=0o700)
-        for directory in self.quota_directories:
+            if kept and directory.is_dir():
+                for path in list(directory.iterdir()):
+                    if path.name not in kept:
+                        remove_tree(path)
+            else:
+                remove_tree(directory)
+                directory.mkdir(mode=0o700)
+        for directory in self.quota_directories if free_quotas is None else free_quotas:
             empty_directory(directory)
 
 
@@ -110,6 +126,7 @@ def open_directories(
                 state.resolve() / "accounts",
                 (cache / "repositories").resolve(),
                 key,
+                state.resolve(),
                 locks,
                 find_quota_directories(state.resolve()),
             )
@@ -128,6 +145,11 @@ def locate_directories(environment: Mapping[str, str]) -> tuple[Path, Path]:
         _locate_directory(environment, "STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state"),
         _locate_directory(environment, "CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache"),
     )
+
+
+def locate_archive(settings: ArchiveSettings, state: Path) -> Path:
+    """Return the directory of the archive."""
+    return Path(settings.directory) if settings.directory else state / "archive"
 
 
 def find_existing_ancestor(path: Path) -> Path:

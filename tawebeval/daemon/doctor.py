@@ -22,9 +22,14 @@ from tawebeval.config import Configuration
 from tawebeval.core.forwarded import TrustedProxies
 from tawebeval.daemon.doctor_storage import StorageChecks
 from tawebeval.daemon.findings import Finding, Severity, report_problems, run_checks
+from tawebeval.daemon.lasting import KEEPER_VARIABLE, count_journals, open_keeper_client
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.runtime import find_unreadable_directories
-from tawebeval.daemon.startup import check_readable_paths, find_exposed_endpoints
+from tawebeval.daemon.startup import (
+    check_environments,
+    check_readable_paths,
+    find_exposed_endpoints,
+)
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.command import check_git_version
 from tawebeval.linux import rlimits
@@ -43,9 +48,17 @@ from tawebeval.sandbox.probe import (
 )
 from tawebeval.web.auth import find_token_file
 
-_UNIT_REMEDY = (
-    "; to check a service with a user of its own, run the systemd-run command in docs/operate.md"
+_UNIT_REMEDY = "run the systemd-run command in docs/install.md"
+UNIT_FILES = tuple(
+    Path(directory, "tawebeval.service")
+    for directory in (
+        "/etc/systemd/system",
+        "/usr/local/lib/systemd/system",
+        "/usr/lib/systemd/system",
+    )
 )
+"""The paths where a unit of the daemon may be installed."""
+_SUBSTITUTE = "nobody"  # for service.user, where root has set none
 
 
 @attrs.frozen
@@ -64,6 +77,8 @@ class SystemChecks:
             ("user", self._check_user),
             ("python", self._check_python),
             ("sandbox", self._check_sandbox),
+            ("environments", self._check_environments),
+            ("keeper", self._check_keeper),
             ("git", lambda: [check_git_version()]),
             *(
                 ("listen", partial(self._check_endpoint, endpoint))
@@ -76,15 +91,15 @@ class SystemChecks:
         yield from run_checks(
             ("limits", self._check_limits),
             ("limits", rlimits.find_lowered_limits),
-            (
-                "descriptors",
-                lambda: _compare(rlimits.compute_descriptor_allowance(self.configuration)),
-            ),
+            ("descriptors", self._check_descriptors),
             ("processes", lambda: _compare(rlimits.compute_process_allowance(self.configuration))),
         )
 
     def _check_user(self) -> Iterator[str]:
         user = self.privileges.user
+        if user and not self.configuration.service.user:
+            yield f"the other checks are those of a daemon with service.user = {user.name}"
+            return
         name = f"{user.name} (service.user)" if user else get_user_name(os.geteuid())
         yield f"the daemon runs as {name}"
 
@@ -139,6 +154,29 @@ class SystemChecks:
                 "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
             )
             yield Problem(what, "remove sandbox.loopback if evaluators need no 127.0.0.1")
+
+    def _check_keeper(self) -> Iterator[str | Problem]:
+        try:
+            keeper = open_keeper_client(self.configuration, self.environment)
+        except OSError as error:
+            why = error.strerror or error
+            what = f"evaluations end with the daemon: the keeper does not answer: {why}"
+            yield Problem(what, "start tawebeval-keeper.service")
+            return
+        if keeper is None:
+            yield f"evaluations end with the daemon (service.lasting, {KEEPER_VARIABLE})"
+        else:
+            keeper.close()
+            yield "evaluations outlive the daemon"
+
+    def _check_environments(self) -> Iterator[str]:
+        if not self.configuration.environments:
+            return
+        with self.privileges.act_as_user():
+            check_environments(
+                self.configuration, self.storage.configuration_file, self.environment
+            )
+        yield f"evaluators can run in {', '.join(self.configuration.environments)}"
 
     def _check_cgroups(self, cgroups: CgroupManager) -> Iterator[str | Problem | Finding]:
         remedy = (
@@ -200,6 +238,10 @@ class SystemChecks:
                 what = "no tokens (callers.tokens): all clients of the proxy may run programs"
                 yield Problem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 
+    def _check_descriptors(self) -> Sequence[Problem | str]:
+        journals = count_journals(self.configuration, self.environment)
+        return _compare(rlimits.compute_descriptor_allowance(self.configuration, journals))
+
     def _check_limits(self) -> Sequence[str]:
         rlimits.check_hard_limits(self.configuration.limits)
         return ()
@@ -221,8 +263,11 @@ def examine_system(
 ) -> Iterator[Finding]:
     """Yield all findings of a configuration file; stop after a broken configuration or user.
 
-    `environment` is that of the caller, `process` the process whose privileges count. Blocks.
+    Root without service.user gets the other findings as for the user nobody, unless a unit is
+    installed. `environment` is that of the caller, `process` the process whose privileges count.
+    Blocks.
     """
+    process = process or ProcessCredentials()
     if reactor is None:
         from twisted.internet import reactor
     try:
@@ -232,12 +277,23 @@ def examine_system(
         return
     yield Finding("configuration", Severity.OK, str(file or "no file: defaults apply"))
     try:
-        privileges = find_privileges(configuration.service.user, process or ProcessCredentials())
+        privileges = find_privileges(configuration.service.user, process)
     except ConfigurationError as error:
         what, remedy = error.problem
-        remedy += "" if configuration.service.user else _UNIT_REMEDY
+        if configuration.service.user:
+            yield Finding("user", Severity.BROKEN, what, remedy)
+            return
+        if any(path.exists() for path in UNIT_FILES):
+            # Remedies for another user than the unit's would harm the service.
+            remedy = f"to check tawebeval.service, {_UNIT_REMEDY}; without the unit {remedy}"
+            yield Finding("user", Severity.BROKEN, what, remedy)
+            return
+        remedy = f"{remedy}; to check a service with a user of its own, {_UNIT_REMEDY}"
         yield Finding("user", Severity.BROKEN, what, remedy)
-        return
+        try:
+            privileges = find_privileges(_SUBSTITUTE, process)
+        except ConfigurationError:
+            return
     environment = privileges.build_user_environment(environment)
     storage = StorageChecks(configuration, file, environment, privileges)
     yield from SystemChecks(configuration, environment, privileges, storage, reactor).run_checks()

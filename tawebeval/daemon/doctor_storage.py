@@ -15,12 +15,13 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.config import Configuration, CredentialSettings
+from tawebeval.config import ArchiveSettings, Configuration, CredentialSettings
 from tawebeval.daemon.directories import (
     CACHE_ENTRIES,
     STATE_ENTRIES,
     check_key_file,
     find_existing_ancestor,
+    locate_archive,
     locate_directories,
 )
 from tawebeval.daemon.findings import Finding, run_checks
@@ -87,6 +88,7 @@ class StorageChecks:
             ("permissions", partial(self._check_directory, self._state, STATE_ENTRIES)),
             ("permissions", partial(self._check_directory, self._cache, CACHE_ENTRIES)),
             ("permissions", self._check_key),
+            ("archive", self._check_archive),
             ("disk", self._check_space),
             ("quotas", self._check_quotas),
         )
@@ -197,7 +199,8 @@ class StorageChecks:
         if not root_makes_it and not self._can_access(above, os.W_OK | os.X_OK):
             raise ConfigurationError(
                 f"{path}: does not exist, and {self._user} cannot create it in {above}",
-                f"as root: {build_install_command(path, self._user)}",
+                "name another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or as root: "
+                f"{build_install_command(path, self._user)}",
             )
 
     def _check_rights(self, path: Path) -> None:
@@ -220,6 +223,24 @@ class StorageChecks:
             what = f"{path}: other users can read the key and forge identifiers"
             raise ConfigurationError(what, f"chmod 600 {path}")
         check_key_file(path)
+        yield str(path)
+
+    def _check_archive(self) -> Iterator[str]:
+        """Check that the daemon can create and write to the archive's directory."""
+        settings = self._configuration.archive
+        if not settings.enabled:
+            return
+        path = locate_archive(settings, self._state)
+        if settings.directory:  # the other one is part of the state directory
+            above = path if path.exists() else path.parent
+            try:
+                with self._privileges.act_as_user():
+                    probe_disk_write(above)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{path}: {self._user} cannot write in {above}: {error.strerror}",
+                    f"as root: {build_install_command(path, self._user)}",
+                ) from None
         yield str(path)
 
     def _check_space(self) -> Iterator[str | Problem]:
@@ -289,9 +310,10 @@ def compare_free_space(
         _Space(
             cache,
             repositories.cache + (running + repositories.fetches) * fetched,
-            min(_measure_cache(cache), repositories.cache),
+            min(_measure_directory(cache), repositories.cache),
             ("repositories.cache", "repositories.fetch_bytes", "repositories.tree_bytes"),
         ),
+        *_list_archive_space(configuration.archive, state),
     ):
         systems.setdefault(os.stat(find_existing_ancestor(space.path)).st_dev, []).append(space)
     for spaces in systems.values():
@@ -306,8 +328,15 @@ def compare_free_space(
         yield what if room >= needed else Problem(what, remedy)
 
 
-def _measure_cache(cache: Path) -> int:
+def _list_archive_space(settings: ArchiveSettings, state: Path) -> Iterator[_Space]:
+    if settings.enabled:
+        path = locate_archive(settings, state)
+        taken = min(_measure_directory(path), settings.size)
+        yield _Space(path, settings.size, taken, ("archive.size",))
+
+
+def _measure_directory(directory: Path) -> int:
     try:
-        return measure_disk_usage(cache, ()).size
+        return measure_disk_usage(directory, ()).size
     except OSError:  # missing or not readable: the check of the directory reports it
         return 0

@@ -24,6 +24,8 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
+from tawebeval.archive.recorder import DiskArchive, make_losses
+from tawebeval.archive.store import ArchiveUsage
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.directories import DaemonDirectories
@@ -110,6 +112,7 @@ class DaemonMetrics(Collector):
     connection_limits: ConnectionLimits
     reactor_lag: ReactorLag
     line_writer: LineWriter | None = None
+    archive: DiskArchive | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -120,6 +123,7 @@ class DaemonMetrics(Collector):
         yield from self._collect_cache()
         yield from self._collect_web()
         yield from self._collect_callbacks()
+        yield from self._collect_archive()
         lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
         children = self.context.spawner.child_count
@@ -221,6 +225,21 @@ class DaemonMetrics(Collector):
         ended = {state.value: self.callbacks.ended_counts[state] for state in _DELIVERY_ENDS}
         yield _counter("callbacks", "Ends of callbacks.", ended, "end")
         yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending_count)
+
+    def _collect_archive(self) -> Iterator[Metric]:
+        archive = self.archive
+        usage = archive.usage if archive else ArchiveUsage()
+        losses = archive.losses if archive else make_losses()
+        done = archive.archived_count if archive else 0
+        yield _counter("archived", "Evaluations that were archived.", done)
+        yield _counter("not_archived", "Evaluations that were not.", losses, "reason")
+        yield _gauge("archive_evaluations", "Evaluations in the archive.", usage.count)
+        said = "The archive on the disk, with what is not complete."
+        yield _gauge("archive_bytes", said, usage.total_bytes)
+        limit = archive.settings.size if archive else 0
+        yield _gauge("archive_limit_bytes", "What they may take.", limit)
+        said = "Events in memory that wait for the archive's disk."
+        yield _gauge("archive_queued_bytes", said, archive.queued_bytes if archive else 0)
 
 
 def _gauge(name: str, help_: str, samples: float | Mapping[Any, float], *labels: str) -> Metric:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,36 +17,19 @@ from twisted.logger import Logger
 
 from tawebeval.config import (
     Configuration,
-    LimitSettings,
-    MaximumSettings,
     Section,
+    add_problems,
+    check_problems,
     parse_configuration,
 )
 from tawebeval.daemon.runtime import EarlyHangupHandler
+from tawebeval.daemon.startup import check_environments
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import digest_file
-from tawebeval.linux.rlimits import check_hard_limits, compute_process_allowance
 from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
 
-LIVE_SETTINGS = frozenset(
-    {
-        *("callers.origins", "callers.running", "callers.queued", "callers.kept"),
-        "callers.requests_per_minute",
-        *("repositories.allow_hosts", "repositories.deny_hosts", "repositories.private_networks"),
-        *("evaluations.queued", "evaluations.paused", "evaluations.abandon_after"),
-        *("evaluations.retain", "evaluations.kept", "evaluations.environment"),
-        *(f"limits.{name}" for name in LimitSettings.__struct_fields__),
-        *(f"limits.maximum.{name}" for name in MaximumSettings.__struct_fields__),
-        "buffers.page",
-        *("http.connections_per_address", "http.line", "http.headers", "http.header_bytes"),
-        *("http.head_deadline", "http.window", "http.rate", "http.idle"),
-        *("polls.wait", "polls.older", "streams.heartbeat"),
-        *("log.level", "log.access", "health.free_disk"),
-    }
-)
-"""Settings that a reload changes. The others need a restart: sockets, directories, the sandbox's
-view, the division of memory and of run slots."""
+_RESTART = "restart the daemon; its evaluations go on"
 
 log = Logger()
 
@@ -191,23 +174,44 @@ class ConfigurationReload:
 
     `running` is the configuration in force. It differs from the file if the daemon has too few
     descriptors: then it has fewer connections. Each of `on_reload` is called with the new one.
+    `evaluations_last` is whether evaluations outlive the daemon, so that a restart ends none.
     """
 
     _file: ConfigurationFile
     _running: Configuration
     _on_reload: Sequence[Callable[[Configuration], None]]
+    _evaluations_last: bool = False
 
     def list_reloadables(self) -> Sequence[Reloadable[Configuration]]:
         """Return the configuration file, if there is one."""
         path = self._file.path
         if path is None:
             return ()
-        return (Reloadable("the configuration", (path,), self._read, self._apply, self._notes),)
+        problems = self._running.evaluations.problems
+        paths = (path, Path(problems)) if problems else (path,)
+        return (Reloadable("the configuration", paths, self._read, self._apply, self._notes),)
 
     def _read(self) -> Configuration:
         wanted = self._file.read_configuration()
-        check_hard_limits(wanted.limits)
+        following = merge_live_settings(self._running, wanted)
+        check_environments(following, self._file.path, os.environ)
+        if following.environments and following.sandbox.kind == "none":
+            raise ConfigurationError(
+                "environments: an environment needs a sandbox; restart the daemon for sandbox.kind"
+            )
+        if following != wanted:  # else the file was checked: a thousand problems take 20 ms
+            self._check_problems(following)
         return wanted
+
+    def _check_problems(self, following: Configuration) -> None:
+        """Check problems by the settings in force, such as limits. Raises: ConfigurationError."""
+        try:
+            check_problems(following, following.problems)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error}; the daemon's settings differ from the file's",
+                _RESTART if self._evaluations_last else "restart the daemon",
+            ) from None
 
     def _apply(self, wanted: Configuration) -> None:
         self._running = merge_live_settings(self._running, wanted)
@@ -215,30 +219,27 @@ class ConfigurationReload:
             callback(self._running)
 
     def _notes(self, wanted: Configuration) -> Sequence[str]:
-        notes = [
-            f"{setting}: changed; takes effect after a restart"
-            for setting in find_changed_settings(self._file.last_read, wanted)
-            if setting not in LIVE_SETTINGS
+        before = merge_live_settings(self._file.last_read, wanted)
+        remedy = _RESTART if self._evaluations_last else "takes effect after a restart"
+        return [
+            f"{setting}: changed; {remedy}" for setting in find_changed_settings(before, wanted)
         ]
-        following = merge_live_settings(self._running, wanted)
-        if following.limits.largest.processes > self._running.limits.largest.processes:
-            with suppress(OSError):  # only the note is lost
-                notes += [
-                    f"processes: {few}" for few in compute_process_allowance(following).problems
-                ]
-        return notes
 
 
 def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configuration:
     """Read the configuration at `path`; without a path return the defaults. Blocks.
 
-    `listen` replaces its endpoints unless it is empty. Raises: ConfigurationError.
+    `listen` replaces its endpoints unless it is empty. The file of `evaluations.problems` adds
+    problems. Raises: ConfigurationError.
     """
-    configuration = Configuration() if path is None else _read(path)
+    configuration = Configuration() if path is None else _read(path, parse_configuration)
+    if configuration.evaluations.problems:
+        problems = Path(configuration.evaluations.problems)
+        configuration = _read(problems, partial(add_problems, configuration))
     return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
 
 
-def _read(path: Path) -> Configuration:
+def _read(path: Path, parse: Callable[[str], Configuration]) -> Configuration:
     try:
         text = path.read_text(encoding="utf-8")
     except PermissionError:
@@ -249,37 +250,34 @@ def _read(path: Path) -> Configuration:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: cannot read the file: {error}") from None
     try:
-        return parse_configuration(text)
+        return parse(text)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
 
 
-def find_changed_settings(one: Configuration, other: Configuration) -> Iterator[str]:
-    """Yield the name of each setting that differs, in the order of the configuration."""
-    for path, before, after in _compare(one, other):
-        if before != after:
-            yield path
+def find_changed_settings(one: Section, other: Section, table: str = "") -> Iterator[str]:
+    """Yield the path of each setting that differs, in the order of the configuration.
 
-
-def merge_live_settings(running: Configuration, wanted: Configuration) -> Configuration:
-    """Return `running` with the `wanted` values of the settings in `LIVE_SETTINGS`."""
-    changed: dict[str, Any] = {}
-    for name in running.__struct_fields__:
-        section, new = getattr(running, name), getattr(wanted, name)
-        if isinstance(section, Section):
-            live = {
-                key: getattr(new, key)
-                for key in section.__struct_fields__
-                if f"{name}.{key}" in LIVE_SETTINGS
-            }
-            changed[name] = msgspec.structs.replace(section, **live)
-    return msgspec.structs.replace(running, **changed)
-
-
-def _compare(one: Section, other: Section, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    `table` is the path of both sections with a dot at its end, empty for whole configurations.
+    """
     for name in one.__struct_fields__:
         before, after = getattr(one, name), getattr(other, name)
         if isinstance(before, Section):
-            yield from _compare(before, after, f"{prefix}{name}.")
-        else:
-            yield prefix + name, before, after
+            yield from find_changed_settings(before, after, f"{table}{name}.")
+        elif before != after:
+            yield table + name
+
+
+def merge_live_settings(running: Configuration, wanted: Configuration) -> Configuration:
+    """Return `running` with the `wanted` values of the settings that a reload changes.
+
+    The others need a restart.
+    """
+    replace = msgspec.structs.replace
+    return replace(
+        running,
+        evaluations=replace(running.evaluations, problems=wanted.evaluations.problems),
+        log=replace(running.log, level=wanted.log.level),
+        environments=wanted.environments,
+        problems=wanted.problems,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from twisted.application.internet import StreamServerEndpointService, TimerService
@@ -16,6 +17,7 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
+from tawebeval.archive.recorder import DiskArchive
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.runtime import ShutdownSignals, find_unreadable_directories
@@ -23,10 +25,12 @@ from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.restart import FoundEvaluations
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
+from tawebeval.web.server.limits import CLOSE_PATIENCE
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughEndpoint
 from tawebeval.webhooks.deliveries import CallbackQueue
@@ -36,15 +40,19 @@ _TIMER_PERIOD = 1.0  # seconds
 _MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
 _LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read at `http.rate`
 _LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
+_LASTING_PATIENCE = 0.5  # seconds for responses, if evaluations go on: streams do not end
+_KEEPER_END = 0.5  # seconds from the end of the keeper's connection to that of its process
 _LAST_POLLS = 0.5  # seconds in which clients can fetch the end events of cancelled evaluations
 
 log = Logger()
 
 
 class EvaluationService(Service):
-    """Service of the evaluations, the repository cache and the webhooks.
+    """Service of the evaluations, their archive, the repository cache and the webhooks.
 
-    Its stop drains them; no process of an evaluation outlives it.
+    Its stop drains them, and no process of an evaluation outlives it; with a keeper, evaluations go
+    on. `found` are those of an earlier process, whose files are in the directory `uploads` until
+    they begin.
     """
 
     name = "evaluations"
@@ -55,17 +63,67 @@ class EvaluationService(Service):
         repositories: RepositoryCache,
         callbacks: CallbackQueue,
         context: EvaluationContext,
+        found: FoundEvaluations,
+        uploads: Path,
+        archive: DiskArchive | None = None,
     ) -> None:
         self.registry = registry
         self.repositories = repositories
         self.callbacks = callbacks
         self.context = context
+        self._found = found
+        self._uploads = uploads
+        self.archive = archive
 
     def startService(self) -> None:
-        """Load the repository cache and become the reaper of all descendant processes."""
+        """Load the repository cache and become the reaper of all descendant processes.
+
+        Go on with the evaluations of an earlier process.
+        """
         become_subreaper()
-        self.repositories.load_existing()
+        self.repositories.load_existing(self._restore_evaluations)
         super().startService()
+
+    def _restore_evaluations(self) -> None:
+        self._open_archive()
+        keeper = self.context.run_keeper
+        if keeper is not None:
+            keeper.client.attach(self.context.clock, self._on_keeper_lost)
+            self.registry.restore_evaluations(
+                self._found, self._uploads, self.repositories.resume_checkout
+            )
+        self._found = FoundEvaluations()
+        if self.archive is not None:
+            self.archive.discard_unclaimed()
+
+    def _open_archive(self) -> None:
+        """Open the archive; new evaluations come after archived ones in lists."""
+        if self.archive is not None:
+            newest = self.archive.open()
+            # Also above the numbers of evaluations that were not archived.
+            now = int(self.context.read_wall_clock() * 1000)
+            self.registry.records.accepted_count = max(newest, now)
+
+    @property
+    def outlasts_daemon(self) -> bool:
+        """Whether evaluations go on when the daemon ends."""
+        keeper = self.context.run_keeper
+        return keeper is not None and keeper.client.is_alive
+
+    def _on_keeper_lost(self) -> None:
+        # A process that ends closes its connections first.
+        self.context.clock.callLater(_KEEPER_END, self._stop_without_keeper)
+
+    def _stop_without_keeper(self) -> None:
+        """Stop, after clients have read what is left: systemd starts the keeper and the daemon."""
+        if self.outlasts_daemon:
+            self.registry.leave_evaluations()
+            log.error("stopping: the connection to the keeper of evaluators is lost")
+        else:
+            what = "the keeper of evaluators has ended, and with the keeper all evaluators"
+            log.error("stopping: {what}", what=what)
+            self.registry.lose_runs()
+        self.context.clock.stop()
 
     def stopService(self) -> Deferred[bool]:
         """Drain for `service.drain` seconds; return whether evaluations were running or queued."""
@@ -73,11 +131,23 @@ class EvaluationService(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> bool:
+        if self.outlasts_daemon:
+            self.registry.leave_evaluations()
+            await self.repositories.close()
+            await self._close_archive()
+            if self.context.run_keeper is not None:
+                self.context.run_keeper.client.leave()
+            return False
         self.callbacks.end_pauses()
         had_any = await self.registry.close(self.context.configuration.service.drain)
         await self.repositories.close()
         await self.callbacks.close()
+        await self._close_archive()
         return had_any
+
+    async def _close_archive(self) -> None:
+        if self.archive is not None:
+            await self.archive.close()
 
     def kill_all(self) -> None:
         """Kill all evaluations and give up all webhook deliveries."""
@@ -173,7 +243,10 @@ class Daemon(MultiService):
         if await maybeDeferred(self._evaluations.disownServiceParent):
             await deferLater(self._reactor, _LAST_POLLS)
         await self._stop_listening()
-        await self._site.open_connections.drain_connections()
+        lasting = self._evaluations.outlasts_daemon
+        await self._site.open_connections.drain_connections(
+            _LASTING_PATIENCE if lasting else CLOSE_PATIENCE
+        )
         await maybeDeferred(stop)
 
     async def _stop_listening(self) -> None:

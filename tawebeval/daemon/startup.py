@@ -14,6 +14,7 @@ from tawebeval.config import Configuration
 from tawebeval.daemon.directories import DaemonDirectories, locate_directories
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.evaluations.restart import FoundEvaluations
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
 from tawebeval.linux.cgroups.group import CgroupManager
@@ -22,6 +23,8 @@ from tawebeval.linux.reaper import kill_stale_processes
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.sandbox.environment_store import locate_store
+from tawebeval.sandbox.environments import EnvironmentLocks, find_root_problem, remove_shells
 from tawebeval.sandbox.probe import ProbeDirectories, close_sandbox, verify_sandbox
 from tawebeval.sandbox.project_quotas import check_quota_directories, probe_quota_enforcement
 from tawebeval.web.auth import (
@@ -50,7 +53,8 @@ class StartupChecks(Service):
 
     It owns the directories with their locks, the cgroups, the sandbox and the thread `pools`;
     `disk_threads` is the pool that restores directories. `configuration` has the limits that
-    project quotas must allow.
+    project quotas must allow. `found` are the evaluations that have outlived another process, None
+    if evaluations end with the daemon.
     """
 
     name = "startup"
@@ -63,14 +67,17 @@ class StartupChecks(Service):
         pools: Sequence[ThreadPool],
         disk_threads: WorkerThreads,
         configuration: Configuration,
+        found: FoundEvaluations | None = None,
     ) -> None:
         self.directories = directories
+        self._found = found
         self._configuration = configuration
         self._cgroups = cgroups
         self._sandbox = sandbox
         self._pools = pools
         self._disk_threads = disk_threads
         self._is_restoring = False
+        self._environment_locks = EnvironmentLocks()
 
     def startService(self) -> None:
         """Clear the directories, check them, the quotas, git and the sandbox; start the threads.
@@ -79,14 +86,13 @@ class StartupChecks(Service):
         """
         super().startService()
         directories = self.directories
-        kill_stale_processes(
-            directories.evaluations, directories.repositories, *directories.quota_directories
-        )
+        self.lock_environments(self._configuration)
         try:
-            directories.remove_leftovers()
+            quotas = self._remove_leftovers()
+            remove_shells(directories.account_files)
             write_sandbox_files(directories.account_files)
             check_quota_directories(directories.quota_directories, self._configuration)
-            probe_quota_enforcement(directories.quota_directories)
+            probe_quota_enforcement(quotas)
             check_git_version()
         except OSError as error:
             raise SystemExit(f"tawebeval: {describe_disk_error(error)}") from None
@@ -102,6 +108,33 @@ class StartupChecks(Service):
                 threads.start()
         except OSError as error:
             raise SystemExit(f"tawebeval: {error.strerror}; {PROCESS_LIMIT_REMEDY}") from None
+
+    def _remove_leftovers(self) -> Sequence[Path]:
+        """Remove what an earlier process has left, but for evaluations that go on. Blocks.
+
+        Return the quota directories that are free. Raises: OSError.
+        """
+        directories, found = self.directories, self._found
+        free = directories.quota_directories
+        if found is None:
+            kill_stale_processes(directories.evaluations, directories.repositories, *free)
+            directories.remove_leftovers()
+            return free
+        kill_stale_processes(directories.repositories)
+        for name in self._cgroups.list_evaluation_cgroups() - found.group_names:
+            try:
+                self._cgroups.remove_evaluation_cgroup(name)
+            except OSError as error:
+                log.warn("cgroup {name} is not removed: {error}", name=name, error=error)
+        free = [path for path in free if path not in found.quota_directories]
+        directories.remove_leftovers(found.directory_names | found.upload_names, free)
+        return free
+
+    def lock_environments(self, configuration: Configuration) -> None:
+        """Keep `tawebeval environment remove` from removing the configured environments."""
+        roots = [one.root for one in configuration.environments.values()]
+        for problem in self._environment_locks.replace(roots):
+            log.warn("{problem}", problem=str(problem))
 
     def restore_directories(self) -> None:
         """Start to restore removed directories, unless that is under way."""
@@ -190,11 +223,7 @@ def check_readable_paths(
     sandbox = configuration.sandbox
     if sandbox.kind == "none":
         return
-    private = [
-        (what, place)
-        for what, path in _private_paths(configuration, file, environment)
-        for place in _list_spellings(path)
-    ]
+    private = _list_private_places(configuration, file, environment)
     for index, path in enumerate(sandbox.readable):
         for place in _list_spellings(path):
             for what, other in private:
@@ -203,6 +232,43 @@ def check_readable_paths(
                         f"sandbox.readable[{index}]: {path} would show evaluators {what} ({other})",
                         "list only what evaluators need",
                     )
+
+
+def check_environments(
+    configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
+) -> None:
+    """Check that evaluators can run in all environments, and see no private path there. Blocks.
+
+    The arguments are those of `check_readable_paths`. Raises: ConfigurationError.
+    """
+    if not configuration.environments:
+        return
+    private = _list_private_places(configuration, file, environment)
+    stores = _list_spellings(locate_store(locate_directories(environment)[0]))
+    for name, settings in configuration.environments.items():
+        setting = f"environments.{name}.root"
+        for place in _list_spellings(settings.root):
+            for what, other in private:
+                inside = place.is_relative_to(other) and place.parent not in stores
+                if inside or other.is_relative_to(place):
+                    raise ConfigurationError(
+                        f"{setting}: {settings.root} would show evaluators {what} ({other})",
+                        "name the root that `tawebeval environment import` made, or a directory"
+                        " with nothing else",
+                    )
+        problem = find_root_problem(Path(settings.root), configuration.sandbox.readable)
+        if problem is not None:
+            raise ConfigurationError(f"{setting}: {problem[0]}", problem.remedy)
+
+
+def _list_private_places(
+    configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
+) -> Sequence[tuple[str, Path]]:
+    return [
+        (what, place)
+        for what, path in _private_paths(configuration, file, environment)
+        for place in _list_spellings(path)
+    ]
 
 
 def _private_paths(
@@ -214,6 +280,7 @@ def _private_paths(
     paths = (
         ("the state directory", state),
         ("the cache directory", cache),
+        ("the archive", configuration.archive.enabled and configuration.archive.directory),
         ("the configuration", file),
         ("the tokens", configuration.callers.tokens),
         ("the metrics' tokens", configuration.metrics.tokens),

@@ -17,6 +17,7 @@ from twisted.application.service import Service
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
+from tawebeval.archive.recorder import LAST_WRITES
 from tawebeval.config import Configuration
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
@@ -85,6 +86,8 @@ def compute_stop_timeout(configuration: Configuration) -> float:
     seconds = configuration.service.drain + configuration.evaluations.grace + _STOP_MARGIN
     if configuration.callbacks.enabled:
         seconds += configuration.callbacks.timeout
+    if configuration.archive.enabled:
+        seconds += LAST_WRITES
     return seconds
 
 

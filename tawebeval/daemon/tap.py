@@ -23,7 +23,7 @@ from tawebeval.daemon.runtime import (
     preload_modules,
     use_monotonic_clock,
 )
-from tawebeval.daemon.startup import check_readable_paths
+from tawebeval.daemon.startup import check_environments, check_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.group import CgroupManager, open_cgroups
@@ -76,8 +76,9 @@ def makeService(
         EarlyHangupHandler().install_handler()
         add_poll_fallback(reactor)
 
-    # Imported late: both import the reactor.
+    # Imported late: they import the reactor.
     from tawebeval.daemon.assembly import build_daemon
+    from tawebeval.daemon.lasting import count_journals
     from tawebeval.daemon.logging import open_log
 
     try:
@@ -88,13 +89,16 @@ def makeService(
             preload_modules()
         environment = privileges.build_user_environment(os.environ)
         check_readable_paths(configuration, options["config"], environment)
+        with privileges.act_as_user():
+            check_environments(configuration, options["config"], environment)
         directories = open_directories(environment, os.urandom, privileges)
         user = privileges.user
         cgroups = find_cgroups(directories.daemon_label, (user.uid, user.gid) if user else None)
         keep_freed_memory()
         rlimits.check_hard_limits(configuration.limits)
         rlimits.raise_descriptor_limit()
-        configuration = rlimits.limit_connections(configuration)
+        journals = count_journals(configuration, environment)
+        configuration = rlimits.limit_connections(configuration, journals)
         for problem in rlimits.compute_process_allowance(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
         atexit.register(cgroups.close)  # after a failed start no service is stopped

@@ -11,17 +11,22 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
   ring may discard events.
 - `evaluation`: `Evaluation` goes through the states of `core.states`: it waits for a slot, has its
   commit checked out, starts the evaluator, ends and cleans up.
-- `run`: `Run` applies the limits to the evaluator's process. `StdoutPump` feeds stdout to the
-  parser and events to the ring, and pauses stdout while the ring is full.
+- `run`: `EvaluatorRun` applies the limits to the evaluator's process. `StdoutPump` feeds stdout to
+  the parser and events to the ring, and pauses stdout while the ring is full.
+- `journal`, `kept_journal`, `snapshot`, `run_keeper`: what the keeper holds, so that evaluations
+  outlive this process; `restart`: what an earlier process has left there.
 - `exits`: the message about a bad exit, with a hint for the evaluator's author.
 - `context`: `EvaluationContext`, the dependencies: clock, threads, sandbox, memory budget, and the
   source of checkouts. So this package knows nothing of git.
+- `archive`: the archive, which the registry hands the events and ends of evaluations, and its
+  absence. `archive_reader`: `ArchiveReader`, which reads archived evaluations.
 - `uploads`: `UploadWriter` writes the files of a form as they arrive.
 - `status`: the status document. `filters`: the filter of a list. `shutdown`: the drain when the
   daemon stops.
 
 Stdout reaches the ring through three modules: `linux.child` reads the pipe, `run` counts and pumps,
-`core.segi` parses. A `Run` knows the evaluator only as a `linux.child.ProcessTransport`, which
-delivers stdout, stderr and the exit, and can be paused: the seam for evaluators that outlive the
-daemon. `Evaluation` obtains it from `SandboxedRun.start_evaluator` and `Spawner.adopt_child`.
+`core.segi` parses. An `EvaluatorRun` knows the evaluator only as a `linux.child.ProcessTransport`,
+which delivers stdout, stderr and the exit, and can be paused. `Evaluation` obtains it from
+`SandboxedRun.start_evaluator`, and from `Spawner.adopt_child` or, if evaluators outlive the daemon,
+`RunKeeper.connect_run`.
 """

@@ -16,6 +16,8 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.counters import EvaluationCounters
 from tawebeval.core.form import Repository
 from tawebeval.deferreds import UNBOUNDED, FairQueue, RetryQueue, WorkerThreads
+from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
+from tawebeval.evaluations.run_keeper import RunKeeper
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
@@ -39,6 +41,12 @@ class CheckoutSource(Protocol):
 
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Return whether `check_out_commit` would fetch over a network.
+
+        `oid` is "" for a branch that is not resolved yet. Raises: EvaluationFailure.
+        """
+
+    async def resolve_branch(self, repository: Repository, caller: str) -> str:
+        """Return the OID of the newest commit of the repository's branch, asked for now.
 
         Raises: EvaluationFailure.
         """
@@ -73,7 +81,9 @@ class EvaluationContext:
     fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNBOUNDED))
     read_wall_clock: Callable[[], float] = time.time
     quota_directories: DeferredQueue[Path] | None = None  # the free ones; None without quotas
+    run_keeper: RunKeeper | None = None  # None if evaluations end with the daemon
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
+    archive: EvaluationArchive = attrs.field(factory=NoArchive)
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.threads), takes_self=True)
     )

@@ -6,7 +6,8 @@ are the caller, the commit, the state, and the seconds that the state before has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,37 +20,63 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.budget import RingShare
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.environment import build_environment
-from tawebeval.core.events import base64_size, encode_error
+from tawebeval.core.events import EventBatch, base64_size, encode_error
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.form import (
     EvaluationRequest,
     Repository,
+    RequestLabels,
     pack_request,
     unpack_labels,
     unpack_request,
 )
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.segi import Markers, SegiParser, summarize_events
 from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
-from tawebeval.evaluations.run import EvaluatorRun, RunResult, StdoutPump
-from tawebeval.linux.child import StartedProcess
+from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
+from tawebeval.evaluations.kept_journal import KeptJournal
+from tawebeval.evaluations.restart import FoundEvaluation
+from tawebeval.evaluations.run import EvaluatorRun, RunProgress, RunResult, StdoutPump
+from tawebeval.evaluations.run_keeper import KeptRun, RunKeeper, RunRecorder
+from tawebeval.evaluations.snapshot import (
+    EvaluationSnapshot,
+    RunSnapshot,
+    dump_callback,
+    dump_environment,
+    dump_limits,
+    load_commit,
+    load_environment,
+    load_failure,
+    load_limits,
+    load_progress,
+    load_result,
+)
+from tawebeval.linux.child import ProcessAdopter, StartedProcess
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.environments import Environment, find_environment
 from tawebeval.sandbox.workspace import FileRefused, Workspace, derive_log_name
 from tawebeval.webhooks.callback import Callback
 
 _UNCOUNTED = 1024  # bytes of form and stderr that count as the fixed cost of an evaluation
+
+CheckoutResumer = Callable[[Commit, Path], Checkout]
+"""Function that returns a checkout that an evaluation uses already, by its path."""
 
 # Parts of log lines.
 _STEP = "{evaluation}: {state} after {after:.3f} s"
 _LIMITS = "; limits: {wall_clock:g} s, {cpu} s of processor time, "
 _PRINTED = "; {events} events"
 _PROCESSOR = ", {cpu_seconds:.3f} s of processor time"
+
+_LOST = EvaluationFailure(
+    "lost", "the evaluator could not go on after a restart of the daemon; submit again"
+)
 
 log = Logger()
 
@@ -58,6 +85,8 @@ log = Logger()
 class Evaluation:
     """One run of an evaluator on one submission, and the owner of its `StdoutPump`.
 
+    - `keeps_submission`: whether its files and its request are to be left in the workspace at the
+      end; `is_submission_kept`: whether they are there.
     - `upload_directory`: the directory of the form's files, None once the workspace has them.
     - `ring`: the events; `ring_share`: its part of the memory for all events.
     - `run`: set while the evaluator runs; `run_result`: set after that.
@@ -66,6 +95,7 @@ class Evaluation:
     - `change_condition`: notified of new events and of the end.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
     - `on_full(evaluation)`: called when the ring becomes full; may make room.
+    - `journal`: what a later process of the daemon reads; None without a keeper.
 
     The registry keeps many evaluations in memory. Text of callers and evaluators is kept as bytes,
     since a `str` may take four times as much, and the fields of the form that only a start needs
@@ -82,6 +112,9 @@ class Evaluation:
     workspace: Workspace
     context: EvaluationContext
     caller: str = ANONYMOUS
+    keeps_submission: bool = False
+    is_submission_kept: bool = False
+    is_forgotten: bool = False
     _on_full: Callable[[Evaluation], object] = lambda evaluation: None
     ring: EventRing = attrs.field(factory=EventRing)
     ring_share: RingShare = attrs.field(init=False)
@@ -99,6 +132,7 @@ class Evaluation:
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _pump: StdoutPump | None = None
     _limits: LimitSettings | None = None
+    _environment: Environment | None = None
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
     _stop_reason: EvaluationFailure | None = None
@@ -106,6 +140,10 @@ class Evaluation:
     _startup: Deferred[None] | None = None
     _is_launching: bool = False
     _stray_marker: str | None = None
+    _last_event: bytes = b""  # that of the failure
+    _is_pause_unsaved: bool = False
+    journal: KeptJournal | None = None
+    _is_left: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.ring.read_time = self.context.read_wall_clock
@@ -124,8 +162,8 @@ class Evaluation:
         return unpack_request(self._request)
 
     @property
-    def metadata(self) -> Mapping[str, str]:
-        """The client's labels."""
+    def labels(self) -> RequestLabels:
+        """The part of the request that lists show, decoded faster than the whole."""
         return unpack_labels(self._request)
 
     @property
@@ -135,8 +173,34 @@ class Evaluation:
             return self._limits
         return self.context.configuration.limits.choose_limits(self.request.limits)
 
+    @property
+    def environment(self) -> Environment | None:
+        """The environment of the run; before the start that which a start would have now.
+
+        None also if a reload has removed it before the start.
+        """
+        if self._environment is not None or self._limits is not None:
+            return self._environment
+        with suppress(KeyError):
+            return find_environment(self.context.configuration, self.request.environment)
+        return None
+
+    def _fix_environment(self) -> Environment | None:
+        """Keep the present environment. Raises: EvaluationFailure, if a reload has removed it."""
+        name = self.request.environment
+        try:
+            self._environment = find_environment(self.context.configuration, name)
+        except KeyError:
+            raise EvaluationFailure(
+                "lost",
+                f"the environment {name!r} was removed while the evaluation waited; submit again"
+                " with another one",
+                is_daemon_fault=False,
+            ) from None
+        return self._environment
+
     def _fix_limits(self) -> LimitSettings:
-        """Keep the present limits, whatever a reload changes."""
+        """Keep the limits of the run."""
         self._limits = self.limits
         return self._limits
 
@@ -144,6 +208,7 @@ class Evaluation:
         """Enter the queue, and run as soon as there is a slot."""
         self.state_times["created"] = self.context.read_wall_clock()
         self._since = self.context.clock.seconds()
+        self.save()
         self.context.counters.record_accepted()
         log.info("{evaluation}: {state}; caller {caller!r}, commit {commit}", **self._log_fields())
         self._startup = self._in_background(self._fetch_and_start(slots))
@@ -155,12 +220,13 @@ class Evaluation:
 
     def stop(self, reason: EvaluationFailure) -> None:
         """End the evaluation; `reason` becomes the final event. No effect after the end."""
-        if self._stop_reason is None and not self.state.has_ended:
+        if self._stop_reason is None and not (self.state.has_ended or self._is_left):
             self._stop_reason = reason
             if self.run is not None:
                 self.run.stop(reason)
             elif self._startup is not None and not self._is_launching:
                 self._startup.cancel()
+            self.save()
 
     def abandon(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""
@@ -175,9 +241,19 @@ class Evaluation:
             self._pump.on_acknowledge()
         else:
             self.ring_share.resize(self.ring.stored_bytes)
+        self.discard_journaled_events()
+
+    def discard_journaled_events(self) -> None:
+        """Give back what neither clients nor the archive need of the journal."""
+        if self.journal is not None:
+            self.journal.discard_events(
+                self.ring.oldest,
+                self.take_snapshot,
+                self.context.archive.get_written_cursor(self.identifier),
+            )
 
     def check_reader_timeout(self, cursor: int, *, wanted: bool) -> None:
-        """Stop the evaluation if it has waited too long for its readers.
+        """Stop the evaluation if it has waited too long for its readers. Save a new pause.
 
         `cursor` is the last cursor up to which a client has read. `wanted` is whether another
         evaluation waits for the slot.
@@ -187,12 +263,22 @@ class Evaluation:
             self.run.check_reader_timeout(
                 limit, self.ring.measure_bytes_before(cursor), wanted=wanted
             )
+        if self._is_pause_unsaved:  # once a second: pauses may come with each page
+            self.save()
 
     def discard_events(self, final_state: EvaluationState) -> None:
-        """Discard all events of a cleaned-up evaluation; its state becomes DRAINED or EXPIRED."""
+        """Discard all events of a cleaned-up evaluation; its state becomes DRAINED or EXPIRED.
+
+        The journal stays until the archive has the evaluation.
+        """
+        if self.context.archive.get_written_cursor(self.identifier) is not None:
+            self.save()
+        journal, self.journal = self.journal, None
         self._enter(final_state)
         self.ring.acknowledge(self.ring.newest)
         self.ring_share.release()
+        if journal is not None:
+            self.context.archive.call_when_done(self.identifier, journal.drop)
 
     async def _fetch_and_start(self, slots: RunSlots) -> None:
         """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
@@ -203,6 +289,7 @@ class Evaluation:
                 slots.reserve_turn(self.identifier, self.caller)
                 await self._fetch()
             await self._wait_for_slot(slots)
+            await self._resolve_branch()
             checkout = self._checkout = await repositories.check_out_commit(
                 *self._checkout_arguments(), again=fetched
             )
@@ -210,13 +297,16 @@ class Evaluation:
             if self.context.quota_directories is not None:
                 directory = await self.context.quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
+            environment = self._fix_environment()
             sandboxed = self._sandboxed = self.context.sandbox.make_run(
-                self.workspace, checkout, self._fix_limits()
+                self.workspace, checkout, self._fix_limits(), environment
             )
-            run = self._make_run(sandboxed)
+            self.markers = Markers.generate(self.context.random_bytes)
+            parser = self._make_parser()
+            run = self._make_run(sandboxed, parser)
             self._is_launching = True  # no cancelling from here on: the child would be lost
             started = await self.context.threads.run_in_thread(self.launch, sandboxed, checkout)
-            self._adopt(run, started)
+            self._adopt(run, started, parser)
         except EvaluationFailure as error:
             await self._conclude(error)
         except CancelledError:
@@ -237,6 +327,18 @@ class Evaluation:
         request = self.request
         return request.repository, request.commit_oid, self.caller
 
+    async def _resolve_branch(self) -> None:
+        """Put the newest commit of the branch into a request without a commit."""
+        request = self.request
+        if not request.commit_oid:
+            oid = await self.context.checkout_source.resolve_branch(request.repository, self.caller)
+            self._request = pack_request(attrs.evolve(request, commit_oid=oid))
+            log.info(
+                "{evaluation}: branch {branch} is commit {commit}",
+                branch=request.repository.branch,
+                **self._log_fields(),
+            )
+
     async def _fetch(self) -> None:
         """Fetch the commit into the cache before there is a run slot.
 
@@ -246,6 +348,7 @@ class Evaluation:
         await fetches.acquire_slot(self.identifier, self.caller)
         self._enter(EvaluationState.FETCHING)
         try:
+            await self._resolve_branch()
             checkout = await self.context.checkout_source.check_out_commit(
                 *self._checkout_arguments()
             )
@@ -264,15 +367,28 @@ class Evaluation:
         if self.state is EvaluationState.QUEUED:
             self._enter(EvaluationState.FETCHING)
 
-    def _make_run(self, sandboxed: SandboxedRun) -> EvaluatorRun:
+    def _make_run(
+        self,
+        sandboxed: SandboxedRun,
+        parser: SegiParser,
+        progress: RunProgress | None = None,
+    ) -> EvaluatorRun:
         """Return the run that the started evaluator will drive."""
         context, clock = self.context, self.context.clock
-        limits, grace = self.limits, context.configuration.evaluations.grace
-        markers = self.markers = Markers.generate(context.random_bytes)
-        parser = SegiParser(markers, max_value=limits.data_value, max_file=limits.file)
+        grace = context.configuration.evaluations.grace
         self.results = parser.results
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_share, self)
-        return EvaluatorRun(clock, pump, grace, sandboxed, context.threads)
+        return EvaluatorRun(clock, pump, grace, sandboxed, context.threads, self.save, progress)
+
+    def _make_parser(self, checkpoint: bytes = b"") -> SegiParser:
+        """Return the parser of stdout, or the one that goes on at a checkpoint."""
+        assert self.markers is not None, "made with the run"
+        limits = self.limits
+        make = partial(SegiParser.resume, checkpoint) if checkpoint else SegiParser
+        parser = make(self.markers, max_value=limits.data_value, max_file=limits.file)
+        if checkpoint and self.results is not None:
+            parser.results = self.results
+        return parser
 
     def launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
         """Create the workspace and start the evaluator. Blocks. Raises: EvaluationFailure, OSError.
@@ -282,8 +398,14 @@ class Evaluation:
         assert self.upload_directory is not None, "only this method takes it"
         self.workspace.create_directories(self.upload_directory, sandboxed.workspace_view)
         self.upload_directory = None
+        if self.keeps_submission:
+            self.workspace.request_file.write_bytes(self._pack_for_rerun())
         directory = self.workspace.locate_working_directory(self.request.directory, checkout.path)
         return self.launch_in_directory(directory, sandboxed)
+
+    def _pack_for_rerun(self) -> bytes:
+        """Return the packed request with the seed in use; the callback was for this run."""
+        return pack_request(attrs.evolve(self.request, seed=self.seed, callback_url=None))
 
     def launch_in_directory(self, directory: Path, sandboxed: SandboxedRun) -> StartedProcess:
         """Start the evaluator in `directory`. Blocks. Raises: EvaluationFailure, OSError."""
@@ -291,8 +413,9 @@ class Evaluation:
             raise self._stop_reason
         assert self.markers is not None, "made with the run"
         request, workspace, view = self.request, self.workspace, sandboxed.workspace_view
+        chosen = self._environment.variables if self._environment is not None else {}
         environment = build_environment(
-            self.context.configuration.evaluations.environment,
+            {**self.context.configuration.evaluations.environment, **chosen},
             home=str(view.translate_path(workspace.home_directory)),
             temporary=str(view.translate_path(workspace.temporary_directory)),
             seed=self.seed,
@@ -304,21 +427,46 @@ class Evaluation:
         )
         return sandboxed.start_evaluator(request.evaluator_cmd, environment, directory)
 
-    def _adopt(self, run: EvaluatorRun, started: StartedProcess) -> None:
+    def _adopt(self, run: EvaluatorRun, started: StartedProcess, parser: SegiParser) -> None:
         """Connect the started evaluator to its run; kill it if `stop` was called meanwhile."""
-        self.context.spawner.adopt_child(run, started)
-        self._drop_start_fields()
-        self.run = run
-        self._startup = None
-        self._enter(EvaluationState.RUNNING)
+        if self._is_left:
+            return  # the next process kills it, and starts it anew
         assert self._sandboxed is not None, "made before the start"
-        self.context.limit_monitor.add_run(self._sandboxed, run.stop)
-        context = self.context
-        self._sandboxed.serve_submissions(context.clock, context.threads, context.spawner)
-        run.run_ended.add_callback(self._on_run_ended)
+        keeper = self.context.run_keeper
+        if keeper is None:
+            self.context.spawner.adopt_child(run, started)
+        else:
+            kept = keeper.keep_run(self.log_name, started, self._sandboxed.list_descriptors())
+            self._connect_kept_run(keeper, run, kept, parser)
+        self._drop_start_fields()
+        self._enter(EvaluationState.RUNNING)
+        self._supervise(run)
+        self.save()
         if self._stop_reason is not None:
             run.stop(self._stop_reason)
             run.kill()  # no grace time: no client has seen it run
+
+    def _connect_kept_run(
+        self, keeper: RunKeeper, run: EvaluatorRun, kept: KeptRun, parser: SegiParser
+    ) -> None:
+        """Connect an evaluator that the keeper holds."""
+        assert self._pump is not None, "made with the run"
+        assert self.journal is not None, "made with the keeper"
+        process = keeper.connect_run(self.log_name, run, kept)
+        self._pump.recorder = RunRecorder(self.journal.write_events, parser, run, process)
+
+    def _supervise(self, run: EvaluatorRun) -> None:
+        """Supervise the connected run to its end."""
+        assert self._sandboxed is not None, "made before the start"
+        context, sandboxed = self.context, self._sandboxed
+        self.run = run
+        self._startup = None
+        context.limit_monitor.add_run(sandboxed, run.stop)
+        spawner: ProcessAdopter = context.spawner
+        if context.run_keeper is not None:
+            spawner = context.run_keeper.make_spawner(self.log_name)
+        sandboxed.serve_submissions(context.clock, context.threads, spawner)
+        run.run_ended.add_callback(self._on_run_ended)
 
     def _on_run_ended(self, run: EvaluatorRun) -> None:
         assert self._sandboxed is not None, "made before the start"
@@ -351,6 +499,7 @@ class Evaluation:
         """Stop the clock of the run while the ring is full."""
         assert self.run is not None, "the pump has a run"
         self.run.set_paused(paused)
+        self._is_pause_unsaved = True
 
     def on_lost_events(self) -> None:
         """Kill the run: its events are not complete any more."""
@@ -410,19 +559,20 @@ class Evaluation:
                     fields["cpu_seconds"] = usage.cpu_seconds
                 if usage.peak_memory_bytes is not None:
                     words += f", {format_size(usage.peak_memory_bytes)} of memory"
+                    fields["peak_memory_bytes"] = usage.peak_memory_bytes
                 if self._stray_marker:
                     words += f"; {self._stray_marker}"
                 elif not self.ring.newest:
                     words += "; the evaluator printed nothing"
-                    fields["peak_memory_bytes"] = usage.peak_memory_bytes
         log.info(words, **fields)
 
     def _log_fields(self) -> dict[str, Any]:
         """Return the fields of each log line."""
+        request = self.request
         return {
             "evaluation": self.log_name,
             "caller": self.caller,
-            "commit": self.request.commit_oid,
+            "commit": request.commit_oid or f"refs/heads/{request.repository.branch}",
             "state": self.state.value,
         }
 
@@ -437,19 +587,24 @@ class Evaluation:
         if failure is None:
             self._enter(EvaluationState.FINISHED)
         else:
-            self.ring.append_batch(
-                encode_error(failure.reason, failure.message, failure.extra_members)
-            )
+            error = encode_error(failure.reason, failure.message, failure.extra_members)
+            self._last_event = error.lines if self.journal is not None else b""
+            self.ring.append_batch(error)
             cancelled = failure.reason == "cancelled"
             self._enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
         self.state_times["ended"] = self.context.read_wall_clock()
-        self.ring.close()
         self._drop_start_fields()
+        self._close_ring()
+        self._stop_reason = None
+        self.save()
+        self.change_condition.notify(None)
+
+    def _close_ring(self) -> None:
+        """Take no more events, and count what is kept until a client has read them."""
+        self.ring.close()
         self.ring_share.remove_limit()
         self.ring_share.resize_beside_ring(max(0, self._kept_bytes - _UNCOUNTED))
         self.ring_share.resize(self.ring.stored_bytes)
-        self._stop_reason = None
-        self.change_condition.notify(None)
 
     @property
     def _kept_bytes(self) -> int:
@@ -459,18 +614,231 @@ class Evaluation:
         results = self.results.size if self.results is not None else 0
         return len(self._request) + len(stderr) + len(url) + results
 
+    # Journal
+
+    def save(self) -> None:
+        """Write a snapshot to the journal, if there is one and it differs from the last."""
+        self._is_pause_unsaved = False
+        if self.journal is not None:
+            self.journal.write_snapshot(self.take_snapshot())
+
+    def save_end(self) -> None:
+        """Write the last state of a cleaned-up evaluation, and drop old ones."""
+        self.save()
+        if self.journal is not None:
+            self.journal.drop_old_snapshots(self.take_snapshot)
+
+    def leave(self) -> None:
+        """Change nothing any more, for another process goes on; an end that has begun goes on here.
+
+        Clients read what is in the ring.
+        """
+        if self.journal is not None and self.journal.is_open and not self.state.has_ended:
+            self._is_left = True
+            self.journal.leave()
+            if self.run is not None:
+                self.run.leave()
+        self.change_condition.notify(None)
+
+    def take_snapshot(self) -> EvaluationSnapshot:
+        """Return the present state, for the journal."""
+        callback, run = self.callback, self.run
+        limits, environment = self._limits, self._environment
+        upload = self.upload_directory
+        failure = self.failure or self._stop_reason
+        if failure is None and run is not None:
+            failure = run.failure
+        has_ended = self.state.has_ended
+        return EvaluationSnapshot(
+            identifier=self.identifier,
+            request=self._request,
+            seed=self.seed,
+            state=self.state.value,
+            caller=self.caller,
+            upload=None if upload is None else upload.name,
+            keeps_submission=self.keeps_submission,
+            is_submission_kept=self.is_submission_kept,
+            is_cleaned_up=self.cleanup_event.is_set,
+            is_forgotten=self.is_forgotten,
+            times=dict(self.state_times),
+            callback=None if callback is None else dump_callback(callback),
+            commit=_dump(self.commit),
+            limits=None if limits is None else dump_limits(limits),
+            environment=None if environment is None else dump_environment(environment),
+            run=None if run is None or has_ended else self._take_run_snapshot(run),
+            result=_dump(self.run_result),
+            results=self.results.pack() if self.results is not None else b"",
+            failure=_dump(failure),
+            newest=self.ring.newest,
+            last_event=self._last_event,
+        )
+
+    def _take_run_snapshot(self, run: EvaluatorRun) -> RunSnapshot:
+        assert self._sandboxed is not None, "made before the start"
+        assert self._checkout is not None, "made before the start"
+        assert self.markers is not None, "made with the run"
+        quota = self.workspace.quota_directory
+        return RunSnapshot(
+            pid=run.pid,
+            checkout=str(self._checkout.path),
+            markers=attrs.astuple(self.markers),
+            sandbox=self._sandboxed.describe(),
+            progress=attrs.asdict(run.progress),
+            moment=self.context.clock.seconds(),
+            quota_directory=None if quota is None else str(quota),
+        )
+
+    # Another process of the daemon goes on
+
+    def restore(self, snapshot: EvaluationSnapshot, content: JournalContent) -> None:
+        """Take over the state in a journal, except for what runs or waits.
+
+        The ring then has all events of the journal, also those that clients have acknowledged.
+        Raises: whatever a snapshot of another version may cause; nothing has happened then.
+        """
+        state = EvaluationState(snapshot.state)
+        if state.has_ended:
+            self.state = state
+        ring = self.ring
+        ring.oldest = ring.newest = content.cursor
+        self.state_times = dict(snapshot.times)
+        now = self.context.read_wall_clock()
+        begun = self.state_times.get(snapshot.state, self.state_times.get("created", now))
+        lasted = max(0.0, now - begun)
+        self._since = self.context.clock.seconds() - lasted
+        self.is_submission_kept = snapshot.is_submission_kept
+        if snapshot.commit is not None:
+            self.commit = load_commit(snapshot.commit)
+        if snapshot.limits is not None:
+            self._limits = load_limits(snapshot.limits)
+        if snapshot.environment is not None:
+            self._environment = load_environment(snapshot.environment)
+        self.results = ResultSummary.unpack(snapshot.results) if snapshot.results else None
+        for each in content.batches:
+            ring.append_batch(each.batch, each.time_ms)
+            if each.cursor >= snapshot.newest and self.results is not None:
+                summarize_events(self.results, each.batch)
+        if snapshot.result is not None:
+            self.run_result = load_result(snapshot.result)
+        self.failure = load_failure(snapshot.failure)
+        if state.has_ended:
+            self._last_event = snapshot.last_event
+            if ring.newest < snapshot.newest:
+                time_ms = int(self.state_times["ended"] * 1000)
+                ring.append_batch(EventBatch(1, self._last_event), time_ms)
+
+    def restore_end(self, snapshot: EvaluationSnapshot) -> None:
+        """Take over an evaluation that has ended, after `restore`."""
+        self._close_ring()
+        if snapshot.is_cleaned_up:
+            self.cleanup_event.set_value(self)
+        else:
+            self._in_background(self._clean_up(b""))
+
+    def queue_again(self, slots: RunSlots) -> None:
+        """Enter the queue again, after `restore`. An evaluator that had just been started is gone.
+
+        Blocks, hardly.
+        """
+        self._limits = self._environment = None
+        failure, self.failure = self.failure, None
+        upload = self.upload_directory
+        with suppress(OSError):  # the start finds what is missing
+            if upload is not None and not upload.exists() and self.workspace.root.exists():
+                self.workspace.give_back_upload(upload)
+        self._startup = self._in_background(self._fetch_and_start(slots))
+        if failure is not None:
+            self.stop(failure)
+
+    def lose(self) -> None:
+        """End an evaluation whose evaluator is gone, after `restore`."""
+        self.upload_directory = None
+        failure, self.failure = self.failure, None
+        self._in_background(self._conclude(failure or _LOST))
+
+    def resume_run(
+        self,
+        found: FoundEvaluation,
+        resume_checkout: CheckoutResumer,
+        last_beat: float | None,
+        slots: RunSlots,
+    ) -> None:
+        """Go on with an evaluator that the keeper holds, after `restore`. Blocks, hardly.
+
+        `last_beat` is the last time at which the earlier process was alive, in seconds of the
+        monotonic clock.
+        """
+        self.upload_directory = None
+        self._slots = slots
+        try:
+            self._resume_run(found, resume_checkout, last_beat)
+        except Exception:  # noqa: BLE001  (a client learns of every end)
+            log.failure(
+                "{evaluation}: defect: the evaluator cannot go on", evaluation=self.log_name
+            )
+            self.lose()
+
+    def _resume_run(
+        self, found: FoundEvaluation, resume_checkout: CheckoutResumer, last_beat: float | None
+    ) -> None:
+        snapshot, content, kept, context = found.snapshot, found.content, found.run, self.context
+        run_snapshot = snapshot.run
+        assert kept is not None, "the evaluator runs"
+        assert run_snapshot is not None, "the evaluator runs"
+        assert context.run_keeper is not None, "it holds the evaluator"
+        assert self.commit is not None, "checked out before the start"
+        quota = run_snapshot.quota_directory
+        if quota is not None:
+            self.workspace = attrs.evolve(self.workspace, quota_directory=Path(quota))
+        checkout = resume_checkout(self.commit, Path(run_snapshot.checkout))
+        self._checkout = checkout
+        sandboxed = self._sandboxed = context.sandbox.make_run(
+            self.workspace, checkout, self.limits, self._environment
+        )
+        broker, connect = found.broker, None
+        if broker is not None:
+            connect = partial(context.run_keeper.connect_broker, self.log_name, broker)
+        sandboxed.resume(run_snapshot.sandbox, kept.others, connect)
+        checkpoint = content.batches[-1].checkpoint if content.batches else ParserCheckpoint()
+        self.markers = Markers(*run_snapshot.markers)
+        parser = self._make_parser(checkpoint.state)
+        progress = load_progress(run_snapshot.progress)
+        ran = 0.0
+        if last_beat is not None and not progress.is_paused:
+            ran = max(0.0, last_beat - run_snapshot.moment)
+        progress = attrs.evolve(
+            progress,
+            time_left=progress.time_left - ran,
+            output_bytes=checkpoint.output_bytes,
+            stderr_bytes=kept.process.stderr_from,
+        )
+        run = self._make_run(sandboxed, parser, progress)
+        self._connect_kept_run(context.run_keeper, run, kept, parser)
+        self.state = EvaluationState.RUNNING
+        self._supervise(run)
+        self.on_acknowledge()  # the ring may be full
+        failure, self.failure = self.failure, None
+        self.save()
+        if failure is not None:
+            run.stop(failure)
+
+    # The end
+
     async def _conclude(self, failure: EvaluationFailure | None) -> None:
         """End the evaluation, give back its slots and remove its processes and directories."""
+        if self._is_left:
+            return
+        # Of an evaluation that has not started; otherwise it is in the workspace.
+        request = self._pack_for_rerun() if self.upload_directory and self.keeps_submission else b""
         try:
             self._end(failure)
         finally:
             if self._slots is not None:
                 self._slots.release_slot(self.identifier)
             self.context.fetch_slots.release_slot(self.identifier)
-            await self._clean_up()
-            self.cleanup_event.set_value(self)
+            await self._clean_up(request)
 
-    async def _clean_up(self) -> None:
+    async def _clean_up(self, request: bytes) -> None:
         sandboxed, workspace, upload, checkout = (
             self._sandboxed,
             self.workspace,
@@ -478,15 +846,28 @@ class Evaluation:
             self._checkout,
         )
         self._sandboxed = self._checkout = None
+        keeps = self.keeps_submission
+        if self.context.run_keeper is not None:
+            self.context.run_keeper.drop_run(self.log_name)
 
         def remove_all() -> None:
+            nonlocal keeps
+            keep, keeps = keeps, False  # the registry does not see what a second attempt would keep
             try:
                 if sandboxed is not None:
                     sandboxed.close()
             finally:  # a killed process that is not gone yet is only in the way of its cgroup
-                workspace.remove_content()
+                if keep and request and upload is not None and upload.exists():
+                    upload.rename(workspace.root)
+                    workspace.request_file.write_bytes(request)
+                keep = keep and workspace.request_file.exists()
+                if keep:
+                    workspace.remove_written_content()
+                else:
+                    workspace.remove_content()
                 if upload is not None:
                     remove_tree(upload)
+            self.is_submission_kept = keep
 
         try:
             await self.context.cleanup_queue.attempt_call(
@@ -501,11 +882,17 @@ class Evaluation:
             )
         if checkout is not None:
             checkout.release()
+        self.cleanup_event.set_value(self)
 
     def _return_quota_directory(self) -> None:
         free, directory = self.context.quota_directories, self.workspace.quota_directory
         if free is not None and directory is not None:
             free.put(directory)
+
+
+def _dump(instance: Any) -> dict[str, Any] | None:
+    """Return an instance of an attrs class as a map."""
+    return None if instance is None else attrs.asdict(instance)
 
 
 def _not_run(why: str | None) -> EvaluationFailure:

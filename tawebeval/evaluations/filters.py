@@ -1,4 +1,4 @@
-"""Filters of the list of evaluations: by state, label and time of acceptance."""
+"""Filters of the list of evaluations: by state, problem, label and time of acceptance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 
 import attrs
 
-from tawebeval.core.form import LABEL_FIELD, describe_label_name
+from tawebeval.core.form import LABEL_FIELD, PROBLEM_NAME_PATTERN, describe_label_name
 from tawebeval.core.states import SHOWN_STATES
 from tawebeval.errors import MalformedRequest
 from tawebeval.evaluations.evaluation import Evaluation
@@ -23,29 +23,48 @@ _TIME = re.compile(
 class EvaluationFilter:
     """Condition on the evaluations of a list; the empty one holds for all.
 
-    `state` is one of `SHOWN_STATES`. `labels` are labels that an evaluation has, among others. The
-    time of acceptance, in seconds since the epoch, is at least `since` and below `until`.
+    `state` is one of `SHOWN_STATES`, `problem` the name of a problem. `labels` are labels that an
+    evaluation has, among others. The time of acceptance, in seconds since the epoch, is at least
+    `since` and below `until`.
     """
 
     state: str | None = None
     labels: Mapping[str, str] = attrs.field(factory=dict)
     since: float | None = None
     until: float | None = None
+    problem: str | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether the filter holds for all evaluations."""
         return self == EVERY_EVALUATION
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the problem or the labels of an evaluation matter."""
+        return self.problem is not None or bool(self.labels)
+
     def matches(self, evaluation: Evaluation) -> bool:
         """Return whether the filter holds for an evaluation."""
-        created = round(evaluation.state_times["created"], 6)  # as clients see it, or finer
+        if not self.matches_state(evaluation.state.value, evaluation.state_times["created"]):
+            return False
+        if not self.needs_labels:
+            return True
+        found = evaluation.labels
+        return self.matches_labels(found.problem, found.metadata)
+
+    def matches_state(self, state: str, created: float) -> bool:
+        """Return whether the filter holds for a state and a time of acceptance."""
+        created = round(created, 6)  # as clients see it, or finer
         return (
-            self.state in (None, evaluation.state.value)
-            and (self.since is None or self.since <= created)
+            self.state in (None, state)
+            and (self.since is None or created >= self.since)
             and (self.until is None or created < self.until)
-            and (not self.labels or self.labels.items() <= evaluation.metadata.items())
         )
+
+    def matches_labels(self, problem: str | None, labels: Mapping[str, str]) -> bool:
+        """Return whether the filter holds for a problem and labels."""
+        return self.problem in (None, problem) and self.labels.items() <= labels.items()
 
 
 EVERY_EVALUATION = EvaluationFilter()
@@ -53,7 +72,7 @@ EVERY_EVALUATION = EvaluationFilter()
 
 def is_filter_parameter(name: str) -> bool:
     """Return whether a query parameter is part of a filter."""
-    return name in ("state", "since", "until") or name.startswith("metadata[")
+    return name in ("state", "problem", "since", "until") or name.startswith("metadata[")
 
 
 def parse_filter(parameters: Mapping[str, str]) -> EvaluationFilter:
@@ -75,8 +94,17 @@ def parse_filter(parameters: Mapping[str, str]) -> EvaluationFilter:
         raise MalformedRequest(
             f"state: {state[:80]!r} is no state; allowed: {', '.join(SHOWN_STATES)}"
         )
+    problem = parameters.get("problem")
+    if problem is not None and not re.fullmatch(PROBLEM_NAME_PATTERN, problem):
+        raise MalformedRequest(
+            f"problem: {problem[:80]!r} is no name of a problem; GET /problems lists them"
+        )
     return EvaluationFilter(
-        state, labels, _parse_time(parameters, "since"), _parse_time(parameters, "until")
+        state,
+        labels,
+        _parse_time(parameters, "since"),
+        _parse_time(parameters, "until"),
+        problem,
     )
 
 

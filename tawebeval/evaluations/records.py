@@ -5,14 +5,17 @@ stream the kernels of both ends, and proxies between them, hold megabytes that a
 connection is cut. So a stream notes for each piece the position in the connection's bytes at which
 the piece ends; when the ring needs room, the connection says up to which position the client has
 read. A client may also acknowledge events itself; then only its acknowledgements count.
+
+Observers read, too, but acknowledge nothing: the ring discards events whether or not observers have
+read them. They are the requests with a token that only reads.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
-from heapq import nsmallest
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -20,12 +23,13 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
+from tawebeval.core.budget import UploadShare
 from tawebeval.core.events import EventBatch
 from tawebeval.core.form import EvaluationRequest
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
 from tawebeval.core.ring import EventRetention, StreamPosition
 from tawebeval.core.states import EvaluationState
-from tawebeval.errors import EvaluationNotFound
+from tawebeval.errors import DiscardedCursor, EvaluationNotFound
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import format_time
 
@@ -41,7 +45,8 @@ class ReceivedForm:
     """A form that has arrived, with its files below `directory`.
 
     `idempotency_key` is the `Idempotency-Key`, None without one; `form_digest` identifies the
-    form's content. `size` is the number of bytes that the form takes of the space for uploads.
+    form's content. `size` is the number of bytes that the form takes of the space for uploads;
+    `linked` is in place of it the share of the submission whose files it links, counted as a user.
     """
 
     request: EvaluationRequest
@@ -49,6 +54,7 @@ class ReceivedForm:
     idempotency_key: str | None = None
     form_digest: bytes = b""
     size: int = 0
+    linked: UploadShare | None = None
 
 
 class ReaderConnection(Protocol):
@@ -82,7 +88,8 @@ class EvaluationReaders:
     A client of pages is expected back until `next_page_deadline`, in seconds of the clock. (A
     client that waits longer for a page has all events.) `was_sent_completely` is whether a stream
     has sent all events and the end. `furthest_read_cursor` is the last cursor up to which a client
-    has read.
+    has read. `waiting_polls` and `observers` count the requests for pages that wait, and the
+    streams and waiting requests of observers.
     """
 
     evaluation: Evaluation
@@ -91,15 +98,19 @@ class EvaluationReaders:
     next_page_deadline: float = float("-inf")
     was_sent_completely: bool = False
     furthest_read_cursor: int = 0
-    _streams: dict[Subscription, None] = attrs.field(factory=dict)
+    waiting_polls: int = 0
+    observers: int = 0
+    _streams: dict[ReaderSubscription, None] = attrs.field(factory=dict)
     _retry: IDelayedCall | None = None
 
-    def add_stream(self, stream: Subscription) -> StreamPosition:
+    def add_stream(self, stream: ReaderSubscription) -> StreamPosition:
         """Keep the events that the client of a stream has yet to read."""
         self._streams[stream] = None
         return self.retention.add_reader(stream.position)
 
-    def remove_stream(self, stream: Subscription, reader: StreamPosition, *, cut: bool) -> None:
+    def remove_stream(
+        self, stream: ReaderSubscription, reader: StreamPosition, *, cut: bool
+    ) -> None:
         """Remove a stream; if it was `cut` the client has `RESUME_SECONDS` seconds to come back."""
         del self._streams[stream]
         if cut:
@@ -154,11 +165,10 @@ class EvaluationReaders:
 class Subscription:
     """A stream's subscription to the events of an evaluation, and a context manager.
 
-    Within the context no event is discarded that the client has yet to read, and the stream reads
-    on even if the evaluation is forgotten. `position` is the cursor after the last event read from
-    the ring. `registered` are all subscriptions of the registry; `on_left()` is called after the
-    context. Set `connection` before the context if the connection knows what the client has read.
-    Events have their times if `with_times` is set.
+    This one is an observer's: it keeps no event. `position` is the cursor after the last event read
+    from the ring. `registered` are all subscriptions of the registry; `on_left()` is called after
+    the context. Set `connection` before the context if the connection knows what the client has
+    read. Events have their times if `with_times` is set.
     """
 
     position: int
@@ -166,25 +176,22 @@ class Subscription:
     _registered: set[Subscription]
     _on_left: Callable[[], object]
     connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
-    reader: StreamPosition = attrs.field(init=False)
     with_times: bool = False
-    _has_acknowledged: bool = False  # whether the client acknowledges events itself
-    # Ends of pieces: bytes written to the connection, and the cursor after the events.
-    written_pieces: deque[tuple[int, int]] = attrs.field(factory=deque)
 
     def __enter__(self) -> None:
-        self.reader = self._readers.add_stream(self)
         self._registered.add(self)
-        # If the ring is full and this stream has read all of it, nothing else would make room.
-        self._readers.discard_read_events()
+        self._enter()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        is_complete = error is None and self.has_ended
-        if is_complete:
-            self._readers.was_sent_completely = True
-        self._readers.remove_stream(self, self.reader, cut=not is_complete)
+        self._leave(is_complete=error is None and self.has_ended)
         self._registered.remove(self)
         self._on_left()
+
+    def _enter(self) -> None:
+        self._readers.observers += 1
+
+    def _leave(self, *, is_complete: bool) -> None:
+        self._readers.observers -= 1
 
     @property
     def has_ended(self) -> bool:
@@ -193,8 +200,13 @@ class Subscription:
         return ring.is_closed and self.position == ring.newest
 
     def read_events(self, limit: int) -> EventBatch:
-        """Read the next events, at most `limit` bytes but at least one event if there are any."""
+        """Read the next events, at most `limit` bytes but at least one event if there are any.
+
+        Raises: DiscardedCursor.
+        """
         ring = self._readers.evaluation.ring
+        if self.position < ring.oldest:
+            raise DiscardedCursor(str(ring.oldest))
         if self.with_times:
             batch = ring.read_timed_events(self.position, limit, format_time)
         else:
@@ -208,6 +220,49 @@ class Subscription:
 
     def note_events_written(self) -> None:
         """Record that all events read so far were written to the connection."""
+
+    def probe_client(self) -> bool:
+        """Have the connection probe the client if the evaluator may wait for this client.
+
+        Return whether it may: the ring is full, and the client was sent events that it has not
+        shown to have.
+        """
+        return False
+
+    def acknowledge(self, cursor: int) -> bool:
+        """Record the client's acknowledgement of all events before `cursor`.
+
+        From the first acknowledgement on, only acknowledgements count. Return False for a cursor
+        beyond the events sent.
+        """
+        return cursor <= self.position
+
+
+@attrs.define(eq=False)
+class ReaderSubscription(Subscription):
+    """The subscription of a stream whose client is a reader.
+
+    Within the context no event is discarded that the client has yet to read, and the stream reads
+    on even if the evaluation is forgotten.
+    """
+
+    reader: StreamPosition = attrs.field(init=False)
+    _has_acknowledged: bool = False  # whether the client acknowledges events itself
+    # Ends of pieces: bytes written to the connection, and the cursor after the events.
+    written_pieces: deque[tuple[int, int]] = attrs.field(factory=deque)
+
+    def _enter(self) -> None:
+        self.reader = self._readers.add_stream(self)
+        # If the ring is full and this stream has read all of it, nothing else would make room.
+        self._readers.discard_read_events()
+
+    def _leave(self, *, is_complete: bool) -> None:
+        if is_complete:
+            self._readers.was_sent_completely = True
+        self._readers.remove_stream(self, self.reader, cut=not is_complete)
+
+    def note_events_written(self) -> None:
+        """Record that all events read so far were written to the connection."""
         if not self._has_acknowledged:
             written, _ = self.connection.measure_progress()
             if len(self.written_pieces) > 1 and written - self.written_pieces[-2][0] < _NOTED:
@@ -216,11 +271,7 @@ class Subscription:
         self._readers.discard_read_events()
 
     def probe_client(self) -> bool:
-        """Have the connection probe the client if the evaluator may wait for this client.
-
-        Return whether it may: the ring is full, and the client was sent events that it has not
-        shown to have.
-        """
+        """Do as `Subscription` says."""
         held = (
             self._readers.evaluation.ring_share.is_full and self.reader.taken_cursor < self.position
         )
@@ -237,11 +288,7 @@ class Subscription:
                 self._take(self.written_pieces.popleft()[1])
 
     def acknowledge(self, cursor: int) -> bool:
-        """Record the client's acknowledgement of all events before `cursor`.
-
-        From the first acknowledgement on, only acknowledgements count. Return False for a cursor
-        beyond the events sent.
-        """
+        """Do as `Subscription` says."""
         if cursor > self.position:
             return False
         self._has_acknowledged = True
@@ -259,7 +306,7 @@ class Subscription:
 class EvaluationRecord:
     """The registry's record of one evaluation.
 
-    `idempotency_key`, `form_digest` and `memory_size` are those of the upload. `sequence_number`
+    `idempotency_key`, `form_digest` and `upload_share` are those of the upload. `sequence_number`
     counts accepted evaluations; `last_request_time` is the time of a client's last request, in
     seconds of the clock. `final_state` is DRAINED or EXPIRED once the evaluation is forgotten.
     """
@@ -267,7 +314,7 @@ class EvaluationRecord:
     evaluation: Evaluation
     idempotency_key: str | None
     form_digest: bytes
-    memory_size: int
+    upload_share: UploadShare
     caller: str
     sequence_number: int
     last_request_time: float
@@ -278,12 +325,14 @@ class EvaluationRecord:
     def is_client_waiting(self) -> bool:
         """Whether a client waits for events just now, has a stream, or awaits the callback.
 
-        A callback does not count while the ring is full: without a reader there is no end.
+        Observers and a callback do not count after the end, nor while the ring is full: without a
+        reader there is no end.
         """
-        evaluation = self.evaluation
-        if len(evaluation.change_condition) or len(self.readers.retention):
+        evaluation, readers = self.evaluation, self.readers
+        if readers.waiting_polls or len(readers.retention):
             return True
-        is_due = evaluation.callback is not None and not evaluation.cleanup_event.is_set
+        is_watched = readers.observers > 0 or evaluation.callback is not None
+        is_due = is_watched and not evaluation.cleanup_event.is_set
         return is_due and not evaluation.ring_share.is_full
 
     def release_if_unused(self) -> None:
@@ -299,12 +348,19 @@ class EvaluationRecord:
 class RecordIndex:
     """Index of the records that are not forgotten.
 
-    `accepted_count` is the number of all until now.
+    `accepted_count` is the number of all until now. `on_forgotten` is called with each record that
+    is dropped.
     """
 
-    def __init__(self, identities: IdentifierIssuer, clock: IReactorTime) -> None:
+    def __init__(
+        self,
+        identities: IdentifierIssuer,
+        clock: IReactorTime,
+        on_forgotten: Callable[[EvaluationRecord], object],
+    ) -> None:
         self._identities = identities
         self._clock = clock
+        self._on_forgotten = on_forgotten
         self._records: dict[str, EvaluationRecord] = {}
         # Evaluations that are not cleaned up, and the others, each by the time of the last request.
         # The end of an evaluation counts as a request, too.
@@ -319,6 +375,9 @@ class RecordIndex:
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._records
+
+    def __iter__(self) -> Iterator[EvaluationRecord]:
+        return iter(list(self._records.values()))
 
     def __getitem__(self, identifier: str) -> EvaluationRecord:
         return self._records[identifier]
@@ -337,9 +396,9 @@ class RecordIndex:
     ) -> EvaluationRecord | None:
         """Return a record, None for a forgotten one. Raises: EvaluationNotFound.
 
-        The request keeps the evaluation from being expired. If the request `reads` no events it
-        does so only while the evaluator runs and the ring has room: otherwise events that no
-        client reads would be kept for ever.
+        The request keeps the evaluation from being expired. If the request `reads` no events, or
+        acknowledges none, it does so only while the evaluator runs and the ring has room: otherwise
+        events that no client reads would be kept for ever.
         """
         record = self._records.get(identifier)
         if (record is None or record.caller != caller) and not self._identities.is_issued(
@@ -347,9 +406,10 @@ class RecordIndex:
         ):
             raise EvaluationNotFound(malformed=not _IDENTIFIER.fullmatch(identifier))
         if record is not None:
-            needs_reader = record.evaluation.state.has_ended or record.evaluation.ring_share.is_full
-            if reads or not needs_reader:
+            if reads:
                 self.note_client_request(record)
+            else:
+                self.note_observer(record)
         return record
 
     def find_by_key(self, key: str | None, caller: str) -> EvaluationRecord | None:
@@ -387,19 +447,20 @@ class RecordIndex:
 
     def list_records(self, caller: str, after: int, limit: int) -> list[EvaluationRecord]:
         """Return up to `limit` records of a caller after the `number` `after`, in order."""
-        records = self._records.values()
-        return nsmallest(
-            limit,
-            (
-                record
-                for record in records
-                if record.caller == caller and record.sequence_number > after
-            ),
-            key=lambda record: record.sequence_number,
+        found = (
+            record
+            for record in self._records.values()
+            if record.sequence_number > after and record.caller == caller
         )
+        return list(islice(found, limit))
+
+    def sort_records(self) -> None:
+        """Bring records that were restored into the order of acceptance."""
+        in_order = sorted(self._records.values(), key=lambda record: record.sequence_number)
+        self._records = {record.evaluation.identifier: record for record in in_order}
 
     def add_record(
-        self, evaluation: Evaluation, upload: ReceivedForm, caller: str
+        self, evaluation: Evaluation, upload: ReceivedForm, share: UploadShare, caller: str
     ) -> EvaluationRecord:
         """Add the record of a new evaluation, and return it."""
         self.accepted_count += 1
@@ -409,7 +470,7 @@ class RecordIndex:
             evaluation,
             upload.idempotency_key,
             upload.form_digest if upload.idempotency_key is not None else b"",
-            upload.size,
+            share,
             caller,
             self.accepted_count,
             self._clock.seconds(),
@@ -418,6 +479,12 @@ class RecordIndex:
         if upload.idempotency_key is not None:
             self._keys[caller, upload.idempotency_key] = record
         return record
+
+    def note_observer(self, record: EvaluationRecord) -> None:
+        """Record a request that reads no events or acknowledges none, unless a reader is needed."""
+        evaluation = record.evaluation
+        if not evaluation.state.has_ended and not evaluation.ring_share.is_full:
+            self.note_client_request(record)
 
     def note_client_request(self, record: EvaluationRecord) -> None:
         """Record a client's request for an evaluation, unless the evaluation is forgotten."""
@@ -428,8 +495,8 @@ class RecordIndex:
 
     def make_ring_room(self, record: EvaluationRecord) -> None:
         """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
-        if record.evaluation.callback is not None:
-            self.note_client_request(record)  # until now the callback has kept it
+        if record.evaluation.callback is not None or record.readers.observers:
+            self.note_client_request(record)  # until now the callback or an observer has kept it
         record.readers.discard_read_events()
 
     def note_evaluation_end(self, record: EvaluationRecord) -> None:
@@ -465,7 +532,10 @@ class RecordIndex:
         if record.idempotency_key is not None:
             del self._keys[record.caller, record.idempotency_key]
         record.final_state = final_state
+        record.evaluation.is_forgotten = True
+        self._on_forgotten(record)
         record.release_if_unused()
+        record.evaluation.save()
 
     def forget_sent_evaluation(self, caller: str | None = None) -> bool:
         """Forget one evaluation that a stream has sent to the end; return whether there was one.

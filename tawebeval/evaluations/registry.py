@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,8 @@ import orjson
 from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
-from tawebeval.core.budget import UploadBudget
-from tawebeval.core.form import draw_seed
+from tawebeval.core.budget import UploadBudget, UploadShare
+from tawebeval.core.form import EvaluationRequest, draw_seed, unpack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import (
     DUMMY_END,
@@ -31,17 +34,33 @@ from tawebeval.errors import (
     CallerShareExceeded,
     EvaluationExpired,
     EvaluationFailure,
+    EvaluationNotEnded,
     IdempotencyKeyReused,
     InvalidCursor,
     ServerBusy,
     ServerStopping,
+    SubmissionDiscarded,
+)
+from tawebeval.evaluations.archive_reader import (
+    ArchiveReader,
+    ListedEvaluation,
+    make_recording_end,
 )
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.evaluation import CheckoutResumer, Evaluation
 from tawebeval.evaluations.filters import EVERY_EVALUATION, EvaluationFilter
-from tawebeval.evaluations.records import EvaluationRecord, ReceivedForm, RecordIndex, Subscription
+from tawebeval.evaluations.kept_journal import KeptJournal
+from tawebeval.evaluations.records import (
+    EvaluationRecord,
+    ReaderSubscription,
+    ReceivedForm,
+    RecordIndex,
+    Subscription,
+)
+from tawebeval.evaluations.restart import FoundEvaluation, FoundEvaluations
 from tawebeval.evaluations.shutdown import Drain
-from tawebeval.evaluations.status import build_listing_entry, build_status, format_time
+from tawebeval.evaluations.snapshot import EvaluationSnapshot, KeptCallback, load_callback
+from tawebeval.evaluations.status import build_status, format_time
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.callback import Callback
@@ -72,6 +91,18 @@ class EvaluationListing:
     data: list[dict[str, Any]]
 
 
+@attrs.frozen
+class KeptSubmission:
+    """The request of an ended evaluation, and its files in the `workspace`.
+
+    `share` counts the bytes of the files.
+    """
+
+    request: EvaluationRequest
+    workspace: Workspace
+    share: UploadShare
+
+
 class EvaluationRegistry:
     """All evaluations of the daemon, whose directories lie below `root`.
 
@@ -96,7 +127,7 @@ class EvaluationRegistry:
         self._identities = identities
         self._root = root
         self._callbacks = callbacks
-        self.records = RecordIndex(identities, context.clock)
+        self.records = RecordIndex(identities, context.clock, self._discard_submission)
         # In the cursors of lists: those of another start of the daemon are refused by it.
         self.cursor_mark = context.random_bytes(_MARK).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
@@ -104,7 +135,15 @@ class EvaluationRegistry:
         self._alive: dict[str, EvaluationRecord] = {}
         self.subscriptions: set[Subscription] = set()
         self._drain = Drain(self._alive, self.records, self.subscriptions, self._clock)
-        self.upload_budget = UploadBudget(context.configuration.limits.uploads)
+        self.upload_budget = UploadBudget(
+            context.configuration.limits.uploads, self._discard_kept_submissions
+        )
+        # Ended evaluations whose files are kept for a rerun, in the order of their ends.
+        self._with_submission: dict[str, EvaluationRecord] = {}
+        # Of an earlier process, by the names of evaluations whose end is not handled yet.
+        self._found_callbacks: dict[str, KeptCallback] = {}
+        self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
+        self.archived = ArchiveReader(context.archive)
 
     # Admission
 
@@ -191,62 +230,384 @@ class EvaluationRegistry:
         Raises: KeyReused (the first form was another one), Stopping, OverShare, Busy, InvalidField
         (the daemon does not call the `callback_url`).
         """
-        known = self.records.find_by_key(upload.idempotency_key, caller)
-        if known is not None:
-            if known.form_digest != upload.form_digest:
-                raise IdempotencyKeyReused(
-                    "Idempotency-Key: this key was used with another form; send a new key"
-                )
+        first = self.find_first_answer(upload.idempotency_key, upload.form_digest, caller)
+        if first is not None:
             self.discard_upload(upload.directory, upload.size)
-            return known.evaluation.identifier
+            if upload.linked is not None:
+                upload.linked.remove_user()
+            return first
         url = upload.request.callback_url
         callback = None if url is None else self._callbacks.create_callback(url, caller)
         self.check_admission(caller)
         evaluation = self._make_evaluation(upload, caller, callback)
-        self._alive[evaluation.identifier] = self.records.add_record(evaluation, upload, caller)
+        number = self.records.accepted_count + 1
+        share = upload.linked or UploadShare(self.upload_budget, upload.size, number)
+        record = self.records.add_record(evaluation, upload, share, caller)
+        self._alive[evaluation.identifier] = record
+        if self.context.run_keeper is not None:
+            evaluation.journal = KeptJournal.create(
+                self.context.run_keeper.client, evaluation.log_name, _list_members(record)
+            )
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
+        self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
         return evaluation.identifier
 
+    # Another process of the daemon goes on
+
+    def restore_evaluations(
+        self, found: FoundEvaluations, uploads: Path, resume_checkout: CheckoutResumer
+    ) -> None:
+        """Take over the evaluations of an earlier process.
+
+        `uploads` is the directory of their files that have not begun. Blocks, for some milliseconds
+        each.
+        """
+        shares: dict[int, UploadShare] = {}
+        accepted = self.records.accepted_count
+        self._found_callbacks = dict(found.callbacks)
+        # Otherwise those that wait would take the slots of those that run.
+        for each in sorted(found.evaluations, key=lambda each: each.is_waiting):
+            resume = partial(
+                Evaluation.resume_run,
+                found=each,
+                resume_checkout=resume_checkout,
+                last_beat=found.last_beat,
+                slots=self.run_queue,
+            )
+            try:
+                self._restore(each, uploads, resume, shares)
+            except Exception:  # noqa: BLE001  (the others go on; its journal stays)
+                log.failure("defect: {evaluation} cannot be restored", evaluation=each.name)
+        self.records.sort_records()
+        self._restore_callbacks(
+            {each.name for each in found.evaluations if not each.snapshot.is_notified}
+        )
+        self.records.accepted_count = max(accepted, found.accepted_count)
+
+    def _restore(
+        self,
+        found: FoundEvaluation,
+        uploads: Path,
+        resume: Callable[[Evaluation], None],
+        shares: dict[int, UploadShare],
+    ) -> None:
+        snapshot = found.snapshot
+        request = unpack_request(snapshot.request)
+        directory = uploads / (snapshot.upload or found.name)
+        key, size = snapshot.key, snapshot.upload_size
+        upload = ReceivedForm(request, directory, key, snapshot.form_digest, size)
+        callback = None
+        if snapshot.callback is not None:
+            callback = load_callback(snapshot.callback, snapshot.caller)
+        evaluation = self._make_evaluation(upload, snapshot.caller, callback, snapshot)
+        evaluation.restore(snapshot, found.content)
+        has_ended = found.state.has_ended
+        if not (has_ended and self.context.archive.has_file(evaluation.identifier)):
+            self._begin_recording(evaluation)
+        evaluation.ring.acknowledge(min(found.content.acknowledged, evaluation.ring.newest))
+        self.records.accepted_count = snapshot.number - 1
+        share = shares.get(snapshot.share)
+        if share is None:
+            self.upload_budget.stored_bytes += size
+            share = shares[snapshot.share] = UploadShare(self.upload_budget, size, snapshot.share)
+        else:
+            share.add_user()
+        record = self.records.add_record(evaluation, upload, share, snapshot.caller)
+        self._alive[evaluation.identifier] = record
+        assert self.context.run_keeper is not None, "it has the journal"
+        client = self.context.run_keeper.client
+        evaluation.journal = KeptJournal(client, found.name, _list_members(record), found.journal)
+        evaluation.ring_share.resize(evaluation.ring.stored_bytes)
+        self.context.counters.record_restored(found.state)
+        if has_ended:
+            evaluation.restore_end(snapshot)
+        elif found.run is not None:
+            self.run_queue.take_slot(evaluation.identifier, snapshot.caller)
+            resume(evaluation)
+        elif found.is_lost:
+            evaluation.lose()
+        else:
+            evaluation.queue_again(self.run_queue)
+        evaluation.cleanup_event.add_callback(
+            self._keep_ended if snapshot.is_notified else self._on_cleaned_up
+        )
+        if snapshot.is_forgotten:
+            self.records.forget_record(evaluation.identifier, EvaluationState.EXPIRED)
+
+    def lose_runs(self) -> None:
+        """Stop running evaluations: the keeper has ended, and with the keeper their evaluators."""
+        for record in list(self._alive.values()):
+            if record.evaluation.run is not None:
+                record.evaluation.stop(
+                    EvaluationFailure("lost", "the keeper of evaluators has ended; submit again")
+                )
+
+    async def wait_until_kept(self) -> None:
+        """Return when evaluations accepted so far outlive this process, if they are to."""
+        if self.context.run_keeper is not None:
+            await self.context.run_keeper.client.flush()
+
+    def _begin_recording(self, evaluation: Evaluation) -> None:
+        """Archive the events of an evaluation, those in its ring and all that follow."""
+        self.context.archive.begin_recording(
+            evaluation.identifier,
+            evaluation.caller,
+            evaluation.ring,
+            evaluation.ring_share,
+            evaluation.discard_journaled_events,
+        )
+
+    def is_known_key(self, key: str | None, caller: str) -> bool:
+        """Return whether an `Idempotency-Key` of the caller names an evaluation."""
+        return self.records.find_by_key(key, caller) is not None
+
+    def find_first_answer(self, key: str | None, form_digest: bytes, caller: str) -> str | None:
+        """Return the identifier of the evaluation that this form with an `Idempotency-Key` began.
+
+        None for an unknown key. Raises: KeyReused (the first form was another one).
+        """
+        known = self.records.find_by_key(key, caller)
+        if known is None:
+            return None
+        if known.form_digest != form_digest:
+            raise IdempotencyKeyReused(
+                "Idempotency-Key: this key was used with another form; send a new key"
+            )
+        return known.evaluation.identifier
+
     def _make_evaluation(
-        self, upload: ReceivedForm, caller: str, callback: Callback | None
+        self,
+        upload: ReceivedForm,
+        caller: str,
+        callback: Callback | None,
+        restored: EvaluationSnapshot | None = None,
     ) -> Evaluation:
-        identifier = self._identities.issue_identifier(caller)
-        seed = upload.request.seed
+        """Return the evaluation of a form, a new one or one that is `restored`."""
+        if restored is None:
+            identifier = self._identities.issue_identifier(caller)
+            seed = upload.request.seed
+            if seed is None:
+                seed = draw_seed(self.context.random_bytes)
+            keeps = self.context.configuration.evaluations.keep_submissions
+        else:
+            identifier, seed = restored.identifier, restored.seed
+            keeps = restored.keeps_submission
         return Evaluation(
             identifier=identifier,
             request=upload.request,
-            seed=draw_seed(self.context.random_bytes) if seed is None else seed,
+            seed=seed,
             upload_directory=upload.directory,
             workspace=Workspace(self._root / derive_directory_name(identifier)),
             context=self.context,
             caller=caller,
             callback=callback,
             on_full=self._on_full,
+            keeps_submission=keeps,
         )
 
     def _on_full(self, evaluation: Evaluation) -> None:
         self.records.make_ring_room(self._alive[evaluation.identifier])
 
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
+        try:
+            # First: what follows changes the state of an evaluation that has no record any more.
+            self._notify(evaluation)
+        finally:
+            self._keep_ended(evaluation)
+
+    def _keep_ended(self, evaluation: Evaluation) -> None:
+        """Keep an evaluation with only its events, and perhaps its files, left."""
         record = self._alive[evaluation.identifier]
         try:
-            # Before `end`: it changes the state of an evaluation that has no record any more.
-            self._notify(evaluation)
+            self._end_recording(record)
         finally:
             self.records.note_evaluation_end(record)
             del self._alive[evaluation.identifier]
-            self.upload_budget.remove_bytes(record.memory_size)
+            if evaluation.is_submission_kept:
+                self._with_submission[evaluation.identifier] = record
+                if record.final_state is not None:
+                    self._discard_submission(record)
+            else:
+                record.upload_share.remove_user()
+            evaluation.save_end()
             self.run_queue.dispatch_slots()
             self._drain.on_drain_progress()
 
+    def _end_recording(self, record: EvaluationRecord) -> None:
+        """Archive an evaluation that has ended."""
+        if self.context.archive.is_enabled:
+            evaluation = record.evaluation
+            self.context.archive.end_recording(
+                evaluation.identifier, make_recording_end(evaluation, record.sequence_number)
+            )
+            self.context.archive.call_when_done(
+                evaluation.identifier, evaluation.discard_journaled_events
+            )
+
     def _notify(self, evaluation: Evaluation) -> None:
         """Send the callback of an evaluation that has ended, if its form asks for one."""
-        callback = evaluation.callback
-        if callback is not None:
+        callback, name = evaluation.callback, evaluation.log_name
+        if callback is None:
+            return
+        kept = self._found_callbacks.pop(name, None)
+        if callback.state.is_final:
+            self._drop_callback(name)
+            return
+
+        def make_document() -> bytes:
+            return orjson.dumps(build_status(evaluation, None))
+
+        def on_end() -> None:
+            evaluation.save()
+            self._drop_callback(name)
+
+        if kept is not None:
+            callback.event = kept.event
+            self._callbacks.start_delivery(callback, name, lambda: kept.document, on_end)
+        else:
+            keep = partial(self._keep_callback, callback, name, make_document)
+            self._callbacks.start_delivery(callback, name, keep, on_end)
+
+    def _keep_callback(
+        self, callback: Callback, name: str, make_document: Callable[[], bytes]
+    ) -> bytes:
+        """Return the document of a callback, and keep both for another process of the daemon."""
+        document, keeper = make_document(), self.context.run_keeper
+        if keeper is not None:
+            kept = KeptCallback(callback.url, callback.caller, callback.event, document)
+            try:
+                keeper.keep_callback(name, kept.pack())
+            except OSError as error:
+                words = "{evaluation}: the callback does not outlive the daemon: {error}"
+                log.error(words, evaluation=name, error=error)  # noqa: TRY400
+        return document
+
+    def _drop_callback(self, name: str) -> None:
+        if self.context.run_keeper is not None:
+            self.context.run_keeper.drop_callback(name)
+
+    def _restore_callbacks(self, known: Collection[str]) -> None:
+        """Go on with callbacks of evaluations that are forgotten, whose names are not `known`."""
+        for name in self._found_callbacks.keys() - known:
+            kept = self._found_callbacks.pop(name)
             self._callbacks.start_delivery(
-                callback, evaluation.log_name, lambda: orjson.dumps(build_status(evaluation, None))
+                Callback(kept.url, kept.caller, event=kept.event),
+                name,
+                partial(bytes, kept.document),
+                partial(self._drop_callback, name),
             )
+
+    # Rerun
+
+    def find_ended(self, identifier: str, caller: str = "") -> Evaluation:
+        """Return an evaluation that has ended.
+
+        Raises: EvaluationNotFound, EvaluationExpired, EvaluationNotEnded.
+        """
+        record = self.records.find_record(identifier, caller, reads=False)
+        if record is None:
+            raise EvaluationExpired(self._started)
+        if not record.evaluation.state.has_ended:
+            raise EvaluationNotEnded
+        return record.evaluation
+
+    @asynccontextmanager
+    async def use_kept_submission(
+        self, identifier: str, caller: str = ""
+    ) -> AsyncIterator[KeptSubmission]:
+        """Return the request and the files of an evaluation that has ended.
+
+        Within the context the files make no room for uploads. Raises: as `find_ended`;
+        SubmissionDiscarded; ServerBusy and OSError for archived files.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                kept = await stack.enter_async_context(
+                    self._use_present_submission(identifier, caller)
+                )
+            except (EvaluationExpired, SubmissionDiscarded):
+                if not self.archived.is_enabled:
+                    raise
+                kept = await stack.enter_async_context(
+                    self._use_archived_submission(identifier, caller)
+                )
+            yield kept
+
+    @asynccontextmanager
+    async def _use_archived_submission(
+        self, identifier: str, caller: str
+    ) -> AsyncIterator[KeptSubmission]:
+        directory = self._root / self.context.random_bytes(16).hex()
+        try:
+            found = await self.context.archive.extract_submission(identifier, caller, directory)
+            if found is None:
+                if await self.archived.read_status(identifier, caller) is None:
+                    raise EvaluationExpired(self._started)
+                raise SubmissionDiscarded
+            self.upload_budget.add_bytes(found.size)
+            key = -int.from_bytes(self.context.random_bytes(7))  # no number of an evaluation
+            share = UploadShare(self.upload_budget, found.size, key)
+            try:
+                yield KeptSubmission(found.request, found.workspace, share)
+            finally:
+                share.remove_user()
+        finally:
+            self.discard_upload(directory, 0)
+
+    @asynccontextmanager
+    async def _use_present_submission(
+        self, identifier: str, caller: str
+    ) -> AsyncIterator[KeptSubmission]:
+        evaluation = self.find_ended(identifier, caller)
+        await evaluation.cleanup_event.wait()
+        workspace = evaluation.workspace
+        self._in_use[identifier] += 1
+        try:
+            try:
+                packed = await self.context.threads.run_in_thread(workspace.request_file.read_bytes)
+            except FileNotFoundError:
+                raise SubmissionDiscarded from None
+            record = self._with_submission.get(identifier)
+            if record is None:  # forgotten, perhaps meanwhile
+                raise SubmissionDiscarded
+            yield KeptSubmission(unpack_request(packed), workspace, record.upload_share)
+        finally:
+            self._in_use -= Counter([identifier])
+
+    def _discard_kept_submissions(self, size: int) -> bool:
+        """Discard kept files of `size` bytes or more, those of the first end first.
+
+        If all together have fewer, discard none and return False.
+        """
+        found: list[EvaluationRecord] = []
+        users: Counter[UploadShare] = Counter()  # of those found
+        for identifier, record in self._with_submission.items():
+            if size <= 0:
+                break
+            if identifier not in self._in_use:
+                found.append(record)
+                share = record.upload_share
+                users[share] += 1
+                if users[share] == share.users:
+                    size -= share.size
+        if size > 0:
+            return False
+        for record in found:
+            self._discard_submission(record)
+        return True
+
+    def _discard_submission(self, record: EvaluationRecord) -> None:
+        """Remove the kept files of an ended evaluation, if they are kept.
+
+        Their bytes are given back at once, so that an upload need not wait for the removal.
+        """
+        evaluation = record.evaluation
+        if self._with_submission.pop(evaluation.identifier, None) is not None:
+            self.context.archive.call_when_done(
+                evaluation.identifier, lambda: self.discard_upload(evaluation.workspace.root, 0)
+            )
+            record.upload_share.remove_user()
 
     def discard_upload(self, directory: Path, size: int) -> None:
         """Remove the `directory` of a form that becomes no evaluation; give back `size` bytes."""
@@ -304,11 +665,12 @@ class EvaluationRegistry:
         """Return the page that begins at the cursor `after`, without an acknowledgement.
 
         The page has at most `limit` bytes of events, at most `buffers.page`, and at least one
-        event if there are any. If `with_times`, each event has its time, on top of the limit.
+        event if there are any. If `with_times`, each event has its time, on top of the limit. The
+        request keeps the evaluation as a look at the status does.
 
         Raises: the RequestErrors of the contract, section 3.
         """
-        record = self._find_at(identifier, after, caller)
+        record = self._find_at(identifier, after, caller, reads=False)
         return make_end_page() if record is None else self._read(record, after, limit, with_times)
 
     async def wait_for_page(
@@ -320,37 +682,63 @@ class EvaluationRegistry:
         limit: int | None = None,
         *,
         with_times: bool = False,
+        observes: bool = False,
     ) -> EventPage:
         """Return the page of `read_page` when there are new events, or after `wait` seconds.
 
-        To be called right after `read_page` has returned a page without news. Raises: as
-        `read_page`.
+        That of `peek_page` if the client only `observes`. To be called right after this method has
+        returned a page without news. Raises: as `read_page`.
         """
+        if identifier not in self.records:
+            raise EvaluationExpired(self._started)
         record = self.records[identifier]
+        with suppress(WaitTimedOut), self._count_waiting_poll(record, observes):
+            await record.evaluation.change_condition.wait().addTimeout(wait, self._clock)
+        read = self.peek_page if observes else self.read_page
+        return read(identifier, after, caller, limit, with_times=with_times)
+
+    @contextmanager
+    def _count_waiting_poll(self, record: EvaluationRecord, observes: bool) -> Iterator[None]:
+        readers = record.readers
+        if observes:
+            readers.observers += 1
+        else:
+            readers.waiting_polls += 1
         try:
-            with suppress(WaitTimedOut):
-                await record.evaluation.change_condition.wait().addTimeout(wait, self._clock)
-        finally:  # also when the client has gone: it may ask again
-            self._expect_next_page(record)
-        return self.read_page(identifier, after, caller, limit, with_times=with_times)
+            yield
+        finally:  # also when the client has gone: a reader may ask again
+            if observes:
+                readers.observers -= 1
+            else:
+                readers.waiting_polls -= 1
+                self._expect_next_page(record)
 
     def subscribe(
-        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
+        self,
+        identifier: str,
+        after: str | None,
+        caller: str = "",
+        skip: int = 0,
+        *,
+        observes: bool = False,
     ) -> Subscription | None:
         """Return a subscription to the events from `skip` events after the cursor `after` on.
 
-        The cursor of the very end acknowledges all events, as with pages: the evaluation is
-        forgotten, and the answer is None. Raises: as `peek_page`.
+        If the client `observes`, the subscription acknowledges nothing. Otherwise the cursor of the
+        very end acknowledges all events, as with pages: the evaluation is forgotten. In both cases
+        the answer to that cursor is None. Raises: as `peek_page`.
         """
-        record = self._find_at(identifier, after, caller)
+        record = self._find_at(identifier, after, caller, reads=not observes)
         if record is None:
-            self._drop_read(identifier)
+            if not observes:
+                self._drop_read(identifier)
             return None
-        return Subscription(
+        make_subscription = Subscription if observes else ReaderSubscription
+        return make_subscription(
             locate_cursor(record.evaluation.ring, after or None, skip),
             record.readers,
             self.subscriptions,
-            lambda: self._on_unsubscribed(record),
+            lambda: self._on_unsubscribed(record, observes),
         )
 
     def can_subscribe(
@@ -360,15 +748,17 @@ class EvaluationRegistry:
 
         Raises: as `peek_page`.
         """
-        record = self._find_at(identifier, after, caller)
+        record = self._find_at(identifier, after, caller, reads=False)
         if record is not None:
             locate_cursor(record.evaluation.ring, after or None, skip)
         return record is not None
 
-    def _find_at(self, identifier: str, after: str | None, caller: str) -> EvaluationRecord | None:
+    def _find_at(
+        self, identifier: str, after: str | None, caller: str, *, reads: bool = True
+    ) -> EvaluationRecord | None:
         """Return the record in which to read after a cursor; None after the very end."""
         cursor = parse_cursor(after)
-        record = self.records.find_record(identifier, caller)
+        record = self.records.find_record(identifier, caller, reads=reads)
         if record is None and cursor != DUMMY_END:
             raise EvaluationExpired(self._started)
         if cursor == DUMMY_END and (record is None or record.evaluation.ring.is_closed):
@@ -378,17 +768,22 @@ class EvaluationRegistry:
     def _read(
         self, record: EvaluationRecord, after: str | None, limit: int | None, with_times: bool
     ) -> EventPage:
+        times = format_time if with_times else None
+        return read_page(record.evaluation.ring, after or None, self.limit_page(limit), times)
+
+    def limit_page(self, limit: int | None) -> int:
+        """Return the bytes of events that a page may have if a client asks for `limit`."""
         most = self.context.configuration.buffers.page
-        size = most if limit is None else min(limit, most)
-        return read_page(
-            record.evaluation.ring, after or None, size, format_time if with_times else None
-        )
+        return most if limit is None else min(limit, most)
 
     def _expect_next_page(self, record: EvaluationRecord) -> None:
         record.readers.next_page_deadline = self._clock.seconds() + _NEXT_PAGE
 
-    def _on_unsubscribed(self, record: EvaluationRecord) -> None:
-        self.records.note_stream_end(record)
+    def _on_unsubscribed(self, record: EvaluationRecord, observes: bool) -> None:
+        if observes:
+            self.records.note_observer(record)
+        else:
+            self.records.note_stream_end(record)
         self.run_queue.dispatch_slots()  # what the stream has sent may have been in a caller's way
         self._drain.on_drain_progress()
 
@@ -409,28 +804,40 @@ class EvaluationRegistry:
             raise EvaluationExpired(self._started)
         return build_status(record.evaluation, self.run_queue.find_waiter_position(identifier))
 
-    def list_evaluations(
+    async def list_evaluations(
         self, after: str | None, caller: str = "", wanted: EvaluationFilter = EVERY_EVALUATION
     ) -> EvaluationListing:
         """Return up to 100 evaluations of a caller that were accepted after a cursor.
 
         None and the empty cursor stand for the start of the list. A filter examines a bounded
-        number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor.
+        number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor;
+        ServerBusy, if the disk of the archive does not answer.
         """
         number = self._parse_list_cursor(after) if after else 0
         examined = LISTING_SIZE if wanted.is_empty else EXAMINED_AT_ONCE
-        found = self.records.list_records(caller, number, examined + 1)
-        listed: list[Evaluation] = []
+        newest = self.records.accepted_count
+        present = self.records.list_records(caller, number, examined + 1)
+        # What is archived meanwhile is in both, what is accepted meanwhile in neither.
+        archived = await self.archived.list_evaluations(
+            caller, number, newest, examined + 1, wanted
+        )
+        found = {one.sequence_number: one for one in archived}
+        found |= {
+            one.sequence_number: ListedEvaluation(one.sequence_number, one.evaluation)
+            for one in present
+        }
+        in_order = [found[number] for number in sorted(found)[: examined + 1]]
+        listed: list[ListedEvaluation] = []
         end = None
-        for record, following in pairwise((*found, None)):
-            assert record is not None, "only the last is None"
-            if wanted.matches(record.evaluation):
-                listed.append(record.evaluation)
+        for one, following in pairwise((*in_order, None)):
+            assert one is not None, "only the last is None"
+            if one.matches(wanted):
+                listed.append(one)
             examined -= 1
             if following is not None and (len(listed) == LISTING_SIZE or not examined):
-                end = f"{self.cursor_mark}-{record.sequence_number}"
+                end = f"{self.cursor_mark}-{one.sequence_number}"
                 break
-        return EvaluationListing(after or None, end, list(map(build_listing_entry, listed)))
+        return EvaluationListing(after or None, end, [one.build_entry() for one in listed])
 
     def _parse_list_cursor(self, cursor: str) -> int:
         mark, _, number = cursor.partition("-")
@@ -465,6 +872,12 @@ class EvaluationRegistry:
             )
         self.run_queue.dispatch_slots()  # the time in which pages are expected may have passed
 
+    def leave_evaluations(self) -> None:
+        """Accept nothing more, and answer the clients that wait: another process goes on."""
+        self._drain.has_begun = True
+        for record in (*self.records, *self._alive.values()):
+            record.evaluation.leave()
+
     def end_drain(self) -> None:
         """End the time that `close` gives to running evaluations."""
         self._drain.end_drain()
@@ -475,4 +888,27 @@ class EvaluationRegistry:
         Running evaluations have `drain` seconds to end by themselves; readers then have some
         seconds for the last events. Return whether there was an evaluation or a reader.
         """
-        return await self._drain.drain_evaluations(drain)
+        had_work = await self._drain.drain_evaluations(drain)
+        await self.context.archive.flush()  # it takes the submissions that are removed next
+        kept = [one.evaluation.workspace.root for one in self._with_submission.values()]
+        await self.context.cleanup_queue.attempt_call(
+            "removal of kept submissions", _remove_trees, kept
+        )
+        return had_work
+
+
+def _list_members(record: EvaluationRecord) -> dict[str, Any]:
+    """Return what an evaluation's snapshots have of its record."""
+    return {
+        "number": record.sequence_number,
+        "upload_size": record.upload_share.size,
+        "share": record.upload_share.key,
+        "key": record.idempotency_key,
+        "form_digest": record.form_digest,
+    }
+
+
+def _remove_trees(directories: Sequence[Path]) -> None:
+    """Remove directories. Blocks. Raises: OSError."""
+    for directory in directories:
+        remove_tree(directory)

@@ -95,13 +95,24 @@ class PumpOwner(Protocol):
         """Return the content of a file. Raises: FileRefused."""
 
 
+class EventRecorder(Protocol):
+    """Recorder of events, for a later process of the daemon."""
+
+    def record_batch(self, cursor: int, batch: EventBatch, time_ms: int) -> None:
+        """Record the events after a cursor, which no client has seen yet.
+
+        The parser has just returned them; an empty batch is its progress alone. `time_ms` is their
+        time, in milliseconds since the epoch.
+        """
+
+
 class StdoutPump:
     """Pump from the stdout of one evaluator through the parser into its ring.
 
-    While the ring's `share` of the buffers is full the pump parses nothing, reads no file and
-    pauses the producer; the share calls `on_ring_room` when that ends. `output_stored` is set when
-    stdout has ended and all its events are in the ring. `has_failed` is set when a defect of the
-    daemon has lost events; the pump then drops the rest of stdout.
+    A `recorder` records the events. While the ring's `share` of the buffers is full the pump parses
+    nothing, reads no file and pauses the producer; the share calls `on_ring_room` when that ends.
+    `output_stored` is set when stdout has ended and all its events are in the ring. `has_failed` is
+    set when a defect of the daemon has lost events; the pump then drops the rest of stdout.
     """
 
     __slots__ = (
@@ -111,6 +122,7 @@ class StdoutPump:
         "_finished",
         "_flush",
         "_full",
+        "_is_left",
         "_owner",
         "_parser",
         "_paused",
@@ -122,6 +134,7 @@ class StdoutPump:
         "_turn",
         "has_failed",
         "output_stored",
+        "recorder",
     )
 
     def __init__(
@@ -134,6 +147,7 @@ class StdoutPump:
     ) -> None:
         self.output_stored: OneShotEvent[None] = OneShotEvent()
         self.has_failed = False
+        self.recorder: EventRecorder | None = None
         self._clock = clock
         self._parser = parser
         self._ring = ring
@@ -144,6 +158,7 @@ class StdoutPump:
         self._paused = False
         self._reading = False
         self._draining = False
+        self._is_left = False
         self._refusing = False
         self._ended = False
         self._finished = False
@@ -194,9 +209,14 @@ class StdoutPump:
         """Go on: the ring is not full any more."""
         self._attempt(self._plan)
 
+    def leave(self) -> None:
+        """Stop for good: another process goes on with what was recorded."""
+        self._is_left = True
+        self._cancel_calls()
+
     def _attempt(self, step: Callable[..., object], *arguments: Any) -> None:
         """Call `step`; if it raises, events are lost."""
-        if self.has_failed:
+        if self.has_failed or self._is_left:
             return
         try:
             step(*arguments)
@@ -219,7 +239,10 @@ class StdoutPump:
         self._plan()
 
     def _put(self, batch: EventBatch) -> None:
-        self._ring.append_batch(batch)
+        cursor, time_ms = self._ring.newest, int(self._ring.read_time() * 1000)
+        self._ring.append_batch(batch, time_ms)
+        if self.recorder is not None:
+            self.recorder.record_batch(cursor, batch, time_ms)
         self._share.resize(self._ring.stored_bytes)
         if batch.count:
             self._owner.on_new_events()
@@ -256,7 +279,7 @@ class StdoutPump:
     def _must_wait(self) -> bool:
         """Return whether the next step has to wait for room in the ring."""
         if not self._draining:
-            return self._share.is_full
+            return self._share.is_full or self._share.is_held
         wants_file = self._parser.awaited_file is not None and not self._refusing
         return wants_file and self._share.size >= self._share.limit
 
@@ -329,6 +352,23 @@ class RunResult:
         return text.take_tail(shown, STDERR_TAIL_BYTES).decode()
 
 
+@attrs.frozen
+class RunProgress:
+    """What a run has used of its limits so far.
+
+    `time_left` is the rest of `limits.wall_clock`, `paused` and `owed` are those of its pauses, all
+    in seconds; `is_paused` is whether it waits for readers. `output_bytes` have counted against
+    `limits.output`, `stderr_bytes` against `limits.stderr`.
+    """
+
+    time_left: float
+    paused: float = 0.0
+    owed: float = 0.0
+    is_paused: bool = False
+    output_bytes: int = 0
+    stderr_bytes: int = 0
+
+
 @attrs.define
 class _Pauses:
     """Pauses of a run that waits for its readers, in seconds.
@@ -369,14 +409,14 @@ class _Pauses:
 class EvaluatorRun(ProcessProtocol):
     """Protocol of the evaluator's process: applies the limits, and learns of stdout and the exit.
 
-    The process is known only as a `ProcessTransport` (`linux.child`). That Protocol is the seam
-    for a process that outlives the daemon: another implementation can take the place of
-    `ChildProcess` without a change here.
+    The process is known only as a `ProcessTransport` (`linux.child`), so it may be a child of the
+    daemon or of the keeper.
 
     `run_ended` is set, to the run, when the process tree is gone and all output is in the ring.
     `failure` is the reason of a stop or a bad exit, None after a good one. `exit_status` is None
     until the end, and if no evaluator ran. `usage` is known at the end. `grace` is the time between
-    TERM and KILL, in seconds.
+    TERM and KILL, in seconds. `on_stop()` is called when `failure` is set by a stop. `progress` is
+    that of a run that an earlier process has begun.
     """
 
     failure: EvaluationFailure | None = None
@@ -390,21 +430,26 @@ class EvaluatorRun(ProcessProtocol):
         grace: float,
         sandboxed: SandboxedRun,
         threads: WorkerThreads,
+        on_stop: Callable[[], object] = lambda: None,
+        progress: RunProgress | None = None,
     ) -> None:
+        progress = progress or RunProgress(sandboxed.limits.wall_clock)
         self.run_ended: OneShotEvent[EvaluatorRun] = OneShotEvent()
         self._clock = clock
         self._pump = pump
         self._grace = grace
+        self._on_stop = on_stop
         self._sandboxed = sandboxed
         self._threads = threads
         self._stderr = b""
-        self._stdout_size = self._stderr_size = 0
-        self._time_left = sandboxed.limits.wall_clock
+        self._stdout_size, self._stderr_size = progress.output_bytes, progress.stderr_bytes
+        self._time_left = progress.time_left
         self._running_since: float | None = None
-        self._pauses = _Pauses()
+        self._pauses = _Pauses(progress.paused, progress.owed)
         self._timeout: IDelayedCall | None = None
         self._kill: IDelayedCall | None = None
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
+        self._is_left = False
         self._process: ProcessTransport
 
     @property
@@ -416,6 +461,30 @@ class EvaluatorRun(ProcessProtocol):
     def result(self) -> RunResult:
         """The result so far."""
         return RunResult(self.exit_status, self.usage, self.paused_seconds, self._stderr)
+
+    @property
+    def pid(self) -> int:
+        """The first process."""
+        return self._process.pid
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes that have counted against `limits.output`."""
+        return self._stdout_size
+
+    @property
+    def progress(self) -> RunProgress:
+        """What the run has used of its limits so far."""
+        now, since = self._clock.seconds(), self._running_since
+        self._pauses.count(now)
+        return RunProgress(
+            self._time_left if since is None else self._time_left - (now - since),
+            self._pauses.total,
+            self._pauses.owed,
+            self._pauses.is_paused,
+            self._stdout_size,
+            self._stderr_size,
+        )
 
     @property
     def paused_seconds(self) -> float:
@@ -450,6 +519,14 @@ class EvaluatorRun(ProcessProtocol):
         if self._running_since is not None:
             self._time_left -= self._clock.seconds() - self._running_since
             self._running_since = None
+
+    def leave(self) -> None:
+        """Leave the process alone from now on: another process of the daemon goes on with it."""
+        self._is_left = True
+        self._pump.leave()
+        self._stop_clock()
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
 
     def check_reader_timeout(self, limit: float, read: int, *, wanted: bool) -> None:
         """Stop a paused run that has waited too long for its readers.
@@ -486,9 +563,12 @@ class EvaluatorRun(ProcessProtocol):
         gets KILL at once, even if it is being stopped for another reason. Files that stdout names
         no longer wait for readers.
         """
+        if self._is_left:
+            return
         running, at_once = self._process.is_running, reason.reason in _AT_ONCE
         if self.failure is None and (running or not self._pump.output_stored.is_set):
             self.failure = reason
+            self._on_stop()
             if running and not at_once:
                 self._kill = self._clock.callLater(self._grace, self.kill)
                 self._signal(signal.SIGTERM)
@@ -553,6 +633,8 @@ class EvaluatorRun(ProcessProtocol):
 
     def processExited(self, reason: Failure) -> None:
         """Kill the processes that the evaluator has left."""
+        if self._is_left:
+            return
         self._stop_clock()
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
@@ -571,6 +653,8 @@ class EvaluatorRun(ProcessProtocol):
 
     def processEnded(self, reason: Failure) -> None:
         """Interpret the exit; all output has been read."""
+        if self._is_left:
+            return
         value = reason.value
         status, number = 0, None
         if isinstance(value, ProcessTerminated):
@@ -582,6 +666,10 @@ class EvaluatorRun(ProcessProtocol):
         await self._pump.output_stored.wait()
         if self._pump.has_failed:
             self.failure = self.failure or _LOST
+        elif self._process.lost_reason is not None:
+            self.failure = self.failure or EvaluationFailure(
+                "lost", f"the evaluator was lost: {self._process.lost_reason}"
+            )
         try:
             self.exit_status = self._sandboxed.interpret_exit(status, number)
         except EvaluationFailure as error:
@@ -592,11 +680,9 @@ class EvaluatorRun(ProcessProtocol):
             self._sandboxed.read_usage, self._process.resource_usage
         ) or ResourceUsage(None, None)
         self._add_waited_usage()
-        if (
-            self.failure is None
-            and self.exit_status is not None
-            and self.exit_status != EvaluatorExit(0)
-        ):
+        if self.failure is None and self.exit_status == EvaluatorExit(0):
+            self.failure = self._sandboxed.check_memory()
+        elif self.failure is None and self.exit_status is not None:
             self.failure = await self._ask(
                 self._sandboxed.check_limits, True
             ) or self._explain_exit(self.exit_status)

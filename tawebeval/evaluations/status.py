@@ -25,12 +25,14 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "log_name": evaluation.log_name,
         "state": evaluation.state.value,
         "queue_place": position if evaluation.state is EvaluationState.QUEUED else None,
+        "problem": request.problem,
         "repository": request.repository.url,
-        "commit_oid": request.commit_oid,
+        "commit_oid": request.commit_oid or None,  # None until the branch is resolved
         "tree_oid": commit and commit.tree_oid,
         "directory": request.directory,
         "evaluator_cmd": request.shown_command,
         "seed": evaluation.seed,
+        "environment": _build_environment(evaluation, request.environment),
         "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
         "metadata": dict(request.metadata),
         "created": _time(evaluation, "created"),
@@ -78,14 +80,24 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
 
 def build_listing_entry(evaluation: Evaluation) -> dict[str, Any]:
     """Return the members of the status document that a list shows."""
+    labels = evaluation.labels
     return {
         "evaluation_id": evaluation.identifier,
         "state": evaluation.state.value,
-        "metadata": dict(evaluation.metadata),
+        "problem": labels.problem,
+        "metadata": labels.metadata,
         "created": _time(evaluation, "created"),
         "ended": _time(evaluation, "ended"),
         "results": _build_results(evaluation),
     }
+
+
+def _build_environment(evaluation: Evaluation, name: str | None) -> dict[str, Any] | None:
+    """Return the environment of a run, or before the start the `name` that the request has."""
+    environment = evaluation.environment
+    if environment is None:
+        return None if name is None else {"name": name, "digest": None}
+    return {"name": environment.name, "digest": environment.digest}
 
 
 def _build_results(evaluation: Evaluation) -> dict[str, Any] | None:

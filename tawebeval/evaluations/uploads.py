@@ -41,10 +41,14 @@ class UploadSource(Protocol):
 
 @attrs.define
 class _Piece:
-    """A part of a file; `begins` is whether it is the first part."""
+    """A part of a file; `begins` is whether it is the first part.
+
+    `target` is an existing file of which the whole file is to be a hard link.
+    """
 
     path: Path
     begins: bool
+    target: Path | None = None
     content: bytearray = attrs.field(factory=bytearray)
 
 
@@ -74,6 +78,10 @@ class UploadWriter:
         """Begin a file at a path relative to the directory."""
         self._file = path
         self._gather(_Piece(path, begins=True), _PER_FILE)
+
+    def link_file(self, path: Path, target: Path) -> None:
+        """Make the file at `path` a hard link to `target`."""
+        self._gather(_Piece(path, begins=True, target=target), _PER_FILE)
 
     def add_content(self, content: bytes | bytearray) -> None:
         """Add content to the file that was begun last."""
@@ -159,6 +167,9 @@ def _write(directory: Path, pieces: list[_Piece]) -> None:
         path = directory / piece.path
         if piece.begins:
             path.parent.mkdir(mode=0o755, parents=True)
+        if piece.target is not None:
+            path.hardlink_to(piece.target)
+            continue
         # Unbuffered: bytes that the disk has refused must not be written again by close().
         with (
             add_path_to_errors(path),

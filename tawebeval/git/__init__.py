@@ -9,7 +9,7 @@ repositories and checkouts are evicted.
 `repository.BareRepository`: one bare repository: fetches, markers of commits, maintenance.
 `checkouts.CheckoutCache`: the checked-out trees, one for each tree. `commits`: the size of a
 commit's tree, from the output of git, before it is checked out; `submodules`: the URLs of its
-submodules. `command.GitRunner`: one git
+submodules; `lfs`: files in Git LFS. `command.GitRunner`: one git
 command, hardened, bounded and in a sandbox; `stderr_patterns` classifies its failure.
 `remotes.RemoteResolver`: the route from a URL to the one permitted address.
 `credentials.Credential`: a secret of private repositories; `keyring.Keyring` reads their files.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -29,8 +29,9 @@ from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Credential
 from tawebeval.git.keyring import Keyring
+from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
-from tawebeval.git.repository import BareRepository, FetchLimits
+from tawebeval.git.repository import BareRepository, FetchBudget, FetchLimits
 from tawebeval.git.stderr_patterns import is_repository_corrupt
 from tawebeval.linux.filetree import copy_tree, remove_tree
 
@@ -38,14 +39,15 @@ log = Logger()
 
 
 @attrs.define
-class _SubmoduleBudget:
+class _CommitBudget:
     """How many submodules a commit may have, those of its submodules among them.
 
-    Their last fetch begins before `deadline`, a time of the clock.
+    Their last fetch begins before `deadline`, a time of the clock. `fetches`: the bytes of all.
     """
 
     _limits: TreeLimits
     deadline: float
+    fetches: FetchBudget
     _count: int = 0
 
     def spend(self, path: str) -> None:
@@ -66,7 +68,7 @@ class _CheckoutRequest:
     caller: str
     credential: Credential | None
     again: bool
-    budget: _SubmoduleBudget
+    budget: _CommitBudget
 
 
 @attrs.define
@@ -76,14 +78,15 @@ class _Entry:
     bare: BareRepository
     size: int = 0
     users: int = 0
-    fetches: SingleFlight[tuple[Repository, str], Commit] = attrs.field(factory=SingleFlight)
+    fetches: SingleFlight[tuple[Repository, str, int], Commit] = attrs.field(factory=SingleFlight)
 
 
 class RepositoryCache:
     """Checked-out trees of commits, fetched at most once, in the directory `root`.
 
     `remotes` permits URLs, `limits` bound fetches and trees, `keyring` chooses credentials.
-    `capacity`: bytes on the disk, exceeded only by what is in use.
+    `capacity`: bytes on the disk, exceeded only by what is in use. `lfs`: None if files in Git LFS
+    are not fetched.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class RepositoryCache:
         keyring: Keyring,
         *,
         capacity: int,
+        lfs: LfsClient | None = None,
     ) -> None:
         self._root = root
         self._git = git
@@ -104,6 +108,7 @@ class RepositoryCache:
         self._remotes = remotes
         self._limits = limits
         self._keyring = keyring
+        self._lfs = lfs
         self.counters = CacheCounters()
         # Used since uses were last noted on the disk, the latest last.
         self._recently_used: dict[Path, None] = {}
@@ -121,8 +126,11 @@ class RepositoryCache:
         repositories = sum(entry.size for entry in self._entries.values())
         return {"repositories": repositories, "checkouts": self._checkouts.disk_bytes}
 
-    def load_existing(self) -> None:
-        """Take over the cache of an earlier daemon, as far as it fits. Blocks."""
+    def load_existing(self, on_load: Callable[[], object] = lambda: None) -> None:
+        """Take over the cache of an earlier daemon, as far as it fits. Blocks.
+
+        `on_load` is called before anything is evicted, and may resume checkouts.
+        """
         found = []
         for path in self._root.iterdir():
             if path.suffix in (".git", CHECKOUT_SUFFIX):
@@ -135,12 +143,17 @@ class RepositoryCache:
             else:
                 entry = self._add(path.name)
                 entry.size = entry.bare.load_existing()
+        on_load()
         for path in self._detach_excess():
             remove_tree(path)
 
+    def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
+        """Return a checkout that an evaluation of an earlier daemon uses, by its path."""
+        return self._checkouts.resume_checkout(commit, path)
+
     def _add(self, name: str) -> _Entry:
         bare = BareRepository(
-            self._root / name, self._git, self._threads, self._remotes, self._limits
+            self._root / name, self._git, self._threads, self._remotes, self._limits, self._lfs
         )
         entry = self._entries[name] = _Entry(bare)
         return entry
@@ -156,9 +169,19 @@ class RepositoryCache:
             return False
         credential = self._keyring.choose_credential(repository.url, caller)
         entry = self._entries.get(self._name(repository.url, credential))
-        commit = entry.bare.find_marked_commit(oid) if entry is not None else None
+        commit = entry.bare.find_marked_commit(oid) if entry is not None and oid else None
         # For submodules, which may be on any host, it may.
         return commit is None or bool(commit.submodules)
+
+    async def resolve_branch(self, repository: Repository, caller: str = ANONYMOUS) -> str:
+        """Return the OID of the newest commit of the repository's branch.
+
+        Each call asks the server, so that a push is seen at once. Raises: EvaluationError.
+        """
+        self._remotes.check_url(repository.url)
+        credential = self._keyring.choose_credential(repository.url, caller)
+        async with self._use(repository.url, credential) as entry:
+            return await entry.bare.resolve_branch(repository, credential)
 
     async def check_out_commit(
         self, repository: Repository, oid: str, caller: str = ANONYMOUS, *, again: bool = False
@@ -170,11 +193,11 @@ class RepositoryCache:
         """
         limits = self._limits
         deadline = limits.clock.seconds() + limits.timeout
-        budget = _SubmoduleBudget(limits.tree_limits, deadline)
+        budget = _CommitBudget(limits.tree_limits, deadline, FetchBudget(limits.max_bytes))
         return await self._check_out(repository, oid, caller, again, budget)
 
     async def _check_out(
-        self, repository: Repository, oid: str, caller: str, again: bool, budget: _SubmoduleBudget
+        self, repository: Repository, oid: str, caller: str, again: bool, budget: _CommitBudget
     ) -> Checkout:
         self._remotes.check_url(repository.url)
         credential = self._keyring.choose_credential(repository.url, caller)
@@ -203,9 +226,9 @@ class RepositoryCache:
         if not request.again:
             self.counters.record_lookup("commits", commit is not None)
         if commit is None:
-            commit = await entry.fetches.run_once(
-                (request.repository, request.oid), lambda: self._fetch(entry, request)
-            )
+            # A fetch with a smaller budget may fail where this one would not.
+            wanted = request.repository, request.oid, request.budget.fetches.left
+            commit = await entry.fetches.run_once(wanted, lambda: self._fetch(entry, request))
         self._limits.tree_limits.check_tree(commit.file_count, commit.size)
         before = self._checkouts.disk_bytes
         with ExitStack() as used:
@@ -324,7 +347,7 @@ class RepositoryCache:
         begin, ended = self._limits.clock.seconds(), "failed"
         try:
             commit = await entry.bare.fetch_commit(
-                request.repository, request.oid, request.credential
+                request.repository, request.oid, request.credential, request.budget.fetches
             )
             ended = "fetched"
         except CancelledError:

@@ -120,6 +120,11 @@ class CheckoutCache:
         self._on_use(stored.path)
         return stored.use(commit)
 
+    def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
+        """Return a checkout that is in use already. It may be damaged: then its user sees it so."""
+        stored = self._stored.get(path.name)
+        return Checkout(commit, path, lambda: None) if stored is None else stored.use(commit)
+
     def _find(self, name: str) -> _StoredCheckout | None:
         stored = self._stored.get(name)
         if stored is not None and not stored.path.is_dir():

@@ -73,6 +73,7 @@ class TreeMeter:
     _limits: TreeLimits
     file_count: int = 0
     size: int = 0
+    has_attributes: bool = False
     submodules: list[Submodule] = attrs.field(factory=list)
     _rest: bytes = b""
 
@@ -83,6 +84,7 @@ class TreeMeter:
             head, _, path = entry.partition(b"\t")
             self._check_path(path)
             self.file_count += 1
+            self.has_attributes |= path.rpartition(b"/")[2] == b".gitattributes"
             mode, _, oid, size = head.split()
             if mode == _SUBMODULE:
                 self.submodules.append(
@@ -147,4 +149,11 @@ class CommitInspection:
             return None
         meter = self._meter
         tree = found[2].decode()
-        return Commit(self._oid, tree, meter.file_count, meter.size, tuple(meter.submodules))
+        return Commit(
+            self._oid,
+            tree,
+            meter.file_count,
+            meter.size,
+            tuple(meter.submodules),
+            meter.has_attributes,
+        )

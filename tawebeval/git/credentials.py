@@ -47,6 +47,11 @@ class Login:
         """The answer to git's request for a credential (git-credential(1))."""
         return f"username={self._username}\npassword={self._password}\n".encode()
 
+    @property
+    def basic_authorization(self) -> str:
+        """The value of the header `Authorization` (RFC 7617)."""
+        return "Basic " + b64encode(f"{self._username}:{self._password}".encode()).decode()
+
     def scrub_password(self, text: str) -> str:
         """Return `text` with stars for the password, plain or encoded as in HTTP."""
         for form in self._forms():

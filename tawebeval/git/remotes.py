@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 from os.path import abspath, realpath
 from pathlib import Path
-from typing import Any
 
 import attrs
+from twisted.logger import Logger
 
 from tawebeval.core.form import check_repository_url
 from tawebeval.core.hosts import (
+    Address,
     GitRoute,
-    HostPolicy,
     UrlServer,
     build_git_route,
     parse_local_path,
@@ -22,13 +22,15 @@ from tawebeval.core.hosts import (
 from tawebeval.errors import EvaluationFailure, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
 from tawebeval.git.submodules import resolve_submodule_url
-from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, Resolver, UnknownHost
+from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, UnknownHost
+
+log = Logger()
 
 # These lead to files that a process of the daemon has open.
 KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
-@attrs.define
+@attrs.frozen
 class RemoteResolver:
     """The operator's rules for URLs, and the look-up of their hosts.
 
@@ -36,16 +38,9 @@ class RemoteResolver:
     `protocols`: those allowed, by git's names.
     """
 
-    policy: HostPolicy
-    _resolver: Resolver
-    _clock: Any
+    _addresses: CheckedResolver
     _own: Sequence[Path] = ()
     _protocols: Sequence[str] = ("https",)
-
-    @property
-    def _addresses(self) -> CheckedResolver:
-        """Addresses under the current rules; a look-up ends under those with which it began."""
-        return CheckedResolver(self.policy, self._resolver, self._clock)
 
     def check_url(self, url: str) -> bool:
         """Check a URL without a look-up; return whether it leads over a network.
@@ -66,6 +61,30 @@ class RemoteResolver:
             raise EvaluationFailure("repository", f"the URL {url!r:.200} {error}") from None
         return found
 
+    def check_web_url(self, url: str) -> UrlServer:
+        """Return the server of a URL over http or https, as far as these are allowed.
+
+        Raises: EvaluationError.
+        """
+        allowed = [each for each in self._protocols if each in ("https", "http")]
+        try:
+            check_repository_url(url, allowed)
+        except ValueError as error:
+            shown = url.partition("?")[0]  # a signature may follow
+            raise EvaluationFailure("repository", f"the URL {shown!r:.200} {error}") from None
+        target = self._target(url)
+        assert target is not None, "of a URL with a host"
+        return target
+
+    async def find_address(self, target: UrlServer, timeout: float = LOOKUP_TIMEOUT) -> Address:
+        """Return the permitted address of a server. Raises: EvaluationError."""
+        try:
+            return await self._addresses.find_address(target, timeout)
+        except (ForbiddenHost, UnknownHost) as error:
+            raise EvaluationFailure("repository", str(error)) from None
+        except LookupFailed as error:
+            raise EvaluationFailure("lost", str(error), is_daemon_fault=False) from None
+
     async def find_route(
         self, url: str, credential: Credential | None = None, timeout: float = LOOKUP_TIMEOUT
     ) -> tuple[GitRoute, Login | None]:
@@ -78,12 +97,7 @@ class RemoteResolver:
             path = parse_local_path(url)
             # git also finds `x.git` by the name `x`.
             return GitRoute(url, local_path=path, readable_paths=(path, f"{path}.git")), None
-        try:
-            address = await self._addresses.find_address(target, timeout)
-        except (ForbiddenHost, UnknownHost) as error:
-            raise EvaluationFailure("repository", str(error)) from None
-        except LookupFailed as error:
-            raise EvaluationFailure("lost", str(error), is_daemon_fault=False) from None
+        address = await self.find_address(target, timeout)
         if credential is None:
             return build_git_route(url, target, address), None
         login = credential.make_login(target, address)
@@ -106,11 +120,20 @@ class RemoteResolver:
                 message = f"cannot read the repository {path}: {error.strerror}"
                 raise EvaluationFailure("repository", message) from None
         places = [Path(find(name)) for name in names for find in (abspath, realpath)]
-        for own in (*self._own, *KERNEL_DIRECTORIES):
-            if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
+        refused = (*self._own, *KERNEL_DIRECTORIES)
+        if any(one.is_relative_to(own) for own in refused for one in places):
+            raise EvaluationFailure(
+                "repository",
+                f"{path} is in a directory of the daemon or the kernel; move the repository",
+            )
+        for own in refused:
+            if any(own.is_relative_to(one) for one in places):
+                # Only the operator may learn where the daemon has its directories.
+                log.info("refused the repository {path}: it contains {own}", path=path, own=own)
                 raise EvaluationFailure(
                     "repository",
-                    f"{path} is in a directory of the daemon or the kernel; move the repository",
+                    f"{path} contains a directory of the daemon, which the log names; start the"
+                    " daemon with STATE_DIRECTORY and CACHE_DIRECTORY outside of the repository",
                 )
 
     def _target(self, url: str) -> UrlServer | None:

@@ -1,8 +1,10 @@
 """One bare repository in the cache: its commits, fetches, maintenance, and size on the disk.
 
 Beside git's own files a repository has `url`, for people, and `commits/`: a marker for each commit
-that is present with its whole tree, named by the commit's OID. A marker holds the OID of the tree,
-the number of its files, their bytes, and the submodules, so that known commits need no git process.
+that is present with its whole tree, named by the commit's OID. A marker holds its format, the OID
+of the tree, the number of its files, their bytes, and the submodules, so that known commits need no
+git process.
+`lfs/` has the contents of files in Git LFS, named by their SHA-256.
 
 Only the newest commits have a ref, and so a line in `shallow`, which git sends to the server with
 each fetch. The objects of the others stay: no command here removes objects without a ref.
@@ -14,8 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,11 +34,20 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.commits import CommitInspection, TreeLimits, build_inspection_commands
-from tawebeval.git.credentials import Credential
+from tawebeval.git.credentials import Credential, Login
+from tawebeval.git.lfs import (
+    LfsClient,
+    Pointer,
+    build_detection_command,
+    explain_unfetched_pointer,
+    fill_pointers,
+    find_missing,
+    find_pointers,
+)
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.stderr_patterns import explain_fetch, is_commit_missing, is_commit_unadvertised
 from tawebeval.git.submodules import SubmoduleUrls, build_list_command
-from tawebeval.linux.filetree import remove_tree, walk_tree
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.command_sandbox import SandboxAccess
 
@@ -57,7 +67,7 @@ _FETCH = (
 _SERVE_OTHER_USERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 _LEFTOVERS = (
     *("*.lock", "refs/**/*.lock", "objects/tmp_*", "objects/pack/tmp_*"),
-    *("objects/pack/.tmp-*", "objects/pack/*.keep"),
+    *("objects/pack/.tmp-*", "objects/pack/*.keep", "lfs/*.new", "lfs/checkout"),
 )
 _INFINITE_DEPTH = 2**31 - 1  # git-fetch(1)
 # Without a window git searches no deltas, but keeps those of servers: time depends on bytes alone.
@@ -68,7 +78,8 @@ _DIRECTORIES_SIZE = 48 * 1024  # bytes on the disk, of a dozen directories
 _REFS = 8  # newest commits that have a ref, on which a server can base a pack
 _MAINTENANCE_FILES = 100  # files added before maintenance is due; a fetch adds two or three
 _LOCK_TIMEOUT = 5.0  # seconds that a fetch waits for maintenance, and maintenance for fetches
-_MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
+# Its 2 is the format: in the first one, the bytes were without files in Git LFS.
+_MARKER = re.compile(r"2 ([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
 _POLL_INTERVAL = 0.25  # seconds between two measurements of a fetch
 _INITIAL_DIRECTORIES = (
     *("objects", "objects/info", "objects/pack"),
@@ -83,8 +94,7 @@ _CONFIG = """\
 """
 # Check files out as they were committed, whatever the tree's own .gitattributes say.
 _ATTRIBUTES = "* -text -ident -filter !working-tree-encoding\n"
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
-_MAX_POINTER = 1024  # bytes
+_LARGE = "lfs"  # the directory with the contents of files in Git LFS
 _MARKERS = "commits"  # the directory with the markers
 
 _Files = Mapping[str, os.stat_result]
@@ -95,7 +105,7 @@ class FetchLimits:
     """Limits of fetches and trees.
 
     `timeout`: seconds for a fetch with all its attempts, and as many for checking out.
-    `max_bytes`: bytes that each attempt may add to the repository.
+    `max_bytes`: bytes that all fetches of one commit may add, those of its submodules among them.
     `tree_limits`: limits of the commit's tree.
     """
 
@@ -106,10 +116,33 @@ class FetchLimits:
 
 
 @attrs.define
+class FetchBudget:
+    """The bytes that the fetches of one commit may add, and those that they have added."""
+
+    max_bytes: int
+    spent: int = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that a fetch may add."""
+        return max(self.max_bytes - self.spent, 0)
+
+    def make_failure(self) -> EvaluationFailure:
+        """Return the error of a fetch that would add more."""
+        words = "the repositories of the commit are" if self.spent else "the repository is"
+        return EvaluationFailure(
+            "repository",
+            f"{words} over {format_size(self.max_bytes)} (repositories.fetch_bytes)",
+            {"limit": "repositories.fetch_bytes", "value": self.max_bytes},
+        )
+
+
+@attrs.define
 class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
-    One lock covers fetches, maintenance and removal. `generation` counts removals
+    One lock covers fetches, maintenance and removal. `lfs`: None if files in Git LFS are not
+    fetched. `generation` counts removals
     (`discard_generation`). `is_empty` tells that no fetch has added anything yet.
     """
 
@@ -118,6 +151,7 @@ class BareRepository:
     _threads: WorkerThreads
     _remotes: RemoteResolver
     _limits: FetchLimits
+    _lfs: LfsClient | None = None
     generation: int = 0
     is_empty: bool = True
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
@@ -145,9 +179,19 @@ class BareRepository:
     def _mark(self, commit: Commit) -> None:
         unfinished = self._marker(commit.oid).with_suffix(".new")
         submodules = json.dumps([attrs.astuple(each) for each in commit.submodules])
-        unfinished.write_text(f"{commit.tree_oid} {commit.file_count} {commit.size} {submodules}")
+        counts = f"{commit.file_count} {commit.size}"
+        unfinished.write_text(f"2 {commit.tree_oid} {counts} {submodules}")
+        self._unmark(commit.oid)
         self._markers_size += unfinished.stat().st_blocks * 512
         unfinished.replace(self._marker(commit.oid))
+
+    def _unmark(self, oid: str) -> None:
+        """Remove the marker of a commit. Blocks."""
+        marker = self._marker(oid)
+        with suppress(FileNotFoundError):
+            size = marker.stat().st_blocks * 512
+            marker.unlink()
+            self._markers_size -= size
 
     @property
     def has_commits(self) -> bool:
@@ -170,7 +214,7 @@ class BareRepository:
         Markers, of which there may be many, are counted as they are written.
         """
         found = _list_files(self.path)
-        self._files = len(found)
+        self._files = sum(not name.startswith(_LARGE) for name in found)
         self.is_empty = not self.has_commits and not any(
             name.startswith("objects") for name in found
         )
@@ -239,6 +283,17 @@ class BareRepository:
 
         Raises: EvaluationError.
         """
+        await self._read_tree(commit, tree, index)
+        pointer = await self._threads.run_in_thread(
+            fill_pointers, tree, self.path / _LARGE, commit.size
+        )
+        if pointer is not None:
+            # Whatever is wrong with the marker, the next request fetches the file.
+            await self._threads.run_in_thread(self._unmark, commit.oid)
+            why = "but not tracked in .gitattributes, or lost from the cache (then try again)"
+            raise explain_unfetched_pointer(pointer, why)
+
+    async def _read_tree(self, commit: Commit, tree: Path, index: Path) -> None:
         result = await self._git.run_command(
             self.path,
             f"--work-tree={tree}",
@@ -258,14 +313,6 @@ class BareRepository:
             )
         if result.status:
             raise _failed("git could not check out the commit; see stderr", result)
-        pointer = await self._threads.run_in_thread(_find_lfs_pointer, tree)
-        if pointer is not None:
-            raise EvaluationFailure(
-                "repository",
-                f"{pointer!r} is stored in Git LFS, which this server does not fetch; commit the"
-                " file itself (`git lfs migrate export`)",
-                {"path": pointer},
-            )
 
     async def discard_generation(self, generation: int) -> None:
         """Remove the repository, if it is still of that `generation`; the next fetch creates it."""
@@ -281,26 +328,101 @@ class BareRepository:
             self._lock.release()
 
     async def fetch_commit(
-        self, repository: Repository, oid: str, credential: Credential | None = None
+        self,
+        repository: Repository,
+        oid: str,
+        credential: Credential | None = None,
+        budget: FetchBudget | None = None,
     ) -> Commit:
         """Fetch a commit, mark it and return it; without a network if git has it already.
 
-        The timeout of the limits includes the wait for another fetch. Raises: EvaluationError.
+        `budget`: None for a new one. The timeout of the limits includes the wait for another fetch.
+        Raises: EvaluationError.
         """
-        fetching = Deferred.fromCoroutine(self._fetch(repository, oid, credential))
+        return await self._finish_in_time(
+            self._fetch(repository, oid, credential, budget or FetchBudget(self._limits.max_bytes)),
+            "the fetch of the repository",
+            ", with all attempts and the wait for other fetches",
+        )
+
+    async def resolve_branch(
+        self, repository: Repository, credential: Credential | None = None
+    ) -> str:
+        """Return the OID of the newest commit of the repository's branch.
+
+        The same limits hold as for a fetch. Raises: EvaluationError.
+        """
+        branch = repository.branch
+        words = f"the question for the branch {branch!r} of the repository"
+        found = await self._finish_in_time(self._list_branch(repository, credential), words)
+        if found is None:
+            raise EvaluationFailure(
+                "repository",
+                f"the repository has no branch {branch!r}; push it, or name another branch",
+            )
+        return found
+
+    async def _finish_in_time(
+        self, working: Coroutine[Deferred[Any], Any, _T], words: str, more: str = ""
+    ) -> _T:
+        """Return the result of `working`, within the timeout. Raises: EvaluationError."""
         seconds = self._limits.timeout
         try:
-            return await fetching.addTimeout(seconds, self._limits.clock)
+            return await Deferred.fromCoroutine(working).addTimeout(seconds, self._limits.clock)
         except DeadlineExceeded:
             raise EvaluationFailure(
                 "repository",
-                f"the fetch of the repository took over {seconds:g} seconds"
-                " (repositories.fetch_timeout), with all attempts and the wait for other fetches",
+                f"{words} took over {seconds:g} seconds (repositories.fetch_timeout){more}",
                 {"limit": "repositories.fetch_timeout", "value": seconds},
             ) from None
 
+    async def _list_branch(
+        self, repository: Repository, credential: Credential | None
+    ) -> str | None:
+        """Return the OID of the branch, None without one.
+
+        Needs the lock only where git has no directory yet: a fetch holds it for long.
+        """
+        if not self.path.exists():
+            await self._acquire()
+            try:
+                await self._threads.run_in_thread(self._create, repository.url)
+            finally:
+                self._lock.release()
+        route, login = await self._find_route(repository.url, credential)
+        ref = f"refs/heads/{repository.branch}"
+        result = await self._git.run_command(
+            self.path,
+            *("ls-remote", "--heads", *_serve_arguments(route)),
+            *("--end-of-options", route.url, ref),
+            environment=route.environment,
+            login=login,
+            source=route.local_path,
+            reach=SandboxAccess(
+                readable_paths=route.readable_paths, has_network=route.local_path is None
+            ),
+        )
+        if result.status:
+            raise _failed(explain_fetch(result.stderr), result)
+        # git also lists other refs that end in this name.
+        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
+        return found and found[1]
+
+    async def _find_route(
+        self, url: str, credential: Credential | None
+    ) -> tuple[GitRoute, Login | None]:
+        """Return the route to the repository, and the login. Raises: EvaluationError."""
+        # Before the timeout of the fetch: a silent name server is not the repository's fault.
+        lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
+        route, login = await self._remotes.find_route(url, credential, lookup)
+        if route.local_path is not None:
+            await self._threads.run_in_thread(
+                self._remotes.check_local_repository, route.local_path
+            )
+        return route, login
+
     async def _fetch(
-        self, repository: Repository, oid: str, credential: Credential | None
+        self, repository: Repository, oid: str, credential: Credential | None, budget: FetchBudget
     ) -> Commit:
         await self._acquire()
         complete = False
@@ -308,9 +430,11 @@ class BareRepository:
             created = await self._threads.run_in_thread(self._create, repository.url)
             commit = None if created else await self._inspect_commit(oid)
             if commit is None:
-                commit = await self._fetch_commit(repository, oid, credential)
+                commit = await self._fetch_commit(repository, oid, credential, budget)
             if commit.submodules:
                 commit = await self._find_submodule_urls(commit)
+            if commit.has_attributes:
+                commit = await self._fetch_large_files(commit, repository.url, credential, budget)
             await self._threads.run_in_thread(self._mark, commit)
             complete = True
             return commit
@@ -353,43 +477,87 @@ class BareRepository:
         await self._git.run_command(self.path, *build_list_command(commit.oid), on_stdout=urls.feed)
         return urls.complete(commit)
 
+    async def _fetch_large_files(
+        self, commit: Commit, url: str, credential: Credential | None, budget: FetchBudget
+    ) -> Commit:
+        """Fetch the files that are in Git LFS; return the commit with their bytes.
+
+        Raises: EvaluationError.
+        """
+        result = await self._git.run_command(self.path, *build_detection_command(commit.oid))
+        if result.status == 1:
+            return commit
+        if result.status:
+            raise _failed("git could not read .gitattributes; see stderr", result)
+        pointers = await self._list_pointers(commit)
+        if not pointers:
+            return commit
+        first = pointers[0].path
+        if self._lfs is None:
+            why = "which this server does not fetch (repositories.lfs)"
+            raise explain_unfetched_pointer(first, why)
+        if not url.startswith(("http://", "https://")):
+            why = "which this server fetches over https and http only; use such a URL"
+            raise explain_unfetched_pointer(first, why)
+        size = commit.size + sum(one.size - one.stored_size for one in pointers)
+        self._limits.tree_limits.check_tree(commit.file_count, size)
+        large = self.path / _LARGE
+        missing = await self._threads.run_in_thread(find_missing, pointers, large)
+        needed = sum(one.size for one in missing)
+        if needed > budget.left:
+            raise budget.make_failure()
+        await self._lfs.download_objects(url, missing, large, credential)
+        budget.spent += needed
+        return attrs.evolve(commit, size=size)
+
+    async def _list_pointers(self, commit: Commit) -> Sequence[Pointer]:
+        """Return the pointers in the tree of a commit. Raises: EvaluationError."""
+        scratch = self.path / _LARGE / "checkout"
+        tree, index = scratch / "tree", scratch / "index"
+
+        def begin() -> None:
+            for directory in (tree, index):
+                directory.mkdir(parents=True)
+
+        try:
+            await self._threads.run_in_thread(begin)
+            await self._read_tree(commit, tree, index)
+            return await self._threads.run_in_thread(find_pointers, tree)
+        finally:
+            await self._threads.run_in_thread(remove_tree, scratch)
+
     async def _fetch_commit(
-        self, repository: Repository, oid: str, credential: Credential | None
+        self, repository: Repository, oid: str, credential: Credential | None, budget: FetchBudget
     ) -> Commit:
         """Fetch a commit from its URL, by the cheapest refspec that the server allows."""
-        # Before the timeout of the fetch: a silent name server is not the repository's fault.
-        lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
-        route, login = await self._remotes.find_route(repository.url, credential, lookup)
-        if route.local_path is not None:
-            await self._threads.run_in_thread(
-                self._remotes.check_local_repository, route.local_path
-            )
+        route, login = await self._find_route(repository.url, credential)
         reach = SandboxAccess(
             (self.path,), route.readable_paths, has_network=route.local_path is None
         )
-        serve = () if route.local_path is None else (_SERVE_OTHER_USERS,)
         self._fetches += 1
         ref = f"refs/commits/{self._fetches % _REFS}"
         for arguments in _fetch_arguments(repository, route, f"{oid}:{ref}"):
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not arguments[0].startswith("--depth"):
                 deepen = (f"--depth={_INFINITE_DEPTH}",)
+            if not budget.left:
+                raise budget.make_failure()
             inspection = CommitInspection(oid, self._limits.tree_limits, before=1)
             fetch = partial(
                 self._git.run_command,
                 self.path,
-                *(*_FETCH, *serve, *deepen, *arguments),
+                *(*_FETCH, *_serve_arguments(route), *deepen, *arguments),
                 # In the sandbox of the fetch, which saves the start of another one.
                 next_commands=build_inspection_commands(oid),
                 on_stdout=inspection.feed,
                 environment=route.environment,
-                max_file_size=self._limits.max_bytes,
+                max_file_size=budget.left,
                 login=login,
                 source=route.local_path,
                 reach=reach,
             )
             result = await fetch_within_limits(
-                self._limits, self._threads, fetch, self.path, inspection.has_begun
+                self._limits.clock, budget, self._threads, fetch, self.path, inspection.has_begun
             )
             if inspection.has_begun():
                 commit = _inspected(inspection, result)
@@ -404,26 +572,6 @@ class BareRepository:
             f"the repository has no commit {oid}; push it, or name its branch in"
             " repository[branch]",
         )
-
-
-def _find_lfs_pointer(tree: Path) -> str | None:
-    """Return the path of a file whose content is in Git LFS, None without one. Blocks.
-
-    The tree has a pointer in its place (git-lfs specification, "The Pointer").
-    """
-    top = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for path, status in walk_tree(top):
-            if stat.S_ISREG(status.st_mode) and len(_LFS_POINTER) < status.st_size < _MAX_POINTER:
-                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
-                try:
-                    if os.read(file, len(_LFS_POINTER)) == _LFS_POINTER:
-                        return os.path.normpath(path)
-                finally:
-                    os.close(file)
-    finally:
-        os.close(top)
-    return None
 
 
 def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:
@@ -448,6 +596,11 @@ def _fetch_arguments(
         else:
             yield *source, branch
     yield "--prune", *source, "refs/*:refs/origin/*"
+
+
+def _serve_arguments(route: GitRoute) -> tuple[str, ...]:
+    """Return the option for a repository of this machine, which git serves to itself."""
+    return () if route.local_path is None else (_SERVE_OTHER_USERS,)
 
 
 def _inspected(inspection: CommitInspection, result: GitResult) -> Commit | None:
@@ -494,13 +647,14 @@ def _disk_usage(found: _Files) -> int:
 
 
 async def fetch_within_limits(
-    limits: FetchLimits,
+    clock: Any,
+    budget: FetchBudget,
     threads: WorkerThreads,
     fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
     repository: Path,
     is_complete: Callable[[], bool],
 ) -> GitResult:
-    """Return the result of `fetch`, which may add at most `limits.size` bytes to `repository`.
+    """Return the result of `fetch`, which may add the rest of `budget` to `repository`.
 
     `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. Of a
     fetch that raises EvaluationError before, nothing stays.
@@ -511,18 +665,19 @@ async def fetch_within_limits(
     Raises: EvaluationError, of `fetch` or for too many bytes.
     """
     before = await threads.run_in_thread(_list_files, repository)
+    limit = budget.left
     over = False
     fetching = Deferred.fromCoroutine(fetch())
 
     async def measure() -> None:
         nonlocal over
         now = await threads.run_in_thread(_list_files, repository)
-        if not over and _disk_usage(now) - _disk_usage(before) > limits.max_bytes:
+        if not over and _disk_usage(now) - _disk_usage(before) > limit:
             over = True
             fetching.cancel()
 
     polling = LoopingCall(lambda: Deferred.fromCoroutine(measure()))
-    polling.clock = limits.clock
+    polling.clock = clock
     polling.start(_POLL_INTERVAL, now=False)
     try:
         result = await fetching
@@ -530,31 +685,25 @@ async def fetch_within_limits(
         if not over:
             raise
     except EvaluationFailure:
-        if not await threads.run_in_thread(
-            _is_over, repository, before, limits.max_bytes, is_complete()
-        ):
+        after = await threads.run_in_thread(_list_files, repository)
+        if not _is_over(after, before, limit, is_complete()):
             await threads.run_in_thread(_undo, repository, before)
             raise
     else:
-        if not await threads.run_in_thread(
-            _is_over, repository, before, limits.max_bytes, is_complete()
-        ):
+        after = await threads.run_in_thread(_list_files, repository)
+        if not _is_over(after, before, limit, is_complete()):
+            budget.spent += max(_disk_usage(after) - _disk_usage(before), 0)
             return result
     finally:
         polling.stop()
     if is_complete() or not await threads.run_in_thread(_undo, repository, before):
         # The fetch ended before it was measured, and refs name its objects: remove all.
         await threads.run_in_thread(remove_tree, repository)
-    raise EvaluationFailure(
-        "repository",
-        f"the repository is over {format_size(limits.max_bytes)} (repositories.fetch_bytes)",
-        {"limit": "repositories.fetch_bytes", "value": limits.max_bytes},
-    )
+    raise budget.make_failure()
 
 
-def _is_over(repository: Path, before: _Files, limit: int, is_complete: bool) -> bool:
-    """Tell whether a fetch has added too many bytes, or a file at the kernel's limit. Blocks."""
-    after = _list_files(repository)
+def _is_over(after: _Files, before: _Files, limit: int, is_complete: bool) -> bool:
+    """Tell whether a fetch has added too many bytes, or a file at the kernel's limit."""
     if is_complete:
         return _disk_usage(after) - _disk_usage(before) > limit
     return any(after[name].st_size >= limit for name in after.keys() - before)

@@ -2,6 +2,7 @@
 
 `start_child` starts a program by `Popen`, which uses vfork; `ChildProcess` takes over a child,
 whichever program has started it; `Spawner` does both and knows which children still run.
+`PipedProcess` is what `ChildProcess` has in common with `kept_process.KeptProcess`.
 
 `reactor.spawnProcess` is not used: it walks over every open descriptor in the reactor's thread,
 forks if a directory is given, looks at every child whenever one ends, and reads 8 KiB at a time.
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import termios
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from resource import struct_rusage
 from time import thread_time
@@ -63,6 +65,8 @@ class PipeReader:
     __slots__ = (
         "_descriptor",
         "_holds",
+        "_is_ending",
+        "_is_turn_due",
         "_left",
         "_owner",
         "_paused",
@@ -80,9 +84,9 @@ class PipeReader:
         self._descriptor = descriptor
         self._owner = owner
         self._paused = False
-        self._left: int | None = (
-            None  # bytes to read before closing; None before `read_remaining_output`
-        )
+        self._left = 0  # bytes to read in turns of their own, whatever the reactor reports
+        self._is_ending = False  # whether the pipe is closed after them
+        self._is_turn_due = False
         self._holds = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
         reactor.addReader(self)
 
@@ -98,7 +102,7 @@ class PipeReader:
         """Read once; return the reason to close, if any."""
         began = thread_time()
         try:
-            chunk = os.read(self._descriptor, _READ)
+            chunk = self.read_chunk(_READ)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
@@ -112,6 +116,15 @@ class PipeReader:
             self.slow_read_seconds += took
         self._owner.on_pipe_data(self.descriptor_number, chunk)
         return None
+
+    def read_chunk(self, size: int) -> bytes:
+        """Return at most `size` bytes, b"" at the end. Raises: OSError."""
+        return os.read(self._descriptor, size)
+
+    def count_held_bytes(self) -> int:
+        """Return the bytes that can be read now (ioctl_tty(2), FIONREAD)."""
+        held = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
+        return int.from_bytes(held, sys.byteorder)
 
     def _enlarge(self) -> None:
         """Enlarge the pipe; at the user's limit of pipe pages leave it for a later read."""
@@ -137,34 +150,38 @@ class PipeReader:
         """Resume reading."""
         if self._paused and not self.is_closed:
             self._paused = False
-            if self._left is None:
-                self._reactor.addReader(self)
-            else:
-                self._reactor.callLater(0, self._drain)
+            self._read_on()
+
+    def read_in_turns(self, size: int) -> None:
+        """Read the next `size` bytes at once, each chunk in a turn of its own."""
+        self._reactor.removeReader(self)
+        self._left = size
+        self._read_on()
 
     def read_remaining_output(self) -> None:
         """Read the bytes that the pipe holds now, and close it: other writers may remain."""
         if not self.is_closed:
-            self._reactor.removeReader(self)
-            self._left = _held(self._descriptor)
-            self._reactor.callLater(0, self._drain)
+            self._is_ending = True
+            self.read_in_turns(self.count_held_bytes())
 
-    def _drain(self) -> None:
+    def _read_on(self) -> None:
+        if not self._left and not self._is_ending:
+            self._reactor.addReader(self)
+        elif not self._is_turn_due:
+            self._is_turn_due = True
+            self._reactor.callLater(0, self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_turn_due = False
         if self.is_closed or (self._paused and self._left):
             return
-        assert self._left is not None
-        chunk = os.read(self._descriptor, min(_READ, self._left)) if self._left else b""
+        chunk = self.read_chunk(min(_READ, self._left)) if self._left else b""
         if chunk:
             self._left -= len(chunk)
-            self._reactor.callLater(0, self._drain)
+            self._read_on()
             self._owner.on_pipe_data(self.descriptor_number, chunk)
         else:
             self.connectionLost(Failure(CONNECTION_DONE))
-
-
-def _held(descriptor: int) -> int:
-    """Return the bytes in a pipe (ioctl_tty(2), FIONREAD)."""
-    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def open_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
@@ -220,12 +237,16 @@ def start_child(
 
 
 def open_started_child(pid: int, stdout: int, stderr: int) -> StartedProcess:
-    """Open a pidfd for a child of this process; without one, kill the child. Raises: OSError."""
+    """Open a pidfd for a child of this process or of the keeper; without one, kill the child.
+
+    Raises: OSError.
+    """
     try:
         return StartedProcess(pid, os.pidfd_open(pid), stdout, stderr)
     except OSError:
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
         raise
 
 
@@ -259,7 +280,11 @@ def wait_for_exit(started: StartedProcess, timeout: float) -> tuple[int, bytes]:
                         printed += chunk
                     if not ended:
                         waiting.unregister(pipe)
-    return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]), bytes(printed)
+    try:
+        status = os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])
+    except ChildProcessError:  # it is another one's child, or was reaped already
+        status = 0
+    return status, bytes(printed)
 
 
 STDOUT, STDERR = 1, 2
@@ -269,12 +294,12 @@ STDOUT, STDERR = 1, 2
 class _PidReader:
     """The pidfd of a child, readable at the child's end."""
 
-    __slots__ = ("_child", "_descriptor", "_reactor")
+    __slots__ = ("_descriptor", "_process", "_reactor")
 
-    def __init__(self, reactor: Any, descriptor: int, child: ChildProcess) -> None:
+    def __init__(self, reactor: Any, descriptor: int, process: PipedProcess) -> None:
         self._reactor = reactor
         self._descriptor = descriptor
-        self._child = child
+        self._process = process
         reactor.addReader(self)
 
     def fileno(self) -> int:
@@ -285,12 +310,11 @@ class _PidReader:
 
     def doRead(self) -> None:
         self._reactor.removeReader(self)
-        os.close(self._descriptor)
-        self._descriptor = -1
-        self._child.on_exit()
+        descriptor, self._descriptor = self._descriptor, -1
+        self._process.on_exit(descriptor)
 
     def connectionLost(self, reason: Failure) -> None:
-        """Do nothing: the reactor stops, and the child with it."""
+        """Do nothing: the reactor stops."""
 
 
 class StdoutProducer(Protocol):
@@ -306,7 +330,8 @@ class StdoutProducer(Protocol):
 class ProcessTransport(StdoutProducer, Protocol):
     """A process whose output and exit drive a `ProcessProtocol`: what a run of an evaluator needs.
 
-    Implemented by `ChildProcess`, for children of the daemon. The duties:
+    Implemented by `ChildProcess`, for children of the daemon, and by `kept_process.KeptProcess`,
+    for children of the keeper. The duties:
 
     - call `makeConnection(self)` of the protocol first;
     - call `childDataReceived(1 or 2, data)` with all bytes of stdout and stderr, in order and
@@ -331,6 +356,10 @@ class ProcessTransport(StdoutProducer, Protocol):
     def slow_read_seconds(self) -> float:
         """The processor time of slow reads of stdout and stderr, in seconds."""
 
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the exit or a part of the output is unknown; None if both are known."""
+
     def signal_group(self, number: int) -> None:
         """Send a signal to the process group, also after the process's own end."""
 
@@ -338,19 +367,17 @@ class ProcessTransport(StdoutProducer, Protocol):
         """Read the bytes that the pipes hold now, and close them: other processes may hold them."""
 
 
-class ChildProcess:
-    """A running child: the transport of its `ProcessProtocol`, and a `ProcessTransport`.
+class PipedProcess(ABC):
+    """A process with two pipes and a pidfd: the transport of its `ProcessProtocol`.
 
     Of `IProcessTransport` it has `pid` and the methods of a producer; there is no stdin to write
-    to, and signals go to the whole process group. `resource_usage` is the resource usage of the
-    child and of the children that it waited for; None until its end. Thousands may run, so each is
-    small.
+    to. A subclass opens `_stdout` and `_stderr` before it calls `__init__`, and reports the exit by
+    `set_exit`. Thousands may run, so each is small.
     """
 
     __slots__ = (
         "_ended",
         "_protocol",
-        "_reaped",
         "_reason",
         "_stderr",
         "_stdout",
@@ -358,28 +385,21 @@ class ChildProcess:
         "resource_usage",
     )
 
-    def __init__(
-        self,
-        reactor: Any,
-        protocol: ProcessProtocol,
-        started: StartedProcess,
-        reaped: Callable[[int], object] = lambda pid: None,
-    ) -> None:
-        """Take over a child. `reaped(pid)` is called when the kernel may use `pid` again."""
+    _stdout: PipeReader
+    _stderr: PipeReader
+
+    def __init__(self, reactor: Any, protocol: ProcessProtocol, pid: int, pidfd: int) -> None:
         self.resource_usage: struct_rusage | None = None
-        self.pid = started.pid
-        self._reaped = reaped
+        self.pid = pid
         self._protocol = protocol
         self._reason: Failure | None = None  # of its end
         self._ended = False
-        _PidReader(reactor, started.pidfd, self)
-        self._stdout = PipeReader(reactor, started.stdout, STDOUT, self)
-        self._stderr = PipeReader(reactor, started.stderr, STDERR, self)
+        _PidReader(reactor, pidfd, self)
         protocol.makeConnection(self)
 
     @property
     def is_running(self) -> bool:
-        """Whether the child itself runs, whatever its own children do."""
+        """Whether the process itself runs, whatever its own children do."""
         return self._reason is None
 
     @property
@@ -387,8 +407,13 @@ class ChildProcess:
         """The processor time of slow reads of stdout and stderr, in seconds."""
         return self._stdout.slow_read_seconds + self._stderr.slow_read_seconds
 
+    @property
+    def lost_reason(self) -> str | None:
+        """None: the exit and the output are known."""
+        return None
+
     def on_pipe_data(self, name: int, chunk: bytes) -> None:
-        """Pass on output of the child."""
+        """Pass on output of the process."""
         self._protocol.childDataReceived(name, chunk)
 
     def on_pipe_end(self, name: int) -> None:
@@ -396,10 +421,13 @@ class ChildProcess:
         self._protocol.childConnectionLost(name)
         self._check_end()
 
-    def on_exit(self) -> None:
-        """Reap the child, and tell the protocol its exit status."""
-        _, status, self.resource_usage = os.wait4(self.pid, 0)
-        self._reaped(self.pid)
+    @abstractmethod
+    def on_exit(self, pidfd: int) -> None:
+        """Take the exit of the process, and its pidfd, which this object closes from now on."""
+
+    def set_exit(self, status: int, usage: struct_rusage | None) -> None:
+        """Tell the protocol the exit: the status as of wait4(2), and the resource usage."""
+        self.resource_usage = usage
         code = os.waitstatus_to_exitcode(status)
         self._reason = Failure(
             ProcessDone(status)
@@ -417,12 +445,16 @@ class ChildProcess:
             and not self._ended
         ):
             self._ended = True
+            self.on_end()
             self._protocol.processEnded(self._reason)
 
+    @abstractmethod
+    def on_end(self) -> None:
+        """Close what is open after the exit and the ends of both pipes."""
+
+    @abstractmethod
     def signal_group(self, number: int) -> None:
-        """Send a signal to the child's process group, also after the child's own end."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        """Send a signal to the process group, also after the process's own end."""
 
     def read_remaining_output(self) -> None:
         """Read what the pipes hold now, and close them: other processes may keep them open."""
@@ -430,12 +462,56 @@ class ChildProcess:
         self._stderr.read_remaining_output()
 
     def pauseProducing(self) -> None:
-        """Stop reading the child's stdout."""
+        """Stop reading stdout."""
         self._stdout.pauseProducing()
 
     def resumeProducing(self) -> None:
-        """Read the child's stdout again."""
+        """Read stdout again."""
         self._stdout.resumeProducing()
+
+
+class ChildProcess(PipedProcess):
+    """A running child of this process: a `ProcessTransport`.
+
+    `resource_usage` is the resource usage of the child and of the children that it waited for.
+    """
+
+    __slots__ = ("_reaped",)
+
+    def __init__(
+        self,
+        reactor: Any,
+        protocol: ProcessProtocol,
+        started: StartedProcess,
+        reaped: Callable[[int], object] = lambda pid: None,
+    ) -> None:
+        """Take over a child. `reaped(pid)` is called when the kernel may use `pid` again."""
+        self._reaped = reaped
+        self._stdout = PipeReader(reactor, started.stdout, STDOUT, self)
+        self._stderr = PipeReader(reactor, started.stderr, STDERR, self)
+        super().__init__(reactor, protocol, started.pid, started.pidfd)
+
+    def on_exit(self, pidfd: int) -> None:
+        """Reap the child, and tell the protocol its exit status."""
+        os.close(pidfd)
+        _, status, usage = os.wait4(self.pid, 0)
+        self._reaped(self.pid)
+        self.set_exit(status, usage)
+
+    def on_end(self) -> None:
+        """Do nothing: all is closed."""
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the child's process group, also after the child's own end."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+class ProcessAdopter(Protocol):
+    """What lets a started process drive a protocol."""
+
+    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ProcessTransport:
+        """Let a child that another program has started drive a protocol from now on."""
 
 
 class Spawner:

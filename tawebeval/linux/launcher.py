@@ -10,6 +10,9 @@ gone, and the overlay with it. So there is nothing to unmount, and namespaces re
 many there are. To mount takes a user namespace in which a process has all capabilities; outside of
 that it has none, and none of them is handed on.
 
+The mount namespace that overlays are mounted in can be a copy of one with few mounts, which another
+order has made before: bwrap reads the list of all mounts again for each one that it makes.
+
 An order is a message with descriptors: of a file with the words of it (`encode_order`), of a socket
 for the report, and of what the program gets as 1, 2 and so on; its stdin is `/dev/null`. The report
 begins, when all is ready for the program, with the number of its process, the devices that files of
@@ -28,9 +31,12 @@ import os
 import resource
 import signal
 import socket
+import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
+VERSION = 2
+"""The version of orders: a launcher may outlive the daemon that has started it."""
 READY_MESSAGE = b"ready"
 """The first message on the connection; a number after it is an errno, and the last one."""
 MOUNT, START = b"mount", b"start"
@@ -40,9 +46,11 @@ OOM_SCORE_ADJ = 500
 MAX_DESCRIPTORS = 16
 """How many a program can have, at most, and an order besides its file and the report."""
 
-_CLONE_NEWNS, _CLONE_PARENT = 0x20000, 0x8000
+_CLONE_NEWNS, _CLONE_PARENT, _CLONE_NEWUSER = 0x20000, 0x8000, 0x10000000
 _PR_SET_DUMPABLE, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
-_MS_NOSUID, _MS_NODEV = 2, 4
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2, 4, 32, 4096, 16384
+_MNT_DETACH = 2
+_ROOT = b"/tmp"  # where a new root is mounted first
 _UMASK = 0o022
 _FAILED = 127  # the exit status, which nobody but the kernel sees
 _TAKEN = b"\n"  # what a spare says when it has an order
@@ -65,7 +73,10 @@ def encode_order(*parts: Iterable[bytes]) -> bytes:
     The parts are: the lower, the upper and the work directory of the overlay, or a mount namespace
     to enter (a file of proc(5)), or nothing; files to
     write "0" to; limits, each as three numbers with colons between; the program with its arguments;
-    its environment; its directory, and by how much its nice value is higher.
+    its environment; its directory, by how much its nice value is higher, whether few mounts do, and
+    whether the program has a user namespace of its own.
+
+    Without a program the first part are the paths that programs see where few mounts do.
     """
     lists = [list(part) for part in parts]
     counts = " ".join(str(len(words)) for words in lists)
@@ -152,10 +163,14 @@ def enter_mounts(namespace: bytes) -> None:
     """Enter the mount namespace of another program that was started here. Raises OSError."""
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if _libc.setns(descriptor, _CLONE_NEWNS):
-            raise _error()
+        _enter_namespace(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _enter_namespace(descriptor: int) -> None:
+    if _libc.setns(descriptor, _CLONE_NEWNS):
+        raise _error()
 
 
 # Where the layers are of two file systems their files have a device each, other than that of
@@ -187,47 +202,139 @@ def _device_of_old_files(top: int) -> Iterator[int]:
             os.close(descriptor)
 
 
-def execute_order(words: int, report: socket.socket, outputs: Sequence[int]) -> None:
+def reduce_mounts(paths: Sequence[bytes]) -> None:
+    """Enter a mount namespace with nothing but these files and directories. Raises OSError."""
+    if _libc.unshare(_CLONE_NEWNS):
+        raise _error()
+    # By descriptors, for the new root hides what is below `_ROOT`.
+    opened = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in paths]
+    _mount(b"tmpfs", _ROOT, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755")
+    for path, descriptor in opened:
+        place = _ROOT + path
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.makedirs(place)
+        else:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        _mount(b"/proc/self/fd/%d" % descriptor, place, None, _MS_BIND | _MS_REC, None)
+    for name in os.listdir(b"/"):
+        if os.path.islink(b"/" + name):  # such as /lib
+            os.symlink(os.readlink(b"/" + name), _ROOT + b"/" + name)
+    os.makedirs(_ROOT + _ROOT, exist_ok=True)  # bwrap needs it, too
+    _mount(None, _ROOT, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV, None)
+    os.chdir(_ROOT)
+    # One over the other, as pivot_root(2) has it.
+    if _libc.pivot_root(b".", b".") or _libc.umount2(b".", _MNT_DETACH):
+        raise _error()
+
+
+def _mount(
+    source: bytes | None, place: bytes, kind: bytes | None, how: int, options: bytes | None
+) -> None:
+    if _libc.mount(source, place, kind, ctypes.c_ulong(how), options):
+        raise _error()
+
+
+def execute_order(words: int, report: socket.socket, outputs: Sequence[int], taken: Taken) -> None:
     """Become the program of an order. Returns where that fails, which the report tells."""
-    step = MOUNT
+    step = START
     try:
         order = os.pread(words, os.fstat(words).st_size, 0)
-        layers, groups, limits, argv, variables, (directory, niceness) = decode_order(order)
+        layers, groups, limits, argv, variables, (directory, niceness, few, own) = decode_order(
+            order
+        )
+        if not argv:
+            with contextlib.ExitStack() as failed:
+                failed.callback(taken.tell)
+                reduce_mounts(layers)
+                mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+                failed.pop_all()
+            taken.tell(mounts)
+            report.send(b"%d" % os.getpid())
+            return
+        taken.tell()
         environment = dict(each.split(b"=", 1) for each in variables)
         tops, numbers = [], [os.getpid()]
+        # These are not to be seen where few mounts are.
+        entries = [os.open(group, os.O_WRONLY | os.O_CLOEXEC) for group in groups]
+        step = MOUNT
         if len(layers) == 1:
             enter_mounts(layers[0])
         elif layers:
+            if int(few) and taken.mounts is not None:
+                _enter_namespace(taken.mounts)
             top, devices = mount_overlay(layers)
             tops.append(top)
             numbers += devices
         step = START
-        for group in groups:
-            _enter(group)
+        for entry in entries:
+            os.write(entry, b"0")
         os.nice(int(niceness))
         os.chdir(directory)
         for number, descriptor in enumerate(outputs, 1):
             os.dup2(descriptor, number)
         socket.send_fds(report, [b" ".join(b"%d" % number for number in numbers)], tops)
+        if int(own):
+            enter_user_namespace()
         for limit in limits:  # last of all, for they hold of this process, too
             number, soft, hard = map(int, limit.split(b":"))
-            resource.prlimit(0, number, (soft, hard))
+            _set_limit(number, soft, hard)
         os.execve(argv[0], argv, environment)  # noqa: S606  (no shell is wanted)
     except OSError as error:
         path = os.fsencode(error.filename or b"")
         report.send(b"\0".join((b"%d" % os.getpid(), step, b"%d" % (error.errno or 0), path)))
 
 
-def _enter(group: bytes) -> None:
-    descriptor = os.open(group, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, b"0")
-    finally:
-        os.close(descriptor)
+def _set_limit(number: int, soft: int, hard: int) -> None:
+    """Set a limit; the launcher's own hard limit, which nobody may raise, stands if it is lower."""
+    own = resource.getrlimit(number)[1]
+    if own != resource.RLIM_INFINITY:
+        soft, hard = (
+            own if one in (-1, resource.RLIM_INFINITY) else min(one, own) for one in (soft, hard)
+        )
+    resource.prlimit(0, number, (soft, hard))
 
 
-def wait_for_order(connection: socket.socket, taken: int) -> None:
-    """Wait for an order, and become what it says. Who reads from `taken` is told of that.
+def enter_user_namespace() -> None:
+    """Enter a new user namespace, in which the kernel counts for this process apart.
+
+    What limits count for a user (getrlimit(2)) is then not shared with others. Where the kernel
+    refuses it the limits hold for all together, and bwrap will tell the reason.
+    """
+    user, group = os.getuid(), os.getgid()
+    if _libc.unshare(_CLONE_NEWUSER):
+        return
+    _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0)  # or these files are root's
+    for name, line in (
+        ("setgroups", b"deny"),
+        ("uid_map", b"%d %d 1" % (user, user)),
+        ("gid_map", b"%d %d 1" % (group, group)),
+    ):
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/self/{name}", "wb", buffering=0) as file,
+        ):
+            file.write(line)
+
+
+class Taken:
+    """What a spare tells the launcher when it has an order.
+
+    `mounts` is a descriptor of the mount namespace with few mounts; None if there is none.
+    """
+
+    def __init__(self, connection: socket.socket, mounts: int | None) -> None:
+        self._connection = connection
+        self.mounts = mounts
+
+    def tell(self, mounts: int | None = None) -> None:
+        """Tell it, and hand the launcher a namespace that it shall keep."""
+        socket.send_fds(self._connection, [_TAKEN], [] if mounts is None else [mounts])
+        self._connection.close()
+
+
+def wait_for_order(connection: socket.socket, taken: Taken) -> None:
+    """Wait for an order, and become what it says. `taken` is told of that.
 
     Returns when there will be none any more. Until then this is in the process group of the
     launcher, and killed with it.
@@ -242,10 +349,8 @@ def wait_for_order(connection: socket.socket, taken: int) -> None:
     _, descriptors = receive_message(connection, 1, MAX_DESCRIPTORS + 2)
     if descriptors:
         os.setsid()
-        os.write(taken, _TAKEN)
-        os.close(taken)
         words, report, *outputs = descriptors
-        execute_order(words, socket.socket(fileno=report), outputs)
+        execute_order(words, socket.socket(fileno=report), outputs, taken)
 
 
 def serve_connection(connection: socket.socket) -> None:
@@ -253,18 +358,23 @@ def serve_connection(connection: socket.socket) -> None:
 
     One who ends without an order is the last one, too: another might end like him, and so on.
     """
+    mounts: int | None = None
     while True:
-        reading, taken = os.pipe()
+        reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if not fork_sibling():
             try:
-                wait_for_order(connection, taken)
+                wait_for_order(connection, Taken(writing, mounts))
             finally:
                 os._exit(_FAILED)
-        os.close(taken)
-        said = os.read(reading, len(_TAKEN))
-        os.close(reading)
+        writing.close()
+        said, given = receive_message(reading, len(_TAKEN), 1)
+        reading.close()
         if said != _TAKEN:
             return
+        if given:
+            if mounts is not None:
+                os.close(mounts)
+            (mounts,) = given
 
 
 def _expose_to_killer() -> None:

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -25,6 +25,8 @@ from twisted.logger import Logger
 from tawebeval.linux import launcher
 from tawebeval.linux.child import StartedProcess, open_pipe, open_started_child
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.keeper_client import KeeperAddress, KeeperChild, keep_bundle
+from tawebeval.linux.keeper_client import start_program as start_in_keeper
 from tawebeval.linux.privileges import User
 
 _ENDED = "the launcher of evaluators has ended"
@@ -68,7 +70,8 @@ def read_launch_report(report: socket.socket) -> tuple[int, MountedOverlay | Non
         if pid:
             os.kill(pid, signal.SIGKILL)
             if not isinstance(error, TimeoutError):  # after that the child may hang in the kernel
-                os.waitpid(pid, 0)
+                with contextlib.suppress(ChildProcessError):  # a child of the keeper
+                    os.waitpid(pid, 0)
         raise
     return pid, MountedOverlay(tops[0], frozenset(devices)) if tops else None
 
@@ -82,6 +85,8 @@ UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--mount", "--kee
 # The service user may lack permission to read the daemon's own Python.
 PYTHONS = (sys.executable, "/usr/bin/python3")
 LAUNCHER_SOURCE = Path(launcher.__file__).read_bytes()  # now, for the same reason
+LAUNCHER = f"launcher.{launcher.VERSION}."
+"""The beginning of the names of a keeper's bundles with a launcher that this release can use."""
 LAUNCHER_NAME = "tawebeval-launcher"
 """The name of the process in process lists."""
 
@@ -104,7 +109,11 @@ class LaunchSpec:
     - `descriptors`: the program has them under the numbers from `FIRST_DESCRIPTOR` on.
     - `cgroup_files`: the files of cgroups to which the process writes "0" to enter.
     - `rlimits`: soft and hard limits, by the RLIMIT numbers of `resource`.
+    - `is_counted_apart`: the process has a user namespace of its own, so that it shares no limit of
+      a user with others.
     - `niceness`: the increment over the daemon's nice value.
+    - `paths`: the paths that the program needs, besides the layers of its tree; None if it may need
+      any.
     - `mounts_of`: a started program, by its number, that mounted an overlay and still runs: the
       process sees its mounts.
     """
@@ -116,7 +125,9 @@ class LaunchSpec:
     cgroup_files: Sequence[str] = ()
     rlimits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
     niceness: int = 0
+    is_counted_apart: bool = False
     mounts_of: int | None = None
+    paths: Sequence[str] | None = None
 
 
 @attrs.frozen
@@ -131,7 +142,7 @@ class OverlayLayers:
     work: Path
 
 
-def _words(launch: LaunchSpec, layers: OverlayLayers | None) -> bytes:
+def _words(launch: LaunchSpec, layers: OverlayLayers | None, *, few_mounts: bool) -> bytes:
     mounts: Sequence[str | Path] = ()
     if layers is not None:
         mounts = (layers.lower, layers.upper, layers.work)
@@ -143,15 +154,42 @@ def _words(launch: LaunchSpec, layers: OverlayLayers | None) -> bytes:
         (f"{number}:{soft}:{hard}".encode() for number, (soft, hard) in launch.rlimits.items()),
         map(os.fsencode, launch.argv),
         (os.fsencode(f"{name}={value}") for name, value in launch.environment.items()),
-        [os.fsencode(launch.directory), b"%d" % launch.niceness],
+        [
+            os.fsencode(launch.directory),
+            b"%d" % launch.niceness,
+            b"%d" % few_mounts,
+            b"%d" % launch.is_counted_apart,
+        ],
     )
+
+
+_KERNEL_PATHS = ("/proc", "/dev")  # which bwrap needs itself
+
+
+def _list_outermost(paths: Iterable[str]) -> Sequence[str]:
+    """Return those paths that exist, have no link in them, and lie below no other one."""
+    found = list[str]()
+    for path in sorted({path for path in paths if path == os.path.realpath(path)}):
+        is_below = any(path.startswith(f"{one}/") for one in found)
+        if not is_below and path != "/" and os.path.exists(path):
+            found.append(path)
+    return found
+
+
+def _identify(path: str) -> tuple[int, int] | None:
+    """Return what tells a file from another one in its place; None if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 @attrs.frozen
 class LauncherProcess:
     """A process that runs `launcher`, and the connection to it."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | KeeperChild
     connection: socket.socket
 
     def read_error(self) -> ConnectionError:
@@ -164,9 +202,18 @@ class LauncherProcess:
                 return ConnectionResetError(number, f"{_NO_MORE}: {os.strerror(number)}")
         return ConnectionResetError(errno.ECONNRESET, _ENDED)
 
+    def leave(self) -> None:
+        """Close the connection; the launcher of a keeper lives on."""
+        self.connection.close()
+        if isinstance(self.process, KeeperChild):
+            os.close(self.process.pidfd)
+
     def close(self) -> None:
         """Kill the launcher and its spare process. Programs that it has started live on."""
         self.connection.close()
+        if isinstance(self.process, KeeperChild):
+            self.process.kill()
+            return
         # Its number is the process group of both, and not free before the launcher is reaped.
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -174,22 +221,25 @@ class LauncherProcess:
         self.process.wait()
 
 
-def start_launcher(*, mounting: bool, user: User | None = None) -> LauncherProcess:
+def start_launcher(
+    *, mounting: bool, user: User | None = None, keeper: str | None = None
+) -> LauncherProcess:
     """Start the launcher, as `user` if one is given. Raises: OSError.
 
     With `mounting` the launcher runs in a user namespace of its own, in which it may mount. The
     calling thread becomes the parent of all started programs: a program with PR_SET_PDEATHSIG ends
-    with this thread.
+    with this thread. With the path of a `keeper` its process becomes the parent instead, and the
+    launcher runs as the keeper's user.
     """
     errors = list[OSError]()
     for python in dict.fromkeys(PYTHONS):
         argv = [*(UNSHARE if mounting else ()), python]
         try:
             try:
-                return start_process(argv, user)
+                return start_process(argv, user, keeper)
             except ConnectionError:
                 log.warn("{what} at its start; starting another one", what=_ENDED)
-                return start_process(argv, user)
+                return start_process(argv, user, keeper)
         except OSError as error:
             errors.append(error)
     # A Python that started and then died explains more than one that could not be executed.
@@ -197,7 +247,9 @@ def start_launcher(*, mounting: bool, user: User | None = None) -> LauncherProce
     raise OSError(None, "; ".join(dict.fromkeys(str(e.strerror or e) for e in died or errors)))
 
 
-def start_process(python: Sequence[str], user: User | None) -> LauncherProcess:
+def start_process(
+    python: Sequence[str], user: User | None, keeper: str | None = None
+) -> LauncherProcess:
     """Start the launcher with this Python. Raises: OSError, TimeoutError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with (
@@ -207,17 +259,12 @@ def start_process(python: Sequence[str], user: User | None) -> LauncherProcess:
     ):
         try:
             ours.settimeout(TIMEOUT)
-            process = subprocess.Popen(
-                [*python, "-I", "-S", "/proc/self/fd/0", LAUNCHER_NAME],
-                env={},
-                cwd="/",
-                stdin=source,
-                stdout=theirs.fileno(),
-                stderr=complaint,
-                start_new_session=True,  # a key on the terminal shall not end it before the daemon
-                user=user.uid if user else None,
-                group=user.gid if user else None,
-                extra_groups=() if user else None,
+            argv = [*python, "-I", "-S", "/proc/self/fd/0", LAUNCHER_NAME]
+            streams = (source, theirs.fileno(), complaint)
+            process = (
+                _start_child(argv, streams, user)
+                if keeper is None
+                else start_in_keeper(keeper, argv, streams)
             )
         except OSError:
             ours.close()
@@ -236,6 +283,24 @@ def start_process(python: Sequence[str], user: User | None) -> LauncherProcess:
             raise
 
 
+def _start_child(
+    argv: Sequence[str], streams: Sequence[int], user: User | None
+) -> subprocess.Popen[bytes]:
+    stdin, stdout, stderr = streams
+    return subprocess.Popen(
+        argv,
+        env={},
+        cwd="/",
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,  # a key on the terminal shall not end it before the daemon
+        user=user.uid if user else None,
+        group=user.gid if user else None,
+        extra_groups=() if user else None,
+    )
+
+
 @contextlib.contextmanager
 def _in_memory(name: str, content: bytes = b"") -> Iterator[int]:
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -247,11 +312,31 @@ def _in_memory(name: str, content: bytes = b"") -> Iterator[int]:
 
 
 class LauncherClient:
-    """The client of one launcher at a time, which is replaced when it has ended."""
+    """The client of one launcher at a time, which is replaced when it has ended.
 
-    def __init__(self, *, mounting: bool = False, user: User | None = None) -> None:
+    With a `keeper` the started programs are the keeper's children (`linux.keeper`), and so is the
+    launcher, which outlives this process: only it can enter the mounts of what it has started.
+
+    A program that needs nothing but `paths` and what is below them sees no mount besides.
+    """
+
+    def __init__(
+        self,
+        *,
+        mounting: bool = False,
+        user: User | None = None,
+        keeper: KeeperAddress | None = None,
+        paths: Sequence[str] = (),
+    ) -> None:
         self._mounting = mounting
+        # Where few mounts are.
+        self._paths = _list_outermost((*_KERNEL_PATHS, *paths)) if mounting and paths else ()
+        self._beginnings = tuple(f"{path}/" for path in self._paths)
+        self._identities: list[tuple[int, int] | None] = []  # of the paths, as they are there
+        self._has_few_mounts = False
         self._user = user
+        self._keeper = keeper
+        self._may_take_over = True
         self.launcher: LauncherProcess | None = None
         self._lock = Lock()
 
@@ -281,12 +366,18 @@ class LauncherClient:
     def _start(
         self, launch: LaunchSpec, layers: OverlayLayers | None
     ) -> tuple[StartedProcess, MountedOverlay | None]:
+        if self._paths:
+            with contextlib.suppress(OSError):  # which is raised below
+                self.start_launcher()
+        few_mounts = layers is not None and self._needs_few_mounts(launch, layers)
         report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         report.settimeout(TIMEOUT)
         with contextlib.ExitStack() as reading, report:
             with contextlib.ExitStack() as writing:
                 writing.enter_context(theirs)
-                words = writing.enter_context(_in_memory("words", _words(launch, layers)))
+                words = writing.enter_context(
+                    _in_memory("words", _words(launch, layers, few_mounts=few_mounts))
+                )
                 stdout, stderr = (open_pipe(reading, writing) for _ in range(2))
                 given = [words, theirs.fileno(), stdout[1], stderr[1], *launch.descriptors]
                 asked = self._ask(given)
@@ -324,8 +415,74 @@ class LauncherClient:
 
     def _current(self) -> LauncherProcess:
         if self.launcher is None:
-            self.launcher = start_launcher(mounting=self._mounting, user=self._user)
+            self._identities = []
+            keeper = self._keeper
+            if keeper is None:
+                self.launcher = start_launcher(mounting=self._mounting, user=self._user)
+            else:
+                self.launcher = self._take_over(keeper) or self._start_in_keeper(keeper)
+        identities = [_identify(path) for path in self._paths]
+        if identities != self._identities:
+            self._has_few_mounts = False
+            self._has_few_mounts = self._reduce_mounts(self.launcher)
+            self._identities = identities
         return self.launcher
+
+    def _reduce_mounts(self, asked: LauncherProcess) -> bool:
+        """Have a launcher make a mount namespace with few mounts; return whether it can."""
+        paths = map(os.fsencode, self._paths)
+        order = launcher.encode_order(paths, (), (), (), (), [b"/", b"0", b"0", b"0"])
+        try:
+            report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with report:
+                report.settimeout(TIMEOUT)
+                with theirs, _in_memory("words", order) as words:
+                    socket.send_fds(asked.connection, [b"\n"], [words, theirs.fileno()])
+                pid, _ = read_launch_report(report)
+        except OSError as error:
+            log.debug("programs see all mounts of the machine: {why}", why=error.strerror)
+            return False
+        with contextlib.suppress(ChildProcessError):  # a child of the keeper
+            os.waitpid(pid, 0)
+        return True
+
+    def _needs_few_mounts(self, launch: LaunchSpec, layers: OverlayLayers) -> bool:
+        """Tell whether the few mounts, if they are there, do for a program and its tree."""
+        if launch.paths is None or not self._has_few_mounts:
+            return False
+        needed = (*launch.paths, *map(str, (layers.lower, layers.upper, layers.work)))
+        # A link, such as that of an environment, may lead elsewhere. No path is looked at besides
+        # the few: its disk may hang.
+        return all(
+            f"{path}/".startswith(self._beginnings)
+            and f"{os.path.realpath(path)}/".startswith(self._beginnings)
+            for path in needed
+        )
+
+    @property
+    def _bundle_name(self) -> str:
+        return LAUNCHER + ("mounting" if self._mounting else "plain")
+
+    def _take_over(self, keeper: KeeperAddress) -> LauncherProcess | None:
+        """Return the launcher of an earlier process of the daemon, once, if it lives."""
+        bundle = keeper.launchers.get(self._bundle_name)
+        if bundle is None or not self._may_take_over:
+            return None
+        self._may_take_over = False
+        connection = socket.socket(fileno=bundle.descriptors[0])
+        connection.settimeout(TIMEOUT)
+        try:
+            return LauncherProcess(KeeperChild(bundle.pid, os.pidfd_open(bundle.pid)), connection)
+        except ProcessLookupError:
+            connection.close()
+            return None
+
+    def _start_in_keeper(self, keeper: KeeperAddress) -> LauncherProcess:
+        started = start_launcher(mounting=self._mounting, keeper=keeper.path)
+        keep_bundle(
+            keeper.path, self._bundle_name, [started.connection.fileno()], started.process.pid
+        )
+        return started
 
     def drop_launcher(self, launcher: LauncherProcess) -> None:
         """End a launcher, unless it was replaced already."""
@@ -334,8 +491,11 @@ class LauncherClient:
                 self._end()
 
     def close(self) -> None:
-        """End the launcher; started programs run on."""
+        """End the launcher, unless a keeper has it; started programs run on."""
         with self._lock:
+            if self._keeper is not None and self.launcher is not None:
+                self.launcher.leave()
+                self.launcher = None
             self._end()
 
     def _end(self) -> None:

@@ -100,7 +100,10 @@ def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> st
 
 
 def _by_hand(directory: Path, user: User) -> str:
-    return f"name another directory, or create it: {build_install_command(directory, user.name)}"
+    return (
+        "name another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or create it: "
+        f"{build_install_command(directory, user.name)}"
+    )
 
 
 def build_install_command(directory: Path, user: str) -> str:
@@ -139,9 +142,22 @@ def read_secret_file(path: Path, parse: Callable[[str], Content]) -> Content:
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: not UTF-8") from None
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot read the file: {error.strerror}") from None
+        what = f"{path}: cannot read the file: {error.strerror}"
+        raise ConfigurationError(f"{what}{_find_hint(path, error)}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _find_hint(path: Path, error: OSError) -> str:
+    if not isinstance(error, PermissionError):
+        return ""
+    user = get_user_name(os.geteuid())
+    if str(path.parent) == os.environ.get("CREDENTIALS_DIRECTORY"):
+        return (
+            f" to systemd's copy (LoadCredential={path.name}:FILE); name FILE in the configuration"
+            f" instead, and let the user {user} read it: chown, chmod"
+        )
+    return f"; let the user {user} read the file: chown, chmod"
 
 
 def find_secret_file(

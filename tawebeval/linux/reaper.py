@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -26,6 +27,7 @@ from typing import Any
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from tawebeval.linux.cgroups.group import EvaluationCgroup
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import prctl
 
@@ -90,6 +92,28 @@ class OrphanReaper:
             await deferLater(self._reactor, _PAUSE)
         killed.update(pid for pid, belongs in found if belongs is not False)
         log.error("processes {pids} survive being killed", pids=sorted(killed))
+
+    async def kill_member(self, pid: int, group: EvaluationCgroup) -> None:
+        """Kill a process if it is in a cgroup, and return after its end.
+
+        Its parent may be another process. If that has reaped it, `pid` may be a stranger's.
+        """
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            if not group.has_process(pid):
+                return
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            for _ in range(_SEARCHES):
+                if select.select([pidfd], [], [], 0)[0]:
+                    return
+                await deferLater(self._reactor, _PAUSE)
+        finally:
+            os.close(pidfd)
+        log.error("process {pid} survives being killed", pid=pid)
 
     async def kill_child(self, pid: int) -> None:
         """Kill a process that has become a child, and return after its end."""

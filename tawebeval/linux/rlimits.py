@@ -57,26 +57,30 @@ class ResourceAllowance:
         return (Problem(str(self), self.remedy),)
 
 
-def check_hard_limits(limits: LimitSettings) -> None:
-    """Check that the daemon's hard limits allow an evaluator's limits.
+_OWN = ("the daemon's own", "the unit")
 
-    Raises: ConfigurationError.
+
+def check_hard_limits(limits: LimitSettings, keeper: int = 0) -> None:
+    """Check that the hard limits of the daemon, or of the process `keeper`, allow evaluators'.
+
+    Raises: ConfigurationError; PermissionError, if the limits of `keeper` cannot be read.
     """
+    whose, unit = ("the keeper's", "tawebeval-keeper.service") if keeper else _OWN
     largest = limits.largest
     for name, value, number, directive in (
         ("open_files", largest.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),
-        ("processes", largest.processes, resource.RLIMIT_NPROC, "LimitNPROC"),
+        ("processes", largest.processes + 1, resource.RLIMIT_NPROC, "LimitNPROC"),
         ("cpu", largest.cpu + 1, resource.RLIMIT_CPU, "LimitCPU"),
         ("file_size", largest.file_size, resource.RLIMIT_FSIZE, "LimitFSIZE"),
         ("memory", largest.memory, resource.RLIMIT_DATA, "LimitDATA"),
     ):
-        hard = get_hard_limit(number)
+        hard = get_hard_limit(number, keeper)
         if hard is not None and hard < value:
             chosen = getattr(largest, name) > getattr(limits, name)
             setting = f"limits.maximum.{name}" if chosen else f"limits.{name}"
             raise ConfigurationError(
-                f"{setting}: {value} is over the daemon's own hard limit, {hard}",
-                f"set {directive}={value} in the unit (or ulimit -H), or lower {setting}",
+                f"{setting}: {value} is over {whose} hard limit, {hard}",
+                f"set {directive}={value} in {unit} (or ulimit -H), or lower {setting}",
             )
 
 
@@ -92,12 +96,14 @@ def find_lowered_limits() -> Iterator[Problem]:
             )
 
 
-def compute_descriptor_allowance(configuration: Configuration) -> ResourceAllowance:
-    """Return the allowance of file descriptors.
+def compute_descriptor_allowance(
+    configuration: Configuration, journals: int = 0
+) -> ResourceAllowance:
+    """Return the allowance of file descriptors; `journals` is how many of them are for journals.
 
     Raises ConfigurationError where only a few connections are left beside the evaluations.
     """
-    there, wanted = count_allowed_descriptors(), count_needed_descriptors(configuration)
+    there, wanted = count_allowed_descriptors(), count_needed_descriptors(configuration) + journals
     fewest = _descriptors_besides(configuration) + MIN_CONNECTIONS
     if there < fewest:
         raise ConfigurationError(
@@ -126,15 +132,18 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def limit_connections(configuration: Configuration) -> Configuration:
+def limit_connections(configuration: Configuration, journals: int = 0) -> Configuration:
     """Return the configuration with no more connections than descriptors allow; log if fewer.
 
-    Raises ConfigurationError as `compute_descriptor_allowance` does.
+    Some connections are left even if there are too few descriptors for `journals`: an evaluation
+    without one ends with the daemon. Raises ConfigurationError as `compute_descriptor_allowance`
+    does.
     """
-    found = compute_descriptor_allowance(configuration)
+    found = compute_descriptor_allowance(configuration, journals)
     if not found.problems:
         return configuration
-    most = count_allowed_descriptors() - _descriptors_besides(configuration)
+    free = count_allowed_descriptors() - _descriptors_besides(configuration)
+    most = min(configuration.http.connections, max(MIN_CONNECTIONS, free - journals))
     log.warn(
         "file descriptors: {found}; connections are limited to {most} in place of {connections}"
         " (http.connections); {remedy}",
@@ -208,7 +217,10 @@ def _bounds(proc: Path) -> Iterator[int]:
                 yield most
 
 
-def get_hard_limit(number: int) -> int | None:
-    """Return the hard limit of a resource (getrlimit(2)); None if it is unlimited."""
-    hard = resource.getrlimit(number)[1]
+def get_hard_limit(number: int, pid: int = 0) -> int | None:
+    """Return the hard limit of a resource (getrlimit(2)); None if it is unlimited.
+
+    It is that of the process `pid`, or of this one. Raises: PermissionError.
+    """
+    hard = (resource.prlimit(pid, number) if pid else resource.getrlimit(number))[1]
     return None if hard == resource.RLIM_INFINITY else hard

@@ -10,12 +10,15 @@ its exit and usage. `evaluations` calls these methods; other kinds of sandbox im
   installations that trust all evaluators.
 - `seccomp`: the policy of allowed system calls; `bpf`: the assembler of the filter, which only
   computes.
+- `prepared_etc`: the /etc of sandboxes, copied from the machine's.
 - `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
 - `disk_usage`: disk usage, counted or read from a quota; `project_quotas`: quotas that root sets
   up.
 - `limit_monitor`: `LimitMonitor` checks, while runs go on, the limits that the kernel does not
   enforce.
-- `command_sandbox`: the sandbox of git commands.
+- `environments`: root file systems in place of the machine's programs; `environment_store`: their
+  import into the state directory.
+- `command_sandbox`: the sandbox of git commands, and of programs that unpack imports.
 - `submissions`: runs of submissions that an evaluator asks for; `broker`: the program that makes a
   sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
 """

@@ -15,12 +15,13 @@ import resource
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
+from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
@@ -28,10 +29,11 @@ from tawebeval.core.environment import add_tools
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.group import CgroupManager, EvaluationCgroup, ResourceUsage
-from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
+from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES, LARGE_USAGE_BYTES, DiskMeter
+from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import READ_ONLY_NAMES, Workspace, WorkspaceView
 
@@ -78,8 +80,8 @@ class SandboxedRun(ABC):
 
     The order of calls is: `start_evaluator`; `set_first_process`; any number of `send_signal` and
     `check_limits`, the latter in a thread; after the first process has exited
-    `kill_remaining_processes`, `interpret_exit`, `check_limits(final=True)` and `read_usage`;
-    `close`, also without a start.
+    `kill_remaining_processes`, `interpret_exit`, `read_usage`, and `check_limits(final=True)` after
+    a failure or else `check_memory`; `close`, also without a start.
     """
 
     has_network = True  # whether the evaluator reaches the network
@@ -177,12 +179,45 @@ class SandboxedRun(ABC):
         self._first = child
 
     def serve_submissions(  # noqa: B027  (a kind may do nothing)
-        self, reactor: Any, threads: WorkerThreads, spawner: Spawner
+        self, reactor: Any, threads: WorkerThreads, spawner: ProcessAdopter
     ) -> None:
         """Run programs of the submission when the evaluator asks.
 
         It may ask until `kill_remaining_processes`. Without a sandbox it runs them itself.
         """
+
+    # For a run that outlives the daemon. A kind that keeps nothing else need not override these.
+
+    def list_descriptors(self) -> Sequence[int]:
+        """Return the open descriptors of a started run, in the order of `resume`."""
+        return () if self._tree is None else (self._tree,)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `resume` needs besides the descriptors, as JSON."""
+        return {
+            "group": None if self._group is None else self._group.name,
+            "has_tree": self._tree is not None,
+            "devices": sorted(self._disk.device_numbers),
+            "since": self._disk.since,
+        }
+
+    def resume(
+        self,
+        described: Mapping[str, Any],
+        descriptors: Sequence[int],
+        connect_broker: Callable[[ProcessProtocol], object] | None = None,
+    ) -> None:
+        """Go on with a run that was started by another process of the daemon. Blocks.
+
+        It takes the place of `start_evaluator`. The run owns the descriptors from now on.
+        `connect_broker` connects the broker of submissions that runs already. Raises: OSError.
+        """
+        if described["has_tree"]:
+            self._tree = descriptors[0]
+        if described["group"] is not None:
+            self._group = self._cgroups.find_evaluation_cgroup(described["group"])
+        self._disk.device_numbers = frozenset(described["devices"])
+        self._disk.since = described["since"]
 
     def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks.
@@ -195,8 +230,7 @@ class SandboxedRun(ABC):
         if self._group is not None and (final or self._running):
             over = self._group.find_exceeded_limits(0 if final else _UNNOTICED)
             if "memory" in over:
-                what = f"used over {format_size(limits.memory)} of memory"
-                return build_limit_failure("memory", "memory", what, limits.memory)
+                return self._build_memory_failure()
             if "processes" in over:
                 what = f"started over {limits.processes} processes and threads"
                 return build_limit_failure("processes", "processes", what, limits.processes)
@@ -219,6 +253,23 @@ class SandboxedRun(ABC):
         ):
             return self.make_disk_error()
         return None
+
+    def check_memory(self) -> EvaluationFailure | None:
+        """Return the error of a run over its memory, as `read_usage` has found it.
+
+        With version 1 of cgroups the kernel kills one process, and the evaluator may go on and
+        succeed.
+        """
+        if self._group is None or "memory" not in self._group.find_exceeded_limits(inf):
+            return None
+        return self._build_memory_failure()
+
+    def _build_memory_failure(self) -> EvaluationFailure:
+        limit = self.limits.memory
+        what = f"used over {format_size(limit)} of memory"
+        if self._group is not None and (programs := self._group.programs_memory):
+            what = f"and the submission's programs ({format_size(min(programs, limit))}) {what}"
+        return build_limit_failure("memory", "memory", what, limit)
 
     @property
     def disk_bytes(self) -> int:
@@ -319,7 +370,7 @@ def get_hard_rlimit(number: int) -> int:
 class Sandbox(Protocol):
     """One kind of sandbox, as the daemon has set it up: it makes runs, and has what they share.
 
-    `limits` are the defaults of later runs; a reload replaces them.
+    `limits` are the defaults of all runs.
     """
 
     limits: LimitSettings
@@ -328,9 +379,16 @@ class Sandbox(Protocol):
     writable_trees: WritableTrees
 
     def make_run(
-        self, workspace: Workspace, checkout: Checkout, limits: LimitSettings
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        limits: LimitSettings,
+        environment: Environment | None = None,
     ) -> SandboxedRun:
-        """Return the run of an evaluation with these limits, not started yet."""
+        """Return the run of an evaluation with these limits, not started yet.
+
+        `environment` None is the machine's system.
+        """
 
 
 class UnsandboxedRun(SandboxedRun):
@@ -387,7 +445,15 @@ class NoSandbox:
     writable_trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)
 
     def make_run(
-        self, workspace: Workspace, checkout: Checkout, limits: LimitSettings
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        limits: LimitSettings,
+        environment: Environment | None = None,
     ) -> SandboxedRun:
-        """Return the run of an evaluation with these limits, not started yet."""
+        """Return the run of an evaluation with these limits, not started yet.
+
+        `parse_configuration` refuses environments without a sandbox.
+        """
+        assert environment is None, "environments need a sandbox"
         return UnsandboxedRun(workspace, checkout, self, limits)

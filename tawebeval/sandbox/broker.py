@@ -44,6 +44,7 @@ VERSION = 1
 _MOST_RUNS = 64  # at once; more wait for a place
 _BACKLOG_WAIT = 1.0  # seconds
 _MOST_PATHS = 256  # of a request: each becomes a mount
+_LEAST_MEMORY = 2**20  # bytes of a run
 _SCRATCH = 64 * 2**20  # bytes of /tmp and of /dev/shm, each
 _TEMPORARY = "/tmp"  # noqa: S108  (a path in the sandbox)
 _READY = "/.ready"  # a link in the sandbox, made after all mounts
@@ -59,8 +60,12 @@ _OWN_PROCESSES = 2  # of bwrap, in the cgroup of each run
 _MOST_PARTS, _MOST_BYTES = 32, 16 * 1024  # of one target, and of all: bwrap makes directories
 _NOT_MADE = "the sandbox could not be made; the reason is on stderr"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# Version 1 kills a process for a request of up to eight pages, which are of 64 KiB at most.
+_LAST_REQUEST = 8 * 64 * 1024
 # The lines of memory.stat for the page cache, which includes shared memory: version 2 and 1.
 _CACHE = re.compile(r"^(file|cache|shmem) (\d+)$", re.MULTILINE)
+# And for the rest: version 2, version 1, both.
+_HELD = re.compile(r"^(?:anon|rss|shmem) (\d+)$", re.MULTILINE)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -74,11 +79,12 @@ class Configuration(NamedTuple):
     """What the daemon tells the broker.
 
     - `bwrap`: the path of bwrap, and options for the namespaces and the system's files.
+    - `system`: paths of the system besides `_SYSTEM`, and `environment`: variables of programs.
     - `places`: directories that the evaluator sees: its path, the daemon's, and whether it may
       write there.
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory`: bytes, and `processes`: the limits of the whole evaluation.
-    - `daemon`: the number of its process, with which the broker ends.
+    - `parent`: the number of the broker's parent, with which it ends.
     - `cgroups`: for each of "memory", "processes" and "cpu" that is counted: the version, 1 or 2,
       and the evaluation's directory.
     """
@@ -88,12 +94,14 @@ class Configuration(NamedTuple):
     rlimits: dict[str, tuple[int, int]]
     memory: int
     processes: int
-    daemon: int
+    parent: int
     cgroups: dict[str, tuple[int, str]]
+    system: Sequence[str] = ()
+    environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
 
 
 class Request(NamedTuple):
-    """A request for one run; None is no limit but the evaluation's.
+    """A request for one run; None is the default.
 
     `paths` are triples: the evaluator's path, the path in the sandbox, and whether the program may
     write there. Times are in seconds, sizes in bytes.
@@ -110,8 +118,8 @@ class Request(NamedTuple):
     file_size: int | None
 
 
-def parse_request(message: bytes) -> Request:
-    """Return the request in a message. Raises: Refused."""
+def parse_request(message: bytes, system: Sequence[str] = ()) -> Request:
+    """Return the request in a message; `system` are paths besides `_SYSTEM`. Raises: Refused."""
     try:
         found = json.loads(message)
     except (ValueError, RecursionError):
@@ -130,7 +138,10 @@ def parse_request(message: bytes) -> Request:
     ]
     if len(paths) > _MOST_PATHS:
         raise Refused(f"{len(paths)} paths; at most {_MOST_PATHS} are allowed")
-    _check_targets([target for _, target, _ in paths])
+    _check_targets([target for _, target, _ in paths], (*_SYSTEM, *system))
+    memory = _number("memory", found, int)
+    if memory is not None and memory < _LEAST_MEMORY:
+        raise Refused(f"memory: {memory} bytes; at least {_LEAST_MEMORY} (1 MiB) are needed")
     environment = found.get("environment", {})
     if not isinstance(environment, dict) or not all(map(_NAME.fullmatch, environment)):
         raise Refused("environment: a variable's name has letters, digits and _ only")
@@ -139,10 +150,10 @@ def parse_request(message: bytes) -> Request:
         command,
         paths,
         _absolute("directory", found.get("directory", _TEMPORARY)),
-        {**_ENVIRONMENT, **environment},
+        environment,
         _number("time", found, float),
         _number("wall", found, float),
-        _number("memory", found, int),
+        memory,
         _number("processes", found, int),
         _number("file_size", found, int),
     )
@@ -178,10 +189,10 @@ def _absolute(name: str, value: Any) -> str:
     return path
 
 
-def _check_targets(targets: Sequence[str]) -> None:
+def _check_targets(targets: Sequence[str], system: Sequence[str]) -> None:
     """Refuse a target below another one: bwrap would follow links in what was mounted there."""
     for target in targets:
-        if target == "/" or any(_is_below(target, system) for system in _SYSTEM):
+        if target == "/" or any(_is_below(target, place) for place in system):
             raise Refused(f"{target!r} is a path of the system; name another one behind a colon")
     deepest = max((len(_parts(target)) for target in targets), default=0)
     if deepest > _MOST_PARTS or sum(map(len, targets)) > _MOST_BYTES:
@@ -308,19 +319,46 @@ class Cgroup:
         cache = kept.get("file", kept.get("cache", 0)) - kept.get("shmem", 0)
         return max(peak - max(cache, 0), 0)
 
-    def met_memory(self) -> bool:
-        """Tell whether the kernel has killed a process for want of memory.
+    def held_memory(self) -> int:
+        """Return the bytes of memory without the page cache now; 0 if unknown."""
+        if "memory" not in self._directories:
+            return 0
+        _, directory = self._directories["memory"]
+        return sum(map(int, _HELD.findall(_read(f"{directory}/memory.stat"))))
 
-        In version 2, for this cgroup's own limit: for that of the evaluation it kills all.
-        """
+    def met_memory(self) -> bool:
+        """Tell whether the kernel has killed a process for this cgroup's own limit of memory."""
         if "memory" not in self._directories:
             return False
         version, directory = self._directories["memory"]
         if version == 1:
-            return _counts(f"{directory}/memory.oom_control").get("oom_kill", 0) > 0
+            return self._has_killed() and self._is_full()
         with suppress(FileNotFoundError):
             return _counts(f"{directory}/memory.events.local").get("oom", 0) > 0
         return _counts(f"{directory}/memory.events").get("oom", 0) > 0
+
+    def lacked_memory(self) -> bool:
+        """Tell whether the kernel has killed a process for want of memory below the own limit.
+
+        Then the evaluation's limit was met, or the machine has none left. In version 2 the kernel
+        kills the whole evaluation for that.
+        """
+        if "memory" not in self._directories or self._directories["memory"][0] != 1:
+            return False
+        return self._has_killed() and not self._is_full()
+
+    def _has_killed(self) -> bool:
+        _, directory = self._directories["memory"]
+        return _counts(f"{directory}/memory.oom_control").get("oom_kill", 0) > 0
+
+    def _is_full(self) -> bool:
+        # `memory.failcnt` stays 0 in some kernels.
+        _, directory = self._directories["memory"]
+        limit = int(_read(f"{directory}/memory.limit_in_bytes"))
+        peak = int(_read(f"{directory}/memory.max_usage_in_bytes"))
+        with suppress(FileNotFoundError):  # where swap is counted, both together have the limit
+            peak = max(peak, int(_read(f"{directory}/memory.memsw.max_usage_in_bytes")))
+        return peak > limit - _LAST_REQUEST
 
     def met_processes(self) -> bool:
         """Tell whether a fork has failed in this cgroup."""
@@ -339,10 +377,14 @@ class Cgroup:
                         with suppress(OSError):
                             os.kill(pid, signal.SIGKILL)
 
-    def remove(self) -> None:
-        """Kill all processes and remove the cgroup; the evaluation's end removes what stays."""
+    def remove(self, *, counted: bool = True) -> None:
+        """Kill all processes and remove the cgroup; the evaluation's end removes what stays.
+
+        That of memory stays if the daemon has not `counted` its kills.
+        """
         deadline = time.monotonic() + _PATIENCE
-        for _, directory in self._every():
+        kept = None if counted else self._directories["memory"]
+        for _, directory in (each for each in self._every() if each != kept):
             while time.monotonic() < deadline:
                 try:
                     os.rmdir(directory)
@@ -396,6 +438,11 @@ def _counts(path: str) -> dict[str, int]:
     return {name: int(value) for name, value in map(str.split, _read(path).splitlines())}
 
 
+def _choose(asked: int | None, most: int) -> int:
+    """Return a limit; without one, a quarter is left to the evaluator."""
+    return min(most - most // 4 if asked is None else asked, most)
+
+
 class Run:
     """One run of a program."""
 
@@ -405,17 +452,19 @@ class Run:
         self._configuration = configuration
         self._request = request
         self._streams = streams
-        self._memory = min(request.memory or configuration.memory, configuration.memory)
-        self._processes = min(request.processes or configuration.processes, configuration.processes)
+        self._memory = _choose(request.memory, configuration.memory)
+        self._processes = _choose(request.processes, configuration.processes)
         self._cgroup = Cgroup(configuration.cgroups, f"run-{number}")
         self._sources: list[Source] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told
         self._largest = 0  # bytes: the largest process that it has told
+        self._held = 0  # bytes: the most memory that a look has found
         self._before = 0.0  # seconds of processor time to make the sandbox
         self._given: list[int] = []  # the descriptors of bwrap
         self._reason: str | None = None
         self._exited = False  # whether bwrap has ended by itself
+        self._lacked = False  # whether the limit of the evaluation has ended the program
 
     def execute(self, connection: socket.socket) -> dict[str, Any]:
         """Run the program; return the report. Raises: Refused, OSError."""
@@ -441,7 +490,7 @@ class Run:
             wall = time.monotonic() - began
             return self._report(wall)
         finally:
-            self._cgroup.remove()
+            self._cgroup.remove(counted=not self._lacked)
 
     def _start(self, blocking: int, nonce: str) -> int:
         # The filter with a file offset of its own; and a pipe's both ends, so that it has no end of
@@ -464,7 +513,8 @@ class Run:
     def _argv(self, nonce: str) -> list[str]:
         request, size = self._request, str(min(_SCRATCH, self._memory))
         argv = [*self._configuration.bwrap, "--clearenv"]
-        for name, value in request.environment.items():
+        given = {**_ENVIRONMENT, **self._configuration.environment, **request.environment}
+        for name, value in given.items():
             argv += ["--setenv", name, value]
         options = ("--seccomp", "--json-status-fd", "--block-fd")
         for option, number in zip(options, self._given, strict=True):
@@ -547,6 +597,8 @@ class Run:
         for descriptor in (ended, connection.fileno()):
             poll.register(descriptor, select.POLLIN)
         while True:
+            # The page cache that is left in the end can be larger than it was at the peak.
+            self._held = max(self._held, self._cgroup.held_memory())
             wait = self._check_times(time.monotonic() - began)
             if self._reason is not None:
                 return
@@ -602,9 +654,19 @@ class Run:
                 self._largest = max(self._largest, usage.ru_maxrss * 1024)
 
     def _report(self, wall: float) -> dict[str, Any]:
+        if self._cgroup.lacked_memory():
+            self._lacked = True
+            raise Refused(
+                "the kernel killed the program for want of memory, below its own limit of"
+                f" {self._memory >> 20} MiB: the evaluator and its programs together have"
+                f" {self._configuration.memory >> 20} MiB (limits.memory)"
+            )
         cpu, peak = self._used(), self._cgroup.peak_memory()
+        # The largest process counts files that it has mapped, too.
+        largest = max(peak or 0, self._held, min(self._largest, self._memory))
         if self._cgroup.met_memory():
             self._reason = self._reason or "memory"
+            largest = self._memory
         found = re.search(rb'"exit-code": (\d+)', self._told())
         if found is None and self._exited and self._reason is None:
             raise Refused(_NOT_MADE)
@@ -624,8 +686,7 @@ class Run:
             "reason": self._reason,
             "cpu_seconds": round(used, 6),
             "wall_seconds": round(wall, 6),
-            # The largest process counts files that it has mapped, too.
-            "peak_memory_bytes": max(peak or 0, min(self._largest, self._memory)),
+            "peak_memory_bytes": largest,
             "measured": {
                 "cpu_seconds": "rusage" if cpu is None else "cgroup",
                 "peak_memory_bytes": "rusage" if peak is None else "cgroup",
@@ -660,7 +721,8 @@ def serve(
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
     try:
         message, streams = receive(connection)
-        answer = Run(configuration, parse_request(message), number, streams).execute(connection)
+        request = parse_request(message, configuration.system)
+        answer = Run(configuration, request, number, streams).execute(connection)
     except Refused as error:
         answer = {"error": str(error)}
     except OSError as error:
@@ -713,7 +775,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
     configuration = Configuration(**json.loads(told))
-    end_with(configuration.daemon)
+    end_with(configuration.parent)
     make_room(configuration.cgroups)
     with socket.socket(fileno=LISTENING) as listening:
         accept(listening, configuration)

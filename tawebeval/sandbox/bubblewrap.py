@@ -13,7 +13,8 @@ and cgroups; no capability, and no way to get one; a filter of system calls; and
 /tmp, /dev/shm          directories of the workspace, so that one disk limit holds for all
 /init                   the first process
 
-and the paths of `sandbox.readable`. When the first process or the daemon ends, the kernel ends all
+and the paths of `sandbox.readable`. An environment's root takes the place of the system
+(`environments`). When the first process or the daemon ends, the kernel ends all
 processes of the sandbox.
 """
 
@@ -26,12 +27,14 @@ import resource
 import shutil
 import signal
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glob import glob
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
@@ -39,12 +42,19 @@ from tawebeval.core.environment import add_tools
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import CgroupManager
-from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
+from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.sandbox.base import TOOLS, EvaluatorExit, SandboxedRun
+from tawebeval.sandbox.environments import (
+    Environment,
+    SystemView,
+    lock_root,
+    make_system_view,
+)
 from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.prepared_etc import PreparedEtc
 from tawebeval.sandbox.submissions import (
     SOCKET_NAME,
     SubmissionServer,
@@ -85,21 +95,26 @@ def signal_sandbox(child: ProcessTransport, number: int) -> None:
 # and could change it by /proc/1/mem or read its secrets. So it is a program that this user may
 # execute and not read, which closes its process to others (execve(2)). Its own messages go nowhere,
 # and stdin is the sandbox's own /dev/null. Before the command it notes that it could make a
-# process: its exit status does not tell that. The command does not get the note's descriptor.
+# process: its exit status does not tell that. The command does not get the note's descriptor. Its
+# first argument is the limit of descriptors, of which bwrap may need more.
 _INIT = "/init"
 _NOTES = FIRST_DESCRIPTOR + 3  # the descriptor for that
 _BEGUN = '"begun"'
 _WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"
-    f""" (echo '{{ {_BEGUN}: true }}' >&{_NOTES}; exec "$@" 2>&3 3>&- {_NOTES}>&-); exit $?"""
+    f""" (ulimit -n "$1" && shift && {{ echo '{{ {_BEGUN}: true }}' >&{_NOTES};"""
+    f""" exec "$@" 2>&3 3>&- {_NOTES}>&-; }}); exit $?"""
 )
 
 _ROOM = Path("/evaluation")  # where an evaluator finds its workspace
 _TOOLS, _RUNNER = _ROOM / "tools", _ROOM / "runner"
 ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
-# Of /etc: how programs find their libraries and one another ...
-_ETC_PROGRAMS = ("alternatives", "ld.so.*")
+# Of /etc: directories with hundreds of links, which would take long to copy; the second one only
+# with a network ...
+_ALTERNATIVES, _CERTIFICATES = "alternatives", "ssl/certs"
+# ... how programs find their libraries ...
+_ETC_PROGRAMS = ("ld.so.*",)
 # ... what else some of them read, and what time it is.
 _ETC = (
     *("debian_version", "fonts", "java-*", "localtime", "magic", "mime.types", "os-release"),
@@ -108,7 +123,7 @@ _ETC = (
 # With a network: how they find hosts, and whom they trust.
 _ETC_NETWORK = (
     *("ca-certificates", "gai.conf", "hosts", "nsswitch.conf", "protocols", "resolv.conf"),
-    *("services", "ssl/certs", "ssl/openssl.cnf"),
+    *("services", "ssl/openssl.cnf"),
 )
 # What bwrap, as shells do, adds to a signal to make an exit status of it; and the signals.
 _SIGNALLED = 128
@@ -117,19 +132,41 @@ _USERS = b"evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534
 _GROUPS = b"evaluator:x:1000:\nnogroup:x:65534:\n"
 
 
-def build_system_options(accounts: Path, *, network: bool) -> Iterator[str]:
-    """Yield the bwrap options that show the system, read-only. Blocks.
+def prepare_etc(accounts: Path, readable: Sequence[str], *, network: bool) -> PreparedEtc:
+    """Return the /etc of evaluators, not made yet.
 
-    `accounts` is the directory of `write_sandbox_files`.
+    `accounts` is the directory of `write_sandbox_files`; `readable` are other paths that the
+    sandbox shows.
     """
-    yield from build_program_options(accounts)
-    yield from _etc(_ETC)
-    if network:
-        yield from build_network_options()
+    patterns = (*_ETC_PROGRAMS, *_ETC, *(_ETC_NETWORK if network else ()))
+    own = {"passwd": _USERS, "group": _GROUPS}
+    places = [*readable, *(f"/etc/{name}" for name in _list_bound(network=network))]
+    return PreparedEtc(accounts / "etc", patterns, own, places)
+
+
+def build_system_options(etc: Path, *, network: bool) -> Iterator[str]:
+    """Yield the bwrap options that show the system, read-only, with `etc` as /etc. Blocks."""
+    yield from _build_directory_options()
+    yield from ("--ro-bind", str(etc), "/etc")
+    yield from _etc(_list_bound(network=network))
+
+
+def _list_bound(*, network: bool) -> Sequence[str]:
+    return (_ALTERNATIVES, _CERTIFICATES) if network else (_ALTERNATIVES,)
 
 
 def build_program_options(accounts: Path) -> Iterator[str]:
-    """Yield the options for what nearly every program needs. Blocks."""
+    """Yield the options for what nearly every program needs. Blocks.
+
+    `accounts` is the directory of `write_sandbox_files`.
+    """
+    yield from _build_directory_options()
+    yield from _etc((_ALTERNATIVES, *_ETC_PROGRAMS))
+    for name in ("passwd", "group"):
+        yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
+
+
+def _build_directory_options() -> Iterator[str]:
     yield from ("--ro-bind", "/usr", "/usr")
     for name in ROOT_DIRECTORIES:
         path = Path("/", name)
@@ -137,20 +174,24 @@ def build_program_options(accounts: Path) -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-    yield from _etc(_ETC_PROGRAMS)
-    for name in ("passwd", "group"):
-        yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
 
 
 def build_network_options() -> Iterator[str]:
     """Yield the options for what programs need to use a network. Blocks."""
-    yield from _etc(_ETC_NETWORK)
+    yield from _etc((*_ETC_NETWORK, _CERTIFICATES))
 
 
 def _etc(patterns: Sequence[str]) -> Iterator[str]:
     for pattern in patterns:
         for found in sorted(glob(f"/etc/{pattern}")):
             yield from ("--ro-bind-try", os.path.realpath(found), found)
+
+
+def list_sources(options: Sequence[str]) -> Iterator[str]:
+    """Yield the paths that bwrap options show."""
+    for option, path in pairwise(options):
+        if option in ("--bind", "--ro-bind", "--ro-bind-try"):
+            yield path
 
 
 def write_sandbox_files(directory: Path) -> None:
@@ -166,12 +207,19 @@ def write_sandbox_files(directory: Path) -> None:
         new.chmod(0o111)
         new.replace(directory / "init")
     with add_path_to_errors(directory / "tools"):
-        shutil.copytree(TOOLS, directory / "tools", dirs_exist_ok=True)
-        for program in (directory / "tools" / "bin").iterdir():
-            program.chmod(0o755)  # however it was installed
+        shutil.copytree(TOOLS, directory / "tools", dirs_exist_ok=True, copy_function=_install_tool)
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
         with add_path_to_errors(directory / name):
             (directory / name).write_bytes(content)
+
+
+def _install_tool(source: str, target: str) -> None:
+    """Copy a file over another one that may be in use."""
+    new = f"{target}.new"
+    shutil.copy2(source, new)
+    if os.path.basename(os.path.dirname(target)) == "bin":
+        os.chmod(new, 0o755)  # noqa: S103  (however it was installed, every user may execute it)
+    os.replace(new, target)
 
 
 @attrs.frozen
@@ -210,7 +258,9 @@ class BubblewrapSandbox:
     - `account_files`: the directory of `write_sandbox_files`.
     - `filter_descriptor`: a descriptor of the system call filter.
     - `system_options`: the options of `build_system_options`.
+    - `etc`: the /etc that they show; None if it never changes.
     - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
+    - `keeper_pid`: the parent of what is started; None if that is the daemon.
     """
 
     bwrap_path: str
@@ -223,20 +273,58 @@ class BubblewrapSandbox:
     limits: LimitSettings
     cgroups: CgroupManager
     orphan_reaper: OrphanReaper
+    keeper_pid: int | None = None
+    etc: PreparedEtc | None = None
 
     def make_run(
-        self, workspace: Workspace, checkout: Checkout, limits: LimitSettings
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        limits: LimitSettings,
+        environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return the run of an evaluation with these limits, not started yet."""
-        return BubblewrapRun(workspace, checkout, self, limits)
+        return BubblewrapRun(workspace, checkout, self, limits, environment)
+
+    def make_system_view(self, environment: Environment | None = None) -> SystemView:
+        """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
+        if environment is None:
+            if self.etc is not None:
+                self.etc.update()
+            return SystemView(self.system_options, self.account_files / "init", _INIT)
+        return make_system_view(
+            environment.root, self.account_files, self.readable_paths, network=self.has_network
+        )
+
+    def list_shown_paths(self, *more: Path | None) -> Sequence[str]:
+        """Return the paths that most starts need; `more` are those of checkouts.
+
+        `readable_paths` are not among them: they may be on disks that come and go, or hang. There
+        are none if bwrap and its libraries are not the system's.
+        """
+        if not os.path.realpath(self.bwrap_path).startswith("/usr/"):
+            return ()
+        return (
+            *list_sources(self.system_options),
+            *("/etc/ld.so.cache", str(self.account_files.resolve().parent)),
+            *self.cgroups.parent_paths,
+            *(str(path.resolve()) for path in more if path is not None),
+        )
 
     def build_argv(
-        self, view: WorkspaceView, directory: Path, runner: Path, command: Sequence[str]
+        self,
+        view: WorkspaceView,
+        directory: Path,
+        runner: Path,
+        command: Sequence[str],
+        open_files: int,
+        system: SystemView | None = None,
     ) -> Sequence[str]:
         """Return the arguments that run `command` in `directory`, a path in the sandbox.
 
-        `runner` is the socket by which submissions are run.
+        `runner` is the socket by which submissions are run; `system` None is the machine's.
         """
+        system = system or self.make_system_view()
         argv = [
             self.bwrap_path,
             *build_isolation_options("evaluation"),
@@ -246,7 +334,7 @@ class BubblewrapSandbox:
         argv += ["--seccomp", str(_GIVEN.filter_descriptor)]
         argv += ["--json-status-fd", str(_GIVEN.status_descriptor)]
         argv += ["--args", str(_GIVEN.environment_descriptor)]
-        argv += [*self.system_options, "--proc", "/proc", "--dev", "/dev"]
+        argv += [*system.options, "--proc", "/proc", "--dev", "/dev"]
         # A path of `readable` may lie below /tmp, and must not hide the evaluation's own.
         own = [pair for pair in view.writable_paths if pair[0].is_relative_to(view.root)]
         for inside, outside in view.writable_paths:
@@ -260,15 +348,12 @@ class BubblewrapSandbox:
             argv += ["--bind", str(outside), str(inside)]
         argv += ["--ro-bind", str(self.account_files / "tools"), str(_TOOLS)]
         argv += ["--ro-bind", str(runner), str(_RUNNER)]
-        argv += ["--ro-bind", str(self.account_files / "init"), _INIT]
+        argv += ["--ro-bind", str(system.shell), system.first_process]
         for place in ("/proc", "/dev", "/"):
             argv += ["--remount-ro", place]
         argv += ["--chdir", str(directory)]
-        return [*argv, "--", _INIT, "-c", _WAIT, _INIT, *command]
-
-
-def _shown(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+        first = system.first_process
+        return [*argv, "--", first, "-c", _WAIT, first, str(open_files), *command]
 
 
 class BubblewrapRun(SandboxedRun):
@@ -280,13 +365,18 @@ class BubblewrapRun(SandboxedRun):
         checkout: Checkout,
         sandbox: BubblewrapSandbox,
         limits: LimitSettings,
+        environment: Environment | None = None,
     ) -> None:
         super().__init__(workspace, checkout, sandbox, limits)
         self._sandbox = sandbox
+        self._environment = environment
+        self._system: SystemView | None = None
         self.has_network = sandbox.has_network
         self._opened = contextlib.ExitStack()
         self._descriptors: BubblewrapDescriptors | None = None
+        self._lock: int | None = None  # of the environment
         self._listening: socket.socket | None = None
+        self._connect_broker: Callable[[ProcessProtocol], object] | None = None
         self._submissions: SubmissionServer | None = None
 
     def make_workspace_view(self) -> WorkspaceView:
@@ -297,8 +387,40 @@ class BubblewrapRun(SandboxedRun):
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> StartedProcess:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
+        self._lock_environment()
         self._listening = self._opened.enter_context(listen_in(self.workspace.root))
         return super().start_evaluator(command, environment, directory)
+
+    def _lock_environment(self) -> None:
+        if self._environment is not None:
+            self._lock = lock_root(self._environment.root)
+            self._opened.callback(os.close, self._lock)
+
+    def list_descriptors(self) -> Sequence[int]:
+        """Return the open descriptors of a started run, in the order of `resume`."""
+        assert self._descriptors is not None, "the run was started"
+        assert self._listening is not None, "the run was started"
+        lock = () if self._lock is None else (self._lock,)
+        own = self._descriptors.status_descriptor, self._listening.fileno()
+        return (*super().list_descriptors(), *lock, *own)
+
+    def resume(
+        self,
+        described: Mapping[str, Any],
+        descriptors: Sequence[int],
+        connect_broker: Callable[[ProcessProtocol], object] | None = None,
+    ) -> None:
+        """Go on with a run that was started by another process of the daemon. Blocks."""
+        super().resume(described, descriptors, connect_broker)
+        status, listening = descriptors[-2:]
+        self._opened.callback(os.close, status)
+        self._descriptors = BubblewrapDescriptors(-1, -1, status)
+        self._listening = self._opened.enter_context(socket.socket(fileno=listening))
+        self._connect_broker = connect_broker
+        if self._environment is not None:
+            self._lock = descriptors[-3]
+            self._opened.callback(os.close, self._lock)
+        self._system = self._sandbox.make_system_view(self._environment)
 
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -314,10 +436,30 @@ class BubblewrapRun(SandboxedRun):
             words += ["--setenv", name, value]
         os.pwrite(opened.environment_descriptor, os.fsencode("\0".join(words)), 0)
         view = self.make_workspace_view()
-        inside = [*self._limiter(), "/bin/sh", "-c", command]
+        rlimits = dict(self._list_rlimits(apart=True))
+        files, _ = rlimits.pop("nofile")
+        if "nproc" in rlimits:
+            rlimits["nproc"] = (self.limits.processes + 1,) * 2  # with bwrap's own outside
         runner = self.workspace.root / SOCKET_NAME
-        argv = self._sandbox.build_argv(view, view.translate_path(directory), runner, inside)
-        return LaunchSpec(argv, {}, "/", tuple(opened))
+        self._system = self._sandbox.make_system_view(self._environment)
+        argv = self._sandbox.build_argv(
+            *(view, view.translate_path(directory), runner),
+            ["/bin/sh", "-c", command],
+            files,
+            self._system,
+        )
+        paths = (*list_sources(argv[: argv.index("--")]), *self._cgroups.parent_paths)
+        return LaunchSpec(
+            argv,
+            {},
+            "/",
+            tuple(opened),
+            rlimits={
+                getattr(resource, f"RLIMIT_{name.upper()}"): rlimits[name] for name in rlimits
+            },
+            is_counted_apart=True,
+            paths=paths,
+        )
 
     def _open(self) -> BubblewrapDescriptors:
         """Open the descriptors for bwrap, once."""
@@ -331,30 +473,30 @@ class BubblewrapRun(SandboxedRun):
             self._descriptors = BubblewrapDescriptors(filter_, *files)
         return self._descriptors
 
-    def _limiter(self) -> Sequence[str]:
-        """Return prlimit(1), which sets the limits inside, where the user has only this run."""
-        bounds = self._list_rlimits(apart=True).items()
-        options = (f"--{name}={soft}:{_shown(hard)}" for name, (soft, hard) in bounds)
-        return ["/usr/bin/prlimit", *options, "--"]
-
-    def serve_submissions(self, reactor: Any, threads: WorkerThreads, spawner: Spawner) -> None:
+    def serve_submissions(
+        self, reactor: Any, threads: WorkerThreads, spawner: ProcessAdopter
+    ) -> None:
         """Run programs of the submission when the evaluator asks."""
         assert self._listening is not None, "the run was started"
         self._submissions = SubmissionServer(
-            self._listening, reactor, threads, spawner, self._start_broker
+            *(self._listening, reactor, threads, spawner, self._start_broker),
+            self._connect_broker,
         )
 
     def _start_broker(self, listening: int) -> StartedProcess:
         """Start the broker, in the evaluation's cgroup. Blocks. Raises: OSError."""
         assert self._first is not None, "the evaluator runs"
         assert self._group is not None, "made by the start"
+        assert self._system is not None, "made by the start"
         view, sandbox = self.make_workspace_view(), self._sandbox
         configuration = {
             "bwrap": [
                 sandbox.bwrap_path,
                 *build_isolation_options("submission"),
-                *sandbox.system_options,
+                *self._system.options,
             ],
+            "system": [f"/{name}" for name in self._system.names],
+            "environment": dict(self._environment.variables) if self._environment else {},
             "places": [
                 *((str(inside), str(outside), True) for inside, outside in view.writable_paths),
                 *((str(inside), str(outside), False) for inside, outside in view.readable_paths),
@@ -363,7 +505,7 @@ class BubblewrapRun(SandboxedRun):
             "rlimits": self._list_rlimits(apart=True),
             "memory": self.limits.memory,
             "processes": self.limits.processes,
-            "daemon": os.getpid(),
+            "parent": sandbox.keeper_pid or os.getpid(),
             "cgroups": self._group.list_directories(),
         }
         making = make_broker_spec(
@@ -394,8 +536,10 @@ class BubblewrapRun(SandboxedRun):
         if self._submissions is not None:
             await self._submissions.end()
         told = re.search(rb'"child-pid": (\d+)', self._told())
-        if told:
+        if told and self._sandbox.keeper_pid is None:
             await self._orphans.kill_child(int(told[1]))
+        elif told and self._group is not None:
+            await self._orphans.kill_member(int(told[1]), self._group)
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""

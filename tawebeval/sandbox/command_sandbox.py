@@ -1,4 +1,4 @@
-"""The sandbox of git commands: bubblewrap, for trusted programs that read strangers' data.
+"""The sandbox of git and of imports: bubblewrap, for trusted programs that read strangers' data.
 
 Git parses what strangers' servers and repositories send. In case that subverts it, git has no
 privileges, the same system call filter as evaluators, and sees only the system's programs,

@@ -216,7 +216,7 @@ class DiskMeter:
     _files: int
     _pids: Callable[[], Iterable[int]]
     _apart: Collection[str] = frozenset()
-    _since: float = 0.0
+    since: float = 0.0
     device_numbers: Collection[int] = frozenset()
     _time: Callable[[], float] = time.monotonic
     _floor: int = 0
@@ -243,7 +243,7 @@ class DiskMeter:
                 self._directory,
                 self._pids(),
                 self._apart,
-                self._since,
+                self.since,
                 self.device_numbers,
                 (self._size, self._files),
                 work,

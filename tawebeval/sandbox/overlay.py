@@ -10,12 +10,14 @@ Without a sandbox, or where overlays do not work, the tree is a copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from twisted.logger import Logger
 
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.filetree import copy_tree
+from tawebeval.linux.keeper_client import KeeperAddress
 from tawebeval.linux.launcher_client import (
     LauncherClient,
     LaunchSpec,
@@ -32,22 +34,24 @@ log = Logger()
 class WritableTrees:
     """The maker of writable trees, which also starts the programs that write to them.
 
-    Trees are overlays if `overlay_problem` is None, and otherwise copies for that reason.
+    Trees are overlays if `overlay_problem` is None, and otherwise copies for that reason. `keeper`
+    starts the programs, None if the daemon does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: KeeperAddress | None = None) -> None:
         self.overlay_problem: str | None = "nothing is mounted yet"
+        self._keeper = keeper
         self._launching = LauncherClient()
         self._proven = False  # whether an overlay was mounted since `use_overlays`
 
-    def use_overlays(self, user: User | None = None) -> None:
+    def use_overlays(self, user: User | None = None, paths: Sequence[str] = ()) -> None:
         """Make overlays from now on, or copies if overlays do not work. Blocks.
 
-        `user` runs the launcher; None is the present user. Raises: OSError, if the launcher cannot
-        be started at all.
+        `user` runs the launcher; None is the present user. `paths` are what started programs
+        usually need. Raises: OSError, if the launcher cannot be started at all.
         """
         try:
-            self._open(LauncherClient(mounting=True, user=user))
+            self._open(LauncherClient(mounting=True, user=user, keeper=self._keeper, paths=paths))
         except OSError as error:
             self.use_copies(str(error.strerror or error), user)
         else:
@@ -57,7 +61,7 @@ class WritableTrees:
     def use_copies(self, problem: str, user: User | None = None) -> None:
         """Make copies from now on; `problem` is the reason. Blocks. Raises: OSError."""
         self.overlay_problem = problem
-        self._open(LauncherClient(user=user))
+        self._open(LauncherClient(user=user, keeper=self._keeper))
 
     def _open(self, launching: LauncherClient) -> None:
         self._launching.close()

@@ -25,6 +25,7 @@ from tawebeval.linux.filetree import (
     mentions_full_disk,
     remove_tree,
 )
+from tawebeval.linux.keeper_client import KeeperAddress
 from tawebeval.linux.launcher_client import OverlayMountError
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
@@ -34,6 +35,7 @@ from tawebeval.sandbox.bubblewrap import (
     build_network_options,
     build_program_options,
     build_system_options,
+    prepare_etc,
 )
 from tawebeval.sandbox.command_sandbox import CommandSandbox, SandboxedCommands, UnsandboxedCommands
 from tawebeval.sandbox.overlay import WritableTrees
@@ -78,7 +80,8 @@ _REMEDIES = {
     " (Docker: --security-opt systempaths=unconfined)",
     "Function not implemented": "permit the system call openat2 in the container"
     " (Docker: --security-opt seccomp=unconfined)",
-    "max_user_namespaces": "leave /proc/sys writable: no ProtectKernelTunables=yes in the unit",
+    "max_user_namespaces": "make /proc/sys writable; in a container start the program by"
+    " systemd-run -p ProtectProc=invisible, which mounts a new /proc",
 }
 _PERMITTED = (
     "set AppArmorProfile=-tawebeval in the unit, and load the profile:"
@@ -107,6 +110,8 @@ _UNIT_REMEDIES = {
     "Creating new namespace failed: Permission denied": _PERMITTED,
     "Can't mount proc": "set ProtectKernelLogs=no in the unit, no ProtectKernelTunables=yes and no"
     " ProcSubset=pid",
+    "max_user_namespaces": "set ProtectProc=invisible in the unit (with systemd-run by -p), which"
+    " mounts a new /proc whose sys is writable, and no ProtectKernelTunables=yes",
     "Function not implemented": "set RestrictSUIDSGID=no in the unit, and a User= in the place of"
     " DynamicUser=yes, which implies RestrictSUIDSGID=yes",
 }
@@ -130,7 +135,11 @@ log = Logger()
 
 
 def open_sandbox(
-    configuration: Configuration, accounts: Path, cgroups: CgroupManager, orphans: OrphanReaper
+    configuration: Configuration,
+    accounts: Path,
+    cgroups: CgroupManager,
+    orphans: OrphanReaper,
+    keeper: KeeperAddress | None = None,
 ) -> Sandbox:
     """Return the configured sandbox, not probed yet. Blocks.
 
@@ -139,7 +148,7 @@ def open_sandbox(
     """
     if configuration.sandbox.kind == "none":
         return NoSandbox(configuration.limits, cgroups, orphans)
-    return open_bubblewrap(configuration, accounts, cgroups, orphans)
+    return open_bubblewrap(configuration, accounts, cgroups, orphans, keeper)
 
 
 def check_sandbox(
@@ -205,7 +214,11 @@ def open_command_sandbox(sandbox: Sandbox, accounts: Path) -> CommandSandbox:
 
 
 def open_bubblewrap(
-    configuration: Configuration, accounts: Path, cgroups: CgroupManager, orphans: OrphanReaper
+    configuration: Configuration,
+    accounts: Path,
+    cgroups: CgroupManager,
+    orphans: OrphanReaper,
+    keeper: KeeperAddress | None = None,
 ) -> BubblewrapSandbox:
     """Return the sandbox of bubblewrap, not probed yet. Blocks. Raises: ConfigurationError."""
     program = shutil.which("bwrap")
@@ -220,17 +233,20 @@ def open_bubblewrap(
                 f"sandbox.readable[{index}]: {path} does not exist; create or remove it"
             )
     network = configuration.sandbox.network
+    etc = prepare_etc(accounts, configuration.sandbox.readable, network=network)
     return BubblewrapSandbox(
         program,
         accounts,
         make_filter(internet=network or configuration.sandbox.loopback),
-        tuple(build_system_options(accounts, network=network)),
+        tuple(build_system_options(etc.directory, network=network)),
         configuration.sandbox.readable,
         network,
-        WritableTrees(),
+        WritableTrees(keeper),
         configuration.limits,
         cgroups,
         orphans,
+        None if keeper is None else keeper.pid,
+        etc,
     )
 
 
@@ -245,7 +261,7 @@ def probe_overlays_or_copies(
     """
     user = privileges.user if privileges else None
     try:
-        sandbox.writable_trees.use_overlays(user)
+        sandbox.writable_trees.use_overlays(user, sandbox.list_shown_paths(places.checkouts))
         problem = probe_bubblewrap(sandbox, privileges, places)
         if problem is not None and sandbox.writable_trees.overlay_problem is None:
             sandbox.writable_trees.use_copies(problem[0], user)

@@ -119,7 +119,7 @@ _FILE_REQUESTS = (
 )
 # All of btrfs, such as subvolumes and snapshots; and FICLONE, without which cp(1) copies.
 _BTRFS_REQUESTS = ArgumentTest(1, (0x9400,), mask=0xFF00)
-_F_NOTIFY, _F_SETPIPE_SZ = 1026, 1031
+_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ, _F_SETDELEG = 1024, 1026, 1031, 1040
 _PR_SET_SECCOMP, _PR_SCHED_CORE = 22, 62
 # No priority on the disk above others': none, best effort from the usual level downwards, idle.
 _IO_PRIORITIES = (0, *range(0x4004, 0x4008), *range(0x6000, 0x6008))
@@ -171,6 +171,9 @@ _DECISIONS: Mapping[str, CallDecision] = {
     # inotify's predecessor, which also tells what other evaluations open below /usr.
     "fcntl": _allow_except(
         _refuse_values(1, _F_NOTIFY, answer=_NO_OPTION),
+        # Other evaluations would wait 45 s to open a file that all share, such as /etc/passwd. The
+        # kernel answers so where the file is another user's.
+        _refuse_values(1, _F_SETLEASE, _F_SETDELEG, answer=answer_with_errno(errno.EACCES)),
         # What stdout holds at the exit goes into memory however full that is: 1 MiB of blank lines
         # takes 32 MiB. The kernel answers so where the user has too many pages for pipes.
         _refuse_values(1, _F_SETPIPE_SZ),
@@ -201,7 +204,7 @@ def make_filter(*, internet: bool) -> int:
     `internet` allows sockets of IPv4 and IPv6. Raises: ConfigurationError, where the library that
     knows the numbers of the calls is not installed.
     """
-    pyseccomp = _library()
+    pyseccomp = load_library()
     architecture = pyseccomp.system_arch()
     decisions = {}
     for name, decision in _list_decisions(internet=internet):
@@ -237,8 +240,11 @@ def _decide_sockets(*, internet: bool) -> CallDecision:
     return CallDecision(answer_with_errno(errno.EAFNOSUPPORT), tuple(cases))
 
 
-def _library() -> Any:
-    """Import it only where there is to be a sandbox: it loads a library of the system's."""
+def load_library() -> Any:
+    """Import pyseccomp, which loads a library of the system: only where there is to be a sandbox.
+
+    Raises: ConfigurationError.
+    """
     try:
         import pyseccomp
     except RuntimeError:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
-from tawebeval.linux.child import ProcessTransport, Spawner, StartedProcess
+from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.filetree import make_sealed_file
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.sandbox import broker
@@ -113,12 +113,21 @@ def listen_in(directory: Path) -> socket.socket:
     return listening
 
 
+def refuse_connections(listening: socket.socket) -> None:
+    """Refuse connections to a socket from now on, whoever else has a descriptor of it."""
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.setblocking(False)
+    with contextlib.suppress(BlockingIOError, OSError):
+        while True:
+            listening.accept()[0].close()
+
+
 @implementer(IReadDescriptor)
 class SubmissionServer:
     """Starts the broker of one evaluation with the first connection to its listening socket.
 
-    `start(descriptor)` starts it, in a thread. The socket is closed when the broker has it, or in
-    the end.
+    `start(descriptor)` starts it, in a thread. The socket is closed in the end. `connect`, if it is
+    given, connects a broker that runs already.
     """
 
     def __init__(
@@ -126,8 +135,9 @@ class SubmissionServer:
         listening: socket.socket,
         reactor: Any,
         threads: WorkerThreads,
-        spawner: Spawner,
+        spawner: ProcessAdopter,
         start: Callable[[int], StartedProcess],
+        connect: Callable[[ProcessProtocol], object] | None = None,
     ) -> None:
         self._socket = listening
         self._reactor = reactor
@@ -136,7 +146,12 @@ class SubmissionServer:
         self._start = start
         self._broker = BrokerProcess()
         self._starting: Deferred[None] | None = None
-        reactor.addReader(self)
+        if connect is None:
+            reactor.addReader(self)
+        else:
+            self._starting = succeed(None)
+            connect(self._broker)
+            self._broker.ended.add_callback(self._refuse)
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
@@ -163,13 +178,17 @@ class SubmissionServer:
             # The evaluator may have ended meanwhile; otherwise its runs fail.
             if not self._broker.is_expected_to_end:
                 log.warn("tawebeval-run does not work in an evaluation: {error}", error=error)
+            self._refuse()
             return
-        finally:
-            # The broker has the socket now; without one, connections are refused.
-            self._socket.close()
         self._spawner.adopt_child(self._broker, started)
+        self._broker.ended.add_callback(self._refuse)
         if self._broker.is_expected_to_end:
             self._broker.kill()
+
+    def _refuse(self, _: object = None) -> None:
+        """Refuse connections that no broker accepts any more."""
+        if self._socket.fileno() >= 0:
+            refuse_connections(self._socket)
 
     @property
     def broker_pid(self) -> int | None:

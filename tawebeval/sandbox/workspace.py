@@ -1,6 +1,7 @@
 """The directories of one evaluation, from upload to removal. Everything here blocks.
 
 <evaluation>/submission/<field>/<filename>   as uploaded
+<evaluation>/request                         the request, to run the evaluation again
 <evaluation>/tree/                           the commit's tree, writable; the changes, if the tree
                                              is an overlay
 <evaluation>/tmp/                            TEMPORARY_DIRECTORY
@@ -9,7 +10,10 @@
 <evaluation>/scratch/                        /tmp, in a sandbox
 <evaluation>/shm/                            /dev/shm, in a sandbox
 
-With project quotas (`project_quotas`) all but the first lie in a quota directory.
+With project quotas (`project_quotas`) all but the first two lie in a quota directory. Of an
+evaluation that has ended only the first two may be kept. A sandbox lets the evaluator read the
+submission and does not show the request; without a sandbox, an evaluator may change both, as it may
+change all files of the daemon's user.
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.filetree import empty_directory, remove_tree
 
 _SUBMISSION = "submission"
+_REQUEST = "request"
 _EXCERPT = 80  # characters of a path in a message
-READ_ONLY_NAMES = frozenset({_SUBMISSION})
+READ_ONLY_NAMES = frozenset({_SUBMISSION, _REQUEST})
 """The names in a workspace that an evaluator cannot write to."""
 
 
@@ -107,6 +112,11 @@ class Workspace:
         """What the evaluator knows as /dev/shm, in a sandbox."""
         return self.writable_directory / "shm"
 
+    @property
+    def request_file(self) -> Path:
+        """The file of the request."""
+        return self.root / _REQUEST
+
     def locate_submitted_file(self, file: SubmissionFile) -> Path:
         """Return the path of a submitted file."""
         return self.submission_directory / file.field / file.filename
@@ -137,6 +147,12 @@ class Workspace:
         upload.rename(self.root)
         for _, directory in view.writable_paths:
             directory.mkdir()
+
+    def give_back_upload(self, upload: Path) -> None:
+        """Undo `create_directories`, whatever was done since then."""
+        self.remove_written_content()
+        self.request_file.unlink(missing_ok=True)
+        self.root.rename(upload)
 
     def locate_working_directory(self, directory: str, checkout: Path) -> Path:
         """Return the path in the tree of `directory`, the form's field. Raises: EvaluationError.
@@ -176,6 +192,14 @@ class Workspace:
                 top = view.path_descriptors.get(ours)
                 return _read_beneath(ours, top, absolute.relative_to(inside).parts, limit, path)
         raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
+
+    def remove_written_content(self) -> None:
+        """Remove everything but the quota directory itself, the submission and the request."""
+        for path in self.root.iterdir():
+            if path.name not in READ_ONLY_NAMES:
+                remove_tree(path)
+        if self.quota_directory is not None:
+            empty_directory(self.quota_directory)
 
     def remove_content(self) -> None:
         """Remove everything but the quota directory itself, whatever the modes are."""

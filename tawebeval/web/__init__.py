@@ -18,5 +18,6 @@ file; `routes.make_site` injects it into the site, and `server.channel` knows on
 `WebContext` in `context` has what all routes share: registry, configuration, clock,
 `Authentication` and the origin checks (`auth`), and the `RequestLog` (`access_log`).
 
-`daemon.assembly` builds the context and the site, and applies a reload to them.
+`daemon.assembly` builds the context and the site. A reload replaces the configuration in the
+context.
 """

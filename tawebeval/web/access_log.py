@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import attrs
@@ -98,14 +99,18 @@ class RouteTable:
 
     def match_route(self, method: bytes, path: bytes) -> tuple[str, str]:
         """Return the method and the route of a request; each may be OTHER."""
+        return self.match_request(method, path)[:2]
+
+    def match_request(self, method: bytes, path: bytes) -> tuple[str, str, Mapping[str, Any]]:
+        """Return what `match_route` returns, and the values of the route's parameters."""
         named = method.decode("latin-1")
         named = named if named in _METHODS else OTHER_ROUTE
         mapper = self._app.url_map.bind("")
         try:
-            rule, _ = mapper.match(decode_path(path), named, return_rule=True)
+            rule, parameters = mapper.match(decode_path(path), named, return_rule=True)
         except HTTPException:  # which answers that there is none
-            return named, OTHER_ROUTE
-        return named, rule.rule
+            return named, OTHER_ROUTE, {}
+        return named, rule.rule, parameters
 
     def list_routes(self) -> Iterator[tuple[str, str]]:
         """Yield each pair that `match_route` may return."""

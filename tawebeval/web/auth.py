@@ -22,6 +22,8 @@ from tawebeval.errors import (
 from tawebeval.linux.ownership import find_secret_file, read_secret_file
 from tawebeval.reloadable import Reloadable
 
+ANONYMOUS_TOKEN = Token(b"", ANONYMOUS)
+
 _CREDENTIAL = "tokens"
 _METRICS_CREDENTIAL = "metrics-tokens"
 _ROUNDING = 1e-9  # of a request; so no client is refused that has waited for Retry-After
@@ -86,15 +88,22 @@ class Authentication:
 
         Raises: Unauthorized, OverShare; AccessDenied if the token does not permit the method.
         """
+        return self.identify_token(authorization, method).caller
+
+    def identify_token(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
+        """Return the token as `identify_caller` does; that of ANONYMOUS if anybody may call.
+
+        `ProblemAccess` has the routes that the token permits.
+        """
         if self._tokens is None:
-            return ANONYMOUS
+            return ANONYMOUS_TOKEN
         token = self._tokens.find_token(authorization)
         self.rate_limit.count_request(token)
         if token.is_read_only and method not in _SAFE_METHODS:
             raise AccessDenied(
                 "a token of kind `read` cannot submit or cancel; use another token of the caller"
             )
-        return token.caller
+        return token
 
     def list_reloadables(self) -> Iterator[Reloadable[TokenHashes]]:
         """Yield the token file as a reloadable, if there is one."""
@@ -153,6 +162,44 @@ def find_metrics_token_file(
 def read_token_file(path: Path) -> TokenHashes:
     """Parse the token file at `path`. Raises: ConfigurationError, with file and line."""
     return read_secret_file(path, parse_tokens)
+
+
+PROBLEM_ROUTE = "/problems/<name>/evaluate"
+RERUN_ROUTE = "/evaluation/<identifier>/rerun"
+
+_PROBLEM_TOKEN_ROUTES = frozenset(
+    {
+        ("POST", PROBLEM_ROUTE),
+        ("POST", RERUN_ROUTE),  # `make_form_receiver` checks the problem
+        ("GET", "/problems"),
+        ("GET", "/evaluation/<identifier>"),
+        ("DELETE", "/evaluation/<identifier>"),
+        ("GET", "/evaluation/<identifier>/events"),
+        ("GET", "/evaluation_events"),
+    }
+)
+
+
+def check_problem_access(
+    problems: Collection[str], method: str, route: str, parameters: Mapping[str, str]
+) -> None:
+    """Raise AccessDenied if a token that is restricted to `problems` does not permit the request.
+
+    `route` is the request's rule, `parameters` are the values of its parameters. Only the routes
+    listed here are permitted. The list of evaluations is not: browsers may share the token, and an
+    identifier gives access to the evaluation.
+    """
+    known = ("GET" if method == "HEAD" else method, route)
+    if known not in _PROBLEM_TOKEN_ROUTES:
+        raise AccessDenied(
+            "the token is restricted to problems: it permits POST /problems/NAME/evaluate, GET"
+            " /problems, and to read, cancel and rerun evaluations by identifier; use another token"
+        )
+    if route == PROBLEM_ROUTE and parameters["name"] not in problems:
+        raise AccessDenied(
+            f"the token does not permit the problem {parameters['name'][:80]!r}; GET /problems"
+            " lists the permitted ones"
+        )
 
 
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")

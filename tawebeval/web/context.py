@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
+from tawebeval.core.tokens import Token
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -53,14 +54,14 @@ class WebContext:
     request_log: RequestLog = attrs.field(factory=RequestLog)
     read_wall_clock: Callable[[], float] = time.time
 
-    def identify_caller(self, method: bytes, headers: Headers) -> str:
-        """Return the caller of a request with these headers, and count the request.
+    def identify_token(self, method: bytes, headers: Headers) -> Token:
+        """Return the token of a request with these headers, and count the request.
 
         Raises: Unauthorized, OverShare, ForeignPage, AccessDenied.
         """
         self.check_origin(method, headers)
         authorization = headers.getRawHeaders(b"Authorization", [])
-        return self.authentication.identify_caller(authorization, method)
+        return self.authentication.identify_token(authorization, method)
 
     def check_origin(self, method: bytes, headers: Headers) -> None:
         """Raise ForeignPage if a page of another origin may not make this request.

@@ -12,7 +12,13 @@ from werkzeug.http import parse_accept_header
 
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES
 from tawebeval.core.pages import EventPage
-from tawebeval.errors import HTTPVersionNotSupported, MalformedRequest, NotAcceptable
+from tawebeval.errors import (
+    EvaluationExpired,
+    HTTPVersionNotSupported,
+    MalformedRequest,
+    NotAcceptable,
+)
+from tawebeval.evaluations.archive_reader import EventSubscription, require_archived
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import (
@@ -58,9 +64,8 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
     if is_websocket_request(request):
         context.check_websocket_origin(request.requestHeaders)
         prepare_handshake(request)
-        subscription = context.registry.subscribe(
-            identifier, get_query_argument(request, "after"), request.caller, skip
-        )
+        after = get_query_argument(request, "after")
+        subscription = await _subscribe(context, request, identifier, after, skip)
         if subscription is not None:
             subscription.with_times = with_times
         heartbeat = context.configuration.streams.heartbeat
@@ -87,12 +92,19 @@ async def read_page(
     max_wait = context.configuration.polls.wait
     limit, with_times = _page_limit(request), _wants_times(request)
     poll = EventPoll.create(
-        request.caller, identifier, after, preferred_wait, max_wait, default_wait, limit, with_times
+        request.caller,
+        identifier,
+        after,
+        preferred_wait,
+        max_wait,
+        default_wait,
+        limit,
+        with_times,
+        observes=request.is_read_only,
     )
     if request.method == b"HEAD":  # acknowledges nothing
-        page = context.registry.peek_page(
-            identifier, after, request.caller, limit, with_times=with_times
-        )
+        peek = attrs.evolve(poll, wait_seconds=0, observes=True)
+        page = peek.read_page(context.registry) or await peek.wait_for_page(context.registry)
     else:
         now = poll.read_page(context.registry)
         request.has_to_wait = now is None
@@ -141,9 +153,9 @@ async def _send_stream(
             after, skip = last, 0
     subscription = None
     if request.method == b"HEAD":
-        ended = not context.registry.can_subscribe(identifier, after, request.caller, skip)
+        ended = not await _can_subscribe(context, request, identifier, after, skip)
     else:
-        subscription = context.registry.subscribe(identifier, after, request.caller, skip)
+        subscription = await _subscribe(context, request, identifier, after, skip)
         ended = subscription is None
     if ended and media_type == "text/event-stream":
         request.setResponseCode(NO_CONTENT)  # an EventSource does not reconnect after it
@@ -156,6 +168,30 @@ async def _send_stream(
         request.has_to_wait = True
         heartbeat = context.configuration.streams.heartbeat
         await send_stream(request, subscription, framing, context.clock, heartbeat)
+
+
+async def _subscribe(
+    context: WebContext, request: ApiRequest, identifier: str, after: str | None, skip: int
+) -> EventSubscription | None:
+    """Return a subscription, from the archive if the evaluation is gone from memory."""
+    registry, caller = context.registry, request.caller
+    try:
+        return registry.subscribe(identifier, after, caller, skip, observes=request.is_read_only)
+    except EvaluationExpired as error:
+        archived = registry.archived.subscribe(identifier, after, caller, skip)
+        return await require_archived(archived, error)
+
+
+async def _can_subscribe(
+    context: WebContext, request: ApiRequest, identifier: str, after: str | None, skip: int
+) -> bool:
+    """Return whether `_subscribe` would return a subscription, without an acknowledgement."""
+    registry, caller = context.registry, request.caller
+    try:
+        return registry.can_subscribe(identifier, after, caller, skip)
+    except EvaluationExpired as error:
+        await require_archived(registry.archived.subscribe(identifier, after, caller, skip), error)
+        return True
 
 
 def _get_last_event_id(request: ApiRequest) -> str | None:
@@ -193,7 +229,8 @@ class EventPoll:
 
     If there are none, the response waits up to `wait_seconds` seconds. `is_wait_requested` is
     whether the client asked for that. `limit` is the maximum of bytes of events on the page; None =
-    the daemon's. If `with_times`, each event on it has its time.
+    the daemon's. If `with_times`, each event on it has its time. If it `observes`, it acknowledges
+    nothing.
     """
 
     caller: str
@@ -203,6 +240,7 @@ class EventPoll:
     is_wait_requested: bool = False
     limit: int | None = None
     with_times: bool = False
+    observes: bool = False
 
     @classmethod
     def create(
@@ -215,33 +253,54 @@ class EventPoll:
         default_wait: int = 0,
         limit: int | None = None,
         with_times: bool = False,
+        *,
+        observes: bool = False,
     ) -> EventPoll:
         """Return the poll of a client that would wait for `preferred_wait` seconds.
 
         None stands for `default_wait`. The poll waits for `max_wait` seconds at most.
         """
         wait = min(default_wait if preferred_wait is None else preferred_wait, max_wait)
-        return cls(
-            caller, identifier, after, wait, bool(wait and preferred_wait), limit, with_times
-        )
+        is_wait_requested = bool(wait and preferred_wait)
+        return cls(caller, identifier, after, wait, is_wait_requested, limit, with_times, observes)
 
     def read_page(self, registry: EvaluationRegistry) -> EventPage | None:
         """Return the page; None if the poll has to wait for it. Raises: RequestError."""
-        page = registry.read_page(
-            self.identifier, self.after, self.caller, self.limit, with_times=self.with_times
-        )
+        read = registry.peek_page if self.observes else registry.read_page
+        try:
+            page = read(
+                self.identifier, self.after, self.caller, self.limit, with_times=self.with_times
+            )
+        except EvaluationExpired:
+            if registry.archived.is_enabled:
+                return None
+            raise
         return None if self.wait_seconds and not page.is_worth_sending else page
 
     async def wait_for_page(self, registry: EvaluationRegistry) -> EventPage:
-        """Return the page with new events, or when the time is over. Raises: RequestError."""
-        return await registry.wait_for_page(
-            self.identifier,
-            self.after,
-            self.wait_seconds,
-            self.caller,
-            self.limit,
-            with_times=self.with_times,
-        )
+        """Return the page with new events, or when the time is over; an archived page at once.
+
+        Raises: RequestError.
+        """
+        try:
+            return await registry.wait_for_page(
+                self.identifier,
+                self.after,
+                self.wait_seconds,
+                self.caller,
+                self.limit,
+                with_times=self.with_times,
+                observes=self.observes,
+            )
+        except EvaluationExpired as error:
+            archived = registry.archived.read_page(
+                self.identifier,
+                self.after,
+                self.caller,
+                registry.limit_page(self.limit),
+                with_times=self.with_times,
+            )
+            return await require_archived(archived, error)
 
     def make_wait_headers(self, page: EventPage) -> dict[bytes, bytes]:
         """Return the headers that say when to poll again."""

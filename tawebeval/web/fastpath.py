@@ -85,7 +85,6 @@ class PollFastPath:
     __slots__ = (
         "_block",
         "_channel",
-        "_configuration",
         "_context",
         "_headers",
         "_line",
@@ -98,7 +97,6 @@ class PollFastPath:
         self._context = context
         self._line = _first_line_pattern(limits.base_path)
         self._longest = min(_MAX_LENGTH, limits.line, limits.header_bytes)
-        self._configuration = context.configuration  # with which `_headers` were read
         self._block = b""  # the headers that came last, with the empty line
         self._headers: PollHeaders | None = None  # of `_block`; None if they are not plain
 
@@ -113,8 +111,8 @@ class PollFastPath:
         found = self._line.fullmatch(line)
         if found is None:
             return False
-        if block != self._block or self._context.configuration is not self._configuration:
-            self._block, self._configuration = block, self._context.configuration
+        if block != self._block:
+            self._block = block
             self._headers = _read_headers(block, self._channel, self._context)
         headers = self._headers
         if headers is None:
@@ -123,18 +121,19 @@ class PollFastPath:
         if group and not connections.add_proxied_request(group):
             return False
         try:
-            caller = self._context.authentication.identify_caller(headers.authorization)
+            token = self._context.authentication.identify_token(headers.authorization)
         except RequestError:
             connections.remove_proxied_request(group)
             return False  # not counted yet: the general path refuses it
         identifier, after, wait, limit = found.groups()
         poll = EventPoll.create(
-            caller,
+            token.caller,
             identifier.decode(),
             None if after is None else after.decode(),
             headers.wait_seconds if wait is None else int(wait),
             self._context.configuration.polls.wait,
             limit=None if limit is None else int(limit),
+            observes=token.is_read_only,
         )
         PlainPoll(self._channel, self._context, headers, poll).start_answer()
         return True

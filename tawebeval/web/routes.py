@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from functools import partial
 from ipaddress import ip_address
@@ -20,14 +20,23 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval import __version__
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.errors import AccessDenied, InvalidField, RequestError, ServerNotReady
+from tawebeval.errors import (
+    AccessDenied,
+    EvaluationExpired,
+    InvalidField,
+    RequestError,
+    ServerNotReady,
+)
+from tawebeval.evaluations.archive_reader import require_archived
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
+from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path
-from tawebeval.web.auth import is_trusted_origin
+from tawebeval.web.auth import PROBLEM_ROUTE, RERUN_ROUTE, check_problem_access, is_trusted_origin
 from tawebeval.web.context import WebContext
 from tawebeval.web.events import read_page, send_events
 from tawebeval.web.fastpath import PollFastPath
+from tawebeval.web.problem_list import list_problems
 from tawebeval.web.responses import (
     cast_request,
     get_query_argument,
@@ -40,6 +49,7 @@ from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.request import ApiRequest, ApiSite
 from tawebeval.web.upload import FormReceiver, make_form_receiver
 
+EVALUATE_ROUTE = "/evaluate"
 HEALTH, READY, METRICS = "/health", "/health/ready", "/metrics"
 
 METRICS_MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -60,16 +70,52 @@ def make_app(context: WebContext) -> Klein:
     app = Klein()
     registry, base_path = context.registry, context.configuration.http.base_path
 
-    @app.route("/evaluate", methods=["POST"])
-    async def evaluate(request: IRequest) -> bytes:
+    async def accept_form(request: IRequest) -> bytes:
         """Accept the form that has arrived."""
         form = cast_request(request).form
         if not isinstance(form, FormReceiver):
             raise NotFound  # another spelling of the path, for which no form was received
-        identifier = registry.accept_form(await form.finish(), cast_request(request).caller)
-        cast_request(request).form = None  # from now on its files are the evaluation's
+        form.close()
+        caller = cast_request(request).caller
+        identifier = registry.find_first_answer(form.key, form.compute_digest(), caller)
+        if identifier is None:
+            identifier = registry.accept_form(await form.finish(), caller)
+            cast_request(request).form = None  # from now on its files are the evaluation's
+            await registry.wait_until_kept()
         request.setHeader(b"Location", f"{base_path}/evaluation/{identifier}".encode())
         return prepare_json_response(request, make_evaluate_response(identifier))
+
+    @app.route(EVALUATE_ROUTE, methods=["POST"])
+    async def evaluate(request: IRequest) -> bytes:
+        """Begin the evaluation of a form with all fields."""
+        return await accept_form(request)
+
+    @app.route(PROBLEM_ROUTE, methods=["POST"])
+    async def evaluate_problem(request: IRequest, name: str) -> bytes:
+        """Begin the evaluation of a form for a problem; `make_form_receiver` has set the others."""
+        return await accept_form(request)
+
+    @app.route(RERUN_ROUTE, methods=["POST"])
+    async def rerun(request: IRequest, identifier: str) -> bytes:
+        """Begin an evaluation as an earlier one; `make_form_receiver` has found it."""
+        return await accept_form(request)
+
+    @app.route("/problems", methods=["GET"])
+    def list_problem_page(request: IRequest) -> bytes:
+        """Return a page of the problems that the caller may use."""
+        listing = list_problems(
+            context.configuration,
+            get_query_argument(request, "after"),
+            cast_request(request).permitted_problems,
+        )
+        add_next_link(request, "/problems", listing["end"])
+        return prepare_json_response(request, listing)
+
+    def add_next_link(request: IRequest, path: str, end: str | None, **query: str) -> None:
+        """Name the next page of a list, unless the page ends the list."""
+        if end is not None:
+            target = f"{base_path}{path}?{urlencode({'after': end, **query})}"
+            request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
 
     @app.route("/evaluation/<identifier>/events", methods=["GET"])
     async def events(request: IRequest, identifier: str) -> bytes:
@@ -77,30 +123,37 @@ def make_app(context: WebContext) -> Klein:
         return await send_events(context, cast_request(request), identifier)
 
     @app.route("/evaluations", methods=["GET"])
-    def evaluations(request: IRequest) -> bytes:
+    async def evaluations(request: IRequest) -> bytes:
         """Return a page of the caller's evaluations."""
         context.check_listing_access(request.requestHeaders)
         after = get_query_argument(request, "after")
         given = get_query_arguments(request, is_filter_parameter)
-        listing = registry.list_evaluations(
+        listing = await registry.list_evaluations(
             after, cast_request(request).caller, parse_filter(given)
         )
-        if listing.end is not None:
-            query = urlencode({"after": listing.end, **given})
-            target = f"{base_path}/evaluations?{query}"
-            request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
+        add_next_link(request, "/evaluations", listing.end, **given)
         return prepare_json_response(request, attrs.asdict(listing))
+
+    @app.route("/environments", methods=["GET"])
+    def environments(request: IRequest) -> bytes:
+        """Return the environments that a request may choose."""
+        listed = list_environments(context.configuration.environments)
+        return prepare_json_response(request, {"data": listed})
 
     add_legacy_routes(app, context)
     static_files.add_static_routes(app)
     _add_operator_routes(app, context)
 
     @app.route("/evaluation/<identifier>", methods=["GET"])
-    def status(request: IRequest, identifier: str) -> bytes:
-        """Return the status document of an evaluation."""
-        return prepare_json_response(
-            request, registry.get_status(identifier, cast_request(request).caller)
-        )
+    async def status(request: IRequest, identifier: str) -> bytes:
+        """Return the status document of an evaluation, also of an archived one."""
+        caller = cast_request(request).caller
+        try:
+            document = registry.get_status(identifier, caller)
+        except EvaluationExpired as error:
+            archived = registry.archived.read_status(identifier, caller)
+            document = await require_archived(archived, error)
+        return prepare_json_response(request, document)
 
     @app.route("/evaluation/<identifier>", methods=["DELETE"])
     async def cancel(request: IRequest, identifier: str) -> bytes:
@@ -166,19 +219,40 @@ class KleinApplication:
     def identify_caller(self, request: IRequest) -> str:
         """Return the name of the caller; ANONYMOUS for open paths.
 
-        Raises: Unauthorized, OverShare, ForeignPage.
+        Raises: Unauthorized, OverShare, ForeignPage, AccessDenied.
         """
         if collapse_slashes(cast_request(request).path) in _OPEN_PATHS:
             return ANONYMOUS
-        return self.context.identify_caller(request.method, request.requestHeaders)
+        token = self.context.identify_token(request.method, request.requestHeaders)
+        if token.problems is not None:
+            check_problem_access(token.problems, *self._match_request(request))
+        cast_request(request).permitted_problems = token.problems
+        cast_request(request).is_read_only = token.is_read_only
+        return token.caller
+
+    def _match_request(self, request: IRequest) -> tuple[str, str, Mapping[str, Any]]:
+        """Return the method, the route and its parameters, with which a form is received."""
+        path = collapse_slashes(unquote_to_bytes(cast_request(request).path))
+        return self.routes.match_request(request.method, path.replace(b"%", b"%25"))
 
     def make_form_receiver(self, request: IRequest, length: int | None) -> FormReceiver | None:
-        """Return the receiver of the form of POST /evaluate. Raises: RequestError."""
+        """Return the receiver of a form that begins an evaluation. Raises: RequestError."""
         asked = cast_request(request)
-        path = collapse_slashes(unquote_to_bytes(asked.path))
-        if (asked.method, path) != (b"POST", b"/evaluate"):
+        if asked.method != b"POST":
             return None
-        return make_form_receiver(self.context, asked.requestHeaders, length, asked.caller, asked)
+        _, route, parameters = self._match_request(asked)
+        if route not in (EVALUATE_ROUTE, PROBLEM_ROUTE, RERUN_ROUTE):
+            return None
+        return make_form_receiver(
+            self.context,
+            asked.requestHeaders,
+            length,
+            asked.caller,
+            asked,
+            parameters.get("name"),
+            parameters.get("identifier"),
+            asked.permitted_problems,
+        )
 
     def check_not_stopping(self) -> None:
         """Raise Stopping once the registry is closed."""

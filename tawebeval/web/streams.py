@@ -21,7 +21,9 @@ from zope.interface import implementer
 
 from tawebeval.core.framing import StreamFraming
 from tawebeval.deferreds import Condition
-from tawebeval.evaluations.records import ReaderConnection, Subscription, UnprobedConnection
+from tawebeval.errors import DiscardedCursor
+from tawebeval.evaluations.archive_reader import EventSubscription
+from tawebeval.evaluations.records import ReaderConnection, UnprobedConnection
 from tawebeval.web.server.transport import SocketProgress, unwrap_tls
 
 PIECE_BYTES = 64 * 1024
@@ -64,7 +66,7 @@ class StreamFlowControl:
 
 
 async def write_events(
-    subscription: Subscription,
+    subscription: EventSubscription,
     flow: StreamFlowControl,
     framing: StreamFraming,
     write: Callable[[bytes], object],
@@ -73,7 +75,8 @@ async def write_events(
 ) -> None:
     """Write the events of `subscription`, from its position to the end of the evaluation.
 
-    `send_heartbeat()` is called after each `heartbeat` seconds without an event.
+    `send_heartbeat()` is called after each `heartbeat` seconds without an event. Raises:
+    DiscardedCursor, if a reader has discarded events before an observer was sent them.
     """
     with subscription:
         write(framing.begin)
@@ -106,12 +109,15 @@ async def _await_change(change: Deferred[None]) -> bool:
 
 async def send_stream(
     request: Request,
-    subscription: Subscription,
+    subscription: EventSubscription,
     framing: StreamFraming,
     clock: IReactorTime,
     heartbeat: float,
 ) -> None:
-    """Answer with the events in this framing; the response ends with the evaluation."""
+    """Answer with the events in this framing; the response ends with the evaluation.
+
+    The connection of an observer is closed at discarded events: resuming there is 410.
+    """
     channel = request.channel
     subscription.connection = measure_connection(channel.transport)
     flow = StreamFlowControl(clock)
@@ -127,8 +133,9 @@ async def send_stream(
         )
     except CancelledError:  # the client has gone
         raise
-    except Exception:  # noqa: BLE001  (a begun response can only be aborted)
-        log.failure("defect: a stream failed")
+    except Exception as error:  # noqa: BLE001  (a begun response can only be aborted)
+        if not isinstance(error, DiscardedCursor):
+            log.failure("defect: a stream failed")
         channel.forceAbortClient()
         await Deferred()
     request.unregisterProducer()

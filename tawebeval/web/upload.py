@@ -1,4 +1,4 @@
-"""The form of POST /evaluate, parsed while it arrives and written to disk.
+"""The forms that begin evaluations, parsed while they arrive and written to disk.
 
 twisted.web would hold the whole form in memory, twice, and drop file names. `FormReceiver` holds
 only text fields, each within its limit, and the chunks that `UploadWriter` collects.
@@ -7,9 +7,12 @@ only text fields, each within its limit, and the chunks that `UploadWriter` coll
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import attrs
 from multipart import (
     MultipartError,
     MultipartSegment,
@@ -20,29 +23,39 @@ from multipart import (
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
-from tawebeval.core.budget import UploadBudget
+from tawebeval.core.budget import UploadBudget, UploadShare
 from tawebeval.core.form import (
+    CHANGEABLE_FIELDS,
     FIELD_ALIASES,
+    RERUN_FIELDS,
+    FormPreset,
     SubmissionFile,
     find_size_limit,
+    list_fields,
     parse_form,
     parse_submission_file,
 )
 from tawebeval.errors import (
+    AccessDenied,
+    EvaluationExpired,
     InvalidField,
     MalformedRequest,
+    ProblemNotFound,
     RequestError,
     RequestTooLarge,
+    SubmissionDiscarded,
     UnsupportedMediaType,
     format_size,
 )
 from tawebeval.evaluations.records import ReceivedForm
+from tawebeval.evaluations.registry import KeptSubmission
 from tawebeval.evaluations.uploads import UploadSource, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.problems import report_storage_error
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
+_PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
 _MAX_KEY = 255  # characters of an Idempotency-Key
 _NOT_UTF8 = "the headers of a part must be UTF-8, with the names in them"
 
@@ -51,7 +64,11 @@ class FormReceiver:
     """Parses one form; `files` writes its files below the subdirectory `submission`.
 
     `key` is the header `Idempotency-Key`. `received_bytes` is the number of bytes received; `spool`
-    counts them until the directory is removed. All methods raise RequestError.
+    counts them, and what each file takes besides, until the directory is removed. `target` is what
+    the form is for: the same form for another target is another form. `preset` is what is known
+    about the form. `use_kept` returns the submission that is to run again; such a form needs no
+    body, and `spool` counts none of it. `refusal` is why the form can begin no evaluation, although
+    its key may name one; then `preset` is unknown. All methods raise RequestError.
     """
 
     def __init__(
@@ -62,14 +79,26 @@ class FormReceiver:
         key: str | None,
         configuration: Configuration,
         spool: UploadBudget,
+        target: str = "",
+        preset: FormPreset | None = None,
+        use_kept: Callable[[], AbstractAsyncContextManager[KeptSubmission]] | None = None,
+        refusal: RequestError | None = None,
     ) -> None:
         """Check the headers. The first byte of the body creates the directory."""
         self._files = files
-        self._key = key
+        self.key = key
+        self._target = target
+        self._preset = preset or FormPreset()
+        self._use_kept = use_kept
+        self._refusal = refusal
+        self._parser: PushMultipartParser | None = None
         self._protocols = configuration.repositories.protocols
         self._limits = configuration.limits
+        self._environments = configuration.environments
         self.received_bytes = 0
         self._spool = spool
+        self._stored_bytes = 0  # that `spool` counts
+        self._linked: UploadShare | None = None
         self._fields: dict[str, bytes] = {}  # in UTF-8
         self._submission: list[SubmissionFile] = []
         self._digests: dict[str, bytes] = {}
@@ -79,6 +108,8 @@ class FormReceiver:
         self._max_text = 0  # bytes that the text may have
         self._in_file = False
         self._hash = hashlib.sha256()
+        if use_kept is not None and not length and not content_type:
+            return
 
         media_type, options = parse_options_header(content_type)
         if media_type != "multipart/form-data":
@@ -92,16 +123,17 @@ class FormReceiver:
         if len(boundary) > _BOUNDARY:
             raise MalformedRequest(f"the form's boundary is over {_BOUNDARY} characters (RFC 2046)")
         try:
-            self._parser = PushMultipartParser(
+            self._parser = parser = PushMultipartParser(
                 boundary,
                 content_length=-1 if length is None else length,
                 max_segment_count=self._limits.fields,
             )
         except MultipartError as error:
             raise _make_form_error(error) from None
-        self._expected_start = b"\r\n--" + self._parser.boundary
+        self._expected_start = b"\r\n--" + parser.boundary
         self._begun = b""  # the first bytes, up to as many as these
-        spool.check_space(length or 0)
+        if use_kept is None:
+            spool.check_space(length or 0)
 
     def _check_length(self, length: int, words: str) -> None:
         most = self._limits.request_body
@@ -110,8 +142,11 @@ class FormReceiver:
 
     def feed(self, chunk: bytes) -> None:
         """Parse a part of the body."""
+        if self._parser is None:
+            raise UnsupportedMediaType("the body has no declared media type")
         self._check_length(self.received_bytes + len(chunk), "request body is over")
-        self._spool.add_bytes(len(chunk))
+        if self._use_kept is None:
+            self._count_stored(len(chunk))
         self.received_bytes += len(chunk)
         if len(self._begun) < len(self._expected_start):
             self._check_beginning(chunk)
@@ -131,6 +166,10 @@ class FormReceiver:
         except MultipartError as error:
             raise _make_form_error(error) from None
 
+    def _count_stored(self, size: int) -> None:
+        self._spool.add_bytes(size)
+        self._stored_bytes += size
+
     def _check_beginning(self, chunk: bytes) -> None:
         """Refuse a preamble before the first boundary, which RFC 2046 would allow.
 
@@ -143,29 +182,80 @@ class FormReceiver:
                 return
         raise MalformedRequest("the form does not begin with the boundary of its Content-Type")
 
-    async def finish(self) -> ReceivedForm:
-        """Parse the end of the body; return the form once its files are on disk."""
+    def close(self) -> None:
+        """Parse the end of the body."""
         try:
-            self._parser.close()
+            if self._parser is not None:
+                self._parser.close()
         except MultipartError as error:
             raise _make_form_error(error) from None
+
+    def compute_digest(self) -> bytes:
+        """Return what identifies the content of the closed form."""
+        digests = sorted(self._digests.items())
+        return hashlib.sha256(repr((self._target, digests)).encode()).digest()
+
+    async def finish(self) -> ReceivedForm:
+        """Return the closed form once its files are on disk."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._use_kept is None:
+            return await self._finish(self._preset)
+        async with self._use_kept() as kept:
+            return await self._finish(self._take_kept(kept))
+
+    async def _finish(self, preset: FormPreset) -> ReceivedForm:
         fields = {name: text.decode() for name, text in self._fields.items()}
+        preset.check_submission([file.field for file in self._submission])
         request = parse_form(
-            fields, self._submission, self._protocols, self._limits.requestable_ranges
+            {**preset.fields, **fields},
+            self._submission,
+            self._protocols,
+            self._limits.requestable_ranges,
+            self._environments,
+            preset.problem,
+            "; the operator can raise it",
         )
-        digest = hashlib.sha256(repr(sorted(self._digests.items())).encode()).digest()
         try:
             await self._files.finish()
+        except FileNotFoundError as error:
+            if self._use_kept is None:
+                raise report_storage_error(error) from None
+            raise SubmissionDiscarded from None  # meanwhile
         except OSError as error:
             raise report_storage_error(error) from None
-        return ReceivedForm(request, self._files.directory, self._key, digest, self.received_bytes)
+        return ReceivedForm(
+            request,
+            self._files.directory,
+            self.key,
+            self.compute_digest(),
+            self._stored_bytes,
+            self._linked,
+        )
+
+    def _take_kept(self, kept: KeptSubmission) -> FormPreset:
+        """Link the files of a kept submission; return the preset with its fields."""
+        request = kept.request
+        self._linked = kept.share
+        kept.share.add_user()
+        self._submission += request.submission
+        for file in request.submission:
+            path = Path("submission", file.field, file.filename)
+            self._files.link_file(path, kept.workspace.locate_submitted_file(file))
+        return attrs.evolve(self._preset, fields=list_fields(request), problem=request.problem)
 
     def abandon(self, discard: Callable[[Path, int], object]) -> None:
         """Write nothing more, then call `discard` with the directory and its size in bytes."""
-        if self._files.has_begun_writing:
-            self._files.abandon(lambda: discard(self._files.directory, self.received_bytes))
-        else:
-            self._files.abandon(lambda: self._spool.remove_bytes(self.received_bytes))
+
+        def on_idle() -> None:
+            if self._linked is not None:
+                self._linked.remove_user()
+            if self._files.has_begun_writing:
+                discard(self._files.directory, self._stored_bytes)
+            else:
+                self._spool.remove_bytes(self._stored_bytes)
+
+        self._files.abandon(on_idle)
 
     def _begin(self, part: MultipartSegment) -> None:
         # The parser refuses it only where the line arrives in pieces.
@@ -182,15 +272,18 @@ class FormReceiver:
             raise InvalidField(name, "the field is repeated; send it once")
         self._digests[name] = b""
         if file is None:
+            self._preset.check_text_field(name)
             self._text = bytearray()
             self._max_text = int(min(limit or 0, self._limits.field))
         else:
+            self._preset.check_submission_field(file.field)
+            self._count_stored(_PER_FILE)
             self._submission.append(file)
             self._in_file = True
             self._files.begin_file(Path("submission", file.field, file.filename))
 
     def _take(self, chunk: bytes | bytearray) -> None:
-        if self._key is not None:
+        if self.key is not None:
             self._hash.update(chunk)
         if self._in_file:
             self._files.add_content(chunk)
@@ -225,17 +318,44 @@ class FormReceiver:
 
 
 def make_form_receiver(
-    context: WebContext, headers: Headers, length: int | None, caller: str, source: UploadSource
+    context: WebContext,
+    headers: Headers,
+    length: int | None,
+    caller: str,
+    source: UploadSource,
+    problem: str | None = None,
+    rerun_of: str | None = None,
+    permitted_problems: Collection[str] | None = None,
 ) -> FormReceiver:
     """Return the receiver of a form with these request headers. Raises: RequestError.
 
-    `length` is that of the body in bytes, None if unknown; `source` is the request.
+    `length` is that of the body in bytes, None if unknown; `source` is the request. The form is for
+    the `problem` of this name, for a rerun of the evaluation with this identifier, or has all
+    fields. `permitted_problems` are those of the token.
     """
-    spool = context.registry.upload_budget
     key = get_header(headers, "Idempotency-Key")
     if key is not None and not 0 < len(key) <= _MAX_KEY:
         raise MalformedRequest(f"Idempotency-Key: {len(key)} characters; allowed: 1 to {_MAX_KEY}")
-    form = FormReceiver(
+    preset, use_kept, target, refusal = None, None, "", None
+    try:
+        if problem is not None:
+            target = f"problem {problem}"
+            preset = _make_problem_preset(context, problem)
+        elif rerun_of is not None:
+            target = f"rerun {rerun_of}"
+            use_kept = partial(_use_submission, context, rerun_of, caller, permitted_problems)
+            preset = _make_rerun_preset(context, rerun_of, caller, permitted_problems)
+    except (ProblemNotFound, EvaluationExpired) as error:
+        if not context.registry.is_known_key(key, caller):
+            raise
+        refusal = error
+    if preset is not None:
+        preset = attrs.evolve(preset, permits_callback=permitted_problems is None)
+    spool = context.registry.upload_budget
+    if key is None:
+        # Refused before the body is sent. (A key may name an accepted evaluation.)
+        context.registry.check_admission(caller)
+    return FormReceiver(
         get_header(headers, "Content-Type") or "",
         length,
         UploadWriter(
@@ -247,11 +367,53 @@ def make_form_receiver(
         key,
         context.configuration,
         spool,
+        target,
+        preset,
+        use_kept,
+        refusal,
     )
-    if key is None:
-        # Refused before the body is sent. (A key may name an accepted evaluation.)
-        context.registry.check_admission(caller)
-    return form
+
+
+def _make_problem_preset(context: WebContext, name: str) -> FormPreset:
+    problem = context.configuration.problems.get(name)
+    if problem is None:
+        raise ProblemNotFound(name)
+    return FormPreset(
+        f"the problem {name!r}", name, problem.form_fields, CHANGEABLE_FIELDS, problem.fields
+    )
+
+
+def _make_rerun_preset(
+    context: WebContext, identifier: str, caller: str, permitted_problems: Collection[str] | None
+) -> FormPreset:
+    """Return what is known of the form of a rerun before the request of the evaluation is read."""
+    fields = RERUN_FIELDS if permitted_problems is None else CHANGEABLE_FIELDS
+    try:
+        problem = context.registry.find_ended(identifier, caller).labels.problem
+    except EvaluationExpired:
+        if not context.registry.archived.is_enabled:
+            raise
+        return FormPreset("the evaluation", None, {}, fields, None)  # the archive is read later
+    owner = "the evaluation" if problem is None else f"the problem {problem!r}"
+    _check_rerun_access(problem, permitted_problems)
+    return FormPreset(owner, problem, {}, fields, None)
+
+
+@asynccontextmanager
+async def _use_submission(
+    context: WebContext, identifier: str, caller: str, permitted_problems: Collection[str] | None
+) -> AsyncIterator[KeptSubmission]:
+    try:
+        async with context.registry.use_kept_submission(identifier, caller) as kept:
+            _check_rerun_access(kept.request.problem, permitted_problems)
+            yield kept
+    except OSError as error:  # from a disk without room for archived files
+        raise report_storage_error(error) from None
+
+
+def _check_rerun_access(problem: str | None, permitted: Collection[str] | None) -> None:
+    if permitted is not None and problem not in permitted:
+        raise AccessDenied("the token does not permit the problem of this evaluation")
 
 
 def _make_form_error(error: MultipartError) -> RequestError:

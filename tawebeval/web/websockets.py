@@ -27,8 +27,8 @@ from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION, H11Handshake
 from wsproto.utilities import ProtocolError
 
 from tawebeval.core.framing import WEBSOCKET_MESSAGES
-from tawebeval.errors import MalformedRequest, UnsupportedVersion
-from tawebeval.evaluations.records import Subscription
+from tawebeval.errors import DiscardedCursor, MalformedRequest, UnsupportedVersion
+from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.streams import StreamFlowControl, measure_connection, write_events
 
@@ -40,6 +40,9 @@ _FAILED = 1011
 
 _NOT_SENT = 1008
 """Close code for an acknowledgement of messages that were not sent."""
+
+_DISCARDED = 4410
+"""Close code for an observer if a reader has discarded events before they were sent."""
 
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")  # RFC 6455, section 4.1
 
@@ -166,7 +169,10 @@ def _set_version(request: Request) -> None:
 
 
 async def send_websocket_messages(
-    request: ApiRequest, subscription: Subscription | None, clock: IReactorTime, heartbeat: float
+    request: ApiRequest,
+    subscription: EventSubscription | None,
+    clock: IReactorTime,
+    heartbeat: float,
 ) -> None:
     """Upgrade the connection to a WebSocket and send the events until the client is gone.
 
@@ -192,6 +198,8 @@ async def send_websocket_messages(
             )
         except CancelledError:  # the client has gone
             raise
+        except DiscardedCursor:
+            code = _DISCARDED
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure("defect: a stream failed")
             code = _FAILED

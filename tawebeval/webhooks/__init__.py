@@ -9,8 +9,7 @@ metrics count final states.
 - `callback`: `Callback` and `CallbackState`, plain values.
 - `deliveries`: `CallbackQueue`, the queue. One coroutine for each delivery waits for a slot, makes
   an attempt and pauses. Memory is bounded in bytes, slots are shared fairly between callers.
-- `sender`: `WebhookSender` makes one attempt. `PinnedAgent` connects to the address that was looked
-  up and checked, and limits the response in bytes and seconds.
+- `sender`: `WebhookSender` makes one attempt, by the `PinnedAgent` of `tawebeval.pinned_agent`.
 - `signing`: Standard Webhooks 1.0, and the callers' secrets in a file, which a reload reads again.
 
 `daemon.assembly` builds these parts by `make_callback_queue`. docs/design/webhooks.md gives the

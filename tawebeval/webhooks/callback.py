@@ -18,13 +18,19 @@ class CallbackState(Enum):
     REFUSED = "refused"
     GIVEN_UP = "given_up"
 
+    @property
+    def is_final(self) -> bool:
+        """Whether no attempt will follow."""
+        return self not in (CallbackState.WAITING, CallbackState.PENDING)
+
 
 @attrs.define(eq=False)
 class Callback:
     """A callback and its progress.
 
-    `caller` is the name by which its secret is found. `last_error` describes the last failed
-    attempt for people; None before one has failed.
+    `caller` is the name by which its secret is found. `event` is its Webhook-Id, the same for each
+    attempt, also in another process of the daemon; empty before the first one. `last_error`
+    describes the last failed attempt for people; None before one has failed.
     """
 
     url: str
@@ -32,6 +38,7 @@ class Callback:
     state: CallbackState = CallbackState.WAITING
     attempts: int = 0
     last_error: str | None = None
+    event: str = ""
 
     @property
     def shown_url(self) -> str:

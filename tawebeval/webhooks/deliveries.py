@@ -23,12 +23,12 @@ from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.deferreds import UNBOUNDED, Condition, FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import ForbiddenHost, InvalidField
+from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.reloadable import Reloadable
 from tawebeval.resolver import Resolver
 from tawebeval.webhooks.callback import Callback, CallbackState
 from tawebeval.webhooks.sender import (
     AttemptResult,
-    CachedPolicyForHTTPS,
     WebhookSender,
     make_webhook_sender,
 )
@@ -129,14 +129,19 @@ class CallbackQueue:
         return Callback(url, caller)
 
     def start_delivery(
-        self, callback: Callback, evaluation: str, document: Callable[[], bytes]
+        self,
+        callback: Callback,
+        evaluation: str,
+        document: Callable[[], bytes],
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
         """Start a delivery.
 
-        `document` returns the body, and is called in the state `pending_count`.
+        `document` returns the body, and is called in the state `pending_count`. `on_end` is called
+        in the final state.
         """
         callback.state = CallbackState.PENDING
-        event = f"evt_{self._random(16).hex()}"
+        event = callback.event = callback.event or f"evt_{self._random(16).hex()}"
         delivery = Delivery(callback, evaluation, document(), event)
         self._deliveries[event] = delivery
         self._sizes[callback.caller] += delivery.size
@@ -144,7 +149,10 @@ class CallbackQueue:
         if self._is_stopped:
             self._give_up(delivery, _STOPPED)
         delivery.task = run_in_background(
-            self._run(delivery), log, "{evaluation}: defect in its callback", evaluation=evaluation
+            self._run(delivery, on_end),
+            log,
+            "{evaluation}: defect in its callback",
+            evaluation=evaluation,
         )
 
     def end_pauses(self) -> None:
@@ -195,7 +203,7 @@ class CallbackQueue:
             delivery.give_up_reason = reason
             self._sizes[delivery.callback.caller] -= delivery.size
 
-    async def _run(self, delivery: Delivery) -> None:
+    async def _run(self, delivery: Delivery, on_end: Callable[[], object]) -> None:
         """Deliver a callback and record its final state."""
         callback = delivery.callback
         try:
@@ -217,6 +225,7 @@ class CallbackQueue:
         del self._deliveries[delivery.event]
         self._log(delivery)
         delivery.finish_event.set_value(None)
+        on_end()
 
     async def _deliver(self, delivery: Delivery) -> CallbackState:
         callback = delivery.callback

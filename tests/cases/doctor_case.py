@@ -54,6 +54,7 @@ class DoctorTestCase(SynchronousTestCase):
         self.free = 2**50
         usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=self.free))
         for module, name, fake in (
+            (doctor, "UNIT_FILES", ()),
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
             (doctor, "find_unreadable_directories", lambda: ()),

@@ -347,6 +347,11 @@ class RegistryTestCase(SynchronousTestCase):
         """Return a form that has arrived."""
         return ReceivedForm(make_request(**changes), Path("/uploads/some"), key, digest)
 
+    def list_all(self) -> list[dict[str, Any]]:
+        """Return the list."""
+        listed = Deferred.fromCoroutine(self.registry.list_evaluations(None))
+        return self.successResultOf(listed).data
+
     def accept(self, **settings: Any) -> str:
         """Begin an evaluation."""
         return self.registry.accept_form(self.upload(**settings))

@@ -23,6 +23,7 @@ from tawebeval.git.credentials import Login
 from tawebeval.git.keyring import Keyring
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
+from tawebeval.resolver import CheckedResolver
 from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import OID, TREE, InlineThreads
@@ -149,7 +150,7 @@ class CacheTestCase(SynchronousTestCase):
             self.root,
             self.git,
             threads or InlineThreads(),
-            RemoteResolver(HostPolicy(), self.resolver, self.clock, (self.root,)),
+            RemoteResolver(CheckedResolver(HostPolicy(), self.resolver, self.clock), (self.root,)),
             FetchLimits(self.clock, 60, self.size, TreeLimits(self.files, 1000, self.most)),
             self.keyring,
             capacity=self.capacity,

@@ -26,7 +26,11 @@ from tests.cases.web import END
 from tests.fakes.clients import MULTIPART, Connection, Service, form, parts
 
 TOKEN = "tawebeval_a-token"
-TOKENS = f"alice sha256:{sha256(TOKEN.encode()).hexdigest()}\n"
+READ_TOKEN = "tawebeval_a-token-that-only-reads"
+TOKENS = "".join(
+    f"alice sha256:{sha256(token.encode()).hexdigest()}{kind}\n"
+    for token, kind in ((TOKEN, ""), (READ_TOKEN, " read"))
+)
 
 CONFIGURATIONS = {
     "usual": Configuration(),
@@ -66,6 +70,7 @@ PLAIN = (
     "Range: bytes=0-1",
     "If-None-Match: *",
     f"Authorization: Bearer {TOKEN}",
+    f"Authorization: Bearer {READ_TOKEN}",
     "Authorization: Bearer another",
     "X-Forwarded-For: 192.0.2.1",
     "X-Forwarded-For: 192.0.2.2, 127.0.0.1",

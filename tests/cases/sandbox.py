@@ -50,7 +50,7 @@ class CellTestCase(SynchronousTestCase):
     ) -> FakeDisk:
         """Return a fake watch."""
         self.assertEqual((floor, held), (LIMITS.free_disk, False))
-        self.assertEqual(sorted(apart), ["submission"])
+        self.assertEqual(sorted(apart), ["request", "submission"])
         self.assertGreater(since, 0)
         self.disks.append(FakeDisk(*arguments))
         return self.disks[-1]

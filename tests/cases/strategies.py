@@ -27,6 +27,18 @@ MARKERS = Markers(b"~DB", b"~DE", b"~FB", b"~FE")  # short, so that near misses 
 MAX_VALUE = 40
 MAX_FILE = 60
 MAX_PAYLOAD = 64 * 1024
+SMALL_STEPS = {
+    "PARSED_PER_CALL": 300,
+    "_STEP": 20,
+    "_LINE": 20,
+    "_FAULT": 100,
+    "_FILE": 100,
+    "_BLOCK": 24,
+    "_SHORT": 8,
+    "_NEAR": 8,
+    "_PIECE": 8,
+}
+"""Constants of `core.segi` with which a parser makes a few steps of some bytes in a turn."""
 
 
 @attrs.frozen

@@ -71,6 +71,7 @@ class UploadTestCase(SynchronousTestCase):
     def finish(self, receiver: FormReceiver) -> ReceivedForm:
         """Return the form that has come. Raises what is wrong with it."""
         outcomes: list[Any] = []
+        receiver.close()
         Deferred.fromCoroutine(receiver.finish()).addBoth(outcomes.append)
         (outcome,) = outcomes
         if isinstance(outcome, Failure):

@@ -26,6 +26,7 @@ from tawebeval.cli.evaluate import (
 )
 from tawebeval.cli.follow import EvaluationReader
 from tawebeval.cli.runtime import await_exit_status
+from tawebeval.config import Configuration, ProblemSettings
 from tests.cases.agents import Fate
 from tests.cases.client import STEP
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -61,6 +62,35 @@ class EvaluateTests(CommandTestCase):
         self.assertEqual((limits.memory, limits.wall_clock), (64 * 2**20, 2.5))
         names = sorted(name for name in environment if name.startswith("SUBMISSION_FILE_"))
         self.assertEqual(names, ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
+
+    def test_problem(self) -> None:
+        """A problem needs no evaluator, and admits no option of which it has its own value."""
+        problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID, title="T\x9b")
+        self.line.service.context.configuration = Configuration(problems={"one": problem})
+        shown = self.run_command("problems").stdout
+        self.assertRegex(shown, r"\ANAME +FIELDS +TITLE\none +any +T\\u009b\n\Z")
+        (listed,) = json.loads(self.run_command("problems", "--json").stdout)
+        self.assertEqual(listed["name"], "one")
+        self.meanwhile = self.end()
+        arguments = ("evaluate", "--problem", "one", "--label", "a=b")
+        result = self.run_command(*arguments, str(self.file))
+        self.assertEqual((result.exit_code, result.stdout), (0, "hello\n"))
+        identifier = self.run_command(*arguments, "--detach", "x=1").stdout.strip()
+        self.line.service.world.turn()
+        status = json.loads(self.run_command("status", "--json", identifier).stdout)
+        self.assertEqual(status["problem"], "one")
+        self.assertRegex(self.run_command("list", "--problem", "one").stdout, r" one +a=b\n")
+        self.assertNotIn("one", self.run_command("list", "--problem", "two").stdout)
+        for option in (
+            *(("--evaluator", "x"), ("--repository", "x"), ("--commit", OID), ("--branch", "b")),
+            *(("--depth", "1"), ("--directory", "d"), ("--limit", "cpu=1")),
+            *(("--seed", "0"), ("--environment", "e")),
+        ):
+            result = self.run_command(*arguments, *option, "x=1")
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn(f"--problem sets {option[0]}", result.stderr)
+        result = self.run_command("evaluate", "x=1")
+        self.assertIn("give --evaluator CMD, or --problem NAME", result.stderr)
 
     def test_labels(self) -> None:
         """Labels are sent, and choose evaluations of a list."""

@@ -12,8 +12,8 @@ from tawebeval.cli.evaluations import (
     format_age,
     format_row,
     format_status,
-    summarize_results,
 )
+from tawebeval.cli.output import summarize_results
 from tawebeval.errors import EvaluationExpired
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -51,6 +51,29 @@ class EvaluationsTests(CommandTestCase):
         self.assertIn("failed: the evaluation is over", result.stderr)
         self.assertEqual(self.run_command("status", identifier).exit_code, 2)
 
+    def test_rerun(self) -> None:
+        """An evaluation that has ended runs again, with what the options change."""
+        first = self.line.begin(seed=3)
+        self.assertIn("has not ended", self.run_command("rerun", first).stderr)
+        self.line.child.end()
+        self.line.settle()
+        options = ("--seed", "4", "--limit", "cpu=9", "--label", "a=b", "--commit", "d" * 40)
+        result = self.run_command("rerun", "--detach", *options, first)
+        self.assertEqual(result.exit_code, 0, result.stderr)
+        document = json.loads(self.run_command("status", "--json", result.stdout.strip()).stdout)
+        self.assertEqual((document["seed"], document["commit_oid"]), (4, "d" * 40))
+        self.assertEqual((document["limits"]["cpu"], document["metadata"]), (9, {"a": "b"}))
+        self.line.child.end()
+        self.line.settle()
+        self.meanwhile = self.end()
+        result = self.run_command("rerun", first)
+        self.assertEqual((result.exit_code, result.stdout), (0, "hello\n"))
+        self.meanwhile = self.end()
+        result = self.run_command("rerun", "--events", "--times", first)
+        self.assertIn("time", json.loads(result.stdout.splitlines()[0]))
+        self.run_command("follow", first)
+        self.assertEqual(self.run_command("rerun", first).exit_code, 2)
+
     def test_terminal(self) -> None:
         """Control characters in JSON are escaped on a terminal only, and it stays JSON."""
         text = "\x9b2J\x7f\u202eü"
@@ -66,7 +89,7 @@ class EvaluationsTests(CommandTestCase):
         self.line.child.end(3)
         self.line.settle()
         header, *lines = self.run_command("list").stdout.splitlines()
-        self.assertEqual(header.split(), ["ID", "VERDICT", "AGE", "PROBLEM"])
+        self.assertEqual(header.split(), ["ID", "VERDICT", "AGE", "PROBLEM", "LABELS"])
         for line, identifier, verdict in zip(
             lines, identifiers, ("running", "failed: exit"), strict=True
         ):
@@ -92,6 +115,29 @@ class EvaluationsTests(CommandTestCase):
             row = format_row(document, now)
             self.assertEqual(row.split(maxsplit=4), ["x", "running", "1", "min", problem])
 
+    def test_labels(self) -> None:
+        """Labels are the last column."""
+        now = datetime(2018, 9, 1, tzinfo=UTC)
+        document = {"evaluation_id": "x", "created": now.isoformat(), "state": "running"}
+        document |= {"repository": "/srv/p", "metadata": {"contest": "finals", "user": "a\nb"}}
+        self.assertRegex(format_row(document, now), r" 0 s  p +contest=finals, user=a b$")
+
+    def test_times(self) -> None:
+        """The list is filtered by times and ages; others are refused."""
+        identifier = self.line.begin()
+        for options, expected in (
+            (["--since", "9d"], []),
+            (["--until", "9d"], [identifier]),
+            (["--since", "2001-01-01"], [identifier]),
+            (["--until", "2001-01-01T00:00:00Z"], []),
+        ):
+            listed = json.loads(self.run_command("list", "--json", *options).stdout)
+            self.assertEqual([one["evaluation_id"] for one in listed], expected, options)
+        for given in ("yesterday", "7", "999999999d", "0001-01-01"):
+            result = self.run_command("list", "--since", given)
+            self.assertEqual(result.exit_code, 2, given)
+            self.assertIn(f"'{given}' is neither a time", result.stderr)
+
     def test_verdict(self) -> None:
         """The reason of a failure follows the state, unless both are one word."""
         now = datetime(2018, 9, 1, tzinfo=UTC)
@@ -112,11 +158,15 @@ class EvaluationsTests(CommandTestCase):
             "progress": {"done": 10, "total": 12},
             "score": {"score": 7.5, "maximum": 10},
         }
-        words = ["score 7.5/10", "2/3 goals", "9/10 cases", "progress 10/12"]
+        words = ["score 7.5/10", "2/3 goals", "9/10 cases (1 time limit)", "progress 10/12"]
         for omitted, changed, expected in (
             (0, {}, words),
             (4, {"score": {"score": 3, "maximum": None}}, ["score 3", "2/3+ goals", *words[2:]]),
-            (0, {"score": None, "goals": {}, "cases": {"partial": 1}}, ["0/1 cases", words[3]]),
+            (
+                0,
+                {"score": None, "goals": {}, "cases": {"partial": 1}},
+                ["0/1 cases (1 partial)", words[3]],
+            ),
             (0, {"progress": None}, words[:3]),
         ):
             shown = {**results, "goals_omitted": omitted, **changed}
@@ -128,7 +178,8 @@ class EvaluationsTests(CommandTestCase):
                 "results": shown,
             }
             now = datetime(2018, 9, 1, 12, 0, 0, tzinfo=UTC)
-            self.assertIn(f"  finished: {expected[0]}  ", format_row(document, now))
+            verdict = f"  finished: {expected[0].partition(' (')[0]}  "
+            self.assertIn(verdict, format_row(document, now))
             self.assertIn(f"results         {', '.join(expected)}", format_status(document))
             document["error"] = {"reason": "exit"}
             self.assertIn("  finished: exit  ", format_row(document, now))

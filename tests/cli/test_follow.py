@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import AsyncIterator, Awaitable
+from datetime import datetime
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -83,6 +85,31 @@ class FollowTests(CommandTestCase):
         self.assertIn("running", seen)
         self.assertEqual(seen[-1], "1\n")
         self.line.follow(before)
+
+    def test_summary(self) -> None:
+        """Cases are summed up, unless reading begins after the first event."""
+        case = '{"type":"case","case":"1","verdict":"accepted"}'
+        for after, shown in (("1", []), (None, ["summary: 2/2 cases"])):
+            identifier = self.line.begin()
+            self.line.child.print(self.block(case, case))
+            self.line.child.end()
+            options = () if after is None else ("--after", after)
+            notes = self.run_command("follow", *options, identifier).stderr.splitlines()
+            self.assertEqual([note for note in notes if "accepted" not in note], shown)
+
+    def test_times(self) -> None:
+        """With --events each line has the time, if that is wished; alone that is refused."""
+        identifier = self.printed(b"a")
+        result = self.run_command("follow", "--events", "--times", identifier)
+        event = json.loads(result.stdout)
+        self.assertEqual((event["type"], event["payload"]), ("text", "a"))
+        self.assertIsNotNone(datetime.fromisoformat(event["time"]).tzinfo)
+        identifier = self.printed(b"a")
+        result = self.run_command("follow", "--events", identifier)
+        self.assertEqual(result.stdout, '{"type": "text", "payload": "a"}\n')
+        result = self.run_command("follow", "--times", identifier)
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("--times needs --events", result.stderr)
 
     def test_stray_marker(self) -> None:
         """A block without a newline before its marker is text: the first one is warned of."""
@@ -168,7 +195,7 @@ class FollowTests(CommandTestCase):
     def test_nowhere(self) -> None:
         """A server that calls the cursor too old that it has named itself is not asked for ever."""
         shown = Shown()
-        self.patch(self.line.client, "pages", lambda *_: discarded("3"))
+        self.patch(self.line.client, "pages", lambda *_, **__: discarded("3"))
         self.assertEqual(self.line.wait(self.follow("x", shown, after="3")), 1)
         self.assertIn("failed: the server answers 410", shown.notes.getvalue())
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.hints import Hints
+from tawebeval.cli.hints import Hints, describe_usage
 from tawebeval.client import EvaluationError
 from tawebeval.config import Configuration, SandboxSettings
+from tawebeval.linux.cgroups.group import ResourceUsage
 
 FILE = "in the file of --config write"
 NETWORK = f"to allow a network, {FILE} [sandbox] and below it network = true"
@@ -104,3 +105,20 @@ class HintsTests(SynchronousTestCase):
             stderr = f"/bin/sh: 1: {path}: Permission denied\n"
             error = EvaluationError("exit", "x", {"status": status, "stderr": stderr})
             self.check(words, self.hints(error, stderr))
+
+
+class UsageTests(SynchronousTestCase):
+    """What an evaluation used."""
+
+    def test_measured(self) -> None:
+        """Cgroups measure processor time and memory."""
+        usage = ResourceUsage(0.5, 3 * 2**20)
+        self.assertEqual(
+            describe_usage(usage, 1.239, 2**29),
+            "used 1.24 s, 0.50 s of processor time, 3 MiB of memory",
+        )
+
+    def test_not_measured(self) -> None:
+        """Without cgroups a server may end what was good here, and the author is told so."""
+        said = describe_usage(ResourceUsage(None, None), 1.239, 2**29)
+        self.assertIn("used 1.24 s; limits.memory (512 MiB) held for each process alone", said)

@@ -1,14 +1,31 @@
-"""`cli.operate`: new tokens. The other commands are tested beside what they call."""
+"""`cli.operate`: the keeper and new tokens. The other commands are tested beside what they call."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli import main
 from tawebeval.core.tokens import parse_tokens
+from tests.cases.documented import CONFIGURE, scripts
+
+
+class KeeperTests(SynchronousTestCase):
+    """`tawebeval keeper`; `tests.integration.test_keeper` starts one."""
+
+    def test_refused(self) -> None:
+        """A configuration with which the daemon does not start is refused."""
+        path = Path(self.mktemp())
+        path.write_text('[service]\nuser = "nobody-of-this-name"\n')
+        result = CliRunner().invoke(main, ["keeper", "--config", str(path)])
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("no user 'nobody-of-this-name' on this machine", result.output)
 
 
 class TokenTests(SynchronousTestCase):
@@ -24,6 +41,50 @@ class TokenTests(SynchronousTestCase):
         (line,) = re.findall(r"^alice sha256:\S+$", result.stderr, re.MULTILINE)
         tokens = parse_tokens(line)
         self.assertEqual(tokens.find_token([b"Bearer " + token.encode()]).caller, "alice")
+
+    def test_problems(self) -> None:
+        """--problem restricts the token; a name that is none is refused."""
+        given = ["token", "new", "alice", "--problem", "a", "--problem", "b"]
+        result = CliRunner().invoke(main, given)
+        self.assertIn(" problems=a,b\n", result.stderr)
+        result = CliRunner().invoke(main, [*given, "--problem", "A"])
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("'A' cannot be a problem's name", result.output)
+
+    def test_read(self) -> None:
+        """A token that only reads is said to read what its caller submits, and nothing else."""
+        result = CliRunner().invoke(main, ["token", "new", "alice", "--read"])
+        self.assertIn("only the evaluations that alice submits with another token", result.stderr)
+
+    def test_documented(self) -> None:
+        """The commands of docs/configure.md fill both files, and show warnings and errors only."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        command = folder / "tawebeval"
+        program = "from tawebeval.cli import main; main()"
+        command.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{program}' \"$@\"\n")
+        command.chmod(0o755)
+        first, *_ = scripts(CONFIGURE, "Tokens")
+        script = first.replace("/etc/tawebeval/tokens", "tokens")
+        variables = {
+            "PATH": f"{folder}:{os.environ.get('PATH', os.defpath)}",
+            "PYTHONPATH": ":".join(sys.path),
+        }
+        shown = []
+        for arguments in ("alice", "bob --read", "a/b"):
+            done = subprocess.run(
+                ["sh", "-c", script.replace("new alice", f"new {arguments}")],
+                cwd=folder,
+                env=variables,
+                capture_output=True,
+                text=True,
+            )
+            shown.append(done.stdout + done.stderr)
+        self.assertEqual(shown[0], "")
+        self.assertTrue(shown[1].startswith("the token only reads"), shown[1])
+        self.assertIn("'a/b' cannot be a caller's name", shown[2])
+        lines = (folder / "tokens").read_text("ascii").splitlines()
+        self.assertEqual([line.split()[0] for line in lines], ["alice", "bob"])
 
     def test_name(self) -> None:
         """An invalid name is refused with the rule for names."""

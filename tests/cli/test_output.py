@@ -187,10 +187,31 @@ class OtherTests(SynchronousTestCase):
             ('{"type":"goal_result","goal":"x","result":1}', "goal_result: goal: x, result: 1"),
             ('{"type":"case","case":"1","verdict":"partial"}', "case 1: partial"),
             (
-                '{"type":"case","case":"1","verdict":"accepted","points":2}',
-                "case 1: accepted (points: 2)",
+                '{"type":"case","case":"a\\nb","verdict":"wrong_answer","points":1,"x":0}',
+                "case a b: wrong answer (1 point, x: 0)",
+            ),
+            (
+                '{"type":"case","case":"1","verdict":"time_limit","time":2.0044,"memory":3145728}',
+                "case 1: time limit (2.004 s, 3 MiB)",
+            ),
+            (
+                '{"type":"case","case":"1","verdict":"ok","message":"m","expected":"","printed":""}',
+                "case 1: ok: m",
+            ),
+            (
+                '{"type":"case","case":"1","verdict":"ok","points":2.50,"time":"1 s"}',
+                "case 1: ok (2.5 points, time: 1 s)",
+            ),
+            (
+                f'{{"type":"case","case":"1","verdict":"ok","memory":{"9" * 400}}}',
+                f"case 1: ok (memory: {'9' * 400})",
             ),
             ('{"type":"case","case":"1"}', "case: case: 1"),
+            ('{"type":"progress","done":3,"total":10}', "progress 3/10"),
+            ('{"type":"progress","done":3}', "progress: done: 3"),
+            ('{"type":"score","score":30,"maximum":100}', "score 30/100"),
+            ('{"type":"score","score":7.5}', "score 7.5"),
+            ('{"type":"score","score":1,"name":"part"}', "score: score: 1, name: part"),
             ('{"type":null,"a":1}', "type: null, a: 1"),
             ('{"a":{"b":"ü"}}', 'a: {"b": "ü"}'),
             ("{}", "{}"),
@@ -201,6 +222,54 @@ class OtherTests(SynchronousTestCase):
             (f'["{"x" * 5000}"]', f'["{"x" * 5000}"]'),
         ):
             self.assertEqual(format_value(Data(written)), expected)
+
+    def test_excerpts(self) -> None:
+        """All lines about a case, and what it expected and printed, are shown if that is wanted."""
+        case = (
+            '{"type":"case","case":"1","verdict":"wrong_answer","message":"a\\n b\\n",'
+            '"expected":"7 ","printed":"8\\n"}'
+        )
+        shown = Shown()
+        for shown.screen.shows_excerpts in (False, True):
+            for written in (case, '{"expected":"7"}', "[1]"):
+                shown.screen.show_event(Data(written))
+        self.assertEqual(
+            shown.notes.getvalue(),
+            "case 1: wrong answer: a  b\nexpected: 7\n[1]\n"
+            "case 1: wrong answer: a\n     b\n"
+            '  expected: "7 "\n  printed: "8\\n"\nexpected: 7\n[1]\n',
+        )
+
+    def test_summary(self) -> None:
+        """Before the final error is a summary of the cases, unless some events are not shown."""
+        events = [
+            Data('{"type":"case","case":"1","verdict":"accepted"}'),
+            Data('{"type":"case","case":"2","verdict":"time_limit"}'),
+            Data('{"type":"progress","done":2,"total":2}'),
+            Data('{"type":"score","score":30,"maximum":100}'),
+            Data(f'{{"type":"case","case":"{"x" * 16384}","verdict":"accepted"}}'),
+            EvaluationError("exit", "exit status 1"),
+        ]
+        shown = Shown()
+        shown.show(*events)
+        self.assertEqual(
+            shown.notes.getvalue().splitlines()[-2:],
+            ["summary: score 30/100, 1/2 cases (1 time limit)", "failed: exit status 1"],
+        )
+        for settings, shown_events in (
+            ({"shows_summary": False}, events),
+            ({"lines": True}, events),
+            ({}, events[2:4]),
+        ):
+            shown = Shown(**settings)
+            shown.show(*shown_events)
+            self.assertNotIn("summary", shown.notes.getvalue())
+
+    def test_progress_of_an_evaluator(self) -> None:
+        """On a terminal the next output replaces it."""
+        shown = Shown(terminal=True)
+        progress = Data('{"type":"progress","done":3,"total":10}')
+        self.assertEqual(shown.show(progress, Text("b")), f"{CLEAR}progress 3/10{CLEAR}b\n")
 
 
 class BrokenStreamTests(SynchronousTestCase):

@@ -205,6 +205,23 @@ class ServerTests(CommandTestCase):
         self.assertEqual(self.asked("--token-file", str(one), TOKEN_FILE=str(two)).token, "one")
         self.assertNotIn("three", repr(self.asked(TOKEN="three")))
 
+    def test_clear_text(self) -> None:
+        """A token that crosses the network without TLS is warned of, once for each command."""
+        for url, token, warns in (
+            ("http://judge.example.org", "t", True),
+            ("http://192.0.2.1:8080", "t", True),
+            ("http://judge.example.org", None, False),
+            ("https://judge.example.org", "t", False),
+            ("http://127.0.0.1:8080", "t", False),
+            ("http://[::1]:8080", "t", False),
+            ("http://localhost", "t", False),
+        ):
+            shown = Shown()
+            ServerAccess(url, token).make_client(Clock(), shown.screen)
+            secure = url.replace("http:", "https:")
+            warning = f"warning: {url} gets the token in clear text; try {secure}\n"
+            self.assertEqual(shown.notes.getvalue(), warning if warns else "", (url, token))
+
     def test_no_token(self) -> None:
         """What cannot be a token is told."""
         empty = Path(self.mktemp())

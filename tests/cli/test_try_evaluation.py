@@ -153,7 +153,7 @@ class PagesTests(SynchronousTestCase):
         cancelled: list[bool] = []
 
         async def read() -> None:
-            async for page in read_pages(evaluation, lambda: cancelled.append(True)):
+            async for page in read_pages(evaluation, lambda: cancelled.append(True), times=True):
                 found.extend(page.events)
 
         reading = Deferred.fromCoroutine(read())
@@ -171,6 +171,7 @@ class PagesTests(SynchronousTestCase):
         world.turn()
         self.successResultOf(reading)
         *printed, last = found
+        self.assertNotIn(None, [event.time for event in found])
         self.assertEqual(
             "".join(e.text for e in printed if isinstance(e, Text)).encode(), b"".join(lines)
         )

@@ -26,6 +26,9 @@ PAGES = {
     "/evaluation/x/events?after=2": b'{"begin":"2","end":"end","data":[{"type":"text",'
     b'"payload":"b"}]}',
     "/evaluation/x/events?after=end": b'{"begin":"end","end":null,"data":[]}',
+    "/evaluation/x/events?after=2&times=1": b'{"begin":"2","end":"end","data":[{"type":"text",'
+    b'"payload":"b","time":"2026-11-20T20:07:08Z"}]}',
+    "/evaluation/x/events?after=end&times=1": b'{"begin":"end","end":null,"data":[]}',
     "/evaluation/x": b'{"state":"running"}',
     "/evaluate": b'{"evaluation_id":"x"}',
     "/evaluations": b'{"begin":null,"end":null,'
@@ -92,6 +95,7 @@ class BlockingTests(TestCase):
                     [event.cursor for event in events],
                     [event.cursor for event in client.events("x", "+1")],
                     [page.end for page in client.pages("x", "2")],
+                    [event.time.year for event in client.events("x", "2", times=True)],
                     client.status("x"),
                     list(client.evaluations()),
                 ]
@@ -104,8 +108,9 @@ class BlockingTests(TestCase):
         self.assertEqual(found[1], ["+1", "2", "end"])
         self.assertEqual(found[2], ["2", "end"])
         self.assertEqual(found[3], ["end"])
-        self.assertEqual(found[4], {"state": "running"})
-        self.assertEqual([one["evaluation_id"] for one in found[5]], ["x"])
+        self.assertEqual(found[4], [2026])
+        self.assertEqual(found[5], {"state": "running"})
+        self.assertEqual([one["evaluation_id"] for one in found[6]], ["x"])
         self.assertEqual(agent.threads, {threading.current_thread().name})
 
     async def test_in_the_reactor(self) -> None:

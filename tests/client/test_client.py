@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,11 +28,12 @@ from tawebeval.client import (
     UnknownEvaluation,
 )
 from tawebeval.client.client import normalize_server_url
-from tawebeval.config import PollSettings
+from tawebeval.config import Configuration, PollSettings, ProblemSettings
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import generate_token
 from tests.cases.agents import Fate
 from tests.cases.client import ClientTestCase, Line, gathered, text
+from tests.fakes.world import EPOCH
 
 
 class EvaluateTests(ClientTestCase):
@@ -233,6 +235,31 @@ class EventsTests(ClientTestCase):
         self.assertEqual({len(page.events) for page in pages}, {1})
         self.assertEqual(text([page.events[0] for page in pages]), "0123456789\n" * 60)
 
+    def test_times(self) -> None:
+        """Each event has its time if that is asked for, also after a cursor within a page."""
+        identifier = self.line.begin()
+        began = self.line.service.reactor.seconds()
+        for output in (b"a\n", b"b\n"):
+            self.line.child.print(output)
+            self.line.pass_time(1)
+        self.line.child.end()
+        self.line.settle()
+
+        async def look() -> list[Any]:
+            client = self.line.client
+            plain = await anext(client.pages(identifier))
+            rest = await anext(client.pages(identifier, "+2", times=True))
+            events = await gathered(client.events(identifier, times=True))
+            return [plain.events, rest.events, events]
+
+        plain, rest, events = self.line.wait(look())
+        self.assertEqual({event.time for event in plain}, {None})
+        self.assertEqual(list(plain), events)
+        seconds = [event.time.timestamp() - EPOCH - began for event in events]
+        # A terminator waits for what follows: it may belong to a block.
+        self.assertEqual([int(each) for each in seconds], [0, 1, 1, 2])
+        self.assertEqual([event.time for event in rest], [event.time for event in events[2:]])
+
     def test_gone(self) -> None:
         """What is unknown, forgotten or discarded is told at once."""
         with self.assertRaises(UnknownEvaluation):
@@ -304,6 +331,34 @@ class OtherTests(ClientTestCase):
         self.assertEqual(status["metadata"], {"contest": "finals & more"})
         with self.assertRaises(InvalidRequest):
             self.line.wait(gathered(self.line.client.evaluations(state="drained")))
+
+    def test_environments(self) -> None:
+        """The environments of the server; a form may name one, and an unknown one is refused."""
+        found = self.line.wait(self.line.client.environments())
+        self.assertEqual([one["name"] for one in found], ["default"])
+        self.line.begin(environment="default")
+        with self.assertRaises(InvalidRequest):
+            self.line.begin(environment="java")
+
+    def test_problems(self) -> None:
+        """Problems are listed, over several pages, and submitted for; lists have those of one."""
+        problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
+        problems = {f"p{number:03}": problem for number in range(150)}
+        self.line.service.context.configuration = Configuration(problems=problems)
+        client, line = self.line.client, self.line
+        listed = line.wait(gathered(client.problems()))
+        self.assertEqual([one["name"] for one in listed], list(problems))
+        line.begin()
+        identifier = line.wait(
+            client.evaluate_problem("p001", {"source": "x"}, metadata={"a": "b"}, key="k")
+        )
+        status = line.wait(client.status(identifier))
+        self.assertEqual((status["problem"], status["metadata"]), ("p001", {"a": "b"}))
+        (found,) = line.wait(gathered(client.evaluations(problem="p001")))
+        self.assertEqual(found["evaluation_id"], identifier)
+        with self.assertRaises(InvalidRequest) as caught:
+            line.wait(client.evaluate_problem("../evaluate", {"source": "x"}))
+        self.assertEqual(caught.exception.status, 404)
 
     def test_token(self) -> None:
         """A token is sent with everything; without it nothing is to be had."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import given
@@ -108,6 +109,25 @@ class EventTests(SynchronousTestCase):
         for name in ("reason", "message"):
             other = json.dumps({**whole, name: 1})
             self.assertEqual(parse("data", other), Data(other))
+
+    def test_time(self) -> None:
+        """An event of any kind has the time of the page; one that is no time is refused."""
+        for kind, payload in (
+            ("text", '"x"'),
+            ("data", "1"),
+            ("data", '{"type":"file","filename":"","content_type":"","content_base64":""}'),
+            ("data", '{"type":"evaluation_error","reason":"","message":""}'),
+            ("new", "1"),
+        ):
+            body = page((kind, payload)).replace(
+                b"}]}", b',"time":"2026-11-20T20:07:08.108+00:00"}]}'
+            )
+            (event,) = parse_page(body, None).events
+            self.assertEqual(event.time, datetime(2026, 11, 20, 20, 7, 8, 108000, UTC))
+            self.assertEqual(event, parse(kind, payload))
+            self.assertIsNone(parse(kind, payload).time)
+            with self.assertRaises(ValueError):
+                parse_page(body.replace(b"2026-", b"noon-"), None)
 
     def test_unknown(self) -> None:
         """An event of a later version is no reason to stop."""

@@ -42,6 +42,8 @@ from tests.integration.receivers import full_socket
 
 reactor: Any = installed
 
+OTHER_SERVER = "is it a tawebeval server? Check https:// and the path of the URL"
+
 
 class RepeatTests(ClientTestCase):
     """Requests of a client, over a line that breaks."""
@@ -334,12 +336,13 @@ class RepeatTests(ClientTestCase):
     def test_refusals(self) -> None:
         """Other statuses are told at once, with the server's words or without; redirects too."""
         for status, body, kind, words in (
-            (301, b"", Refused, "301 Moved Permanently"),
+            (301, b"", Refused, f"301 Moved Permanently without an explanation; {OTHER_SERVER}"),
             (400, b'{"message": "no"}', InvalidRequest, "no"),
             (400, b'{"detail": "not"}', InvalidRequest, "not"),
             (401, b"", Forbidden, "401 Unauthorized"),
             (403, b"<html>", Forbidden, "403"),
-            (404, b"[" * 100_000, UnknownEvaluation, "404"),
+            (404, b"[" * 100_000, UnknownEvaluation, OTHER_SERVER),
+            (405, b"<html>", InvalidRequest, OTHER_SERVER),
             (410, b"[]", EvaluationGone, "410"),
             (499, b'{"message": 5}', InvalidRequest, "499"),
             (501, b"<html>", Refused, "501 Not Implemented"),

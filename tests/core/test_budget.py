@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import budget as module
-from tawebeval.core.budget import RingBudget, RingShare, UploadBudget
+from tawebeval.core.budget import RingBudget, RingShare, UploadBudget, UploadShare
 from tawebeval.errors import ServerBusy
 
 # Of the total a quarter, rounded down, is the reserve; the rest is common.
@@ -83,8 +83,10 @@ class LimitTests(BudgetTestCase):
         """While enough is free a ring is full at `per_ring` bytes, not one byte before."""
         share = self.add_share(EACH - 1)
         self.assertFalse(share.is_full)
+        self.assertEqual(self.budget.full_ring_count, 0)
         share.resize(EACH)
         self.assertTrue(share.is_full)
+        self.assertEqual(self.budget.full_ring_count, 1)
         self.assertEqual(self.budget.used_bytes, EACH)
 
     def test_as_much_as_is_free(self) -> None:
@@ -176,6 +178,32 @@ class LimitTests(BudgetTestCase):
         self.assertEqual(self.budget.used_bytes, 1)
         self.turns.settle()
         self.assertEqual(self.reopened, [other])
+
+
+class HoldTests(BudgetTestCase):
+    """Rings that are held back, whatever their sizes are."""
+
+    def test_held(self) -> None:
+        """The end of a hold gives room, unless the ring is full."""
+        share = self.add_share(1)
+        share.set_held(True)
+        self.assertEqual(
+            (share.is_held, share.is_full, self.budget.full_ring_count), (True, False, 0)
+        )
+        self.assertEqual(self.reopened, [])
+        share.set_held(False)
+        share.set_held(False)
+        self.assertEqual((share.is_held, self.reopened), (False, [share]))
+
+    def test_held_and_full(self) -> None:
+        """A ring that has become full meanwhile waits on."""
+        share = self.add_share()
+        share.set_held(True)
+        share.resize(EACH)
+        share.set_held(False)
+        self.assertEqual((share.is_full, self.reopened), (True, []))
+        share.resize(1)
+        self.assertEqual(self.reopened, [share])
 
 
 class CallerShareTests(BudgetTestCase):
@@ -474,6 +502,38 @@ class SpoolTests(SynchronousTestCase):
         spool = UploadBudget(100)
         self.assertRaises(ServerBusy, spool.add_bytes, 101)
         spool.add_bytes(100)
+
+    def test_kept(self) -> None:
+        """What is only kept makes room, as much as is needed, and stays where it is too little."""
+        kept = [30, 30, 30]
+
+        def discard(size: int) -> bool:
+            if sum(kept) < size:
+                return False
+            end = spool.stored_bytes - size
+            while spool.stored_bytes > end:
+                spool.remove_bytes(kept.pop())
+            return True
+
+        spool = UploadBudget(100, discard)
+        spool.add_bytes(sum(kept))
+        spool.add_bytes(10)
+        self.assertEqual(len(kept), 3)
+        spool.add_bytes(40)
+        self.assertEqual((len(kept), spool.stored_bytes), (1, 80))
+        self.assertRaises(ServerBusy, spool.add_bytes, 60)
+        self.assertEqual((len(kept), spool.stored_bytes), (1, 80))
+
+    def test_shared(self) -> None:
+        """Bytes that several hold are given back by the last."""
+        spool = UploadBudget(100)
+        spool.add_bytes(60)
+        share = UploadShare(spool, 60)
+        share.add_user()
+        share.remove_user()
+        self.assertEqual((share.users, spool.stored_bytes), (1, 60))
+        share.remove_user()
+        self.assertEqual(spool.stored_bytes, 0)
 
     def test_crowded(self) -> None:
         """Forms must wait for the disk from 32 MiB in memory on."""

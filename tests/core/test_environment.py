@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.environment import build_environment, is_reserved_variable
+from tawebeval.core.environment import add_tools, build_environment, is_reserved_variable
 from tawebeval.core.segi import Markers
 
 
@@ -23,3 +23,17 @@ class ReservedTests(SynchronousTestCase):
         for name in build_environment({}, **run):
             seen = build_environment({name: "configured"}, **run)[name]
             self.assertEqual(seen == "configured", not is_reserved_variable(name), name)
+
+
+class ToolsTests(SynchronousTestCase):
+    """The tools for evaluators."""
+
+    def test_path(self) -> None:
+        """The tools come after the programs of the operator, or else after those of the system."""
+        for given, path in (
+            ({"PATH": "/opt/bin"}, "/opt/bin"),
+            ({}, "/usr/local/bin:/usr/bin:/bin"),
+        ):
+            environment = add_tools({**given, "LANG": "C"}, "/tools")
+            self.assertEqual(environment.pop("PATH"), f"{path}:/tools/bin")
+            self.assertEqual(environment, {"LANG": "C", "EVALUATION_TOOLS": "/tools"})

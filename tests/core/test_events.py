@@ -17,6 +17,7 @@ from tawebeval.core.events import (
     encode_error,
     encode_file,
     encode_text,
+    has_blank_line,
 )
 from tawebeval.core.fileblock import InlineFile
 from tests.cases.strategies import ErrorEvent, classify, decode, texts
@@ -56,6 +57,14 @@ class TextTests(SynchronousTestCase):
         self.check(b"a", ["a"])
         self.check(b"a\nb", ["a", "\n", "b"])
         self.check(b"\na\n", ["\n", "a", "\n"])
+
+    @given(st.lists(st.sampled_from((1, 2, 50, 500, 5000)), max_size=30), st.integers(0, 30))
+    def test_search(self, lengths: list[int], place: int) -> None:
+        """A blank line is found wherever it stands, among short lines and long ones."""
+        lines = [b"x" * length for length in lengths]
+        self.assertFalse(has_blank_line(b"\n".join(lines)))
+        lines[place:place] = [b"x", b"", b"x"]
+        self.assertTrue(has_blank_line(b"\n".join(lines)))
 
     def test_blank_lines(self) -> None:
         """Nothing stands for a line that is empty, wherever it is."""

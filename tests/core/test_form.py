@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from math import inf
 
+import attrs
 from hyperlink import EncodedURL
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +15,18 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import URI
 
 from tawebeval.core.form import (
+    CHANGEABLE_FIELDS,
     MAX_DEPTH,
     MAX_SEED,
+    RERUN_FIELDS,
     TEXT_FIELDS,
     EvaluationRequest,
+    FormPreset,
     Repository,
     SubmissionFile,
     draw_seed,
     find_size_limit,
+    list_fields,
     pack_request,
     parse_form,
     parse_submission_file,
@@ -58,6 +63,81 @@ class Tables(SynchronousTestCase):
         self.assertEqual(error.extra_members, {"field": field}, value)
         self.assertTrue(error.detail.startswith(f"{field}: "), error.detail)
         self.assertTrue(error.detail.isprintable(), error.detail)
+
+
+class PresetTests(SynchronousTestCase):
+    """What is known of a form before it arrives."""
+
+    def test_any(self) -> None:
+        """Without a preset all is allowed."""
+        preset = FormPreset()
+        preset.check_text_field("evaluator_cmd")
+        preset.check_submission_field("a")
+        preset.check_submission([])
+
+    def test_problem(self) -> None:
+        """A form for a problem has a few fields, and the files that are expected."""
+        preset = FormPreset("the problem 'p'", "p", {}, CHANGEABLE_FIELDS, ("a", "b"))
+        for name in ("callback_url", "metadata[x]"):
+            preset.check_text_field(name)
+        for name in ("seed", "limits[cpu]", "commit_oid", "evaluator_cmd", "repository[url]"):
+            error = self.assertRaises(InvalidField, preset.check_text_field, name)
+            self.assertIn("the problem 'p' sets this field", error.detail)
+        preset.check_submission_field("a")
+        error = self.assertRaises(InvalidField, preset.check_submission_field, "c")
+        self.assertIn("its fields: submission[a], submission[b]", error.detail)
+        preset.check_submission(["b", "a"])
+        error = self.assertRaises(InvalidField, preset.check_submission, ["a"])
+        self.assertEqual(error.extra_members, {"field": "submission[b]"})
+
+    def test_no_callback(self) -> None:
+        """A preset can refuse the callback, and nothing else."""
+        preset = FormPreset(text_fields=CHANGEABLE_FIELDS, permits_callback=False)
+        preset.check_text_field("metadata[x]")
+        error = self.assertRaises(InvalidField, preset.check_text_field, "callback_url")
+        self.assertIn("restricted to problems", error.detail)
+
+    def test_rerun(self) -> None:
+        """A form that runs an evaluation again has no files, and may have limits."""
+        preset = FormPreset("the evaluation", None, {}, RERUN_FIELDS, None)
+        preset.check_text_field("limits[cpu]")
+        preset.check_submission(["a"])
+        self.assertRaises(InvalidField, preset.check_submission_field, "a")
+
+
+class ListTests(SynchronousTestCase):
+    """The fields of a request that was parsed."""
+
+    def test_listed(self) -> None:
+        """They are parsed to the same request; the callback is left out."""
+        every = {
+            "repository[branch]": "main",
+            "repository[depth]": "2",
+            "directory": "a",
+            "seed": "0",
+            "limits[wall_clock]": "20.000000001",
+            "limits[cpu]": "20",
+            "limits[memory]": "1K",
+            "environment": "java",
+            "metadata[a]": "b",
+            "callback_url": "https://example.org/",
+        }
+        for form in ({}, every):
+            request = parse_form({**LEAST, **form}, SUBMISSION, ALL, RANGES, ["java"])
+            again = parse_form(list_fields(request), SUBMISSION, ALL, RANGES, ["java"])
+            self.assertEqual(again, attrs.evolve(request, callback_url=None))
+
+    def test_unresolved(self) -> None:
+        """The commit of a branch stays open, which only the form of a problem may leave out."""
+        form = {"repository[url]": "https://example.org/a", "repository[branch]": "main"}
+        form["evaluator_cmd"] = "x"
+        request = parse_form(form, SUBMISSION, ALL, RANGES, problem="one")
+        self.assertEqual((request.commit_oid, request.problem), ("", "one"))
+        again = parse_form(list_fields(request), SUBMISSION, ALL, RANGES, problem="one")
+        self.assertEqual(again, request)
+        self.assertRaises(InvalidField, parse_form, form, SUBMISSION, ALL, RANGES)
+        del form["repository[branch]"]
+        self.assertRaises(InvalidField, parse_form, form, SUBMISSION, ALL, RANGES, "one")
 
 
 class SubmissionTests(SynchronousTestCase):
@@ -166,13 +246,14 @@ class FormTests(Tables):
             "directory": "problems/sum",
             "evaluator_cmd": "python3 evaluator.py",
             "seed": "7",
+            "environment": "java",
             "callback_url": "https://site.example.org/ended?x=1",
         }
         limits = {f"limits[{name}]" for name in LIMIT_UNITS}
         self.assertEqual(set(fields) | limits, set(TEXT_FIELDS))
         files = [SubmissionFile("a", "a"), SubmissionFile("b", "b")]
         self.assertEqual(
-            parse_form(fields, files, ["ssh"], RANGES),
+            parse_form(fields, files, ["ssh"], RANGES, ["java"]),
             EvaluationRequest(
                 repository=Repository("ssh://git@host/x", "main", 3),
                 commit_oid=OID,
@@ -181,7 +262,25 @@ class FormTests(Tables):
                 seed=7,
                 submission=(SubmissionFile("a", "a"), SubmissionFile("b", "b")),
                 callback_url="https://site.example.org/ended?x=1",
+                environment="java",
             ),
+        )
+
+    def test_environment(self) -> None:
+        """The default has a name, too; the refusal of another name lists all."""
+        for value in ("", "default"):
+            self.assertEqual(parse({"environment": value}).environment, None)
+        error = self.assertRaises(
+            InvalidField,
+            parse_form,
+            {**LEAST, "environment": "jav"},
+            SUBMISSION,
+            ALL,
+            RANGES,
+            ["java", "rust"],
+        )
+        self.assertEqual(
+            str(error), "environment: no environment 'jav' here; allowed: default, java, rust"
         )
 
     def test_required(self) -> None:
@@ -582,7 +681,7 @@ class LabelTests(Tables):
         request = parse(form)
         self.assertEqual(request.metadata, {"contest": "finals", "a.b-c_1": "x = 'é' 😀"})
         packed = pack_request(request.drop_start_fields())
-        self.assertEqual(unpack_labels(packed), request.metadata)
+        self.assertEqual(unpack_labels(packed).metadata, request.metadata)
         self.assertEqual(unpack_request(packed).metadata, request.metadata)
 
     def test_names(self) -> None:

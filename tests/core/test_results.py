@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -42,6 +43,30 @@ def score(number: object, **others: object) -> bytes:
     """Return the value that reports a score, which may be written in any way."""
     members = "".join(f', "{name}": {value}' for name, value in others.items())
     return f'{{"type": "score", "score": {number}{members}}}'.encode()
+
+
+results = st.lists(
+    st.builds(goal, st.sampled_from("abc") | st.text(max_size=3), st.booleans())
+    | st.builds(
+        lambda case, verdict: {"type": "case", "case": case, "verdict": verdict},
+        st.text(max_size=2),
+        st.sampled_from(VERDICTS),
+    )
+    | st.builds(
+        lambda done, total: {"type": "progress", "done": done, "total": total},
+        st.integers(0, 2**53),
+        st.integers(0, 2**53),
+    )
+    | st.builds(
+        lambda one, maximum: {"type": "score", "score": one, "maximum": maximum},
+        st.floats(-(2**53), 2**53),
+        st.none() | st.integers(-(2**53), 2**53),
+    )
+    | st.integers()
+    | st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+    max_size=30,
+)
+"""Results and other values."""
 
 
 class ResultSummaryTests(SynchronousTestCase):
@@ -188,29 +213,7 @@ class ResultSummaryTests(SynchronousTestCase):
         self.assertLess(summary.size, 20 * 1024)
         self.assertGreater(summary.size, taken / 2)
 
-    @given(
-        st.lists(
-            st.builds(goal, st.sampled_from("abc") | st.text(max_size=3), st.booleans())
-            | st.builds(
-                lambda case, verdict: {"type": "case", "case": case, "verdict": verdict},
-                st.text(max_size=2),
-                st.sampled_from(VERDICTS),
-            )
-            | st.builds(
-                lambda done, total: {"type": "progress", "done": done, "total": total},
-                st.integers(0, 2**53),
-                st.integers(0, 2**53),
-            )
-            | st.builds(
-                lambda one, maximum: {"type": "score", "score": one, "maximum": maximum},
-                st.floats(-(2**53), 2**53),
-                st.none() | st.integers(-(2**53), 2**53),
-            )
-            | st.integers()
-            | st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
-            max_size=30,
-        )
-    )
+    @given(results)
     def test_model(self, values: list[Any]) -> None:
         """The summary is that of a reader who follows all values."""
         expected: dict[str, Any] = {**EMPTY, "goals": {}, "cases": {}}
@@ -223,6 +226,44 @@ class ResultSummaryTests(SynchronousTestCase):
                 case {"type": "progress" | "score" as kind, **members}:
                     expected[kind] = members
         assert sum_up(*values) == (None if expected == EMPTY else expected)
+
+
+class PackingTests(SynchronousTestCase):
+    """Summaries that are packed and unpacked."""
+
+    @given(results, results)
+    def test_unpacked(self, before: list[Any], after: list[Any]) -> None:
+        """The summary is the same, and goes on as the one that was packed."""
+        first = ResultSummary()
+        for value in before:
+            first.add_value(json.dumps(value).encode())
+        second = ResultSummary.unpack(first.pack())
+        for value in after:
+            first.add_value(json.dumps(value).encode())
+            second.add_value(json.dumps(value).encode())
+        assert json.dumps(second.build_document()) == json.dumps(first.build_document())
+        assert second.size == first.size
+
+    def test_limits(self) -> None:
+        """Omitted goals and the limits last; the largest summary packs into 8 KiB."""
+        goals = [goal(f"{number:038}") for number in range(2 * MAX_GOALS)]
+        summary = ResultSummary()
+        for value in [*goals, *({"type": "case", "case": "", "verdict": v} for v in VERDICTS)]:
+            summary.add_value(json.dumps(value).encode())
+        packed = summary.pack()
+        self.assertLess(len(packed), 8 * 1024)
+        again = ResultSummary.unpack(packed)
+        self.assertEqual(again.build_document(), summary.build_document())
+        for each in (summary, again):
+            each.add_value(json.dumps(goal("x" * 200)).encode())
+        self.assertEqual(again.build_document(), summary.build_document())
+        self.assertEqual(again.pack(), summary.pack())
+
+    def test_invalid(self) -> None:
+        """What is no summary is refused."""
+        for packed in (b"", b"\x90", b"\xff" * 9):
+            with self.assertRaises(msgspec.DecodeError):
+                ResultSummary.unpack(packed)
 
 
 class ParserTests(SynchronousTestCase):

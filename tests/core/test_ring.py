@@ -50,6 +50,16 @@ class AppendTests(SynchronousTestCase):
         ring.append_batch(EMPTY_BATCH)
         self.assertEqual((ring.newest, ring.read_events(0, PLENTY)), (1, numbers(0, 1)))
 
+    def test_on_append(self) -> None:
+        """Each batch is handed over with its first number and its time, once it is in the ring."""
+        ring = EventRing(read_time=lambda: 5.5)
+        found: list[object] = []
+        ring.append_batch(numbers(0, 1))
+        ring.on_append = lambda *arguments: found.append((*arguments, ring.newest))
+        ring.append_batch(EMPTY_BATCH)
+        ring.append_batch(numbers(1, 2))
+        self.assertEqual(found, [(1, numbers(1, 2), 5500, 3)])
+
     def test_closed(self) -> None:
         """A closed ring keeps what it has and takes no more."""
         ring = filled(2)

@@ -22,6 +22,7 @@ from tests.cases.strategies import (
     MARKERS,
     MAX_FILE,
     MAX_VALUE,
+    SMALL_STEPS,
     Chunk,
     ErrorEvent,
     Event,
@@ -899,16 +900,7 @@ class SmallStepTests(SynchronousTestCase):
     """The same where the parser works in steps of some bytes, and makes a few in a turn."""
 
     def setUp(self) -> None:
-        for name, size in (
-            *(
-                ("PARSED_PER_CALL", 300),
-                ("_STEP", 20),
-                ("_LINE", 20),
-                ("_FAULT", 100),
-                ("_FILE", 100),
-            ),
-            *(("_BLOCK", 24), ("_SHORT", 8), ("_NEAR", 8), ("_PIECE", 8)),
-        ):
+        for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
 
     @given(stdouts, chunkings, st.integers(0, 3))

@@ -158,18 +158,34 @@ class NewTests(SynchronousTestCase):
 
     def test_restricted(self) -> None:
         """What restricts a token stands in its line."""
-        for read, rate, end in (
-            (False, None, ""),
-            (True, None, " read"),
-            (False, 60, " rate=60"),
-            (True, 999_999, " read rate=999999"),
+        for read, rate, problems, end in (
+            (False, None, (), ""),
+            (True, None, (), " read"),
+            (False, 60, (), " rate=60"),
+            (True, 999_999, (), " read rate=999999"),
+            (False, None, ("a",), " problems=a"),
+            (True, 1, ("a", "b.c_d-1"), " read rate=1 problems=a,b.c_d-1"),
         ):
             token, written = generate_token(
-                "a", os.urandom, is_read_only=read, requests_per_minute=rate
+                "a",
+                os.urandom,
+                is_read_only=read,
+                requests_per_minute=rate,
+                problems=problems,
             )
             self.assertTrue(written.endswith(end))
             found = parse_tokens(written).find_token([b"Bearer " + token.encode()])
             self.assertEqual((found.is_read_only, found.requests_per_minute), (read, rate))
+            self.assertEqual(found.problems, frozenset(problems) or None)
+
+    def test_malformed_problems(self) -> None:
+        """A list that is no list of names is refused, as no token without restriction may come."""
+        _, line = generate_token("a", os.urandom)
+        for end in ("problems=", "problems=A", "problems=a,", "problems=a, b", "problem=a"):
+            self.assertRaises(ConfigurationError, parse_tokens, f"{line} {end}")
+        for name in ("", "A", "a,b", "a b", "a\n"):
+            with self.assertRaises(ConfigurationError):
+                generate_token("a", os.urandom, problems=[name])
 
     def test_fresh(self) -> None:
         """No two are the same."""

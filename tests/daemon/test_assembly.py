@@ -56,8 +56,14 @@ from tawebeval.daemon.services import (
     make_periodic_timer,
 )
 from tawebeval.daemon.systemd import compute_stop_timeout
-from tawebeval.deferreds import FairQueue, WorkerThreads
-from tawebeval.errors import ConfigurationError, InvalidField, Problem, ServerBusy
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import (
+    ConfigurationError,
+    EvaluationFailure,
+    InvalidField,
+    Problem,
+    ServerBusy,
+)
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import Reloadable, ReloadResult
 from tawebeval.sandbox.command_sandbox import SandboxedCommands
@@ -185,18 +191,6 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(module, name, note)
         return calls
-
-    def note_bounds(self, queue: FairQueue) -> list[tuple[int, ...]]:
-        """Note all bounds that the queue gets from now on."""
-        bounds: list[tuple[int, ...]] = []
-        set_bounds = queue.set_bounds
-
-        def note(*values: int) -> None:
-            bounds.append(values)
-            set_bounds(*values)
-
-        self.patch(queue, "set_bounds", note)
-        return bounds
 
     def test_quota_directories(self) -> None:
         """All quota directories are free at first; without any no evaluation waits for one."""
@@ -494,6 +488,23 @@ class ServiceTests(SynchronousTestCase):
                 queue.acquire_slot(str(number))
             self.assertTrue(queue.is_full())
 
+    def test_shares(self) -> None:
+        """Shares are of tokens' names: without tokens there are none."""
+        made = self.note_calls("EvaluationRegistry")
+        for tokens, own in (("", (0, 0)), (self.write_token(), (2, 7))):
+            self.make(
+                callers=CallerSettings(tokens=tokens, running=2, queued=7),
+                evaluations=EvaluationSettings(running=3, queued=9),
+            )
+            self.assertEqual(made.pop()[2], (3, 9, *own))
+
+    def test_hosts(self) -> None:
+        """The rules for hosts are those of the configuration."""
+        caches = self.note_calls("RepositoryCache")
+        self.make(repositories=RepositorySettings(deny_hosts=("example.org",)))
+        with self.assertRaises(EvaluationFailure):
+            caches[0][3].check_url("https://example.org/x")
+
     def test_callers_share_of_the_buffers(self) -> None:
         """A caller's share of the memory is as configured, and what it has waiting heeds it."""
         daemon = self.make(callers=CallerSettings(tokens=self.write_token(), buffers=2048))
@@ -620,97 +631,49 @@ class ServiceTests(SynchronousTestCase):
         return reloader.reload_files()
 
     def test_reload_of_configuration(self) -> None:
-        """What is live reaches those who keep it for themselves."""
-        told = self.supervise()
-        access = f"[callers]\ntokens = '{self.write_token()}'\n"
-        opened, remotes = self.note_calls("make_callback_queue"), self.note_calls("RepositoryCache")
-        path, daemon = self.begin_with(access)
+        """Problems and level count; another change is named until it is as it was, and does not."""
+        path, daemon = self.begin_with("")
         log_writer = daemon.log_writer = LogWriter(StringIO(), format_text, "info")
-        evaluations = self.evaluations(daemon)
-        registry, site = evaluations.registry, self.site()
-        context: Any = evaluations.context
-        queue = registry.run_queue
-        queue.set_bounds(2, 2, 1)
-        _, waiting = (queue.acquire_slot(name, "alice") for name in ("first", "second"))
-        self.assertNoResult(waiting)
-        bounds = self.note_bounds(queue)
         path.write_text(
             f"""
-            {access}
-            origins = ["https://judge.example.org"]
-            running = 2
-            queued = 7
-            requests_per_minute = 5
-            [repositories]
-            deny_hosts = ["example.org"]
-            [evaluations]
-            queued = 9
-            [limits]
-            memory = 20_000_000
-            uploads = 4096
-            [polls]
-            wait = 3
-            [http]
-            idle = 1.5
+            listen = ["tcp:1"]
             [log]
             level = "error"
-            access = true
-            [health]
-            free_disk = 1
-            """.replace("            ", "")
+            [sandbox]
+            network = true
+            [problems.p]
+            repository = "https://example.org/p.git"
+            commit = "{"c" * 40}"
+            command = "true"
+            """
         )
-        self.assertEqual(self.reload(daemon), ReloadResult())
-        web = self.context()
-        self.assertEqual(web.configuration.polls.wait, 3)
-        self.assertEqual(web.configuration.callers.origins, ("https://judge.example.org",))
-        self.assertIs(context.configuration, web.configuration)
-        self.assertEqual(context.sandbox.limits.memory, 20_000_000)
-        self.assertEqual(registry.upload_budget.limit, 4096)
-        self.assertEqual(bounds, [(2, 9, 2, 7)])
-        self.successResultOf(waiting)
-        self.assertEqual(web.authentication.rate_limit.per_minute, 5)
-        self.assertEqual(remotes[0][3].policy.denied_hosts, ("example.org",))
-        self.assertEqual(site.connection_limits.settings.idle, 1.5)
-        self.assertEqual(log_writer.level, "error")
-        self.assertTrue(web.request_log.is_enabled)
-        readiness: Any = web.operator_sources.find_obstacles
-        self.assertEqual(readiness.__self__.min_free_bytes, 1)
-        self.assertIs(opened[0][-1], False)
-        self.stop_is_announced(told, compute_stop_timeout(Configuration()))
-
-    def stop_is_announced(self, told: list[str], seconds: float) -> None:
-        """Hold that systemd is told that a stop may take so long."""
-        for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
-            call(*args, **kwargs)
-        (said,) = (one for one in told if one.startswith("STOPPING"))
-        self.assertIn(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}", said)
-
-    def test_reload_without_tokens(self) -> None:
-        """Shares are of tokens' names: without tokens there are none after a reload either."""
-        path, daemon = self.begin_with("")
-        path.write_text("[callers]\nqueued = 1\nrunning = 1\n[evaluations]\nqueued = 5")
-        queue = self.evaluations(daemon).registry.run_queue
-        bounds = self.note_bounds(queue)
-        self.reload(daemon)
-        self.assertEqual(bounds, [(queue.slot_count, 5, 0, 0)])
-
-    def test_reload_that_needs_a_restart(self) -> None:
-        """What is not live is named, each time until it is as it was, and does not count."""
-        path, daemon = self.begin_with("")
-        path.write_text("listen = ['tcp:1']\n[polls]\nwait = 3\n[sandbox]\nnetwork = true")
         for _ in range(2):
             outcome = self.reload(daemon)
             self.assertEqual(outcome.problems, ())
             self.assertEqual(
-                [note.partition(":")[0] for note in outcome.notes], ["listen", "sandbox.network"]
+                outcome.notes,
+                tuple(
+                    f"{setting}: changed; takes effect after a restart"
+                    for setting in ("listen", "sandbox.network")
+                ),
             )
-            for note in outcome.notes:
-                self.assertIn("restart", note)
         configuration = self.context().configuration
-        self.assertEqual((configuration.polls.wait, configuration.sandbox.network), (3, False))
+        self.assertEqual((list(configuration.problems), log_writer.level), (["p"], "error"))
+        self.assertFalse(configuration.sandbox.network)
+        self.assertIs(self.evaluations(daemon).context.configuration, configuration)
         path.write_text("")
         self.assertEqual(self.reload(daemon), ReloadResult())
         self.assertEqual(self.context().configuration, Configuration())
+
+    def test_stop_is_told(self) -> None:
+        """A stop is told with the time that it may take."""
+        told = self.supervise()
+        self.start()
+        for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
+            call(*args, **kwargs)
+        (said,) = (one for one in told if one.startswith("STOPPING"))
+        microseconds = compute_stop_timeout(Configuration()) * 1e6
+        self.assertIn(f"EXTEND_TIMEOUT_USEC={microseconds:.0f}", said)
 
     def test_reload_of_a_broken_configuration(self) -> None:
         """It changes nothing, tokens neither, and says file and key."""

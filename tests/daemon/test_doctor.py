@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 
@@ -20,6 +21,7 @@ from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.probe import ProbeDirectories
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
+from tests.cases.roots import make_root
 from tests.fakes.process import FakeProcess
 
 NONE = '[sandbox]\nkind = "none"'
@@ -117,7 +119,7 @@ class SystemChecksTests(DoctorTestCase):
         """Where all is well each part says so, once or more, and nothing is left of the look."""
         parts = (
             "configuration user sandbox trees limits git listen callers permissions disk"
-            " quotas descriptors processes watches"
+            " quotas descriptors processes watches keeper"
         )
         self.assertEqual(set(parts.split()), {each.part for each in self.check_ok()})
         self.assertFalse(self.accounts.exists())
@@ -164,10 +166,25 @@ class SystemChecksTests(DoctorTestCase):
             ("", 0, "adduser --system", True),
             ('[service]\nuser = "nobody"', 1000, "start the daemon as root", False),
         ):
-            _, found = self.examine(settings, uid)
+            _, found, *others = self.examine(settings, uid)
             self.assertEqual((found.part, found.health), ("user", BROKEN))
             self.assertIn(remedy, found.remedy)
             self.assertEqual("systemd-run" in found.remedy, of_unit)
+            self.assertEqual("sandbox" in {each.part for each in others}, of_unit)
+            if of_unit:
+                said = "the other checks are those of a daemon with service.user = nobody"
+                self.assertIn(Finding("user", OK, said), others)
+
+    def test_user_beside_unit(self) -> None:
+        """Where the unit is installed root gets no remedies for another user than the unit's."""
+        unit = self.write("tawebeval.service", "")
+        self.patch(doctor, "UNIT_FILES", (self.folder / "missing", unit))
+        _, found = self.examine("", 0)
+        self.assertEqual((found.part, found.health), ("user", BROKEN))
+        self.assertTrue(found.remedy.startswith("to check tawebeval.service, run the systemd-run"))
+        _, found, *others = self.examine('[service]\nuser = "nobody"', 0)
+        self.assertEqual((found.part, found.health), ("user", OK))
+        self.assertNotEqual(others, [])
 
     def test_nothing_can_be_started(self) -> None:
         """Without a sandbox the launcher of evaluators has to work all the same."""
@@ -193,6 +210,16 @@ class SystemChecksTests(DoctorTestCase):
             settings = f'[sandbox]\nreadable = ["{path}"]'
             words = "sandbox.readable[0]", str(path), "-> list only what evaluators need"
             self.check("sandbox", BROKEN, *words, settings=settings)
+
+    def test_environments(self) -> None:
+        """Roots are checked as at the start."""
+        root = make_root(self.state.parent / "root")
+        settings = f'[environments.java]\nroot = "{root}"\n'
+        (found,) = (one for one in self.check_ok(settings) if one.part == "environments")
+        self.assertEqual(found.what, "evaluators can run in java")
+        settings += f'[environments.none]\nroot = "{root}/usr"'
+        words = "environments.none.root", "has no program /usr/bin/prlimit", "-> install util-linux"
+        self.check("environments", BROKEN, *words, settings=settings)
 
     def test_systemd_run(self) -> None:
         """What cgroups do not limit is weaker; a command that would help is tried before."""
@@ -278,7 +305,9 @@ class CommandTests(DoctorTestCase):
         """A line for each finding, and one for its remedy; a list for programs."""
         finding = Finding("disk", WEAKER, "small", "a larger one")
         _, said = self.run_command(finding)
-        first, second = said.splitlines()
+        first, second, last = said.splitlines()
+        self.assertIn("the daemon starts", last)
+        self.assertNotIn("starts", self.run_command(attrs.evolve(finding, health=BROKEN))[1])
         self.assertEqual(first.split(), ["weaker", "disk", "small"])
         self.assertEqual(second.split(), ["->", "a", "larger", "one"])
         self.assertEqual(first.index("small"), second.index("->"))

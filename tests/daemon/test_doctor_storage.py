@@ -68,7 +68,7 @@ class StorageTestCase(DoctorTestCase):
 
     def cure(self, finding: Finding) -> None:
         """Do as the remedy says, which then helps."""
-        subprocess.run(finding.remedy.removeprefix("as root: "), shell=True, check=True)
+        subprocess.run(finding.remedy.rpartition("as root: ")[2], shell=True, check=True)
         self.check_ok(self.file.read_text())
 
     def forbid(self, path: Path) -> Any:
@@ -79,6 +79,20 @@ class StorageTestCase(DoctorTestCase):
             return asked != path and access(asked, mode, **more)
 
         return self.patch(module.os, "access", may)
+
+
+class ArchiveTests(StorageTestCase):
+    """The directory of the archive."""
+
+    def test_directory(self) -> None:
+        """It can be created and written to, or the command that makes it is named."""
+        path = self.folder / "some" / "archive"
+        settings = f"[archive]\nenabled = true\ndirectory = '{path}'"
+        self.check("archive", BROKEN, str(path), "install -d", settings=settings)
+        path.mkdir(parents=True)
+        self.check_ok(settings)
+        path.rmdir()
+        self.check_ok(settings)
 
 
 class SecretTests(StorageTestCase):

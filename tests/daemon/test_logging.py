@@ -353,7 +353,7 @@ class OptionTests(SynchronousTestCase):
     def test_application(self) -> None:
         """The application has it, where twistd looks; without one twistd has its own."""
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
-            evaluations = EvaluationService(*[None] * 4)  # type: ignore[arg-type]
+            evaluations = EvaluationService(*[None] * 6)  # type: ignore[arg-type]
             daemon = Daemon(Service(), evaluations, *[None] * 3, writer)  # type: ignore[arg-type]
             application = Application("tawebeval")
             daemon.setServiceParent(application)

@@ -35,7 +35,7 @@ OPERATE = ROOT / "docs" / "operate.md"
 
 # A metric, and the labels by which some of its series are meant.
 _METRIC = re.compile(r"\b((?:tawebeval|process)_[a-z_]+)(?:\{([^}]*)\})?")
-_LABEL = re.compile(r"(\w+)=~?\"([^\"]*)\"")
+_LABEL = re.compile(r"(\w+)=(~?)\"([^\"]*)\"")
 _BY = re.compile(r"by \(([\w, ]+)\)")
 _GROWTH = re.compile(r"\b(?:increase|rate)\((tawebeval_[a-z_]+)(?:\{([^}]*)\})?\[")
 _LEGEND = re.compile(r"\{\{(\w+)\}\}")
@@ -232,11 +232,15 @@ class FirstEventTests(MetricsTestCase):
         """What alerts see the growth of is there as 0; what begins with 1 has not grown."""
         series, selected = self.series(), 0
         for name, selectors in _GROWTH.findall(ALERTS.read_text()):
-            wanted = set(_LABEL.findall(selectors))
+            wanted = {
+                label: re.compile(value if is_pattern else re.escape(value))
+                for label, is_pattern, value in _LABEL.findall(selectors)
+            }
             found = {
                 number
                 for (own, labels), number in series.items()
-                if own == name and wanted <= set(labels)
+                if own == name
+                and all(wanted[each].fullmatch(dict(labels).get(each, "")) for each in wanted)
             }
             self.assertEqual(found, {0}, (name, selectors))
             selected += bool(wanted)
@@ -283,7 +287,7 @@ class RelianceTests(MetricsTestCase):
         for name, selected in found:
             self.assertIn(name, self.labels, query)
             known |= self.labels[name]
-            for label, _ in _LABEL.findall(selected):
+            for label, *_ in _LABEL.findall(selected):
                 self.assertIn(label, self.labels[name] | _ADDED, query)
         for labels in _BY.findall(query):
             self.assertLessEqual(set(labels.split(", ")), known | _ADDED, query)

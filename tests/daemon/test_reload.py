@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,11 +16,10 @@ from twisted.internet.testing import MemoryReactor
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, CredentialSettings, MetricsSettings
+from tawebeval.config import Configuration, CredentialSettings, MetricsSettings, ProblemSettings
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.daemon import reload as module
 from tawebeval.daemon.reload import (
-    LIVE_SETTINGS,
     ConfigurationFile,
     ConfigurationReload,
     Reloader,
@@ -31,9 +29,9 @@ from tawebeval.daemon.reload import (
 )
 from tawebeval.daemon.runtime import EarlyHangupHandler
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import rlimits
 from tawebeval.linux.ownership import digest_file
 from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
+from tests.cases.roots import make_root
 from tests.cases.settings import list_settings
 from tests.fakes.world import FakeNotifier
 
@@ -221,12 +219,14 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.file = Path(self.mktemp()).absolute()
         self.taken: list[Configuration] = []
 
-    def begin(self, text: str) -> None:
+    def begin(self, text: str, evaluations_last: bool = False) -> None:
         """Start with this configuration."""
         self.file.write_text(text)
         written = read_configuration(self.file)
         file = ConfigurationFile(self.file, (), written)
-        configuration_reload = ConfigurationReload(file, written, (self.taken.append,))
+        configuration_reload = ConfigurationReload(
+            file, written, (self.taken.append,), evaluations_last
+        )
         self.reloader = Reloader(
             [configuration_reload], "", FakeNotifier("/notify"), MemoryReactor()
         )
@@ -240,57 +240,80 @@ class ConfigurationReloadTests(SynchronousTestCase):
 
     def test_taken(self) -> None:
         """What is live counts; each other change is named, until it is taken back."""
-        self.begin("")
-        self.file.write_text("[polls]\nwait = 3\n[callbacks]\nenabled = true\nat_once = 11")
-        notes = [
-            f"callbacks.{name}: changed; takes effect after a restart"
-            for name in ("enabled", "at_once")
-        ]
-        for _ in range(2):
-            self.assertEqual(self.reloader.reload_files(), ReloadResult(notes=tuple(notes)))
-            self.assertEqual(self.taken.pop().polls.wait, 3)
-        self.file.write_text("")
-        self.assertEqual(self.reloader.reload_files(), ReloadResult())
-        self.assertEqual(self.taken, [Configuration()])
+        for lasting, remedy in (
+            (False, "takes effect after a restart"),
+            (True, "restart the daemon; its evaluations go on"),
+        ):
+            self.begin("", lasting)
+            self.file.write_text("[log]\nlevel = 'warn'\n[callbacks]\nenabled = true\nat_once = 11")
+            notes = [f"callbacks.{name}: changed; {remedy}" for name in ("enabled", "at_once")]
+            for _ in range(2):
+                self.assertEqual(self.reloader.reload_files(), ReloadResult(notes=tuple(notes)))
+                self.assertEqual(self.taken.pop().log.level, "warn")
+            self.file.write_text("")
+            self.assertEqual(self.reloader.reload_files(), ReloadResult())
+            self.assertEqual(self.taken.pop(), Configuration())
 
     def test_broken(self) -> None:
         """A mistake is named by its key, and nothing of the file counts."""
         self.begin("")
-        self.file.write_text("[polls]\nwait = 3\n[callbacks]\nattempts = 0")
+        self.file.write_text("[log]\nlevel = 'warn'\n[callbacks]\nattempts = 0")
         problem = self.refused()
         self.assertTrue(problem.startswith(f"{self.file}: callbacks.attempts: "), problem)
 
-    def test_beyond_the_daemon(self) -> None:
-        """Limits that the daemon could give to no evaluator are refused, as at the start."""
+    def test_environments(self) -> None:
+        """Roots are checked; without a sandbox environments need a restart first."""
+        root = make_root(Path(self.mktemp()).absolute())
+        table = f"[environments.java]\nroot = '{root}'\n"
         self.begin("")
-        none = (0, resource.RLIM_INFINITY)
-        limits = {resource.RLIMIT_CPU: (0, 61)}
-        self.patch(resource, "getrlimit", lambda which: limits.get(which, none))
-        self.file.write_text("[limits]\ncpu = 61")
-        problem = self.refused()
-        self.assertTrue(problem.startswith("limits.cpu: "), problem)
-        self.file.write_text("[limits]\ncpu = 60")
+        self.file.write_text(table + "[environments.none]\nroot = '/srv/none'")
+        self.assertEqual(
+            self.refused(),
+            "environments.none.root: /srv/none is not a directory; `tawebeval environment list`"
+            " lists roots",
+        )
+        self.file.write_text(table)
         self.assertEqual(self.reloader.reload_files(), ReloadResult())
-        self.assertEqual(self.taken[-1].limits.cpu, 60)
+        self.assertEqual(list(self.taken.pop().environments), ["java"])
+        self.begin("[sandbox]\nkind = 'none'")
+        self.file.write_text(table)
+        self.assertIn("restart the daemon", self.refused())
 
-    def test_few_processes(self) -> None:
-        """More for each than there are for all is told when they become more, as at the start."""
-        for allowed, few in ((lambda: 200, True), (lambda: 428, False), (self.fail_to_look, False)):
-            self.patch(rlimits, "count_allowed_processes", allowed)
-            self.begin("[evaluations]\nrunning = 2\n[limits]\nprocesses = 100")
-            self.assertEqual(self.reloader.reload_files(), ReloadResult())
-            self.file.write_text("[evaluations]\nrunning = 7\n[limits]\nprocesses = 150")
-            restart, *notes = self.reloader.reload_files().notes
-            self.assertTrue(restart.startswith("evaluations.running: changed"), restart)
-            self.assertEqual(self.taken[-1].limits.processes, 150)
-            said = [note.partition(";")[0] for note in notes]
-            wanted = ["processes: 200 allowed, and up to 428 may be needed"]
-            self.assertEqual(said, wanted if few else [])
-            self.assertEqual(self.reloader.reload_files().notes, (restart,))
+    def test_problem_that_needs_a_restart(self) -> None:
+        """A problem must agree with the settings in force, also where the file is valid."""
+        problem = "[problems.p]\nrepository = 'https://example.org/p.git'\ncommand = 'x'\n"
+        problem += f"commit = '{'c' * 40}'\nlimits = {{ cpu = 400 }}\n"
+        for lasting, remedy in (
+            (False, "restart the daemon"),
+            (True, "restart the daemon; its evaluations go on"),
+        ):
+            self.begin("", lasting)
+            self.file.write_text(f"[limits]\ncpu = 400\n{problem}")
+            self.assertEqual(
+                self.refused(),
+                "problems.p.limits.cpu: 400 s is over the maximum, 300 s"
+                f" (limits.maximum.cpu); the daemon's settings differ from the file's; {remedy}",
+            )
 
-    def fail_to_look(self) -> int:
-        """Be at a loss."""
-        raise OSError
+    def test_problems(self) -> None:
+        """The file of problems is read again with the configuration; a broken one changes none."""
+        file, problems = Path(self.mktemp()).resolve(), Path(self.mktemp()).resolve()
+        table = f"repository = 'https://example.org/p.git'\ncommit = '{'a' * 40}'\ncommand = 'x'\n"
+        problems.write_text(f"[one]\n{table}")
+        file.write_text(f"evaluations.problems = '{problems}'\n[problems.two]\n{table}")
+        seen: list[Configuration] = []
+        started = read_configuration(file)
+        self.assertEqual(set(started.problems), {"one", "two"})
+        (reloadable,) = ConfigurationReload(
+            ConfigurationFile(file, (), started), started, (seen.append,)
+        ).list_reloadables()
+        self.assertEqual(reloadable.paths, (file, problems))
+        problems.write_text(f"[three]\n{table}")
+        reloadable.apply_content(reloadable.read_files())
+        self.assertEqual(set(seen[0].problems), {"two", "three"})
+        problems.write_text(f"[three]\n{table}x = 1")
+        error = self.assertRaises(ConfigurationError, reloadable.read_files)
+        self.assertTrue(str(error).startswith(f"{problems}: problems.three.x: unknown"), str(error))
 
     def test_without_a_file(self) -> None:
         """Where defaults hold there is nothing to read again."""
@@ -312,6 +335,7 @@ OTHERS: dict[str, Any] = {
     "http.trusted_proxies": ("10.0.0.1",),
     "metrics.readers": "nobody",
     "evaluations.environment": {"A": "b"},
+    "problems": {"p": ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)},
     **{f"limits.maximum.{name}": 2**40 for name in LIMIT_UNITS},
 }
 
@@ -346,7 +370,7 @@ class LiveTests(SynchronousTestCase):
     """What is taken of a file that was read again."""
 
     def test_settings(self) -> None:
-        """Each change is found by its path; what is live is taken, and nothing else is."""
+        """Each change is found by its path; those that the documentation names are taken."""
         taken = set()
         for path in SETTINGS:
             wanted = changed(path)
@@ -355,20 +379,15 @@ class LiveTests(SynchronousTestCase):
             self.assertIn(found, (BEFORE, wanted))
             if found == wanted:
                 taken.add(path)
-        self.assertEqual(taken, LIVE_SETTINGS - {"limits.maximum"})
-
-    def test_documented(self) -> None:
-        """The operator is told of the same ones."""
         head = "settings that take effect at once |\n| --- | --- |\n"
         _, _, below = CONFIGURE.read_text("utf-8").partition(head)
         told = set()
         for row in below.partition("\n\n")[0].splitlines():
             _, sections, settings, _ = row.split("|")
             for section in re.findall(r"`\[(\w+)\]`", sections):
-                every = [path for path in SETTINGS if path.startswith(f"{section}.")]
                 named = [f"{section}.{key}" for key in re.findall(r"`(\w+)`", settings)]
-                told.update(every if settings.strip() == "all" else named)
-        self.assertEqual(told, LIVE_SETTINGS - {"limits.maximum"})
+                told.update([section] if settings.strip() == "all" else named)
+        self.assertEqual(taken, told)
 
     def test_several(self) -> None:
         """Of several changes in a section some are taken; what is only running stays."""

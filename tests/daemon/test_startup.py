@@ -15,15 +15,17 @@ from tawebeval.config import (
     CallerSettings,
     Configuration,
     CredentialSettings,
+    EnvironmentSettings,
     MetricsSettings,
     RepositorySettings,
     SandboxSettings,
 )
 from tawebeval.daemon import startup as module
-from tawebeval.daemon.startup import StartupChecks, check_readable_paths
+from tawebeval.daemon.startup import StartupChecks, check_environments, check_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
+from tests.cases.roots import make_root
 from tests.fakes.world import InlineThreads, SlowThreads
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
@@ -117,6 +119,7 @@ class StartupTests(SynchronousTestCase):
 
         At the stop, what mounts ends when no thread is at work; the cgroups are given back last.
         """
+        (self.parts.account_files / "init-0").touch()
         with capturedLogs() as events:
             self.startup.startService()
         self.assertEqual(self.parts.done, STARTED)
@@ -133,8 +136,9 @@ class StartupTests(SynchronousTestCase):
                 "sandbox": (self.sandbox, ProbeDirectories(REPOSITORIES, EVALUATIONS)),
             },
         )
-        # The sandbox's users are there before it is tried.
-        self.assertGreaterEqual(self.accounts, {"group", "passwd"})
+        # The sandbox's users are there before it is tried, copies of roots' shells are gone.
+        self.assertGreaterEqual(self.accounts, {"group", "passwd", "init"})
+        self.assertNotIn("init-0", self.accounts)
         self.parts.done.clear()
         self.startup.stopService()
         self.assertEqual(self.parts.done, ["stop", "stop", "trees", "close"])
@@ -201,7 +205,7 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(said, [(one, LogLevel.warn) for one in wanted])
 
 
-class ReadableTests(SynchronousTestCase):
+class PrivateTestCase(SynchronousTestCase):
     """A daemon with directories, a configuration and secrets, each in a place of its own."""
 
     def setUp(self) -> None:
@@ -226,21 +230,73 @@ class ReadableTests(SynchronousTestCase):
         }
         self.file: Path | None = self.root / "etc/tawebeval.toml"
 
-    def check(self, *readable: str, kind: Any = "auto") -> None:
-        """Check a configuration that shows these."""
+    def configure(self, *readable: str, kind: Any = "auto", root: str = "") -> Configuration:
+        """Return a configuration that shows these, and this root."""
         key, known = f"{self.root}/ssh/id", "/etc/ssh/known"
         entries = (
             CredentialSettings("a", "a", password_file=f"{self.root}/git/password"),
             CredentialSettings("b", "b", key_file=key, known_hosts_file=known),
             CredentialSettings("c", "c", password_file="handed"),
         )
-        configuration = Configuration(
+        return Configuration(
             sandbox=SandboxSettings(kind, readable=readable),
             callers=CallerSettings(tokens=f"{self.root}/tokens/file"),
             callbacks=CallbackSettings(secrets=f"{self.root}/hooks/secrets"),
             metrics=MetricsSettings("tokens", f"{self.root}/readers/file"),
             repositories=RepositorySettings(credentials=entries),
+            environments={"x": EnvironmentSettings(root)} if root else {},
         )
+
+
+class EnvironmentTests(PrivateTestCase):
+    """The check of the roots of environments."""
+
+    def refuse(self, path: str, words: str) -> None:
+        """Hold that a root is refused with these words."""
+        with self.assertRaises(ConfigurationError) as caught:
+            self.check(path)
+        self.assertTrue(str(caught.exception).startswith(f"environments.x.root: {words}"))
+
+    def check(self, root: str) -> None:
+        """Check a configuration with this root."""
+        check_environments(self.configure(root=root), self.file, self.environment)
+
+    def test_private(self) -> None:
+        """A root with the daemon's directories or secrets in it is refused."""
+        for path, what in (
+            ("/", "a credential"),
+            (f"{self.root}/lib", "the state directory"),
+            (f"{self.root}/lib/state/evaluations/x", "the state directory"),
+            (f"{self.root}/lib/state/environments", "the state directory"),
+            (f"{self.root}/lib/state/environments/x/y", "the state directory"),
+            (f"{self.root}/hooks", "the secrets of callbacks"),
+        ):
+            self.refuse(path, f"{path} would show evaluators {what if path != '/' else ''}")
+
+    def test_roots(self) -> None:
+        """A root of the store, and one elsewhere; without programs it is refused."""
+        check_environments(self.configure(), self.file, self.environment)
+        self.check(str(make_root(self.root / "lib/state/environments/sha256-0")))
+        self.check(str(make_root(self.root / "srv/root")))
+        self.refuse(f"{self.root}/free", f"{self.root}/free has no program /bin/sh; use")
+
+    def test_links(self) -> None:
+        """A link of a root above a path of `sandbox.readable` is refused."""
+        root = make_root(self.root / "srv/root")
+        (root / "data").symlink_to("/opt")
+        configuration = self.configure("/data/cases", root=str(root))
+        with self.assertRaises(ConfigurationError) as caught:
+            check_environments(configuration, self.file, self.environment)
+        start = f"environments.x.root: {root}/data is a symbolic link"
+        self.assertTrue(str(caught.exception).startswith(start))
+
+
+class ReadableTests(PrivateTestCase):
+    """The check of `sandbox.readable`."""
+
+    def check(self, *readable: str, kind: Any = "auto") -> None:
+        """Check a configuration that shows these."""
+        configuration = self.configure(*readable, kind=kind)
         check_readable_paths(configuration, self.file, self.environment)
 
     def refuse(self, path: str, what: str) -> None:

@@ -194,7 +194,7 @@ class MakeServiceTests(SynchronousTestCase):
         self.patch(
             rlimits,
             "get_hard_limit",
-            lambda number: 10 if number == resource.RLIMIT_FSIZE else None,
+            lambda number, _pid=0: 10 if number == resource.RLIMIT_FSIZE else None,
         )
         with self.assertRaises(SystemExit) as caught:
             self.make()

@@ -10,18 +10,81 @@ import msgspec
 from twisted.internet.defer import DeferredQueue
 from twisted.logger import capturedLogs, formatEvent
 
-from tawebeval.config import LimitSettings
+from tawebeval.config import EnvironmentSettings
 from tawebeval.core.checkout import Commit
-from tawebeval.core.form import SubmissionFile
+from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.states import EvaluationState, IllegalTransition
 from tawebeval.deferreds import UNBOUNDED, FairQueue
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.status import build_status
+from tawebeval.linux.filetree import remove_tree
+from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.gates import Gate
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import EPOCH, OID, TREE
+
+
+class ChosenEnvironmentTests(EvaluationTestCase):
+    """An environment that a request has chosen."""
+
+    settings = EnvironmentSettings("/srv/java", {"FLAVOUR": "sweet"})
+
+    def configure(self, **environments: EnvironmentSettings) -> None:
+        """Reload the configuration."""
+        context = self.evaluation.context
+        context.configuration = msgspec.structs.replace(
+            context.configuration, environments=environments
+        )
+
+    def choose(self, name: str, **environments: EnvironmentSettings) -> None:
+        """Begin an evaluation with an environment of these."""
+        remove_tree(self.root / "upload")
+        self.evaluation = self.make(environment=name)
+        self.configure(**environments)
+        self.begin()
+
+    def document(self) -> Any:
+        """Return the environment of the status."""
+        return build_status(self.evaluation, None)["environment"]
+
+    def test_run(self) -> None:
+        """The sandbox gets it, the evaluator its variables; a reload after the start changes none.
+
+        The status keeps it after the end.
+        """
+        self.choose("java", java=self.settings)
+        (environment,) = self.world.sandbox.environments
+        self.assertEqual(environment, Environment("java", Path("/srv/java"), {"FLAVOUR": "sweet"}))
+        (started,) = self.world.sandbox.last.started_as
+        self.assertEqual(started.environment["FLAVOUR"], "sweet")
+        self.configure()
+        self.world.child.end()
+        self.assertEqual(self.document(), {"name": "java", "digest": None})
+
+    def test_default(self) -> None:
+        """Without one there is none."""
+        self.begin()
+        self.assertEqual(self.world.sandbox.environments, [None])
+        self.assertIs(self.document(), None)
+
+    def test_removed(self) -> None:
+        """Before the start that counts which is configured; without it the evaluation fails."""
+        self.slot.shut = True
+        digest = "sha256-" + "0" * 64
+        self.choose("java", java=EnvironmentSettings(f"/srv/{digest}"))
+        self.assertEqual(self.document(), {"name": "java", "digest": digest})
+        self.configure()
+        self.assertEqual(self.document(), {"name": "java", "digest": None})
+        self.slot.open()
+        failure = self.evaluation.failure
+        assert failure is not None
+        self.assertEqual(failure.reason, "lost")
+        self.assertIn("'java' was removed while the evaluation waited", failure.message)
+        self.assertIs(self.evaluation.context.counters.latest_fault, None)
+        self.assertEqual(self.document(), {"name": "java", "digest": None})
 
 
 class LifeTests(EvaluationTestCase):
@@ -246,18 +309,12 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FAILED, "memory")
 
     def test_chosen_limits(self) -> None:
-        """Until the start a reload changes limits and maximum; then they stay, also at the end."""
+        """The run has the limits that the request has chosen, up to the maxima, until the end."""
         (self.root / "upload").rename(self.mktemp())
-        self.evaluation = self.make(limits={"memory": 2**29, "wall_clock": 5})
-        self.slot.shut = True
+        self.evaluation = self.make(limits={"memory": 2**28, "wall_clock": 5, "cpu": 301})
         self.begin()
-        self.assertEqual(self.evaluation.limits.memory, 2**29)
-        self.reload(LimitSettings(memory=2**28, cpu=7))
-        self.slot.open()
-        self.world.turn()
-        self.reload(LimitSettings(memory=2**27, cpu=8))
         limits = self.world.sandbox.last.limits
-        self.assertEqual((limits.memory, limits.wall_clock, limits.cpu), (2**28, 5, 7))
+        self.assertEqual((limits.memory, limits.wall_clock, limits.cpu), (2**28, 5, 300))
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.evaluation.limits, limits)
@@ -269,13 +326,7 @@ class LifeTests(EvaluationTestCase):
         self.slot.shut = True
         self.begin()
         self.evaluation.stop(CANCELLED)
-        self.reload(LimitSettings(cpu=8))
         self.assertEqual(self.evaluation.limits.cpu, 5)
-
-    def reload(self, limits: LimitSettings) -> None:
-        """Replace the operator's limits."""
-        context = self.evaluation.context
-        context.configuration = msgspec.structs.replace(context.configuration, limits=limits)
 
     def test_cannot_be_started(self) -> None:
         """An evaluator that cannot start: the client learns it, the sandboxed run is closed."""
@@ -419,6 +470,66 @@ class FetchTests(EvaluationTestCase):
         self.assertNoResult(following)
         self.slot.open()
         self.successResultOf(following)
+
+    def ask(self) -> None:
+        """Begin an evaluation of a branch, whose commit is not known yet."""
+        repository = Repository("https://example.org/problem.git", "main", 3)
+        self.world.repositories.question.shut = True
+        self.world.repositories.branches["main"] = OID
+        remove_tree(self.root / "upload")
+        self.evaluation = self.make(repository=repository, commit_oid="")
+        self.begin()
+
+    def shown_commit(self) -> str | None:
+        """Return the commit in the status."""
+        found: str | None = build_status(self.evaluation, None)["commit_oid"]
+        return found
+
+    def test_branch(self) -> None:
+        """A branch is resolved in the fetch slot, once, whatever is pushed afterwards."""
+        self.ask()
+        repositories, repository = self.world.repositories, self.evaluation.request.repository
+        self.assertIs(self.evaluation.state, EvaluationState.FETCHING)
+        self.assertEqual((self.shown_commit(), repositories.asked), (None, []))
+        repositories.question.open()
+        self.assertEqual(self.shown_commit(), OID)
+        repositories.branches["main"] = "d" * 40
+        repositories.gate.open()
+        self.slot.open()
+        self.assertEqual(repositories.asked, [(repository, OID)] * 2)
+        self.world.child.end()
+        self.assert_over(EvaluationState.FINISHED, None)
+        self.assertEqual(self.shown_commit(), OID)
+
+    def test_local_branch(self) -> None:
+        """The branch of a repository of this machine is resolved in the run slot."""
+        self.world.repositories.remote = False
+        self.ask()
+        self.assertEqual(len(self.world.repositories.question), 0)
+        self.slot.open()
+        self.assertEqual(len(self.world.repositories.question), 1)
+        self.world.repositories.gate.open()
+        self.world.repositories.question.open()
+        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.assertEqual(self.shown_commit(), OID)
+
+    def test_no_branch(self) -> None:
+        """An evaluation without a commit ends like one whose fetch fails, or is stopped."""
+        for end, state, reason in (
+            (EvaluationFailure("repository", "no"), EvaluationState.FAILED, "repository"),
+            (None, EvaluationState.CANCELLED, "cancelled"),
+        ):
+            self.setUp()
+            with capturedLogs() as events:
+                self.ask()
+                self.world.repositories.question.error = end
+                if end is None:
+                    self.evaluation.stop(CANCELLED)
+                self.world.repositories.question.open()
+            self.assert_over(state, reason)
+            self.assertIn("commit refs/heads/main", str(formatEvent(events[0])))
+            self.assertIs(self.shown_commit(), None)
+            self.check_nothing_kept()
 
     def test_failed(self) -> None:
         """What cannot be fetched ends without a place to run, and gives back all that it has."""

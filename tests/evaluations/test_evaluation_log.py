@@ -109,6 +109,13 @@ class StoryTests(EvaluationTestCase):
                 self.story()[-1],
                 f"finished after 0.000 s{told}; the evaluator printed nothing",
             )
+            fields = {
+                "cpu_seconds": usage.cpu_seconds,
+                "peak_memory_bytes": usage.peak_memory_bytes,
+            }
+            for field, value in fields.items():
+                self.assertEqual(self.events[-1].get(field), value)
+                self.assertEqual(field in self.events[-1], value is not None)
             self.events.clear()
 
     def test_clock_set(self) -> None:

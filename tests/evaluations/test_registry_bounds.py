@@ -263,7 +263,7 @@ class TotalTests(RegistryTestCase):
     def used(self) -> int:
         """Return how much is counted, which must be what there is."""
         used = self.world.budget.used_bytes
-        known = [item["evaluation_id"] for item in self.registry.list_evaluations(None).data]
+        known = [item["evaluation_id"] for item in self.list_all()]
         self.assertEqual(
             used,
             sum(self.registry.get_status(identifier)["buffered_bytes"] for identifier in known),

@@ -133,7 +133,7 @@ class CallbackTests(RegistryTestCase):
         self.callbacks.refuse = True
         with self.assertRaises(InvalidField):
             self.accept(callback_url=URL)
-        self.assertEqual(self.registry.list_evaluations(None).data, [])
+        self.assertEqual(self.list_all(), [])
 
     def test_repeated(self) -> None:
         """A form that is repeated under its key has one evaluation, and one callback."""

@@ -14,7 +14,7 @@ from tawebeval.config import (
     LimitSettings,
 )
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.deferreds import UNBOUNDED
+from tawebeval.deferreds import UNBOUNDED, FairQueue
 from tawebeval.errors import (
     CallerShareExceeded,
     EvaluationExpired,
@@ -141,7 +141,7 @@ class FetchTests(RegistryTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.world.fetches.set_bounds(2, UNBOUNDED, 1)
+        self.registry.context.fetch_slots = FairQueue(2, UNBOUNDED, 1)
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
 

@@ -29,7 +29,7 @@ class ExpireTests(RegistryTestCase):
         self.world.clock.advance(899)
         self.finish(child)
         self.expire(599.999)
-        self.assertEqual(self.registry.list_evaluations(None).data[0]["state"], "finished")
+        self.assertEqual(self.list_all()[0]["state"], "finished")
         self.expire(0.001)
         self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END)["end"], None)

@@ -34,6 +34,16 @@ class AcceptTests(RegistryTestCase):
         self.assertEqual([s["state"] for s in seen], ["running", "finished", "running", "queued"])
         self.assertEqual([s["queue_place"] for s in seen], [None, None, None, 0])
 
+    def test_restored_in_another_order(self) -> None:
+        """Evaluations that a restart has restored are listed in the order of their acceptance."""
+        records = self.registry.records
+        for number in (6, 2, 4):
+            records.accepted_count = number - 1
+            self.accept()
+        records.sort_records()
+        listed = records.list_records("", 0, 2)
+        self.assertEqual([record.sequence_number for record in listed], [2, 4])
+
     def test_full(self) -> None:
         """With no place even to wait, none is accepted, and that is told with a time."""
         for _ in range(4):

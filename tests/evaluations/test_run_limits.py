@@ -103,6 +103,13 @@ class CellTests(RunTestCase):
         self.sandboxed.over = build_limit_failure("disk", "disk", "bytes", 7)
         self.assertEqual(self.end(signal.SIGKILL, 0.1).reason, "disk")
 
+    def test_memory(self) -> None:
+        """A run over its memory has failed, also if the evaluator has gone on and succeeded."""
+        self.sandboxed.over = build_limit_failure("memory", "memory", "bytes", 7)
+        self.child.end(status=0)
+        self.turn()
+        self.assertIs(self.run.failure, self.sandboxed.over)
+
     def test_no_answer(self) -> None:
         """A sandboxed run that cannot be asked hides no failure."""
 

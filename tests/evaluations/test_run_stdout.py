@@ -190,6 +190,32 @@ class BackPressureTests(PumpTestCase):
         self.assertEqual(self.events()[-1], "the end")
 
 
+class HoldTests(PumpTestCase):
+    """A ring that another taker of its events holds back, such as the archive."""
+
+    def test_held(self) -> None:
+        """Stdout is not read meanwhile; what was read is in the ring, and then all goes on."""
+        self.ring.on_append = lambda *_: self.share.set_held(True)
+        self.pump.feed(b"one\n")
+        self.assertTrue(self.producer.paused)
+        self.assertEqual(self.held, [True])
+        self.ring.on_append = None
+        self.share.set_held(False)
+        self.assertFalse(self.producer.paused)
+        self.pump.feed(b"two\n")
+        self.pump.accept_remaining_output()
+        self.end()
+        self.assertEqual(self.events(), ["one", "\n", "two", "\n"])
+
+    def test_ended(self) -> None:
+        """The end of the processes does not wait for the other taker."""
+        self.ring.on_append = lambda *_: self.share.set_held(True)
+        self.pump.feed(b"one\n")
+        self.pump.accept_remaining_output()
+        self.end()
+        self.assertEqual(self.events(), ["one", "\n"])
+
+
 class TurnTests(PumpTestCase):
     """Stdout that is too much work for one turn of the reactor."""
 

@@ -26,7 +26,11 @@ class FakeCallbacks:
         return Callback(url, caller)
 
     def start_delivery(
-        self, callback: Callback, evaluation: str, document: Callable[[], bytes]
+        self,
+        callback: Callback,
+        evaluation: str,
+        document: Callable[[], bytes],
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
         """Note it."""
         callback.state = CallbackState.PENDING

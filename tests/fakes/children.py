@@ -39,6 +39,7 @@ class FakeChild:
         self.directory, self.descriptors = launch.directory, launch.descriptors
         self.is_running = True
         self.slow_read_seconds = 0.0
+        self.lost_reason: str | None = None
         self.resource_usage: struct_rusage | None = None
         self.signals: list[int] = []
         self.group_signals: list[int] = []

@@ -21,9 +21,12 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
+from tawebeval.archive.recorder import DiskArchive
+from tawebeval.archive.store import ArchiveStore
 from tawebeval.config import Configuration
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.status import format_time
 from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext
@@ -221,6 +224,8 @@ class Service:
             random=self.random,
             running=self.running,
         )
+        if self.configuration.archive.enabled:
+            self.world.archive = self.open_archive()
         self.registry = EvaluationRegistry(
             self.world.context(),
             IdentifierIssuer(b"k" * 32, straw(1), self.configuration.service.name),
@@ -251,6 +256,14 @@ class Service:
         application = KleinApplication(self.context)
         self.app, self.routes = application.app, application.routes
         self.site = make_site(application, self.reactor)
+
+    def open_archive(self) -> DiskArchive:
+        """Return an archive in a directory of its own, with what is in it."""
+        threads: Any = InlineThreads()
+        store = ArchiveStore(self.root / "archive", self.configuration.archive, 0)
+        archive = DiskArchive(store, threads, threads, self.reactor, format_time)
+        archive.open()
+        return archive
 
     def connect(self, address: IAddress | None = None) -> Connection:
         """Return a new connection, from 127.0.0.1 if nothing is said."""

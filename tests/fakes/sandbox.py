@@ -22,6 +22,7 @@ from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedO
 from tawebeval.linux.privileges import User
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskUsage
+from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS
 from tests.fakes.gates import Gate
@@ -83,6 +84,10 @@ class FakeSandboxedRun:
             raise CountTooExpensive
         return self.over
 
+    def check_memory(self) -> EvaluationFailure | None:
+        """Answer, if that is about memory."""
+        return self.over if self.over is not None and self.over.reason == "memory" else None
+
     @property
     def is_disk_short(self) -> bool:
         """Whether too little is free."""
@@ -131,7 +136,7 @@ class FakeTrees:
     asked: list[User | None] = attrs.field(factory=list)
     closed: int = 0
 
-    def use_overlays(self, user: User | None = None) -> None:
+    def use_overlays(self, user: User | None = None, paths: Sequence[str] = ()) -> None:
         """Note the user."""
         self.asked.append(user)
         if self.error is not None:
@@ -164,12 +169,20 @@ class FakeSandbox:
 
     def __init__(self, limits: LimitSettings) -> None:
         self.cells: list[FakeSandboxedRun] = []
+        self.environments: list[Environment | None] = []  # of the cells
         self.orphan_reaper = Gate()
         self.unable: OSError | None = None  # of cells that are made from now on
         self.limits = limits
 
-    def make_run(self, workspace: Workspace, checkout: Checkout, limits: LimitSettings) -> Any:
+    def make_run(
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        limits: LimitSettings,
+        environment: Environment | None = None,
+    ) -> Any:
         """Return a new cell."""
+        self.environments.append(environment)
         cell = FakeSandboxedRun(
             limits, workspace.make_unsandboxed_view(), self.orphan_reaper, unable=self.unable
         )
@@ -188,6 +201,7 @@ class FakeGroup:
 
     entries: Sequence[str] = ()
     over: frozenset[str] = frozenset()
+    programs_memory: int = 0
     used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
     removed: int = 0
     stays: OSError | None = None
@@ -221,6 +235,7 @@ class FakeCgroups:
 
     enforced_resources: frozenset[str] = frozenset()
     niceness: int = 10
+    parent_paths: Sequence[str] = ()
     group: FakeGroup = attrs.field(factory=FakeGroup)
     made: list[tuple[str, LimitSettings]] = attrs.field(factory=list)
     spares: list[LimitSettings] = attrs.field(factory=list)

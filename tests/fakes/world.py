@@ -24,6 +24,7 @@ from tawebeval.core.pages import EventPage
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.deferreds import UNBOUNDED, FairQueue, make_one_shot_event, wait_shielded
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.archive import NoArchive
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -148,12 +149,17 @@ class FakeNotifier(SystemdNotifier):
 
 
 class FakeRepositories:
-    """Has every commit; `gate` holds fetches back or makes them fail."""
+    """Has every commit; `gate` holds fetches back or makes them fail.
+
+    `branches` are the newest commits by branch; `question` is the gate of requests for them.
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[Repository, str]] = []
         self.callers: list[str] = []
         self.gate = Gate()
+        self.branches: dict[str | None, str] = {}
+        self.question = Gate()
         self.tree = Path("/")  # which is there
         self.users = 0
         self.remote = False
@@ -163,6 +169,11 @@ class FakeRepositories:
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Tell what the test wants."""
         return self.remote
+
+    async def resolve_branch(self, repository: Repository, caller: str) -> str:
+        """Return the newest commit of a branch."""
+        await self.question.wait()
+        return self.branches[repository.branch]
 
     async def check_out_commit(
         self, repository: Repository, oid: str, caller: str, *, again: bool = False
@@ -206,6 +217,7 @@ class World:
     running: int = 4
     quota_directories: DeferredQueue[Path] | None = None
     fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNBOUNDED))
+    archive: Any = attrs.field(factory=NoArchive)
     budget: RingBudget = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -233,6 +245,7 @@ class World:
             fetch_slots=self.fetches,
             read_wall_clock=lambda: EPOCH + self.clock.seconds(),
             quota_directories=self.quota_directories,
+            archive=self.archive,
         )
 
     @property

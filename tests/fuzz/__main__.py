@@ -36,6 +36,9 @@ TARGETS: dict[str, Sequence[str]] = {
     "stdout": (
         "tests.core.test_segi.PropertyTests.test_reference",
         "tests.core.test_segi.SmallStepTests.test_reference",
+        "tests.core.test_segi_checkpoints.PropertyTests.test_repeated",
+        "tests.core.test_segi_checkpoints.SmallStepTests.test_repeated",
+        "tests.core.test_segi_checkpoints.SmallStepTests.test_same_calls",
         "tests.evaluations.test_run_stdout.PropertyTests.test_reference",
     ),
     "file-headers": ("tests.fuzz.test_file_headers.FileHeaderTests.test_reference",),

@@ -99,14 +99,17 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(len(list(self.root.glob("*.tree"))), 1)
 
     def test_broken_marker(self) -> None:
-        """A marker without an OID is ignored, and written again."""
+        """A marker without an OID, or of an earlier format, is ignored, and written again."""
         self.get()
         marker = self.path() / "commits" / OID
-        marker.write_text("7777")
-        self.git.commands.clear()
-        self.get()
-        self.assertEqual(self.names(), ["log", "ls-tree"])
-        self.assertEqual(marker.read_text(), f"{TREE} 0 0 []")
+        before = self.cache.disk_sizes
+        for content in ("7777", f"{TREE} 0 0 []"):
+            marker.write_text(content)
+            self.git.commands.clear()
+            self.get()
+            self.assertEqual(self.names(), ["log", "ls-tree"])
+            self.assertEqual(marker.read_text(), f"2 {TREE} 0 0 []")
+            self.assertEqual(self.cache.disk_sizes, before)
 
     def test_failure_is_not_remembered(self) -> None:
         """A request after a failed one fetches again."""
@@ -175,7 +178,7 @@ class CheckOutTests(CacheTestCase):
         self.get()
         path = self.path()
         self.assertEqual((path / "url").read_text(), URL + "\n")
-        self.assertEqual((path / "commits" / OID).read_text(), f"{TREE} 0 0 []")
+        self.assertEqual((path / "commits" / OID).read_text(), f"2 {TREE} 0 0 []")
         self.assertRegex(path.name, r"\A[0-9a-f]{40}\.git\Z")
         self.assertFalse(path.with_suffix(".new").exists())
 

@@ -42,6 +42,13 @@ class MeterTests(SynchronousTestCase):
         self.check(TreeLimits(9, 99), LIST, value=0, **limit)
         self.check(TreeLimits(9, 99, 1), LIST + LIST, value=1, **limit)
 
+    def test_attributes(self) -> None:
+        """A file .gitattributes is found in any directory."""
+        for path, expected in (("a/.gitattributes", True), (".gitattributes", True), ("a", False)):
+            meter = TreeMeter(TreeLimits(9, 9))
+            meter.feed(f"100644 blob 01 1\t{path}\0".encode())
+            self.assertEqual(meter.has_attributes, expected)
+
     def test_path(self) -> None:
         """A path that no system call takes is refused, before it is read as a whole."""
         for end in (b"\0", b""):

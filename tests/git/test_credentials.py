@@ -25,6 +25,15 @@ def parse(url: str) -> UrlServer:
     return found
 
 
+class BasicTests(SynchronousTestCase):
+    """The header of HTTP."""
+
+    def test_header(self) -> None:
+        """Name and password are encoded together (RFC 7617)."""
+        login = Login("https://host", "Aladdin", "open sesame")
+        self.assertEqual(login.basic_authorization, "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")
+
+
 class TargetTests(SynchronousTestCase):
     """The servers and callers of a credential."""
 
@@ -122,7 +131,8 @@ class LoginTests(SynchronousTestCase):
     def test_key(self) -> None:
         """A key makes options of ssh: no other key, no other name, no unknown server."""
         self.assertIsNone(KEY.make_login(parse("git@git.example.org:x"), PUBLIC))
-        self.assertEqual(PASSWORD.ssh_options, ())
+        self.assertEqual((PASSWORD.ssh_options, PASSWORD.ssh_files), ((), ()))
+        self.assertEqual(KEY.ssh_files, ("/k/id", "/k/hosts"))
         expected = {"-i/k/id", "-oUser=git", "-oIdentitiesOnly=yes"}
         expected |= {"-oUserKnownHostsFile=/k/hosts", "-oStrictHostKeyChecking=yes"}
         self.assertLessEqual(expected, set(KEY.ssh_options))

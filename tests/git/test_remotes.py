@@ -7,12 +7,14 @@ from socket import EAI_AGAIN, EAI_NONAME, gaierror
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import LogEvent, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import GitRoute, HostPolicy
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import RemoteResolver
+from tawebeval.resolver import CheckedResolver
 from tests.fakes.resolver import FakeResolver
 
 
@@ -24,7 +26,7 @@ class RouteTests(SynchronousTestCase):
 
     def find(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[GitRoute]:
         """Look up the route to a URL."""
-        remotes = RemoteResolver(HostPolicy(), resolver, self.clock)
+        remotes = RemoteResolver(CheckedResolver(HostPolicy(), resolver, self.clock))
         return Deferred.fromCoroutine(remotes.find_route(url)).addCallback(lambda found: found[0])
 
     def refuse(self, resolver: FakeResolver, url: str = "https://h/x") -> EvaluationFailure:
@@ -64,7 +66,9 @@ class RouteTests(SynchronousTestCase):
     def test_key(self) -> None:
         """A route has the options of ssh for a key, and the files to read."""
         key = Credential("h", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
-        remotes = RemoteResolver(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
+        remotes = RemoteResolver(
+            CheckedResolver(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
+        )
         found = Deferred.fromCoroutine(remotes.find_route("u@h:x", key))
         route, login = self.successResultOf(found)
         self.assertIsNone(login)
@@ -114,21 +118,28 @@ class SourceTests(SynchronousTestCase):
         own.mkdir(parents=True)
         (folder / "link").symlink_to(own)
         (folder / "x.git").symlink_to(own)
-        remotes = RemoteResolver(HostPolicy(), FakeResolver(), Clock(), (own,))
+        remotes = RemoteResolver(CheckedResolver(HostPolicy(), FakeResolver(), Clock()), (own,))
         for path in (f"{folder}/other", f"{folder}/cached", "/srv/x", f"{own}/../y"):
             remotes.check_local_repository(path)
         for path in (
-            *(f"{own}", f"{own}/x.git", f"{folder}", "/", f"{folder}/y/../cache/x"),
+            *(f"{own}", f"{own}/x.git", f"{folder}/y/../cache/x"),
             *(f"{folder}/link/x", f"{folder}/x"),
             *("/proc/self/cwd", "/dev/fd/3", "/proc/self/root/x"),
         ):
             self.check_refused(remotes, path, "is in a directory of the daemon")
+        events: list[LogEvent] = []
+        globalLogPublisher.addObserver(events.append)
+        self.addCleanup(globalLogPublisher.removeObserver, events.append)
+        for path in (f"{folder}", "/"):
+            self.check_refused(remotes, path, "contains a directory of the daemon")
+        said = [formatEvent(event) for event in events]
+        self.assertIn(f"refused the repository {folder}: it contains {own}", said)
 
     def test_unreadable(self) -> None:
         """A path that the kernel refuses would look like a broken sandbox, and is refused."""
         loop = Path(self.mktemp()).absolute()
         loop.symlink_to(loop)
-        remotes = RemoteResolver(HostPolicy(), FakeResolver(), Clock())
+        remotes = RemoteResolver(CheckedResolver(HostPolicy(), FakeResolver(), Clock()))
         for path in (f"/srv/{'x' * 300}", f"{loop}/x"):
             error = self.assertRaises(EvaluationFailure, remotes.check_local_repository, path)
             self.assertIn(f"cannot read the repository {path}: ", error.message)

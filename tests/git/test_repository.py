@@ -9,10 +9,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Commit
+from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.commits import TreeLimits
-from tawebeval.git.repository import FetchLimits, fetch_within_limits
+from tawebeval.git.repository import FetchBudget, fetch_within_limits
 from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads
@@ -151,6 +151,83 @@ class ArgumentsTests(CacheTestCase):
         self.assertEqual(local.reach, SandboxAccess((local.repository,), ("/srv/x", "/srv/x.git")))
 
 
+class BranchTests(CacheTestCase):
+    """Questions for the newest commit of a branch."""
+
+    def ask(self, url: str = URL, branch: str = "main") -> Deferred[str]:
+        """Ask for a branch."""
+        return Deferred.fromCoroutine(self.cache.resolve_branch(Repository(url, branch), ""))
+
+    def test_found(self) -> None:
+        """The commit is that of the one ref, as the server says it at each question."""
+        for oid in (OID, OTHER):
+            printed = f"{TREE}\trefs/heads/a/refs/heads/main\n{oid}\trefs/heads/main\n"
+            self.broken["ls-remote"] = GitResult(0, printed, "")
+            self.assertEqual(self.successResultOf(self.ask()), oid)
+        command = self.git.commands[-1]
+        self.assertEqual(
+            command.arguments,
+            ("ls-remote", "--heads", "--end-of-options", URL, "refs/heads/main"),
+        )
+        self.assertEqual(command.reach, SandboxAccess(has_network=True))
+        self.assertEqual(list(self.root.iterdir()), [])
+
+    def test_missing(self) -> None:
+        """A branch that the server does not have is an error that names the branch."""
+        for printed in ("", f"{OID}\trefs/heads/a/refs/heads/main\n", "0\trefs/heads/main\n"):
+            self.broken["ls-remote"] = GitResult(0, printed, "")
+            error = self.failureResultOf(self.ask(), EvaluationFailure).value
+            self.assertEqual(
+                (error.reason, error.message),
+                (
+                    "repository",
+                    "the repository has no branch 'main'; push it, or name another branch",
+                ),
+            )
+
+    def test_refused(self) -> None:
+        """The rules for URLs and addresses, and git's errors, are those of a fetch."""
+        self.broken["ls-remote"] = failed("fatal: unable to access")
+        for url, words in (
+            ("https://127.0.0.1/x", "private address"),
+            (str(self.root), "directory of the daemon"),
+            (URL, "git could not fetch the repository: unable to access"),
+        ):
+            error = self.failureResultOf(self.ask(url), EvaluationFailure).value
+            self.assertEqual(error.reason, "repository")
+            self.assertIn(words, error.message)
+
+    def test_local(self) -> None:
+        """A repository of this machine is served to git itself, without a network."""
+        self.broken["ls-remote"] = GitResult(0, f"{OID}\trefs/heads/main\n", "")
+        self.assertEqual(self.successResultOf(self.ask("/srv/x")), OID)
+        (command,) = self.git.commands
+        self.assertEqual(command.source, "/srv/x")
+        self.assertEqual(command.reach, SandboxAccess(readable_paths=("/srv/x", "/srv/x.git")))
+
+    def test_while_fetching(self) -> None:
+        """A fetch does not hold a question back."""
+        fetching = Running()
+        self.fetches = [fetching]
+        self.addCleanup(fetching.end)
+        self.check_out()
+        self.broken["ls-remote"] = GitResult(0, f"{OID}\trefs/heads/main\n", "")
+        self.assertEqual(self.successResultOf(self.ask()), OID)
+
+    def test_deadline(self) -> None:
+        """A server that does not answer is left after the timeout of a fetch."""
+        asking = Running()
+        self.git.script = lambda command: asking.result()
+        asked = self.ask()
+        self.clock.advance(59)
+        self.assertEqual(asking.killed, 0)
+        self.clock.advance(1)
+        self.assertEqual(asking.killed, 1)
+        asking.end(failed("", -9))
+        error = self.failureResultOf(asked, EvaluationFailure).value
+        self.assertIn("took over 60 seconds (repositories.fetch_timeout)", error.message)
+
+
 class DeadlineTests(CacheTestCase):
     """The timeout of a fetch, from the request to its end."""
 
@@ -234,7 +311,7 @@ class LimitTests(CacheTestCase):
         self.assertNotIn("read-tree", self.names())
         self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1000\tx\0", "")
         self.assertEqual(self.get(), Commit(OID, TREE, 1, 1000))
-        (self.path() / "commits" / OID).write_text(f"{TREE} 4 1000 []")
+        (self.path() / "commits" / OID).write_text(f"2 {TREE} 4 1000 []")
         self.assertEqual(self.refuse().extra_members["limit"], "repositories.tree_files")
 
     def test_lfs(self) -> None:
@@ -370,9 +447,16 @@ class FetchLimitTests(SynchronousTestCase):
         async def fetch() -> GitResult:
             return await self.git
 
-        limits = FetchLimits(self.clock, 60, LIMIT, TreeLimits(1, 1))
+        self.budget = FetchBudget(LIMIT)
         self.fetched = Deferred.fromCoroutine(
-            fetch_within_limits(limits, InlineThreads(), fetch, self.path, lambda: self.is_complete)
+            fetch_within_limits(
+                self.clock,
+                self.budget,
+                InlineThreads(),
+                fetch,
+                self.path,
+                lambda: self.is_complete,
+            )
         )
 
     def write(self, name: str, size: int) -> None:
@@ -414,6 +498,7 @@ class FetchLimitTests(SynchronousTestCase):
             self.git.callback(result)
             self.assertEqual(self.successResultOf(self.fetched), result)
             self.check("new", "old")
+            self.assertEqual(self.budget.spent, (self.path / "objects/new").stat().st_blocks * 512)
 
     def test_other_limit(self) -> None:
         """A fetch that is refused for another limit leaves nothing, either."""

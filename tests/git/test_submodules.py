@@ -175,6 +175,24 @@ class CheckoutTests(CacheTestCase):
         self.restart()
         self.assertEqual(list(self.root.iterdir()), [])
 
+    def test_bytes(self) -> None:
+        """Each fetch has the bytes that those before it have left, and none begins without any."""
+        self.grow = lambda repository: (repository / "objects/new").write_bytes(b"x" * 40_960)
+        self.get()
+        sizes = [command.max_file_size for command in self.fetch_commands()]
+        self.assertEqual(sizes, [10**9, 10**9 - 40_960])
+        self.setUp()
+        self.size = 40_960
+        self.cache = self.make()
+        self.grow = lambda repository: (repository / "objects/new").write_bytes(b"x" * 40_960)
+        error = self.refuse()
+        self.assertEqual(len(self.fetch_commands()), 1)
+        self.assertEqual(
+            error.message,
+            "submodule 'lib': the repositories of the commit are over 40 KiB"
+            " (repositories.fetch_bytes)",
+        )
+
     def test_failed(self) -> None:
         """An error says which submodule it is about; that of the machine stays one."""
         self.fetches = [DONE, failed("fatal: repository not found")]

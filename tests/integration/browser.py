@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selenium.common.exceptions import WebDriverException
+from selenium.common.exceptions import TimeoutException, WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
@@ -123,7 +123,11 @@ class Browser:
         def wait(driver: Chrome) -> Any:
             body = f"return {expression}"
             waiting = WebDriverWait(driver, PATIENCE, 0.05)
-            return waiting.until(lambda _: driver.execute_script(body, *arguments), expression)
+            try:
+                return waiting.until(lambda _: driver.execute_script(body, *arguments))
+            except TimeoutException:
+                shown = driver.execute_script("return document.body.innerText")
+                raise AssertionError(f"{expression}, {arguments}; shown is: {shown}") from None
 
         return await self.do(wait)
 

@@ -7,6 +7,8 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -278,13 +280,9 @@ def joined(events: Iterable[Event]) -> list[Any]:
     Text is a string, data is in a list of one.
     """
     found: list[Any] = []
-    for event in events:
-        if event["type"] == "data":
-            found.append([event["payload"]])
-        elif found and isinstance(found[-1], str):
-            found[-1] += event["payload"]
-        else:
-            found.append(event["payload"])
+    for kind, group in groupby(events, itemgetter("type")):
+        payloads = [event["payload"] for event in group]
+        found += [[payload] for payload in payloads] if kind == "data" else ["".join(payloads)]
     return found
 
 

@@ -168,6 +168,7 @@ class Daemon:
         assert self._process is not None
         assert self._process.returncode == -signal.SIGTERM, self.log
         assert self.leftovers() == []
+        assert not list(self.state.glob("evaluations/*"))
         assert self.cgroups() == []
         self.check_log()
 
@@ -208,14 +209,14 @@ class Daemon:
         """Return what there is of them besides children: directories, forms, control groups."""
         found: list[str] = []
         for name in ("evaluations", "uploads"):
-            found += map(str, (self.state / name).glob("*"))
+            found += (str(path) for path in (self.state / name).glob("*") if not is_kept(path))
         return found + [str(path) for path in self.used_groups()]
 
     def used_groups(self) -> list[Path]:
         """Return the control groups of evaluations: all but the spare that was made last."""
         found = [path for path in self.cgroups() if _GROUP.fullmatch(path.name)]
         spares = (path.name for path in found if path.name.startswith("spare-"))
-        newest = max(spares, key=lambda name: int(name.partition("-")[2]), default=None)
+        newest = max(spares, key=lambda name: int(name.rpartition("-")[2]), default=None)
         return [path for path in found if path.name != newest]
 
     async def nothing_left(self) -> None:
@@ -233,10 +234,20 @@ class Daemon:
             assert word not in fresh, fresh
 
 
+def is_kept(directory: Path) -> bool:
+    """Tell whether a directory has only what is kept for a rerun, or is removed just now."""
+    try:
+        return set(os.listdir(directory)) == {"request", "submission"}
+    except FileNotFoundError:
+        return True
+
+
 class RepositoryTestCase(TestCase):
     """Each test has a `folder` of its own, and in it a `repository` with one `commit`."""
 
     timeout = LONG_PATIENCE
+    daemon: Daemon
+    client: Client
 
     async def setUp(self) -> None:
         self.folder = temporary_folder()
@@ -244,6 +255,27 @@ class RepositoryTestCase(TestCase):
         self.repository = GitRepository(self.folder / "repository")
         self.repository.write("README", "an evaluator\n")
         self.commit = self.repository.commit()
+
+    async def begin(self, command: str, **fields: str) -> str:
+        """Begin an evaluation in the test's repository; return its identifier."""
+        return await self.client.evaluate(self.repository.url, self.commit, command, **fields)
+
+    async def begin_and_wait(self, command: str, word: str = "ready", **fields: str) -> str:
+        """Begin a command, and wait until it has printed `word` on a line."""
+        identifier = await self.begin(command, **fields)
+        await self.client.printed(identifier, word)
+        return identifier
+
+    async def begin_and_hold(self, rest: str) -> tuple[str, Path]:
+        """Begin a command, and wait until it has printed `ready` and waits itself.
+
+        Return its identifier, and the pipe to write to, a line, for it to go on with the `rest`.
+        """
+        gate = f"gate-{uuid4().hex}"
+        command = f"mkfifo ~/{gate}; printf ready; read line < ~/{gate}; {rest}"
+        identifier = await self.begin_and_wait(command)
+        (path,) = self.daemon.state.glob(f"evaluations/*/home/{gate}")
+        return identifier, path
 
 
 class DaemonTestCase(RepositoryTestCase):
@@ -286,27 +318,6 @@ class DaemonTestCase(RepositoryTestCase):
     async def run_command(self, command: str, **fields: str) -> list[dict[str, Any]]:
         """Return the events of a command that is run in the test's repository."""
         return await self.client.follow(await self.begin(command, **fields))
-
-    async def begin(self, command: str, **fields: str) -> str:
-        """Begin an evaluation in the test's repository; return its identifier."""
-        return await self.client.evaluate(self.repository.url, self.commit, command, **fields)
-
-    async def begin_and_wait(self, command: str, word: str = "ready") -> str:
-        """Begin a command, and wait until it has printed `word` on a line."""
-        identifier = await self.begin(command)
-        await self.client.printed(identifier, word)
-        return identifier
-
-    async def begin_and_hold(self, rest: str) -> tuple[str, Path]:
-        """Begin a command, and wait until it has printed `ready` and waits itself.
-
-        Return its identifier, and the pipe to write to, a line, for it to go on with the `rest`.
-        """
-        gate = f"gate-{uuid4().hex}"
-        command = f"mkfifo ~/{gate}; printf ready; read line < ~/{gate}; {rest}"
-        identifier = await self.begin_and_wait(command)
-        (path,) = self.daemon.state.glob(f"evaluations/*/home/{gate}")
-        return identifier, path
 
     async def _settle(self) -> None:
         """End what the test has left running, and look at what remains."""

@@ -155,6 +155,11 @@ class HttpServer:
         """Send everything again."""
         self._rest.set()
 
+    def send_half(self) -> None:
+        """Say that half of something is sent; wait if the rest is held back."""
+        self.half_sent.set()
+        self._rest.wait(PATIENCE)
+
     def stop(self) -> None:
         """Stop listening; may be repeated."""
         self.release()
@@ -163,6 +168,10 @@ class HttpServer:
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
+
+    def answer(self, handler: BaseHTTPRequestHandler, path: str, body: bytes) -> bool:
+        """Answer a request that is not for git; tell whether it was one."""
+        return False
 
     @property
     def fetches(self) -> int:
@@ -216,6 +225,8 @@ class _Handler(BaseHTTPRequestHandler):
         site.requests.append(f"{self.command} {path}")
         if site.login is not None and not self._welcome(site.login):
             return
+        if site.answer(self, path, body):
+            return
         if site.dumb:
             file = site.root / path.lstrip("/")
             self.send_response(200 if file.is_file() else 404)
@@ -249,14 +260,13 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers:
             self.send_header(name, value)
         self.end_headers()
-        if b"PACK" in content:
-            half = len(content) // 2
-            self.wfile.write(content[:half])
-            self.wfile.flush()
-            site.half_sent.set()
-            site._rest.wait(PATIENCE)
-            content = content[half:]
         try:
+            if b"PACK" in content:
+                half = len(content) // 2
+                self.wfile.write(content[:half])
+                self.wfile.flush()
+                site.send_half()
+                content = content[half:]
             self.wfile.write(content)
         except OSError:
             self.close_connection = True  # whoever asked has gone

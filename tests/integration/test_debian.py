@@ -12,14 +12,16 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from benchmarks.booted import Machine, missing
+from benchmarks.booted import Machine, missing, wait_until
 from tawebeval import __version__
 from tests.cases.links import leading_nowhere, links
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
+from tests.integration.service_case import GATE, WAIT, repository
 from tests.run import ROOT
 
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
+KEEPER = "tawebeval-keeper.service"
 STATE, CACHE = "/var/lib/tawebeval", "/var/cache/tawebeval"
 WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
 
@@ -111,6 +113,28 @@ class PackageTests(SynchronousTestCase):
         """Return a property of a unit."""
         return self.machine.run("systemctl", "show", "--value", "--property", what, unit)
 
+    def call(self, token: str, *words: str) -> str:
+        """Return what a command of a caller prints."""
+        return self.machine.run("env", f"TAWEBEVAL_TOKEN={token}", "tawebeval", *words)
+
+    def begin(self, token: str) -> str:
+        """Begin an evaluation, wait until it waits itself, and return its identifier."""
+        problem, commit = repository()
+        self.machine.copy(problem.folder, "/srv/problem")
+        evaluator = ("--repository", "file:///srv/problem", "--commit", commit, "--directory", ".")
+        command = f"echo ready; {GATE}; {WAIT}"
+        self.machine.write("/srv/solution.txt", "42\n")
+        identifier = self.call(
+            *(token, "evaluate", "--detach", *evaluator, "--evaluator", command),
+            "/srv/solution.txt",
+        )
+        wait_until(self.find_gate, "the evaluator runs")
+        return identifier
+
+    def find_gate(self) -> str:
+        """Return the path of the pipe that the evaluator reads, "" if there is none."""
+        return self.machine.run("find", f"{STATE}/evaluations", "-name", "go", "-type", "p")
+
     def test_life(self) -> None:
         """It serves when it is installed, and over upgrades; a purge leaves nothing."""
         self.assertEqual(self.install(), [])
@@ -134,8 +158,11 @@ class PackageTests(SynchronousTestCase):
             self.machine.run("test", "-e", f"/usr/share/{path}")
         self.assertEqual(WATCHES.read_text(), "100000000\n")
 
-        with self.subTest("an upgrade keeps what is the operator's, and the socket open"):
-            self.machine.run("sh", "-c", "echo '# mine' >>/etc/tawebeval/tawebeval.toml")
+        with self.subTest("an upgrade keeps evaluations, what is the operator's, and the socket"):
+            change = 's/^protocols = .*/protocols = ["file"]/; $a # mine'
+            self.machine.run("sed", "--in-place", change, "/etc/tawebeval/tawebeval.toml")
+            self.machine.run("systemctl", "restart", SERVICE)
+            identifier = self.begin(token)
             tokens = self.machine.run("cat", "/etc/tawebeval/tokens")
             daemon, opened = self.show("MainPID"), self.show("ActiveEnterTimestamp", SOCKET)
             self.assertEqual(self.install(), [])
@@ -145,6 +172,8 @@ class PackageTests(SynchronousTestCase):
             self.assertEqual(self.machine.run("cat", "/etc/tawebeval/tokens"), tokens)
             settings = self.machine.run("cat", "/etc/tawebeval/tawebeval.toml")
             self.assertTrue(settings.endswith("# mine"))
+            self.machine.run("sh", "-c", f"echo done >{self.find_gate()}")
+            self.assertEqual(self.call(token, "follow", identifier), "ready\ndone")
 
         with self.subTest("what is removed can come back"):
             self.machine.run("dpkg", "--remove", "tawebeval")
@@ -163,10 +192,11 @@ class PackageTests(SynchronousTestCase):
     def test_dynamic_user(self) -> None:
         """An upgrade from the unit with a dynamic user keeps the key and the cache."""
         self.install()
-        self.machine.run("systemctl", "stop", SERVICE)
+        self.machine.run("systemctl", "stop", SERVICE, KEEPER)
         self.machine.run("userdel", "tawebeval")
         old, shipped = f"/etc/systemd/system/{SERVICE}", f"/lib/systemd/system/{SERVICE}"
-        self.machine.run("sh", "-c", f"sed 's/^User=.*/DynamicUser=yes/' {shipped} >{old}")
+        changes = "s/^User=.*/DynamicUser=yes/; /^Wants=/d; s/TAWEBEVAL_KEEPER=.*//"  # no keeper
+        self.machine.run("sh", "-c", f"sed '{changes}' {shipped} >{old}")
         self.machine.run("systemctl", "daemon-reload")
         self.machine.run("systemctl", "start", SERVICE)
         for place in (STATE, CACHE):
@@ -189,13 +219,13 @@ class PackageTests(SynchronousTestCase):
         """An installation after which the service does not start says so, and why."""
         # As `systemctl edit` makes it, before the installation.
         self.machine.write(
-            f"/etc/systemd/system/{SERVICE}.d/override.conf",
+            f"/etc/systemd/system/{KEEPER}.d/override.conf",
             "[Service]\nProtectKernelTunables=yes\n",
         )
         complaints = self.install()
         self.assertEqual(len(complaints), 3)
         self.assertIn("tawebeval.service does not start", complaints[0])
-        self.assertIn("no ProtectKernelTunables=yes in the unit", complaints[1])
+        self.assertIn("no ProtectKernelTunables=yes", complaints[1])
         self.assertIn("journalctl -u tawebeval", complaints[2])
 
     def test_policy(self) -> None:

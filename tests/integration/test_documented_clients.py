@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, ClassVar
 
 from twisted.internet import reactor
@@ -31,6 +32,12 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "clients.md").read_text("
 
 NODE = shutil.which("node")
 WITHOUT_NODE = None if NODE else "there is no Node.js"
+WITH_SOCKETS = "--experimental-websocket"
+WITHOUT_SOCKETS = (
+    None
+    if NODE and subprocess.run([NODE, WITH_SOCKETS, "-e", "0"], stderr=DEVNULL).returncode == 0
+    else "there is no Node.js 20"
+)
 WITHOUT_JQ = None if shutil.which("jq") else "there is no jq"
 
 SHORTEST_RESPONSE = 150
@@ -51,6 +58,38 @@ PAGES = [
 PAUSES = [0.5, 3.0]
 """Seconds for which a client should pause between them."""
 
+GIVEN_UP = "http://server/evaluation/x/events?wait=25&after=1"
+"""The URL in the message of a client that gives up after the first page: with ID and cursor."""
+
+LEAST_PAUSES = 600
+"""Seconds for which a client repeats a request for events."""
+
+FAILING_NODE = """
+const pages = [{ evaluation_id: "x" }, { end: "1", data: [] }];
+let seconds = 0;
+globalThis.setTimeout = (work, pause) => { seconds += pause / 1000; queueMicrotask(work); };
+globalThis.fetch = async () => {
+  if (pages.length === 0) throw new Error("down");
+  return new Response(JSON.stringify(pages.shift()), { headers: { "Preference-Applied": "wait" } });
+};
+try {
+  await import("./follow.mjs");
+} catch (error) {
+  console.log(JSON.stringify([error.message, seconds]));
+}
+"""
+"""A program that follows a server that answers two requests, while no time passes."""
+
+FAILING_CURL = """#!/bin/sh
+case $* in
+*after=1*) exit 7 ;;
+*after=*) echo '{"end": "1", "data": []}' >answer.json ;;
+*) echo '{"evaluation_id": "x"}' >answer.json ;;
+esac
+printf 200
+"""
+"""A `curl` that fails after the first page."""
+
 IN_NODE = """
 const [pages, pauses] = [%s, []];
 globalThis.setTimeout = (work, pause) => { pauses.push(pause / 1000); queueMicrotask(work); };
@@ -69,6 +108,16 @@ globalThis.setTimeout = (work, pause, ...rest) => later(work, pause / 100, ...re
 """
 JSON_LINES = """
 for await (const event of jsonLines(process.argv[2])) console.log(JSON.stringify(event));
+"""
+WEB_SOCKET = """
+webSocket(process.argv[2], (event) => console.log(JSON.stringify(event)), () => process.exit());
+"""
+REFUSED = """
+let messages = 0;
+console.error = (message) => {
+  console.log(message);
+  if (++messages === 2) process.exit();
+};
 """
 IN_BROWSER = """
 return new Promise((resolve) => {
@@ -172,6 +221,31 @@ class ProgramTests(DaemonTestCase):
 
     test_json_lines.skip = WITHOUT_NODE  # type: ignore[attr-defined]
 
+    async def test_web_socket(self) -> None:
+        """The WebSocket in Node.js is resumed until every event is there."""
+        proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), 2**14, 1000, rude=0)
+        self.addCleanup(proxy.stop)
+        identifier = await self.begin(COMMAND)
+        url = f"http://127.0.0.1:{await proxy.listen()}/evaluation/{identifier}/events"
+        printed = await self.run_web_socket(WEB_SOCKET, url)
+        self.assertEqual(joined([json.loads(line) for line in printed.splitlines()]), PRINTED)
+        self.assertGreater(proxy.cuts.total(), 1)
+
+    async def test_refused_web_socket(self) -> None:
+        """A WebSocket that the daemon refuses is said to be so at each attempt."""
+        printed = await self.run_web_socket(REFUSED + WEB_SOCKET, f"{self.daemon.url}/nothing")
+        address = self.daemon.url.replace("http", "ws")
+        said = f"WebSocket connection lost, or refused: {address}/nothing?skip=0"
+        self.assertEqual(printed.splitlines(), [said, said])
+
+    async def run_web_socket(self, program: str, url: str) -> str:
+        """Return what a program with `webSocket` prints."""
+        (self.folder / "socket.mjs").write_text(HURRY + documented("js", "webSocket(") + program)
+        return await run_program(str(NODE), self.folder / "socket.mjs", url, option=WITH_SOCKETS)
+
+    for test in (test_web_socket, test_refused_web_socket):
+        test.skip = WITHOUT_SOCKETS  # type: ignore[attr-defined]
+
 
 class BrowserTests(BrowserTestCase):
     """The programs for a web page."""
@@ -258,6 +332,66 @@ class PauseTests(TestCase):
     test_node.skip = WITHOUT_NODE  # type: ignore[attr-defined]
 
 
+class GiveUpTests(TestCase):
+    """A client repeats a request for events for ten minutes, then prints ID and cursor."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        self.folder.mkdir()
+        (self.folder / "solution.txt").touch()
+
+    def test_python(self) -> None:
+        """The program for the standard library."""
+        pauses = list[float]()
+        replies = [_Reply('{"end": "1", "data": []}', {"Preference-Applied": "wait"})]
+
+        def answer(request: object, timeout: float) -> _Reply:
+            if not replies:
+                raise OSError
+            return replies.pop()
+
+        self.patch(urllib.request, "urlopen", answer)
+        self.patch(time, "sleep", pauses.append)
+        program: dict[str, Any] = {"__name__": "follow"}
+        exec(documented("python", "import decimal"), program)
+        error = self.assertRaises(RuntimeError, list, program["events"]("http://server", "x"))
+        self.assertTrue(str(error).startswith(f"{GIVEN_UP}: "), str(error))
+        self.assertGreater(sum(pauses), LEAST_PAUSES)
+
+    async def test_node(self) -> None:
+        """The program for Node.js."""
+        (self.folder / "follow.mjs").write_text(documented("js", "node:crypto"))
+        (self.folder / "test.mjs").write_text(FAILING_NODE)
+        arguments = ("http://server", "file:///repository", "0" * 40, "solution.txt")
+        message, seconds = json.loads(
+            await run_program(str(NODE), self.folder / "test.mjs", *arguments)
+        )
+        self.assertTrue(message.startswith(f"{GIVEN_UP}: "), message)
+        self.assertGreater(seconds, LEAST_PAUSES)
+
+    test_node.skip = WITHOUT_NODE  # type: ignore[attr-defined]
+
+    def test_curl(self) -> None:
+        """The shell script."""
+        (self.folder / "follow.sh").write_text(documented("sh", "request()"))
+        for name, text in (("curl", FAILING_CURL), ("sleep", '#!/bin/sh\necho "$1" >>pauses\n')):
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o755)
+        arguments = ("http://server", "file:///repository", "0" * 40, "solution.txt")
+        done = subprocess.run(
+            ["sh", "follow.sh", *arguments],
+            cwd=self.folder,
+            env={"PATH": f"{self.folder}:{os.environ.get('PATH', os.defpath)}"},
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual((done.returncode, done.stderr), (1, f"gave up: {GIVEN_UP}\n"))
+        pauses = (self.folder / "pauses").read_text().split()
+        self.assertGreaterEqual(sum(map(int, pauses)), LEAST_PAUSES)
+
+    test_curl.skip = WITHOUT_JQ  # type: ignore[attr-defined]
+
+
 class _Reply(io.BytesIO):
     """A page with its headers, as `urlopen` returns it."""
 
@@ -268,11 +402,12 @@ class _Reply(io.BytesIO):
             self.headers[name] = value
 
 
-async def run_program(program: str, file: Path, *arguments: str) -> str:
+async def run_program(program: str, file: Path, *arguments: str, option: str = "") -> str:
     """Return what a program prints, which must succeed; it runs in the folder of its file."""
+    options = [option] if option else []
     environment = {"PATH": os.environ.get("PATH", os.defpath)}
     output, errors, status = await getProcessOutputAndValue(
-        program, [str(file), *arguments], environment, str(file.parent), reactor
+        program, [*options, str(file), *arguments], environment, str(file.parent), reactor
     )
     assert status == 0, errors.decode()
     return output.decode()

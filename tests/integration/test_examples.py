@@ -24,6 +24,62 @@ RUNS = {
 }
 """The problems that run programs of the submission, with a right solution each."""
 RUNNERS = {"py": "python3", "sh": "sh"}
+# Sorts only if a run before it has left something.
+STATE = b"""
+import ctypes, os, socket
+libc, one, count = ctypes.CDLL(None), socket.socket(socket.AF_UNIX), int(input())
+paths = ["/tmp/left", "/dev/shm/left", "/evaluation/left", __file__ + "c"]
+found = [*filter(os.path.exists, paths), *[1] * (libc.shmget(23, 4096, 0o600) >= 0)]
+found += [1] * (one.connect_ex("\\0left") == 0)
+libc.shmget(23, 4096, 0o1600)
+for path in paths:
+    try:
+        open(path, "w").close()
+    except OSError:
+        pass
+def lighter(x, y):
+    print("?", x, y, flush=True)
+    return input() == "yes"
+numbers = range(1, count + 1)
+order = sorted(numbers, key=lambda x: sum(lighter(y, x) for y in numbers))
+print("!", *(order if found or count == 1 else []), flush=True)
+if os.fork():
+    os._exit(0)
+os.setsid()
+one.bind("\\0left")
+one.listen()
+libc.pause()
+"""
+# Prints the answer after its end.
+LATE = b"""
+import os, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+numbers = list(map(int, open(0).read().split()))[1:]
+time.sleep(0.5)
+print(sum(x > y for n, y in enumerate(numbers) for x in numbers[:n]))
+"""
+SOLUTIONS = {
+    name: (PROBLEMS / name / "solutions" / solution).read_bytes()
+    for name, solution in {**RUNS, "knights_tour": "right_closed.txt"}.items()
+}
+CHEATS: list[tuple[str, str, bytes, list[str]]] = [
+    ("knights_tour", "tail.txt", SOLUTIONS["knights_tour"] + b" " * 100_000 + b"a1 a1", []),
+    ("word_count", "a:b.sh", SOLUTIONS["word_count"], ["counted", "ordered", "fast"]),
+    (
+        "max_subarray",
+        "incbin.cpp",
+        b'asm(".incbin "/evaluation/tree/max_subarray/evaluator.py"");',
+        [],
+    ),
+    ("max_subarray", "zero.cpp", b'#include "/dev/zero"', []),
+    ("sort_by_questions", "segi.py", b"x = bytearray(b'x') * 10**9", []),
+    ("sort_by_questions", "digits.py", "print('? \u0661 1_0\\0\\n! 1', flush=True)".encode(), []),
+    ("sort_by_questions", "state.py", STATE, []),
+    ("inversions", "late.py", LATE, []),
+]
+"""Cheats that were tried: the problem, the file, and the goals that it reaches."""
 
 
 class ExampleTests(DaemonTestCase):
@@ -38,14 +94,17 @@ class ExampleTests(DaemonTestCase):
                 self.repository.write(str(path.relative_to(PROBLEMS)), path.read_text())
         self.commit = self.repository.commit()
 
-    async def judge(self, name: str, solution: str, command: str) -> list[tuple[str, bool]]:
+    async def judge(
+        self, name: str, solution: str, command: str, content: bytes | None = None
+    ) -> list[tuple[str, bool]]:
         """Return the goals that an evaluator of a problem sends of a solution."""
-        content = (PROBLEMS / name / "solutions" / solution).read_bytes()
+        if content is None:
+            content = (PROBLEMS / name / "solutions" / solution).read_bytes()
         identifier = await self.client.evaluate(
             self.repository.url,
             self.commit,
             command,
-            files=[("source", solution, content)],
+            files=[(load_problems()[name].field, solution, content)],
             directory=name,
         )
         values: list[Any] = data(await self.client.follow(identifier))
@@ -78,6 +137,13 @@ class ExampleTests(DaemonTestCase):
     async def test_java(self) -> None:
         """The solutions in Java."""
         await self.check("ring_buffer")
+
+    async def test_cheats(self) -> None:
+        """Each cheat reaches the goals that it has earned, and the evaluator judges all of them."""
+        for name, file, content, reached in CHEATS:
+            problem = load_problems()[name]
+            goals = await self.judge(name, file, problem.evaluator_cmd, content)
+            self.assertEqual(goals, [(goal, goal in reached) for goal in problem.goals], file)
 
     async def test_undefended(self) -> None:
         """The same cheats, run by the evaluator itself, reach all goals."""

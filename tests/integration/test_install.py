@@ -157,7 +157,7 @@ class InstalledTests(ServiceTestCase):
         done = self.machine.attempt("sh", "-c", script)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         ready = f'{{"status":"ready","version":"{__version__}"}}'
-        header = f"{'ID':<40}  {'VERDICT':<24}  {'AGE':>6}  PROBLEM\n"
+        header = f"{'ID':<40}  {'VERDICT':<24}  {'AGE':>6}  {'PROBLEM':<20}  LABELS\n"
         self.assertEqual(done.stdout, ready + header)
         self.assertIn(ready, PAGE.read_text())
 
@@ -223,6 +223,7 @@ class RemovalTests(SynchronousTestCase):
             "lib/tawebeval/bin/twistd",
             "lib/systemd/system/tawebeval.service",
             "lib/systemd/system/tawebeval.socket",
+            "lib/systemd/system/tawebeval-keeper.service",
             "lib/sysusers.d/tawebeval.conf",
             "share/doc/tawebeval/README.md",
             "share/man/man1/tawebeval-token-new.1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import Any
 
@@ -14,16 +15,24 @@ SUBMISSION = "print(sum(map(int, input().split())))\n"
 BROKEN = "print(\n"
 
 PYTHON = r"""
-import os, sys
+import os, pathlib, resource, sys
 sys.path.insert(0, os.environ["EVALUATION_TOOLS"] + "/lib")
 import segi
 
 segi.require(1)
 home = os.environ["HOME"]
+with open(home + "/large", "wb") as file:
+    file.truncate(64 * segi.MIB)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(segi.run(["wc", "-c"], pathlib.Path(home + "/large")).stdout)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024 < 32)
 solution = segi.prepare(segi.find_submission("source"))
 result = solution.run("3 4\n", time=30)
 segi.send_case("sum", result.fault or segi.compare_tokens(result.stdout, "7"), result, points=2)
 print(segi.prepare(segi.find_submission("broken")).fault.message)
+verbose = {".py": segi.Language(("sh", "-c", "yes | head -c 9000; exit 1"), ("true",))}
+message = segi.prepare(segi.find_submission("broken"), verbose).fault.message
+print("as JSON at most", 6 * len(message))  # of the 16 KiB of a result
 
 done = segi.run(["sh", "-c", "cat; echo $A >&2; exit 3"], "x" * 10**6, environment={"A": "b"})
 print(len(done.stdout), done.stderr, done.exit_status)
@@ -68,10 +77,13 @@ except segi.RunError as error:
     print("no run")
 print(len(os.listdir("/proc/self/fd")))
 """
-PYTHON_PRINTS = r"""  File "broken", line 1
+PYTHON_PRINTS = r"""b'67108864\n'
+True
+  File "broken", line 1
     print(
          ^
 SyntaxError: '(' was never closed
+as JSON at most 12000
 1000000 b'b\n' 3
 b'own'
 output 1000 output_limit
@@ -109,6 +121,17 @@ compare() {
 compare exact 'a\n' 'a\n'; compare exact 'a' 'a\n'; compare exact 'a\nb\n' 'a\nc\n'
 compare tokens ' a  b' 'a\nb\n'; compare tokens 'a' 'a b'; compare tokens '1.0' '1'
 compare floats '1.0000000001 x' '1 x'; compare floats '1.1' '1'; compare floats '0x1' '1'
+compare floats '1e999' '1'; compare floats "$(printf %020000d 1)x" '1'
+(awk() { return 2; }; segi_compare tokens output output; echo "$segi_verdict") 2>&1 || :
+for wrong in 'tokens no-such expected' 'exact output no-such' 'exact / expected' \
+    'token output expected'; do
+    (segi_compare $wrong; echo "$segi_verdict") 2>&1 || :
+done
+mkfifo pipe; printf 'a\nb' >expected
+for kind in exact tokens; do
+    printf 'a\nc' >pipe & segi_compare $kind pipe expected; echo "$segi_verdict $segi_message"
+done
+(segi_verdict=; segi_send_case lost) 2>&1 || :
 segi_compile --read "$segi_file" -- sh -c 'echo "error in $0" >&2; exit 1' "$segi_file"
 echo "$segi_verdict $segi_message"
 segi_quote 'a"\	b
@@ -117,8 +140,9 @@ segi_send_goal sum true; segi_send_progress 1 2; segi_send_score 1 2.5
 segi_send_file table.csv input text/csv
 segi_require 2 2>&1 || true
 """
-SHELL_PRINTS = r"""time_limit time limit exceeded
-output_limit output limit exceeded
+SHELL_PRINTS = (
+    r"""time_limit stopped after SECONDS
+output_limit printed too much
 runtime_error exit status 2
 runtime_error exit status 127
 accepted  [] []
@@ -130,9 +154,22 @@ wrong_answer word 1 differs [1] [1.0]
 accepted  [] []
 wrong_answer word 1 differs [1] [1.1]
 wrong_answer word 1 differs [1] [0x1]
+wrong_answer word 1 differs [1] [1e999]
+wrong_answer word 1 differs [1] ["""
+    + "0" * 100
+    + r"""]
+segi_compare: reading failed
+segi_compare: no-such: cannot read the file
+segi_compare: no-such: cannot read the file
+segi_compare: /: cannot read the file
+segi_compare: token: not exact, tokens or floats
+wrong_answer line 2 differs
+wrong_answer word 2 differs
+segi_send_case: no verdict; segi_run and segi_compare lose it in $( ) and in a pipe
 compile_error error in source
 "a\"\\\tb\nc"
 """
+)
 
 CPP = r"""
 #include "segi.hpp"
@@ -187,7 +224,7 @@ int main() {
 }
 """
 CPP_PRINTS = r"""runtime_error killed by signal 11 [] []
-output_limit output limit exceeded [] []
+output_limit printed too much [] []
 10
 accepted  [] []
 wrong_answer line 1 differs [a
@@ -218,7 +255,8 @@ class LibraryCase(DaemonTestCase):
             self.repository.url, self.commit, command, files=files
         )
         events = await self.client.follow(identifier)
-        self.assertEqual(text(events), prints.replace('"broken"', '"broken.py"'), events[-1])
+        printed = re.sub(r"(?<=stopped after )\d+\.\d s$", "SECONDS", text(events), flags=re.M)
+        self.assertEqual(printed, prints.replace('"broken"', '"broken.py"'), events[-1])
         return data(events)
 
     def check_case(self, case: dict[str, Any]) -> None:

@@ -3,68 +3,28 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.task import deferLater
-from twisted.trial.unittest import TestCase
 
 from tawebeval.core.form import Repository
-from tawebeval.core.hosts import HostPolicy
-from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.command import GitRunner
-from tawebeval.git.commits import TreeLimits
-from tawebeval.git.remotes import RemoteResolver
-from tawebeval.git.repository import BareRepository, FetchLimits
-from tawebeval.linux.child import Spawner
-from tawebeval.sandbox.bubblewrap import (
-    build_network_options,
-    build_program_options,
-    write_sandbox_files,
-)
-from tawebeval.sandbox.command_sandbox import SandboxedCommands
-from tawebeval.sandbox.seccomp import make_filter
-from tests.cases.patience import LONG_PATIENCE, PATIENCE
-from tests.fakes.resolver import FakeResolver
-from tests.integration.repositories import GitRepository, HttpServer, git
+from tests.integration.bare_repositories import MOST, BareRepositoryCase
+from tests.integration.repositories import HttpServer, git
 
 COMMITS = 24  # more than those that have a ref
-MOST = 2**30
 
 
-class MaintenanceTests(TestCase):
+class MaintenanceTests(BareRepositoryCase):
     """A cached repository with commits that were fetched one after the other."""
 
-    timeout = LONG_PATIENCE
-
     async def setUp(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.source = GitRepository(self.folder / "source")
+        self.make()
         self.source.write("big", os.urandom(2**16))
         self.commits = self.source.history("step", COMMITS)
-        self.threads = WorkerThreads.create(reactor, 4, "work")
-        self.threads.start()
-        self.addCleanup(self.threads.stop)
-        accounts = self.folder / "accounts"
-        accounts.mkdir()
-        write_sandbox_files(accounts)
-        filter_ = make_filter(internet=True)
-        self.addCleanup(os.close, filter_)
-        views = tuple(build_program_options(accounts)), tuple(build_network_options())
-        box = SandboxedCommands(shutil.which("bwrap") or "", filter_, *views)
-        self.path = self.folder / "cached.git"
-        self.bare = BareRepository(
-            self.path,
-            GitRunner(reactor, Spawner(reactor), ("file", "http"), box=box),
-            self.threads,
-            RemoteResolver(HostPolicy(private_networks=("127.0.0.0/8",)), FakeResolver(), reactor),
-            FetchLimits(reactor, PATIENCE, MOST, TreeLimits(100, 2**20)),
-        )
         for commit in self.commits:
             await self.fetch(commit)
 

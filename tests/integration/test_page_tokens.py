@@ -33,14 +33,13 @@ class TokenTests(BrowserTestCase):
         """A token is asked for where one is needed, used, and kept only if that is wished."""
         browser = self.browser
         await browser.open(f"{self.daemon.url}/")
+        await browser.shows("#token-section", "A token is needed")
         await browser.write('[name="repository[url]"]', self.repository.url)
         await browser.write('[name="commit_oid"]', self.commit)
         await browser.write('[name="evaluator_cmd"]', "echo well done")
         await browser.write("#fields .content", str(TOUR))
-        self.assertFalse(await browser.script("return token.checkVisibility()"))
         await browser.click("#submit")
-        await browser.shows("#token-section", "A token is needed")
-        self.assertEqual(await browser.focused(), "token")
+        await browser.until("document.activeElement === token")
         self.assertEqual(await browser.violations(), [])
         await browser.photograph("token")
         await self._give("tawebeval_nobodys")  # found out before it is used for anything

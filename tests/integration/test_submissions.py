@@ -83,6 +83,26 @@ import os, socket
 print("socket" if os.path.exists("/evaluation/runner") else "no socket")
 print(sorted(os.listdir("/evaluation")) if os.path.exists("/evaluation") else "nothing")
 """
+# Four children with 20 MiB each; then more than that of the system's files in the page cache.
+HIDE_MEMORY = """
+import os, time
+for n in range(4):
+    if not os.fork():
+        x = bytearray(b"x") * (20 * 2**20)
+        time.sleep(2)
+        os._exit(0)
+for n in range(4):
+    os.wait()
+total = 0
+for directory, _, names in os.walk("/usr/lib"):
+    for name in names:
+        path = os.path.join(directory, name)
+        if total < 150 * 2**20 and os.path.isfile(path) and os.path.getsize(path) > 2**20:
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while chunk := file.read(2**20):
+                    total += len(chunk)
+"""
 
 
 class SubmissionCase(AttackCase):
@@ -137,9 +157,10 @@ class SubmissionRuns(SubmissionCase):
             "tawebeval-run -- /usr": 126,
             "tawebeval-run --wall 0.1 -- sleep 9": 124,
             "tawebeval-run --read /etc/passwd -- true": 125,
+            "tawebeval-run --memory 64 -- true 2>/dev/null": 125,
             "tawebeval-run --read /evaluation/tmp:/usr/x -- true": 125,
             "tawebeval-run --dir /nowhere -- true 2>/dev/null": 125,
-            "tawebeval-run --time 0 -- true": 2,
+            "tawebeval-run --time 0 -- true": 125,
         }
         printed = await self.run_command("; ".join(f"{each}; echo $?" for each in commands))
         self.assertEqual(text(printed).split(), [str(status) for status in commands.values()])
@@ -227,6 +248,8 @@ class SubmissionLimits(SubmissionCase):
         report = await self.limited(program, "--time 0.5", "time")
         self.assertGreater(report["cpu_seconds"], 0.49)
         await self.limited("import time; time.sleep(600)", "--time 9 --wall 0.3", "wall")
+        report = await self.limited("import time; time.sleep(600)", "--time 0.1", "wall")
+        self.assertGreater(report["wall_seconds"], 5.4)
 
     async def test_deaf(self) -> None:
         """A program that ignores signals."""
@@ -247,6 +270,18 @@ class SubmissionLimits(SubmissionCase):
         for program in (heap, children, files):
             report = await self.limited(program, "--memory 64M --wall 300", "memory")
             self.assertLess(report["peak_memory_bytes"], 65 * MIB)
+
+    async def test_hidden_memory(self) -> None:
+        """Memory of children, and afterwards as much in the page cache."""
+        _, report = await self.run_apart(HIDE_MEMORY, "--time 60")
+        if report["measured"]["peak_memory_bytes"] == "cgroup":
+            self.assertGreater(report["peak_memory_bytes"], 80 * MIB)
+
+    async def test_defaults(self) -> None:
+        """Without limits of its own, a program leaves the evaluator memory and processes."""
+        await self.limited("x = bytearray(220 * 2**20)", "", "memory")
+        forks = "import os, time\nfor n in range(350):\n    if not os.fork(): time.sleep(600)"
+        await self.limited(forks, "", "processes")
 
     async def test_processes(self) -> None:
         """A fork bomb."""
@@ -270,21 +305,38 @@ class SubmissionLimits(SubmissionCase):
         printed, _ = await self.run_apart(write)
         self.assertIn("status 1", printed)
 
-    async def test_of_the_evaluation(self) -> None:
-        """All runs together are within the evaluation's own memory.
-
-        With cgroups of version 1 the kernel kills one of them, in version 2 the evaluation.
-        """
-        program = "import time\nx = bytearray(100 * 2**20)\ntime.sleep(600)"
-        run = 'tawebeval-run --read "$SUBMISSION_FILE_S" --wall 20 --memory 200M --report ~/$i -- '
-        command = f"for i in 1 2 3 4; do {run}{PLAINLY} & done; wait; cat ~/[1-4]"
+    async def over_memory(self, program: str, command: str) -> str:
+        """Hold that the evaluation fails with `memory`; return what the evaluator has printed."""
         identifier = await self.client.evaluate(
             self.repository.url, self.commit, command, files=[("s", "s", program.encode())]
         )
         events = await self.client.follow(identifier)
         last = events[-1]["payload"]
-        told = last["reason"] if isinstance(last, dict) else text(events)
-        self.assertIn("memory", told)
+        self.assertIsInstance(last, dict, text(events))
+        self.assertEqual(last["reason"], "memory", last)
+        return text(events)
+
+    async def test_below_its_own_memory(self) -> None:
+        """A program that the evaluation's limit ends was right: the evaluation fails."""
+        evaluator = f"""
+import os, subprocess
+held = bytearray(100 * 2**20)
+subprocess.run(["sh", "-c", {APART.format("--wall 60")!r}])
+print(open(os.path.expanduser("~/report")).read(), flush=True)
+"""
+        printed = await self.over_memory("x = bytearray(180 * 2**20)", python(evaluator))
+        self.assertNotIn("reason", printed, "no verdict is reported")
+
+    async def test_plain_memory(self) -> None:
+        """A program that the evaluator runs itself: the evaluation fails, however it goes on."""
+        await self.over_memory("x = bytearray(300 * 2**20)", PLAINLY + "; echo wrong")
+
+    async def test_of_the_evaluation(self) -> None:
+        """All runs together are within the evaluation's own memory."""
+        program = "import time\nx = bytearray(100 * 2**20)\ntime.sleep(600)"
+        run = 'tawebeval-run --read "$SUBMISSION_FILE_S" --wall 20 --memory 200M --report ~/$i -- '
+        command = f"for i in 1 2 3 4; do {run}{PLAINLY} & done; wait; cat ~/[1-4]"
+        await self.over_memory(program, command)
 
 
 class SubmissionAttacks(SubmissionCase):

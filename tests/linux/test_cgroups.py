@@ -20,6 +20,7 @@ from tawebeval.linux.cgroups.group import (
     CgroupManager,
     EvaluationCgroup,
     ResourceUsage,
+    attach_cgroups,
     open_cgroups,
 )
 from tests.fakes.cgroups import FakeMachine
@@ -225,6 +226,22 @@ class UnifiedTests(CgroupsTestCase):
             self.check(cgroups, set(), f"{own}: systemd has not delegated it", *words)
             self.assertEqual("systemd-run" in str(cgroups.missing_resources_remedy), bool(run))
             self.assertEqual(self.machine.groups(), [])
+
+    def test_no_controllers(self) -> None:
+        """Where version 2 has no controllers the remedy is the kernel's parameter."""
+        boot = "boot the machine with the kernel parameter systemd.unified_cgroup_hierarchy=1"
+        as_root = "start the daemon as root"
+        self.patch(os, "geteuid", lambda: 7)
+        self.machine.mount_unified("")
+        self.machine.run = ""
+        self.check(self.machine.open(), {"cpu"}, "'memory'", f"(under such a unit: {boot}, for")
+        self.machine.mount_legacy("memory")
+        self.machine.refusals["/tawebeval-x"] = errno.EACCES
+        for self.machine.run, words in (
+            ("systemd-run --user", f"{boot}, or {as_root}, without tawebeval.service"),
+            (None, f"on a server, {as_root}"),
+        ):
+            self.check(self.machine.open(), set(), words)
 
     def test_may_not_enter(self) -> None:
         """A daemon that may not move itself leaves nothing behind."""
@@ -546,6 +563,89 @@ class LegacyTests(CgroupsTestCase):
         self.assertEqual(procs.read_text(), f"{os.getpid()}\n")
 
 
+class AttachTests(CgroupsTestCase):
+    """The cgroups of the keeper, which a daemon uses, and the next one."""
+
+    def attach(self) -> CgroupManager:
+        """Open the cgroups of the keeper and of a daemon."""
+        self.keeper, self.own = self.machine.open(name="keeper"), self.machine.open()
+        return self.attach_again()
+
+    def attach_again(self) -> CgroupManager:
+        """Let another daemon use those of the keeper."""
+        return attach_cgroups(self.own, self.keeper.describe_parents(), self.machine)
+
+    def test_unified(self) -> None:
+        """In version 2 evaluations are the keeper's; git and the daemon have their own groups."""
+        own = self.machine.mount_unified()
+        cgroups = self.attach()
+        self.check(cgroups, ALL)
+        self.assertEqual(cgroups.niceness, 0)
+        self.assertEqual(cgroups.git_entry_files, [f"{own}/tawebeval-x/git/cgroup.procs"])
+        daemon = own / "tawebeval-x/daemon/cgroup.procs"
+        self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
+        path = own / "tawebeval-keeper/evaluation-abc"
+        self.assertEqual(group.list_entry_files(), [f"{path}/cgroup.procs"])
+        self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
+        self.machine.policies[str(own / "tawebeval-keeper")] = "continue"
+        self.assertEqual(cgroups.query_oom_policy(), "continue")
+
+    def test_legacy(self) -> None:
+        """In version 1, too."""
+        places = [self.machine.mount_legacy(each) for each in ("memory", "pids", "cpuacct", "cpu")]
+        cgroups = self.attach()
+        self.check(cgroups, ALL)
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
+        entries = [f"{place}/tawebeval-keeper/evaluation-abc/tasks" for place in places]
+        self.assertEqual(group.list_entry_files(), entries)
+        self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
+        self.assertEqual(cgroups.git_entry_files, [f"{places[3]}/tawebeval-x/git/tasks"])
+        self.assertEqual(cgroups.query_oom_policy(), "")
+
+    def test_next_daemon(self) -> None:
+        """A later daemon finds the cgroups again, with their processes, and can remove them."""
+        own = self.machine.mount_unified()
+        cgroups = self.attach()
+        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
+        self.enter(group, STRANGER)
+        cgroups.make_spare_cgroup(LIMITS)
+        spare = cgroups.make_evaluation_cgroup("def", LIMITS)
+        cgroups.close()
+        later = self.attach_again()
+        self.check(later, ALL)
+        self.assertEqual(later.list_evaluation_cgroups(), {"evaluation-abc", spare.name})
+        found = later.find_evaluation_cgroup("evaluation-abc")
+        assert found is not None
+        self.assertEqual(self.get(found, "cgroup.procs"), str(STRANGER))
+        self.assertEqual(found.list_entry_files(), group.list_entry_files())
+        self.assertIsNone(later.find_evaluation_cgroup("evaluation-def"))
+        later.make_spare_cgroup(LIMITS)
+        self.assertEqual(len(later.list_evaluation_cgroups()), 3)
+        for name in later.list_evaluation_cgroups():
+            later.remove_evaluation_cgroup(name)
+        self.assertEqual(later.list_evaluation_cgroups(), set())
+        left = sorted(path.name for path in (own / "tawebeval-keeper").iterdir() if path.is_dir())
+        self.assertEqual(left, ["daemon", "git"])
+
+    def test_missing(self) -> None:
+        """What the keeper has not, or the daemon may not use, is told with its reason."""
+        own = self.machine.mount_unified("memory")
+        cgroups = self.attach()
+        self.check(
+            cgroups, {"memory", "cpu"}, "has no controller 'pids'", "has no controller 'cpu'"
+        )
+        self.machine.refusals["/probe"] = errno.EACCES
+        self.check(self.attach_again(), set(), f"{own}/tawebeval-keeper/probe: Permission denied")
+
+    def test_killed_at_its_start(self) -> None:
+        """What a daemon leaves that is killed while it tries the controllers is in nobody's way."""
+        own = self.machine.mount_unified()
+        self.attach()
+        self.machine.make_cgroup(f"{own}/tawebeval-keeper/probe")
+        self.check(self.attach_again(), ALL)
+
+
 class GroupTests(CgroupsTestCase):
     """One group, during its life."""
 
@@ -591,6 +691,43 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.find_exceeded_limits(), {"memory", "processes"})
 
+    def test_memory_of_programs(self) -> None:
+        """When memory is exceeded, the peaks of the submission's programs are known."""
+        for version, peak in ((2, "memory.peak"), (1, "memory.max_usage_in_bytes")):
+            machine = FakeMachine(self.machine.root / str(version))
+            own = machine.mount_unified() if version == 2 else machine.mount_legacy("memory")
+            group = machine.open().make_evaluation_cgroup("abc", LIMITS)
+            directory = own / "tawebeval-x/evaluation-abc"
+            for name, used in (("run-1", 20), ("run-2", 3), ("evaluator", 30)):
+                (directory / name).mkdir()
+                (directory / name / peak).write_text(f"{used * MIB}\n")
+            group.find_exceeded_limits()
+            self.assertEqual(group.programs_memory, 0)
+            if version == 2:
+                self.put(group, "memory.events", "max 1\noom 1\noom_kill 1\n")
+            else:
+                self.put(group, "memory.max_usage_in_bytes", f"{64 * MIB}\n")
+                self.put(group, "memory.oom_control", "oom_kill 1\n")
+            group.find_exceeded_limits()
+            self.assertEqual(group.programs_memory, 23 * MIB)
+
+    def test_legacy_programs(self) -> None:
+        """Version 1 counts a kill where the killed process was: below its own limit, it counts."""
+        for own_limit, own_peak, expected in ((48, 48, set()), (48, 40, {"memory"})):
+            machine = FakeMachine(self.machine.root / str(own_peak))
+            own = machine.mount_legacy("memory")
+            group = machine.open().make_evaluation_cgroup("abc", LIMITS)
+            directory = own / "tawebeval-x/evaluation-abc"
+            (directory / "memory.max_usage_in_bytes").write_text(f"{64 * MIB}\n")
+            self.assertEqual(group.find_exceeded_limits(), set())
+            program = directory / "run-1"
+            machine.make_cgroup(str(program))
+            (program / "memory.limit_in_bytes").write_text(f"{own_limit * MIB}\n")
+            (program / "memory.max_usage_in_bytes").write_text(f"{own_peak * MIB}\n")
+            self.assertEqual(group.find_exceeded_limits(), set())
+            (program / "memory.oom_control").write_text("under_oom 0\noom_kill 1\n")
+            self.assertEqual(group.find_exceeded_limits(), expected)
+
     def test_peak_of_memory(self) -> None:
         """The page cache is left out, whichever figure of the kernel shows how much of it was."""
         self.machine.mount_unified()
@@ -621,7 +758,7 @@ class GroupTests(CgroupsTestCase):
         """Looks alone tell then, if one has found something: under version 2 before Linux 5.19."""
         for version, peak, stat in (
             (2, "memory.peak", "anon 4096\nfile 100\nshmem 8192\n"),
-            (1, "memory.max_usage_in_bytes", "rss 4096\nrss_huge 7\nshmem 8192\ntotal_rss 4096\n"),
+            (1, "memory.max_usage_in_bytes", "rss 7\nshmem 7\ntotal_rss 4096\ntotal_shmem 8192\n"),
         ):
             machine = FakeMachine(self.machine.root / str(version))
             own = machine.mount_unified() if version == 2 else machine.mount_legacy("memory")

@@ -83,7 +83,8 @@ class GiveTests(SynchronousTestCase):
 
     def test_no_parent(self) -> None:
         """Only one directory is made, not the way to it."""
-        self.refused(self.folder / "a" / "b", "install -d -m 700 -o nobody")
+        remedy = "another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or create it: install -d"
+        self.refused(self.folder / "a" / "b", f"{remedy} -m 700 -o nobody")
         (self.folder / "file").touch()
         self.refused(self.folder / "file")
         self.refused(self.folder / "file" / "state")

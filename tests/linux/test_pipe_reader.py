@@ -1,19 +1,22 @@
-"""`linux.child`: one pipe, with a reactor of which the test is the master."""
+"""`linux.child`, `linux.kept_process`: one pipe, with a reactor that the test drives."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import resource
 
 from twisted.internet.interfaces import IReadDescriptor
-from twisted.internet.main import CONNECTION_DONE
+from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from tawebeval.linux import child as pipes
 from tawebeval.linux.child import PipeReader, open_pipe
+from tawebeval.linux.kept_process import SplicedPipeReader
 from tests.fakes.world import TurnClock
 
 NAME = 1  # the child's own number for the pipe
@@ -45,7 +48,7 @@ class FakeReactor(TurnClock):
                 reader.connectionLost(Failure(why))
 
 
-class PipeTests(SynchronousTestCase):
+class PipeTestCase(SynchronousTestCase):
     """A pipe of which the test holds the writing end."""
 
     def setUp(self) -> None:
@@ -55,7 +58,11 @@ class PipeTests(SynchronousTestCase):
         stack = contextlib.ExitStack()
         self.reading, self.writing = open_pipe(stack, stack)
         self.addCleanup(self.close)
-        self.reader = PipeReader(self.reactor, self.reading, NAME, self)
+        self.reader = self.open_reader()
+
+    def open_reader(self) -> PipeReader:
+        """Return the reader of the pipe."""
+        return PipeReader(self.reactor, self.reading, NAME, self)
 
     def on_pipe_data(self, name: int, chunk: bytes) -> None:
         """Take what was read."""
@@ -100,6 +107,10 @@ class PipeTests(SynchronousTestCase):
         self.assertEqual(self.reader.fileno(), -1)
         with self.assertRaises(OSError):
             os.fstat(self.reading)
+
+
+class PipeTests(PipeTestCase):
+    """What holds for every reader."""
 
     def test_reads(self) -> None:
         """What is there is read, 64 KiB at a time, until the end, which is told once."""
@@ -208,6 +219,19 @@ class PipeTests(SynchronousTestCase):
         self.reactor.turn(3)
         self.assert_lost(b"x")
 
+    def test_bounced_while_the_rest_is_read(self) -> None:
+        """Pauses within a turn do not let more than one chunk be read in each turn."""
+        written = self.write(200_000)
+        self.reader.read_remaining_output()
+        for count in range(1, 4):
+            for _ in range(3):
+                self.reader.pauseProducing()
+                self.reader.resumeProducing()
+            self.reactor.turn()
+            self.assertEqual(len(self.chunks), count)
+        self.reactor.turn(5)
+        self.assert_lost(b"x" * written)
+
     def test_the_rest_while_paused(self) -> None:
         """The rest waits while it is paused, before or in the middle, and is whole in the end."""
         written = self.write(150_000)
@@ -240,3 +264,136 @@ class PipeTests(SynchronousTestCase):
             self.assertFalse(os.get_inheritable(end))
         self.assertFalse(os.get_blocking(self.reading))
         self.assertTrue(os.get_blocking(self.writing))
+
+
+class SplicedCase(PipeTestCase):
+    """A pipe whose bytes go to a memfd first, which has `kept` already."""
+
+    kept = b""
+    begin = 0
+
+    def open_reader(self) -> PipeReader:
+        """Return the reader of the pipe."""
+        self.memfd = os.memfd_create("output", os.MFD_CLOEXEC)
+        self.addCleanup(os.close, self.memfd)
+        os.write(self.memfd, self.kept)
+        self.spliced = SplicedPipeReader(
+            self.reactor, self.reading, NAME, self, self.memfd, self.begin
+        )
+        self.addCleanup(self.assert_kept)
+        return self.spliced
+
+    def assert_kept(self) -> None:
+        """Hold that what was delivered lies in the memfd, at its place."""
+        delivered = b"".join(self.chunks)
+        self.assertEqual(self.spliced.delivered, self.begin + len(delivered))
+        self.assertEqual(os.pread(self.memfd, len(delivered), self.begin), delivered)
+
+
+class SplicedPipeTests(SplicedCase, PipeTests):
+    """Such a pipe is read as any other one."""
+
+    def test_goes_on(self) -> None:
+        """When the reactor stops, nothing is closed and no end is told: the next one goes on."""
+        self.write(150_000)
+        self.reactor.read()
+        self.reader.connectionLost(Failure(CONNECTION_LOST))
+        self.assertEqual((self.ends, self.reader.is_closed), (0, False))
+        # What the dead process had moved, but not delivered.
+        os.splice(self.reading, self.memfd, 1000, offset_dst=2**16)
+        begin = 10_000
+        heard, self.chunks = b"".join(self.chunks), []
+        following = FakeReactor()
+        self.reader = SplicedPipeReader(following, self.reading, NAME, self, self.memfd, begin)
+        following.turn(2)
+        self.close()
+        for _ in range(3):
+            following.read()
+        self.assertEqual((heard[:begin] + b"".join(self.chunks), self.ends), (b"x" * 150_000, 1))
+        self.chunks = [heard]  # of the first reader
+
+    def test_full_memfd(self) -> None:
+        """Where the memfd takes no more, what it took is delivered, and an error tells the end."""
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        self.write(200_000)
+        for _ in range(3):
+            self.reactor.read()
+        assert self.spliced.write_error is not None
+        self.assertEqual(self.spliced.write_error.errno, errno.EFBIG)
+        self.assert_lost(b"x" * 100_000)
+
+    def test_full_memfd_at_the_end(self) -> None:
+        """So does it where only the rest is read."""
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        self.write(200_000)
+        self.reader.read_remaining_output()
+        self.reactor.turn(10)
+        self.assertIsNotNone(self.spliced.write_error)
+        self.assert_lost(b"x" * 100_000)
+
+
+class KeptOutputTests(SplicedCase):
+    """A memfd with bytes that were not delivered yet."""
+
+    begin = 5
+    kept = b"knownkept" + b"k" * 150_000
+
+    def test_kept_first(self) -> None:
+        """They come first, a chunk in each turn, and then those of the pipe."""
+        written = self.write(10)
+        self.assertEqual(self.reactor.readers, [])
+        for count in range(4):
+            self.assertEqual(len(self.chunks), count)
+            self.reactor.turn()
+        self.assertEqual(b"".join(self.chunks), self.kept[self.begin :])
+        self.assertLessEqual(max(map(len, self.chunks)), 2**16)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+        self.reactor.read()
+        self.assertEqual(self.chunks[3:], [b"x" * written])
+        self.close()
+        self.reactor.read()
+        self.assert_lost(self.kept[self.begin :] + b"x" * written)
+
+    def test_pause(self) -> None:
+        """Paused, they wait, and the pipe behind them; resumed, all comes in order."""
+        written = self.write(10)
+        self.reader.pauseProducing()
+        self.reactor.turn(5)
+        self.assertEqual((self.chunks, self.reactor.readers), ([], []))
+        for count in range(1, 4):
+            self.reader.resumeProducing()
+            self.reactor.turn()
+            self.reader.pauseProducing()
+            self.reactor.turn(5)
+            self.assertEqual((len(self.chunks), self.reactor.readers), (count, []))
+        self.reader.resumeProducing()
+        self.close()
+        self.reactor.read()
+        self.reactor.read()
+        self.assert_lost(self.kept[self.begin :] + b"x" * written)
+
+    def test_the_rest(self) -> None:
+        """They belong to the rest, and what comes later does not."""
+        written = self.write(100_000)
+        self.reactor.turn()
+        self.reader.read_remaining_output()
+        self.write(10)
+        self.reader.read_remaining_output()  # twice is once, but counts anew
+        self.write(10)
+        self.reactor.turn(10)
+        self.assert_lost(self.kept[self.begin :] + b"x" * (written + 10))
+
+    def test_the_rest_while_paused(self) -> None:
+        """The rest waits while it is paused."""
+        written = self.write(10)
+        self.reader.pauseProducing()
+        self.reader.read_remaining_output()
+        self.reactor.turn(5)
+        self.assertEqual(self.chunks, [])
+        self.reader.resumeProducing()
+        self.reactor.turn(10)
+        self.assert_lost(self.kept[self.begin :] + b"x" * written)

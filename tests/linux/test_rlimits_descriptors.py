@@ -88,6 +88,13 @@ class DescriptorsTests(SynchronousTestCase):
             self.assertIn(word, said)
         self.assertIn(f"LimitNOFILE={count_needed_descriptors(USUAL)} in the unit", said)
 
+    def test_journals(self) -> None:
+        """Journals leave fewer connections, but some."""
+        self.limits = (0, count_needed_descriptors(USUAL) + 100)
+        for journals, connections in ((100, 500), (101, 499), (10_000, MIN_CONNECTIONS)):
+            fitted = limit_connections(USUAL, journals)
+            self.assertEqual(fitted.http.connections, connections)
+
     def test_far_too_few(self) -> None:
         """With less than a few connections, beside the evaluations, there is no start."""
         fewest = count_needed_descriptors(USUAL) - 500 + MIN_CONNECTIONS

@@ -47,7 +47,7 @@ class LimitTests(CeilingsTestCase):
         limits = LimitSettings(open_files=256, processes=128, cpu=300, file_size=1000, memory=2000)
         for number, setting, value, directive in (
             (resource.RLIMIT_NOFILE, "open_files", 256, "LimitNOFILE"),
-            (resource.RLIMIT_NPROC, "processes", 128, "LimitNPROC"),
+            (resource.RLIMIT_NPROC, "processes", 129, "LimitNPROC"),
             (resource.RLIMIT_CPU, "cpu", 301, "LimitCPU"),
             (resource.RLIMIT_FSIZE, "file_size", 1000, "LimitFSIZE"),
             (resource.RLIMIT_DATA, "memory", 2000, "LimitDATA"),

@@ -1,4 +1,4 @@
-"""Root file systems of a Debian suite: one that is booted, one in which packages are built."""
+"""Root file systems of a Debian suite: to boot, to build packages in, and for evaluators."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ _BUILDER = (
     *("make", "debhelper", "dh-apparmor", "python3", "python3-venv", "ca-certificates"),
     *("git", "bubblewrap", "libseccomp2", "systemd", "util-linux"),
 )
+# A toolchain for evaluators, with another Python and another JDK than this machine's.
+_TOOLCHAIN = ("python3-minimal", "default-jdk-headless")
+# Which is half of it.
+_UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/lib/jvm/*/jmods")
 # Sparse, and large: `tawebeval doctor` asks for as much room as the limits allow to be filled.
 _DISK = "64G"
 # For project quotas, which the kernel has as a module.
@@ -91,6 +95,19 @@ def builder(suite: str) -> Iterator[Path]:
 
     with cached(f"builder-{suite}", "\n".join([*_BUILDER, _MAKE_DIRECTORY]), make) as folder:
         yield folder / "root"
+
+
+@contextmanager
+def toolchain(suite: str) -> Iterator[Path]:
+    """Give the archive of a root file system with Python and a JDK. Blocks, for a minute."""
+    hook = 'cd "$1" && rm -rf ' + " ".join(_UNUSED)
+
+    def make(folder: Path) -> None:
+        _archive(suite, _TOOLCHAIN, (hook,), folder / "root.tar")
+        (folder / "root.tar").chmod(0o644)
+
+    with cached(f"toolchain-{suite}", "\n".join([*_TOOLCHAIN, hook]), make) as folder:
+        yield folder / "root.tar"
 
 
 def _archive(suite: str, packages: Sequence[str], hooks: Sequence[str], archive: Path) -> None:

@@ -150,6 +150,20 @@ class ExceededTests(CellTestCase):
         shown = format_size(value) if value >= MIB else value
         self.assertIn(words.format(shown), error.message)
 
+    def test_memory_of_a_good_run(self) -> None:
+        """A run that has succeeded was over its memory if a process was killed for it."""
+        self.assertIsNone(self.cell.check_memory())
+        self.cgroups.group.over = frozenset({"memory", "processes"})
+        error = self.cell.check_memory()
+        assert error is not None
+        self.assertEqual((error.reason, error.extra_members["value"]), ("memory", LIMITS.memory))
+        self.assertNotIn("programs", error.message)
+        self.cgroups.group.programs_memory = 3 * MIB
+        error = self.cell.check_memory()
+        assert error is not None
+        self.assertIn("it and the submission's programs (3 MiB) used over ", error.message)
+        self.assertIsNone(self.no_cell().check_memory())
+
     def check_none(self, *, final: bool = False) -> None:
         """Hold that it is none."""
         self.assertIsNone(self.cell.check_limits(final))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.sandbox.broker import VERSION, Refused, find_source, parse_request
+from tawebeval.sandbox.broker import VERSION, Cgroup, Refused, find_source, parse_request
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -43,7 +43,7 @@ class Requests(SynchronousTestCase):
         self.assertEqual(found.paths, [("/a", "/b", False), ("/c", "/d", True)])
         self.assertEqual((found.time, found.wall, found.memory), (1.0, None, None))
         self.assertEqual(found.directory, "/tmp")
-        self.assertEqual(set(found.environment), {"HOME", "LANG", "PATH"})
+        self.assertEqual(found.environment, {})
 
     @given(st.dictionaries(st.sampled_from(MEMBERS), JSON) | st.just({}), st.binary(max_size=20))
     def test_any(self, members: dict[str, Any], message: bytes) -> None:
@@ -65,6 +65,32 @@ class Requests(SynchronousTestCase):
             self.assertNotIn("..", target.parts)
         for one, other in pairwise(sorted(kept)):
             self.assertNotIn(one, (other, *other.parents))
+
+
+class Kills(SynchronousTestCase):
+    """Whose limit of memory a program has met, in version 1 of cgroups."""
+
+    def test_whose(self) -> None:
+        """That of the program if its peak is there; otherwise another one, and its cgroup stays."""
+        parent = Path(self.mktemp()).resolve()
+        parent.mkdir()
+        group = Cgroup({"memory": (1, str(parent))}, "run-1")
+        place = parent / "run-1"
+        place.mkdir()
+        for kills, peak, swapped, own, other in (
+            (0, 64, None, False, False),
+            (1, 64, None, True, False),
+            (1, 40, None, False, True),
+            (1, 40, 64, True, False),
+        ):
+            (place / "memory.limit_in_bytes").write_text(f"{64 * 2**20}\n")
+            (place / "memory.max_usage_in_bytes").write_text(f"{peak * 2**20}\n")
+            if swapped is not None:
+                (place / "memory.memsw.max_usage_in_bytes").write_text(f"{swapped * 2**20}\n")
+            (place / "memory.oom_control").write_text(f"under_oom 0\noom_kill {kills}\n")
+            self.assertEqual((group.met_memory(), group.lacked_memory()), (own, other))
+        group.remove(counted=False)
+        self.assertTrue(place.exists())
 
 
 class Sources(SynchronousTestCase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -27,7 +28,10 @@ from tawebeval.sandbox.bubblewrap import (
     BubblewrapDescriptors,
     BubblewrapRun,
     BubblewrapSandbox,
+    build_network_options,
+    build_program_options,
     build_system_options,
+    prepare_etc,
     write_sandbox_files,
 )
 from tawebeval.sandbox.workspace import Workspace
@@ -36,7 +40,8 @@ from tests.fakes.children import NO_PROCESS, FakeChild
 
 WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"
-    """ (echo '{ "begun": true }' >&6; exec "$@" 2>&3 3>&- 6>&-); exit $?"""
+    """ (ulimit -n "$1" && shift && { echo '{ "begun": true }' >&6;"""
+    """ exec "$@" 2>&3 3>&- 6>&-; }); exit $?"""
 )
 PROGRAM = b"the filter's program"
 
@@ -118,7 +123,7 @@ class ArgumentTests(BubblewrapTestCase):
             *("--ro-bind", "/state/accounts/init", "/init"),
             *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
             *("--chdir", "/evaluation/tree/sub"),
-            *("--", "/init", "-c", WAIT, "/init", "cat", "-- x"),
+            *("--", "/init", "-c", WAIT, "/init", "99", "cat", "-- x"),
         ]
 
     def test_argv(self) -> None:
@@ -129,6 +134,7 @@ class ArgumentTests(BubblewrapTestCase):
                 Path("/evaluation/tree/sub"),
                 self.workspace.root / "runner",
                 ["cat", "-- x"],
+                99,
             )
             self.assertEqual(list(argv), self.expected(network=network))
 
@@ -139,34 +145,43 @@ class ArgumentTests(BubblewrapTestCase):
             Path("/evaluation/tree/sub"),
             self.workspace.root / "runner",
             ["cat", "-- x"],
+            99,
         )
         shown = ("--ro-bind", "/srv/tests", "/srv/tests", "--ro-bind", "/evaluation", "/evaluation")
         self.assertEqual(list(argv), self.expected(*shown))
 
     def test_launch(self) -> None:
-        """The limits of a process are set inside, where its user's processes are its own."""
+        """The limits of a process are set before bwrap, where its user's processes are its own."""
         directory = self.workspace.tree_directory / "sub"
+        memory, processes = {"DATA": (64 * MIB,) * 2}, {"NPROC": (33, 33)}  # bwrap's is one of them
         for enforced, more in (
-            ((), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
-            (("memory",), ["--nproc=32:32"]),
-            (("processes",), [f"--data={64 * MIB}:{64 * MIB}"]),
-            (("processes", "memory"), []),
-            (("processes", "memory", "cpu"), []),
-            (("cpu",), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
+            ((), memory | processes),
+            (("memory",), processes),
+            (("processes",), memory),
+            (("processes", "memory"), {}),
+            (("processes", "memory", "cpu"), {}),
+            (("cpu",), memory | processes),
         ):
             self.cgroups.enforced_resources = frozenset(enforced)
-            cpu = "30:unlimited" if "cpu" in enforced else "30:31"
             launch = self.cell.make_launch_spec("./it --now", ENVIRONMENT, directory)
-            inside = [
-                *("/usr/bin/prlimit", f"--cpu={cpu}", f"--fsize={5 * MIB}:{5 * MIB}"),
-                *("--nofile=99:99", "--core=1:unlimited"),
-                *("--msgqueue=0:0", "--sigpending=1024:1024"),
-                *("--nice=0:0", "--rtprio=0:0"),
-                *(*more, "--", "/bin/sh", "-c", "./it --now"),
-            ]
+            limits = {
+                "CPU": (30, resource.RLIM_INFINITY if "cpu" in enforced else 31),
+                "FSIZE": (5 * MIB, 5 * MIB),
+                "CORE": (1, resource.RLIM_INFINITY),
+                "MSGQUEUE": (0, 0),
+                "SIGPENDING": (1024, 1024),
+                "NICE": (0, 0),
+                "RTPRIO": (0, 0),
+                **more,
+            }
+            self.assertEqual(
+                launch.rlimits,
+                {getattr(resource, f"RLIMIT_{name}"): pair for name, pair in limits.items()},
+            )
+            inside = ("/bin/sh", "-c", "./it --now")
             self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
             self.assertEqual(launch.environment, {})
-            self.assertEqual(launch.directory, "/")
+            self.assertEqual((launch.directory, launch.is_counted_apart), ("/", True))
 
     def test_environment(self) -> None:
         """The evaluator's environment is in a file for bwrap, to the letter."""
@@ -189,7 +204,6 @@ class ArgumentTests(BubblewrapTestCase):
         self.assertEqual(
             (launch.cgroup_files, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
         )
-        self.assertEqual(launch.rlimits, {})
 
     def test_view(self) -> None:
         """The evaluator knows its workspace by another name than ours."""
@@ -396,6 +410,9 @@ class SystemTests(SynchronousTestCase):
         (self.root / "sbin").write_text("")  # which is no directory
         (self.root / "etc/localtime").symlink_to("../usr/share/zoneinfo/Europe/Rome")
         (self.root / "etc/resolv.conf").symlink_to(self.root / "run/resolv.conf")
+        for name in ("usr/share/zoneinfo/Europe/Rome", "run/resolv.conf"):
+            (self.root / name).parent.mkdir(parents=True)
+            (self.root / name).write_text("")
         for name in (
             *("ld.so.conf", "ld.so.cache", "python3", "hosts", "passwd", "group", "shadow"),
             *("gshadow", "sudoers", "machine-id", "ssl/private/key", "environment"),
@@ -408,8 +425,7 @@ class SystemTests(SynchronousTestCase):
 
     def view(self, *, network: bool) -> list[str]:
         """Return the arguments, as they would be on that machine."""
-        accounts = self.root / "state/accounts"
-        arguments = list(build_system_options(accounts, network=network))
+        arguments = list(build_system_options(self.root / "state/accounts/etc", network=network))
         return [argument.removeprefix(str(self.root)) for argument in arguments]
 
     def expected(self, *etc: str) -> list[str]:
@@ -417,40 +433,67 @@ class SystemTests(SynchronousTestCase):
         return [
             *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
             *("--ro-bind", "/lib32", "/lib32", "--symlink", "usr/lib64", "/lib64"),
-            *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
-            *("--ro-bind-try", "/etc/ld.so.conf", "/etc/ld.so.conf"),
-            *("--ro-bind", "/state/accounts/passwd", "/etc/passwd"),
-            *("--ro-bind", "/state/accounts/group", "/etc/group"),
-            *("--ro-bind-try", "/usr/share/zoneinfo/Europe/Rome", "/etc/localtime"),
-            *("--ro-bind-try", "/etc/python3", "/etc/python3"),
-            *("--ro-bind-try", "/etc/python3.11", "/etc/python3.11"),
             *etc,
         ]
 
+    def copied(self, *, network: bool) -> set[str]:
+        """Return the names in /etc, and what is mounted there."""
+        etc = prepare_etc(self.root, [], network=network)
+        etc.machine = str(self.root / "etc")
+        etc.update()
+        return {path.name for path in etc.directory.iterdir()}
+
     def test_without_network(self) -> None:
         """The system, what programs need to be run, and accounts that are not the machine's."""
-        self.assertEqual(self.view(network=False), self.expected())
+        own = ("--ro-bind", "/state/accounts/etc", "/etc")
+        self.assertEqual(self.view(network=False), self.expected(*own))
+        self.assertEqual(
+            self.copied(network=False),
+            {"ld.so.cache", "ld.so.conf", "passwd", "group", "localtime", "python3", "python3.11"},
+        )
 
     def test_with_network(self) -> None:
         """Also how hosts are found and who is trusted, and no key."""
+        own = ("--ro-bind", "/state/accounts/etc", "/etc")
+        certificates = ("--ro-bind-try", "/etc/ssl/certs", "/etc/ssl/certs")
+        self.assertEqual(self.view(network=True), self.expected(*own, *certificates))
+        more = self.copied(network=True) - self.copied(network=False)
+        self.assertEqual(more, {"hosts", "resolv.conf"})
+
+    def test_git(self) -> None:
+        """Git has what programs need, file by file."""
+        arguments = build_program_options(self.root / "state/accounts")
         self.assertEqual(
-            self.view(network=True),
+            [argument.removeprefix(str(self.root)) for argument in arguments],
             self.expected(
+                *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+                *("--ro-bind-try", "/etc/ld.so.conf", "/etc/ld.so.conf"),
+                *("--ro-bind", "/state/accounts/passwd", "/etc/passwd"),
+                *("--ro-bind", "/state/accounts/group", "/etc/group"),
+            ),
+        )
+        arguments = build_network_options()
+        self.assertEqual(
+            [argument.removeprefix(str(self.root)) for argument in arguments],
+            [
                 *("--ro-bind-try", "/etc/hosts", "/etc/hosts"),
                 *("--ro-bind-try", "/run/resolv.conf", "/etc/resolv.conf"),
                 *("--ro-bind-try", "/etc/ssl/certs", "/etc/ssl/certs"),
-            ),
+            ],
         )
 
     def test_this_machine(self) -> None:
         """Of the real /etc nothing is shown that others may not read, or that names people."""
-        self.patch(module, "glob", glob.glob)
-        arguments = list(build_system_options(Path("/state/accounts"), network=True))
-        sources = arguments[1::3]
-        self.assertFalse({"/", "/etc", "/etc/passwd", "/etc/ssl", "/home"} & set(sources))
-        for source in sources:
-            if source.startswith("/etc/") and os.path.exists(source):
-                self.assertTrue(os.stat(source).st_mode & stat.S_IROTH, source)
+        etc = prepare_etc(self.root, [], network=True)
+        etc.update()
+        names = {path.name for path in etc.directory.iterdir()}
+        self.assertFalse({"shadow", "gshadow", "sudoers", "ssh", "machine-id"} & names)
+        self.assertLessEqual({"ld.so.cache", "passwd"}, names)
+        self.assertNotIn("root", (etc.directory / "passwd").read_text())
+        self.assertFalse((etc.directory / "ssl/private").exists())
+        for name in names:
+            source = Path("/etc", name)
+            self.assertTrue(source.stat().st_mode & stat.S_IROTH, name)
 
 
 class AccountTests(SynchronousTestCase):
@@ -495,10 +538,10 @@ class AccountTests(SynchronousTestCase):
         write_sandbox_files(folder)
         init = folder.resolve() / "init"
         self.assertEqual(stat.S_IMODE(init.stat().st_mode), 0o111)
+        run = [init, "-c", WAIT, "/init", "99"]
         for status in (0, 7):
-            argv = [init, "-c", WAIT, "/init", "/bin/sh", "-c", f"echo told >&2; exit {status}"]
-            done = subprocess.run(argv, capture_output=True)
+            command = ["/bin/sh", "-c", f"echo told >&2; exit {status}"]
+            done = subprocess.run([*run, *command], capture_output=True)
             self.assertEqual((done.returncode, done.stderr), (status, b"told\n"))
-        argv = [init, "-c", WAIT, "/init", "/bin/sh", "-c", "kill -SEGV $$"]
-        done = subprocess.run(argv, capture_output=True)
+        done = subprocess.run([*run, "/bin/sh", "-c", "kill -SEGV $$"], capture_output=True)
         self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGSEGV, b""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -70,7 +71,14 @@ class TreesTests(SynchronousTestCase):
         self.trees = WritableTrees()
         self.count = 0
 
-    def make(self, *, mounting: bool = False, user: User | None = None) -> FakeLaunching:
+    def make(
+        self,
+        *,
+        mounting: bool = False,
+        user: User | None = None,
+        keeper: object = None,
+        paths: Sequence[str] = (),
+    ) -> FakeLaunching:
         """Make a launcher."""
         self.made.append(FakeLaunching(mounting, user, self.cannot if mounting else self.not_even))
         return self.made[-1]

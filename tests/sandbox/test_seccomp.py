@@ -211,6 +211,11 @@ class ArgumentTests(FilterTestCase):
         self.check("prctl", 0, dict.fromkeys((1, 15, 21, 38), ALLOW) | {22: refused, 62: refused})
         self.check("fcntl", 1, {1: ALLOW, 6: ALLOW, 1030: ALLOW, 1032: ALLOW, 1026: refused})
 
+    def test_leases(self) -> None:
+        """Nobody makes others wait for a file that all evaluations share; a lease can be read."""
+        refused = ERRNO | errno.EACCES
+        self.check("fcntl", 1, {1025: ALLOW, 1024: refused, 1040: refused})
+
     def test_pipes(self) -> None:
         """No pipe becomes larger: what stdout holds at the exit is taken with no room for it."""
         self.check("fcntl", 1, {1031: ERRNO | errno.EPERM})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,13 +14,26 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.tokens import Token, generate_token
 from tawebeval.errors import AccessDenied, CallerShareExceeded, ConfigurationError, Unauthorized
-from tawebeval.web.auth import Authentication, RateLimit, find_metrics_token_file, find_token_file
+from tawebeval.web.auth import (
+    Authentication,
+    RateLimit,
+    find_metrics_token_file,
+    find_token_file,
+    read_token_file,
+)
 from tests.fakes.world import read_again
 
 
 def token(caller: str, per_minute: int | None = None) -> Token:
     """Return a token, the same for the same arguments."""
     return Token(caller.encode(), caller, requests_per_minute=per_minute)
+
+
+class ClosedPath(type(Path())):  # type: ignore[misc]
+    """A file that this user cannot read, also if the user is root."""
+
+    def read_text(self, *_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 class RateTests(SynchronousTestCase):
@@ -209,6 +223,19 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(
             find_metrics_token_file(MetricsSettings("tokens", "/x"), credentials), Path("/x")
         )
+
+    def test_closed(self) -> None:
+        """A file that the daemon's user cannot read has a remedy; systemd's copy another one."""
+        closed = ClosedPath(self.path)
+        with self.assertRaises(ConfigurationError) as caught:
+            read_token_file(closed)
+        self.assertIn("Permission denied; let the user ", str(caught.exception))
+        self.patch(os, "environ", {"CREDENTIALS_DIRECTORY": str(closed.parent)})
+        with self.assertRaises(ConfigurationError) as caught:
+            read_token_file(closed)
+        what, remedy = caught.exception.problem
+        self.assertIn(f"systemd's copy (LoadCredential={closed.name}:FILE)", what)
+        self.assertIn("name FILE in the configuration instead, and let the user ", remedy)
 
     def test_find_in_the_dark(self) -> None:
         """Where systemd's cannot be looked for there may be some: that is not as if none were."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.web.http import datetimeToString
@@ -111,22 +110,6 @@ class FastPathTests(RawTestCase):
             before = self.made
             self.connect().send(self.poll().replace(b"GET", start))
             self.assertEqual(self.made, before + 1, start)
-
-    def test_reconfigured(self) -> None:
-        """What was made of a connection's headers does not outlive the configuration."""
-        connection = self.connect()
-        for origins, expected in (
-            (("*",), "*"),
-            (("https://a.example",), "https://a.example"),
-            (("https://b.example",), None),
-        ):
-            context, before = self.service.context, self.service.context.configuration
-            callers = msgspec.structs.replace(before.callers, origins=origins)
-            context.configuration = msgspec.structs.replace(before, callers=callers)
-            connection.send(self.poll("?wait=0", "Origin: https://a.example"))
-            headers = connection.answer().headers
-            self.assertEqual(headers.get("access-control-allow-origin"), expected)
-        self.assertEqual(self.made, 0)
 
     def test_headers_of_their_own(self) -> None:
         """What one request said in its headers does not hold of the next."""

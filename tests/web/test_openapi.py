@@ -38,6 +38,7 @@ FORM = SCHEMAS["Form"]
 
 SECURED = {
     *("evaluate", "readStatus", "cancel", "readEvents", "listEvaluations", "readOlderEvents"),
+    *("listEnvironments", "evaluateProblem", "listProblems", "rerun"),
 }
 ALL = {
     *SECURED,
@@ -48,27 +49,31 @@ ALL = {
     "readPage",
     "readPart",
 }
+FORMS = {"evaluate", "evaluateProblem", "rerun"}
 OF_ONE = {"readStatus", "readEvents", "readOlderEvents"}
 
 OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.MalformedRequest: ALL,
-    errors.InvalidField: {"evaluate", "readOlderEvents"},
+    errors.InvalidField: {*FORMS, "readOlderEvents"},
     errors.InvalidCursor: {"readEvents", "readOlderEvents", "listEvaluations"},
     errors.ResourceMoved: set(),  # without any operation's path
-    errors.EvaluationNotFound: {*OF_ONE, "cancel"},
-    errors.EvaluationExpired: OF_ONE,
+    errors.EvaluationNotFound: {*OF_ONE, "cancel", "rerun"},
+    errors.EvaluationNotEnded: {"rerun"},
+    errors.SubmissionDiscarded: {"rerun"},
+    errors.ProblemNotFound: {"evaluateProblem"},
+    errors.EvaluationExpired: {*OF_ONE, "rerun"},
     errors.DiscardedCursor: {"readEvents", "readOlderEvents"},
     errors.NotAcceptable: {"readEvents"},
     errors.RequestTooLarge: ALL,
     errors.RequestTooSlow: ALL,
-    errors.UnsupportedMediaType: {"evaluate"},
+    errors.UnsupportedMediaType: FORMS,
     errors.UnsupportedVersion: {"readEvents"},
     errors.HTTPVersionNotSupported: {"readEvents"},
-    errors.IdempotencyKeyReused: {"evaluate"},
+    errors.IdempotencyKeyReused: FORMS,
     errors.Unauthorized: {*SECURED, "readMetrics"},
-    errors.AccessDenied: {"readMetrics", "evaluate", "cancel"},
+    errors.AccessDenied: {"readMetrics", *FORMS, "cancel", "listEvaluations"},
     errors.ServerNotReady: {"readReadiness"},
-    errors.ForeignOrigin: {"evaluate", "cancel", "readEvents", "listEvaluations"},
+    errors.ForeignOrigin: {*FORMS, "cancel", "readEvents", "listEvaluations"},
     errors.CallerShareExceeded: SECURED,
     errors.ServerBusy: ALL,
     errors.ServerStopping: ALL,
@@ -80,10 +85,14 @@ Busy is told to any connection that is one too many.
 
 OTHERS = {
     "evaluate": {"200"},
+    "evaluateProblem": {"200"},
+    "rerun": {"200"},
+    "listProblems": {"200"},
     "readStatus": {"200"},
     "cancel": {"204"},
     "readEvents": {"101", "200", "204"},
     "listEvaluations": {"200"},
+    "listEnvironments": {"200"},
     "readOlderEvents": {"200"},
     "readHealth": {"200"},
     "readReadiness": {"200"},

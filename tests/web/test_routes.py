@@ -11,6 +11,8 @@ from tests.cases import described
 from tests.cases.web import END, WebTestCase
 from tests.fakes.clients import MULTIPART, form, parts
 
+OVER = "1 GiB is over the maximum, 512 MiB (limits.maximum.memory); the operator can raise it"
+
 
 class NameTests(WebTestCase):
     """A daemon that has a name, because there are others."""
@@ -81,7 +83,7 @@ class EvaluateTests(WebTestCase):
         self.assertEqual(answer.headers["access-control-expose-headers"].split(", ")[0], "Location")
 
     def test_files(self) -> None:
-        """The upload becomes the evaluation's, and nothing of it is left in the end."""
+        """The upload becomes the evaluation's; its files are kept until it is forgotten."""
         identifier = self.evaluate()
         self.assertEqual(
             self.service.leftovers(), [f"evaluations/{derive_directory_name(identifier)}"]
@@ -94,6 +96,8 @@ class EvaluateTests(WebTestCase):
         )
         self.assertEqual(path.read_bytes(), b"print()\n")
         self.finish()
+        self.assertEqual(path.read_bytes(), b"print()\n")
+        self.page(identifier, "?after=end")
         self.assertEqual(self.service.leftovers(), [])
 
     def test_refused_form(self) -> None:
@@ -123,7 +127,7 @@ class EvaluateTests(WebTestCase):
     def test_refused_limits(self) -> None:
         """A limit that is malformed, over the maximum or unknown is 400, and names the field."""
         for name, value, words in (
-            ("memory", b"1G", "1 GiB is over the maximum, 512 MiB (limits.maximum.memory)"),
+            ("memory", b"1G", OVER),
             ("wall_clock", b"0", "'0' is not above 0"),
             ("cpu", b"2.5", "'2.5' is not a whole number of seconds, such as 10"),
             ("memroy", b"1M", "no such limit; write limits[NAME], where NAME is "),

@@ -31,7 +31,7 @@ class ListingTests(WebTestCase):
         )
         self.assertEqual(
             set(listing["data"][0]),
-            {"evaluation_id", "state", "metadata", "created", "ended", "results"},
+            {"evaluation_id", "state", "problem", "metadata", "created", "ended", "results"},
         )
         status = self.request("GET", f"/evaluation/{identifiers[1]}").json()
         for name in ("created", "ended"):

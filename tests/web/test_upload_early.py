@@ -15,6 +15,8 @@ from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Part, form, head, parts
 
+PER_FILE = 8192  # bytes that a file counts besides those received
+
 
 class EarlyRefusalTests(RawTestCase):
     """Forms that are refused before they have arrived."""
@@ -114,11 +116,12 @@ class EarlyRefusalTests(RawTestCase):
         spool = self.service.registry.upload_budget
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
-        self.assertEqual((connection.received, spool.stored_bytes), (b"", 50_000))
-        spool.add_bytes(spool.limit - 50_000)
+        self.assertEqual((connection.received, spool.stored_bytes), (b"", 50_000 + PER_FILE))
+        others = spool.limit - spool.stored_bytes
+        spool.add_bytes(others)
         connection.send(b"x")
         self.assert_refused(connection, 503)
-        self.assertEqual(spool.stored_bytes, spool.limit - 50_000)
+        self.assertEqual(spool.stored_bytes, others)
 
     def test_stop(self) -> None:
         """503 in the body, where the daemon begins to stop meanwhile."""
@@ -131,14 +134,19 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(self.service.registry.upload_budget.stored_bytes, 0)
 
     def test_counted(self) -> None:
-        """What has come counts until its evaluation is over, or at once no more."""
+        """What came, and files, count until the evaluation is forgotten, or at once no more."""
         spool, body = self.service.registry.upload_budget, form(parts())
         for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
             connection = self.begin(len(sent))
             connection.send(sent)
             self.assertEqual(connection.answer().status, status)
-            self.assertEqual(spool.stored_bytes, len(body))
+            self.assertEqual(spool.stored_bytes, len(body) + PER_FILE)
         self.service.world.end()
+        self.assertEqual(spool.stored_bytes, len(body) + PER_FILE)
+        (identifier,) = [
+            one["evaluation_id"] for one in self.request("GET", "/evaluations").json()["data"]
+        ]
+        self.page(identifier, "?after=end")
         self.assertEqual(spool.stored_bytes, 0)
 
     def test_broken_field(self) -> None:

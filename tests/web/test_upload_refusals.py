@@ -290,7 +290,7 @@ class MalformedTests(UploadTestCase):
         for size in (10_000, 2 * WRITE_BATCH_BYTES):
             receiver = self.receiver(configuration=large)
             receiver.feed(form(parts(source=b"x" * size))[:-1000])
-            self.assertEqual(receiver.received_bytes, self.spool.stored_bytes)
+            self.assertGreater(self.spool.stored_bytes, receiver.received_bytes)
             self.assertEqual(len(list(self.uploads.iterdir())), size > WRITE_BATCH_BYTES)
             receiver.abandon(self.discard)
             self.assertEqual((self.spool.stored_bytes, self.spool.bytes_in_memory), (0, 0))

@@ -36,13 +36,11 @@ from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import RequestOutcome
 from tawebeval.core.hosts import Address, HostPolicy, UrlServer
 from tawebeval.errors import ForbiddenHost
+from tawebeval.pinned_agent import MAX_RESPONSE_BYTES, CachedPolicyForHTTPS, PinnedAgent
 from tawebeval.resolver import CheckedResolver
 from tawebeval.webhooks.callback import parse_callback_url
 from tawebeval.webhooks.sender import (
-    MAX_RESPONSE_BYTES,
     AttemptResult,
-    CachedPolicyForHTTPS,
-    PinnedAgent,
     WebhookSender,
     make_webhook_sender,
 )

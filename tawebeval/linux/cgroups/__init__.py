@@ -3,7 +3,8 @@
 The daemon calls `group.open_cgroups` at its start, while it still is root. The result is a
 `CgroupManager`: it makes one `EvaluationCgroup` for each evaluation, and tells the operator which
 resources are not limited, and the remedy. A machine without usable cgroups is no error: resource
-limits of single processes then hold instead (`sandbox.base`).
+limits of single processes then hold instead (`sandbox.base`). For lasting evaluations the keeper
+has opened the cgroups, and the daemon uses them by `group.attach_cgroups`.
 
 - `filesystem`: `CgroupDirectory` is one cgroup, `CgroupOperations` changes cgroups (a seam for
   tests), `find_own_cgroups` finds the hierarchies of both versions.

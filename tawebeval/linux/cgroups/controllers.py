@@ -5,7 +5,9 @@ The kernel's admin-guide/cgroup-v1 and admin-guide/cgroup-v2 describe the files.
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 
 import attrs
 
@@ -18,14 +20,18 @@ WEIGHT, SHARES = 100, 1024
 EVALUATOR = "evaluator"
 """The cgroup of the evaluator below its evaluation's, where there are others (`sandbox.broker`)."""
 
+_PROGRAM = "run-"  # begins the names of the cgroups of a submission's programs (`sandbox.broker`)
+
 # The kernel rounds bytes down to pages, which are of 64 KiB at most.
 _PAGE = 65536
 
 # The kernel kills a process for a request of up to eight pages; a larger one it only refuses.
 _LAST_REQUEST = 8 * _PAGE
 
-# The lines of `memory.stat` for memory that is no page cache, of both versions.
-_ANONYMOUS = re.compile("^(?:anon|rss|shmem) ([0-9]+)$", re.MULTILINE)
+# The lines of `memory.stat` for memory that is no page cache, with that of the cgroups below:
+# version 2, and version 1, where other lines leave out the cgroups of submissions.
+_ANONYMOUS = re.compile("^(?:anon|shmem) ([0-9]+)$", re.MULTILINE)
+_LEGACY_ANONYMOUS = re.compile("^total_(?:rss|shmem) ([0-9]+)$", re.MULTILINE)
 
 
 @attrs.frozen
@@ -68,11 +74,19 @@ class CgroupController:
         """Return the memory charged to the cgroup; None if unknown."""
         return None
 
+    def read_programs_memory(self, group: CgroupDirectory) -> int:
+        """Return the sum of the peak bytes of a submission's programs; 0 if unknown.
+
+        Those of programs that have ended are gone, as a rule.
+        """
+        return 0
+
 
 class MemoryController(CgroupController):
     """The memory limit, in version 2."""
 
     name = "memory"
+    _peak = "memory.peak"  # since Linux 5.19
 
     def set_limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit: without swap, and the kernel kills all processes together."""
@@ -103,11 +117,23 @@ class MemoryController(CgroupController):
 
     def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
         """Return the memory charged to the cgroup (since Linux 5.19)."""
-        return _charged(group, "memory.peak", "memory.current")
+        return _charged(group, self._peak, "memory.current")
+
+    def read_programs_memory(self, group: CgroupDirectory) -> int:
+        """Return the sum of the peak bytes of a submission's programs."""
+        with suppress(OSError):
+            return sum(
+                each.read_number(self._peak) or 0
+                for each in group.list_children()
+                if os.path.basename(each.path).startswith(_PROGRAM)
+            )
+        return 0
 
 
 class LegacyMemoryController(MemoryController):
     """The memory limit, in version 1."""
+
+    _peak = "memory.max_usage_in_bytes"
 
     def set_limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit, for memory and then, where swap is counted, for both together."""
@@ -122,17 +148,22 @@ class LegacyMemoryController(MemoryController):
     def is_limit_exceeded(self, group: CgroupDirectory) -> bool:
         """Tell whether the kernel killed a process, and this cgroup met its limit.
 
-        The peak shows the latter: `memory.failcnt` stays 0 in some kernels.
+        The kernel counts a kill only in the cgroup of the killed process, which may be that of a
+        submission's program (`sandbox.broker`). A program at its own limit is not counted.
         """
-        if not group.read_flat_keyed_file("memory.oom_control").get("oom_kill"):
+        if not _is_full(group):
             return False
-        limit = group.read_number("memory.limit_in_bytes") or 0
-        names = ("memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes")
-        return any((group.read_number(name) or 0) > limit - _LAST_REQUEST for name in names)
+        return _has_killed(group) or any(
+            _has_killed(each) and not _is_full(each) for each in group.list_children()
+        )
+
+    def read_memory_use(self, group: CgroupDirectory) -> int | None:
+        """Return the bytes of anonymous and shared memory."""
+        return group.sum_numbers("memory.stat", _LEGACY_ANONYMOUS)
 
     def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
         """Return the memory charged to the cgroup."""
-        return _charged(group, "memory.max_usage_in_bytes", "memory.usage_in_bytes")
+        return _charged(group, self._peak, "memory.usage_in_bytes")
 
 
 class PidsController(CgroupController):
@@ -205,6 +236,22 @@ class CpuWeightController(CgroupController):
     def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this share."""
         return group.read_number(self._file) == self._share
+
+
+def _has_killed(group: CgroupDirectory) -> bool:
+    return group.read_flat_keyed_file("memory.oom_control").get("oom_kill", 0) > 0
+
+
+def _is_full(group: CgroupDirectory) -> bool:
+    """Tell whether a cgroup of version 1 has met its limit of memory.
+
+    The peak shows it: `memory.failcnt` stays 0 in some kernels.
+    """
+    limit = group.read_number("memory.limit_in_bytes")
+    names = ("memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes")
+    return limit is not None and any(
+        (group.read_number(name) or 0) > limit - _LAST_REQUEST for name in names
+    )
 
 
 def _charged(group: CgroupDirectory, peak: str, now: str) -> MemoryCharge | None:

@@ -6,6 +6,7 @@ work and the reasons why others do not. Everything here blocks, mostly not for l
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -45,6 +46,7 @@ ActiveControllers = Mapping[Resource, tuple[CgroupController, CgroupDirectory]]
 T = TypeVar("T")
 
 
+_EVALUATION, _SPARE = "evaluation", "spare"  # begin the names of cgroups
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
 
@@ -64,28 +66,30 @@ class EvaluationCgroup:
     Made by `CgroupManager.make_evaluation_cgroup`.
 
     `parents` has the controllers with the parent cgroups, `name` is the cgroup's name in each.
+    `programs_memory` is the sum of the peak bytes of the submission's programs when
+    `find_exceeded_limits` found that memory is exceeded, 0 before.
     """
 
     _parents: ActiveControllers
-    _name: str
+    name: str
     _time: Callable[[], float] = time.monotonic
     _exceeded: frozenset[Resource] = frozenset()
     _removed: bool = False
     _looked: float = -inf  # when `find_exceeded_limits` last read the files
     _cpu_due: float = 0.0  # the earliest time at which the processor time can be over its limit
+    programs_memory: int = attrs.field(default=0, init=False)
     _most_memory: int = 0  # bytes without the page cache, as `find_exceeded_limits` has seen
 
     @property
     def _parts(self) -> Sequence[tuple[Resource, CgroupController, CgroupDirectory]]:
         """Each controller with the directory of this cgroup."""
         return [
-            (what, control, parent / self._name)
-            for what, (control, parent) in self._parents.items()
+            (what, control, parent / self.name) for what, (control, parent) in self._parents.items()
         ]
 
     @property
     def _directories(self) -> Sequence[CgroupDirectory]:
-        return [parent / self._name for parent in list_directories(self._parents)]
+        return [parent / self.name for parent in list_directories(self._parents)]
 
     def make_cgroup(self, limits: LimitSettings) -> None:
         """Make the cgroup with these limits. Blocks.
@@ -103,6 +107,12 @@ class EvaluationCgroup:
     def exists(self) -> bool:
         """Whether the cgroup still exists. Blocks, hardly."""
         return all(directory.has_file("cgroup.procs") for directory in self._directories)
+
+    def has_process(self, pid: int) -> bool:
+        """Return whether a process is in the cgroup. Blocks, hardly."""
+        with suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            return any(line.rstrip("\n").endswith(f"/{self.name}") for line in file)
+        return False
 
     def list_entry_files(self) -> Sequence[str]:
         """Return the files, up to three, into which a process writes "0" to enter.
@@ -125,6 +135,7 @@ class EvaluationCgroup:
 
         `waited` is the usage that wait4(2) has returned; None if it was not called.
         """
+        self.find_exceeded_limits()
         return ResourceUsage(self._cpu_seconds(), self._peak_memory(waited))
 
     def _peak_memory(self, waited: struct_rusage | None) -> int | None:
@@ -141,7 +152,7 @@ class EvaluationCgroup:
         charged = _known(control.read_memory_charge(group) for _, control, group in self._parts)
         if charged is None:
             return self._most_memory or None
-        if "memory" in self.find_exceeded_limits():  # then the kernel had dropped the page cache
+        if "memory" in self._exceeded:  # then the kernel had dropped the page cache
             return charged.peak_bytes
         moved, largest = 0, charged.peak_bytes
         if waited is not None:
@@ -182,6 +193,10 @@ class EvaluationCgroup:
             memory = _known(each.read_memory_use(group) for _, each, group in self._parts) or 0
             self._most_memory = max(self._most_memory, memory)
             found = {what for what, each, group in self._parts if each.is_limit_exceeded(group)}
+            if "memory" in found - self._exceeded:
+                self.programs_memory = sum(
+                    each.read_programs_memory(group) for _, each, group in self._parts
+                )
             if found:  # mostly nothing is found, and no new set is needed
                 self._exceeded |= found
         return self._exceeded
@@ -210,11 +225,14 @@ def list_directories(parts: ActiveControllers) -> Sequence[CgroupDirectory]:
 class SpareCgroup:
     """One unused cgroup, made while nobody waits for it; `make` makes one, by name and limits.
 
+    `prefix` begins the names.
+
     Making a cgroup, with its limits in up to three hierarchies, takes about as long as the rest of
     the start of an evaluator. All methods block, hardly, and any thread may call them.
     """
 
     _make: Callable[[str, LimitSettings], EvaluationCgroup]
+    _prefix: str = _SPARE
     _kept: tuple[LimitSettings, EvaluationCgroup] | None = None
     _count: int = 0  # cgroups tried so far: names are not used again
     _lock: Lock = attrs.field(factory=Lock, repr=False)
@@ -238,7 +256,7 @@ class SpareCgroup:
                 _try_to_remove(other)
             if self._kept is None:
                 self._count += 1
-                self._kept = limits, self._make(f"spare-{self._count}", limits)
+                self._kept = limits, self._make(f"{self._prefix}-{self._count}", limits)
 
 
 def _alike(one: LimitSettings, other: LimitSettings) -> bool:
@@ -280,7 +298,7 @@ _MISSING: Mapping[Resource, str] = {
     " less",
 }
 
-_GIT = "git"  # beside the evaluations
+_GIT, _PROBE = "git", "probe"  # beside the evaluations
 _NICENESS = 10
 _PATIENCE = 30.0  # seconds for systemd-run
 
@@ -288,11 +306,15 @@ _PATIENCE = 30.0  # seconds for systemd-run
 _DELEGATED = "-p Delegate=yes -p OOMPolicy=continue"
 _UNIT = (
     "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
-    " such as tawebeval.service (under such a unit this means: the machine or container offers no"
-    " cgroup controllers of version 2)"
+    " such as tawebeval.service (under such a unit: boot the machine with the kernel parameter"
+    " systemd.unified_cgroup_hierarchy=1, for cgroup controllers of version 2)"
 )
 _WRITABLE = "make /sys/fs/cgroup writable; in a container, by a cgroup namespace of its own"
-_AS_ROOT = "start the daemon as root, and set service.user"
+_VERSION_2 = (
+    "boot the machine with the kernel parameter systemd.unified_cgroup_hierarchy=1, or start the"
+    " daemon as root, without tawebeval.service, and set service.user"
+)
+_AS_ROOT = "on a server, start the daemon as root, and set service.user"
 
 ParentMaker = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup]
 
@@ -332,22 +354,28 @@ class CgroupRemedy:
 
 @attrs.frozen
 class CgroupManager:
-    """The daemon's use of cgroups; made by `open_cgroups`.
+    """The daemon's use of cgroups; made by `open_cgroups`, or by `attach_cgroups`.
 
     `enforced_resources` has "memory" and "processes" if these are limited, "cpu" if processor time
     is measured, "weight" if each evaluation has the same share of the processors.
     `missing_resources` has the reason for each other one.
+
+    `git_parts` are the controllers for git where evaluations have those of the keeper.
     """
 
     _parents: Sequence[ParentCgroup]
     _parts: ActiveControllers
     missing_resources: Mapping[Resource, str]
     missing_resources_remedy: CgroupRemedy = CgroupRemedy("")
+    _git_parts: ActiveControllers | None = None
     _spare: SpareCgroup = attrs.field(init=False, repr=False, eq=False)
 
     @_spare.default
     def _no_spare(self) -> SpareCgroup:
-        return SpareCgroup(self._make_cgroup)
+        if self._git_parts is None:
+            return SpareCgroup(self._make_cgroup)
+        # Cgroups of earlier daemons exist.
+        return SpareCgroup(self._make_cgroup, f"{_SPARE}-{os.urandom(6).hex()}")
 
     @property
     def enforced_resources(self) -> frozenset[Resource]:
@@ -357,10 +385,16 @@ class CgroupManager:
     @property
     def git_entry_files(self) -> Sequence[str]:
         """The files to which git writes "0": all git commands share one weight."""
-        if "weight" not in self._parts:
+        parts = self._parts if self._git_parts is None else self._git_parts
+        if "weight" not in parts:
             return ()
-        _, parent = self._parts["weight"]
+        _, parent = parts["weight"]
         return [(parent / _GIT).find_entry_file()]
+
+    @property
+    def parent_paths(self) -> Sequence[str]:
+        """The paths of the cgroups that have those of evaluations in them."""
+        return [directory.path for directory in list_directories(self._parts)]
 
     @property
     def niceness(self) -> int:
@@ -368,11 +402,13 @@ class CgroupManager:
         return 0 if "weight" in self._parts else _NICENESS
 
     def query_oom_policy(self) -> str:
-        """Return `OOMPolicy=` of the daemon's unit if systemd sees the cgroups; "" otherwise.
+        """Return `OOMPolicy=` of the unit if systemd sees the cgroups of evaluations; "" otherwise.
 
         Blocks, as long as systemd does.
         """
-        parent = self._parts["memory"][1] if "memory" in self._parts else None
+        control, parent = self._parts.get("memory", (None, None))
+        if self._git_parts is not None and parent and control is _CONTROLLERS["memory"][0]:
+            return parent.operations.query_oom_policy(parent.path)
         for each in self._parents:
             if isinstance(each, UnifiedParentCgroup) and each.directory == parent:
                 return parent.operations.query_oom_policy(each.daemon_cgroup.path)
@@ -396,8 +432,40 @@ class CgroupManager:
         Blocks. Raises: OSError; then nothing is left behind.
         """
         return self._spare.take_cgroup(limits) or self._make_cgroup(
-            f"evaluation-{identifier}", limits
+            f"{_EVALUATION}-{identifier}", limits
         )
+
+    def find_evaluation_cgroup(self, name: str) -> EvaluationCgroup | None:
+        """Return an existing cgroup of the keeper, by its name. Blocks, hardly."""
+        group = EvaluationCgroup(self._parts, name)
+        return group if group.exists else None
+
+    def list_evaluation_cgroups(self) -> set[str]:
+        """Return the names of all cgroups of evaluations, also of unused ones. Blocks.
+
+        Raises: OSError.
+        """
+        return {
+            name
+            for parent in list_directories(self._parts)
+            for name in (os.path.basename(group.path) for group in parent.list_children())
+            if name.startswith((f"{_EVALUATION}-", f"{_SPARE}-"))
+        }
+
+    def remove_evaluation_cgroup(self, name: str) -> None:
+        """Kill all processes of a cgroup, and remove it. Blocks, for up to a second.
+
+        Raises: OSError, if the cgroup stays.
+        """
+        EvaluationCgroup(self._parts, name).remove_cgroup()
+
+    def describe_parents(self) -> str:
+        """Return the parent cgroups of evaluations, for `attach_cgroups` in another process."""
+        parents = {
+            what: [2 if control is _CONTROLLERS[what][0] else 1, parent.path]
+            for what, (control, parent) in self._parts.items()
+        }
+        return json.dumps({"parents": parents, "missing": dict(self.missing_resources)})
 
     def make_spare_cgroup(self, limits: LimitSettings) -> None:
         """Make a cgroup ahead, for the next evaluation with these limits. Blocks."""
@@ -437,6 +505,36 @@ def open_cgroups(
     daemon moves into a cgroup of its own. `proc` and `files` are seams for tests. Blocks.
     """
     return _Detection(f"tawebeval-{name}", owner, files or CgroupOperations()).open(proc)
+
+
+def attach_cgroups(
+    own: CgroupManager, description: str, files: CgroupOperations | None = None
+) -> CgroupManager:
+    """Return a manager that makes the cgroups of evaluations below parents of the keeper.
+
+    `description` is what `describe_parents` has returned in the keeper's process. Nothing there is
+    moved or killed, not even at the end. The rest, such as the cgroup of git, is as in `own`.
+    Blocks.
+    """
+    files = files or CgroupOperations()
+    told = json.loads(description)
+    parts: dict[Resource, tuple[CgroupController, CgroupDirectory]] = {}
+    missing: dict[Resource, str] = {}
+    for what, ways in _CONTROLLERS.items():
+        if what not in told["parents"]:
+            missing[what] = told["missing"].get(what, "no cgroup controller")
+            continue
+        version, path = told["parents"][what]
+        control, parent = ways[2 - version], CgroupDirectory(path, files)
+        try:
+            kill_and_remove([parent / _PROBE])  # of a daemon that was killed at its start
+            _probe(control, parent)
+            parts[what] = (control, parent)
+        except OSError as error:
+            missing[what] = _reason(error)
+    legacy = any(version == 1 for version, _ in told["parents"].values())
+    remedy = _find_remedy(files, legacy=legacy)
+    return CgroupManager(own._parents, parts, missing, remedy, own._parts)
 
 
 @attrs.define
@@ -521,7 +619,7 @@ class _Detection:
 
 def _probe(control: CgroupController, parent: CgroupDirectory) -> None:
     """Try a controller on a child cgroup. Raises: OSError, if it does not work."""
-    group = parent / "probe"
+    group = parent / _PROBE
     limits = LimitSettings()
     group.make_cgroup()
     try:
@@ -535,9 +633,11 @@ def _probe(control: CgroupController, parent: CgroupDirectory) -> None:
 def _find_remedy(files: CgroupOperations, *, legacy: bool) -> CgroupRemedy:
     """Return the remedy for missing resources; `legacy`: version 1 has the memory controller."""
     systemd_run = files.find_systemd_run()
-    if legacy or systemd_run is None:
-        return CgroupRemedy(_WRITABLE if os.geteuid() == 0 else _AS_ROOT)
-    return CgroupRemedy(_UNIT, systemd_run)
+    if not legacy and systemd_run is not None:
+        return CgroupRemedy(_UNIT, systemd_run)
+    if os.geteuid() == 0:
+        return CgroupRemedy(_WRITABLE)
+    return CgroupRemedy(_AS_ROOT if systemd_run is None else _VERSION_2)
 
 
 def _reason(error: OSError) -> str:

@@ -18,7 +18,8 @@ RETRY_AFTER_SECONDS = 5
 """Seconds of the header `Retry-After` where a limit of connections or requests is reached."""
 
 _REQUEST_GRACE = 1.0  # seconds for an idle connection to begin its last request
-_CLOSE_GRACE = 5.0  # seconds for all clients to take their responses
+CLOSE_PATIENCE = 5.0
+"""Seconds for all clients to take their responses."""
 
 
 @attrs.frozen
@@ -176,10 +177,11 @@ class OpenConnections:
         for connection in list(self._connections):
             connection.close_if_idle()
 
-    async def drain_connections(self) -> None:
-        """Close all connections; abort those that take longer than 5 seconds."""
+    async def drain_connections(self, patience: float = CLOSE_PATIENCE) -> None:
+        """Close all connections; abort those that take longer than `patience` seconds."""
         self.close_idle_connections()
-        for seconds in (_REQUEST_GRACE, _CLOSE_GRACE - _REQUEST_GRACE):
+        first = min(_REQUEST_GRACE, patience / 2)
+        for seconds in (first, patience - first):
             for connection in list(self._connections):
                 connection.drain_connection()
             await wait_until(lambda: not self._connections, self._removed, seconds, self._clock)

@@ -8,7 +8,7 @@ reset it, and the client would lose the response.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any
@@ -66,11 +66,15 @@ class ApiRequest(Request):
     """A request; its form, if it has one, is in `form` before the request is processed.
 
     `has_to_wait` is whether the response waits for events or for the end of an evaluation.
+    `permitted_problems` are the problems to which the token is restricted; None: it is not.
+    `is_read_only` is whether the request has a token that only reads.
     """
 
     channel: ApiChannel
     form: BodyReceiver | None = None
     caller = ANONYMOUS
+    permitted_problems: Collection[str] | None = None
+    is_read_only = False
     # Whether the answer is to wait for events, or for the end of an evaluation.
     has_to_wait = False
     remote_address: RemoteAddress

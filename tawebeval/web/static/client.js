@@ -49,10 +49,27 @@ export class Client {
   }
 
   /** Submit a FormData and return the identifier. Retries start no second evaluation. */
-  async evaluate(form, { signal, tries = 8 } = {}) {
+  evaluate(form, options) {
+    return this.#begin("evaluate", form, options);
+  }
+
+  /** Submit a FormData of files and labels for a problem, as `evaluate` does. */
+  evaluateProblem(name, form, options) {
+    return this.#begin(`problems/${encodeURIComponent(name)}/evaluate`, form, options);
+  }
+
+  /**
+   * Run an evaluation again that has ended, as `evaluate` does. The FormData may have other
+   * labels and, unless the evaluation was for a problem, another seed, commit and limits.
+   */
+  rerun(id, form = new FormData(), options = {}) {
+    return this.#begin(`${place(id)}/rerun`, form, options);
+  }
+
+  async #begin(path, form, { signal, tries = 8 } = {}) {
     const headers = { "Idempotency-Key": randomKey() };
     const options = { method: "POST", body: form, headers };
-    const { body } = await this.#ask("evaluate", options, { signal, tries, patience: 0 });
+    const { body } = await this.#ask(path, options, { signal, tries, patience: 0 });
     return body.evaluation_id;
   }
 
@@ -66,10 +83,35 @@ export class Client {
     await this.#ask(place(id), { method: "DELETE" }, { signal, tries });
   }
 
-  /** Yield the caller's evaluations, in order of acceptance. */
-  async *evaluations({ signal, tries = 8 } = {}) {
+  /**
+   * Yield the caller's evaluations, in order of acceptance: only those in this `state`, accepted
+   * from `since` on and before `until` (each a Date), with the labels of the object `metadata`,
+   * for the `problem` of this name.
+   */
+  async *evaluations({ state, problem, since, until, metadata = {}, ...options } = {}) {
+    const query = new URLSearchParams();
+    if (state !== undefined) query.set("state", state);
+    if (problem !== undefined) query.set("problem", problem);
+    if (since !== undefined) query.set("since", since.toISOString());
+    if (until !== undefined) query.set("until", until.toISOString());
+    for (const [name, value] of Object.entries(metadata)) query.set(`metadata[${name}]`, value);
+    yield* this.#list("evaluations", query, options);
+  }
+
+  /** Yield the problems that the caller may submit for. */
+  async *problems(options = {}) {
+    yield* this.#list("problems", new URLSearchParams(), options);
+  }
+
+  /** Return the environments that a form may choose; the first one is the default. */
+  async environments({ signal, tries = 8 } = {}) {
+    return (await this.#ask("environments", {}, { signal, tries })).body.data;
+  }
+
+  async *#list(path, query, { signal, tries = 8 }) {
     for (let after = ""; after !== null; ) {
-      const { body } = await this.#ask(`evaluations?after=${after}`, {}, { signal, tries });
+      query.set("after", after);
+      const { body } = await this.#ask(`${path}?${query}`, {}, { signal, tries });
       yield* body.data;
       after = body.end;
     }

@@ -7,8 +7,11 @@ const NAMES = {
   "repository[depth]": "--depth",
   commit_oid: "--commit",
   directory: "--directory",
+  environment: "--environment",
   evaluator_cmd: "--evaluator",
   seed: "--seed",
+  limits: "--limit",
+  metadata: "--label",
 };
 
 /** Return a word as a shell takes it for one. */
@@ -18,10 +21,12 @@ export function quoted(word) {
 
 /**
  * Return the command of curl. `fields` are `{ name, value }`, or `{ name, file }` with the
- * file's name, in their order. A token is taken from the environment: none is ever shown.
+ * file's name, in their order. `problem` is the name of a problem, or empty. A token is taken from
+ * the environment: none is ever shown.
  */
-export function curlCommand(server, fields, withToken) {
-  const words = [`curl ${quoted(new URL("evaluate", server).href)}`];
+export function curlCommand(server, fields, problem, withToken) {
+  const path = problem ? `problems/${problem}/evaluate` : "evaluate";
+  const words = [`curl ${quoted(new URL(path, server).href)}`];
   if (withToken) words.push('--header "Authorization: Bearer $TAWEBEVAL_TOKEN"');
   for (const { name, value, file } of fields) {
     // Values by another option, for --form reads more into some of them.
@@ -32,13 +37,16 @@ export function curlCommand(server, fields, withToken) {
 }
 
 /** Return the command of tawebeval, with the same arguments. */
-export function tawebevalCommand(server, fields, withToken) {
+export function tawebevalCommand(server, fields, problem, withToken) {
   const words = [`tawebeval evaluate --server ${quoted(new URL(server).href)}`];
   if (withToken) words[0] = `TAWEBEVAL_TOKEN="$TAWEBEVAL_TOKEN" ${words[0]}`;
+  if (problem) words.push(`--problem ${quoted(problem)}`);
   const submission = [];
   for (const { name, value, file } of fields) {
     const field = name.match(/^submission\[(.*)\]$/)?.[1];
-    if (field === undefined) words.push(`${NAMES[name]} ${quoted(value)}`);
+    const [, kind, part] = name.match(/^(limits|metadata)\[(.*)\]$/) ?? [];
+    if (kind !== undefined) words.push(`${NAMES[kind]} ${quoted(`${part}=${value}`)}`);
+    else if (field === undefined) words.push(`${NAMES[name]} ${quoted(value)}`);
     else submission.push(quoted(file === undefined ? `${field}=${value}` : `${field}:${file}`));
   }
   return [...words, ...submission].join(" \\\n  ");

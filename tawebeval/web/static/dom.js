@@ -19,6 +19,14 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
+/** Let a select offer options, pairs of value and text; keep its value, or begin with `first`. */
+export function setOptions(select, options, first = "") {
+  const wanted = select.length > 0 ? select.value : first;
+  select.replaceChildren(...options.map(([value, text]) => element("option", { value }, text)));
+  select.value = wanted;
+  if (select.selectedIndex < 0) select.selectedIndex = 0;
+}
+
 /**
  * Let a button rest, or no longer, while it is at work. It keeps the focus, which `disabled`
  * would take from it; who presses it has to ask `isBusy`.
@@ -52,6 +60,11 @@ export async function copy(button, text) {
   setTimeout(() => {
     button.textContent = label;
   }, 1500);
+}
+
+/** Return what is to be said of an error of a request. */
+export function said(error) {
+  return error.status || error.field ? error.message : "The server does not answer.";
 }
 
 /** Return a length of time, in seconds, for people. */

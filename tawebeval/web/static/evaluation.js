@@ -11,14 +11,34 @@ import {
   duration,
   element,
   isBusy,
+  said,
   setBusy,
 } from "./dom.js";
-import { Results } from "./results.js";
+import { Results, summarize } from "./results.js";
 import { parse } from "./values.js";
 
 const ASK_AGAIN = 1500; // ms between two looks at the status
 const TICK = 200; // ms between two looks at the clock
+const BUSY = 30; // ms of taking events before the browser may draw
 const LIVE = ["queued", "fetching", "running"];
+const DETAILS = {
+  problem: "Problem",
+  repository: "Repository",
+  commit_oid: "Commit",
+  directory: "Directory",
+  evaluator_cmd: "Command",
+  environment: "Environment",
+  seed: "Seed",
+  metadata: "Labels",
+  limits: "Limits",
+  created: "Accepted",
+  fetching: "Fetching since",
+  running: "Running since",
+  ended: "Ended",
+};
+const MOMENTS = ["created", "fetching", "running", "ended"];
+const SECONDS = ["wall_clock", "cpu"];
+const SIZES = ["memory", "file_size", "disk", "output", "stderr"];
 
 /** The part of the page that shows an evaluation; it shows one at a time. */
 export class EvaluationView {
@@ -29,6 +49,7 @@ export class EvaluationView {
     this.results = new Results();
     this.id = null;
     byId("cancel").addEventListener("click", () => this.#cancel());
+    byId("rerun").addEventListener("click", () => this.#rerun());
     byId("copy-link").addEventListener("click", (event) => copy(event.target, location.href));
   }
 
@@ -36,6 +57,7 @@ export class EvaluationView {
   open(id, token) {
     this.close();
     this.id = id;
+    this.token = token;
     this.stopping = new AbortController();
     const notice = (pause) => this.#showConnection(pause);
     this.client = new Client({ token, notice, parse });
@@ -50,8 +72,14 @@ export class EvaluationView {
     byId("identifier").textContent = id;
     byId("identifier").title = id;
     for (const name of ["connection", "failure"]) byId(name).hidden = true;
-    byId("cancel").hidden = true;
-    setBusy(byId("cancel"), false);
+    this.#showResults(null, false);
+    byId("details").hidden = true;
+    byId("details").open = false;
+    byId("rerun-error").textContent = "";
+    for (const name of ["cancel", "rerun"]) {
+      byId(name).hidden = true;
+      setBusy(byId(name), false);
+    }
     this.#showState("opening");
     this.#showFacts();
     const { signal } = this.stopping;
@@ -86,12 +114,18 @@ export class EvaluationView {
 
   async #follow(signal) {
     let after = "";
+    let rested = performance.now();
     for (let over = false; !over; ) {
       try {
         for await (const page of this.client.stream(this.id, { after, signal })) {
           for (const event of page.data) this.#take(event);
           after = page.end;
           if (this.status?.state !== "running") this.wake?.(); // it does run, by now
+          // What has arrived already would be taken without a pause. Timers of hidden pages are slow.
+          if (!document.hidden && performance.now() - rested > BUSY) {
+            await new Promise((resolve) => setTimeout(resolve));
+            rested = performance.now();
+          }
         }
         over = true;
       } catch (error) {
@@ -102,6 +136,7 @@ export class EvaluationView {
       }
     }
     this.console.draw();
+    this.results.cases.draw();
     const status = await this.client.status(this.id, { signal });
     const { error } = this;
     if (error !== null && status.state === "finished") this.results.add(error);
@@ -156,27 +191,77 @@ export class EvaluationView {
     }
   }
 
+  /** Begin the same evaluation anew, and open it. */
+  async #rerun() {
+    const { signal } = this.stopping;
+    const [button, error] = [byId("rerun"), byId("rerun-error")];
+    if (isBusy(button)) return;
+    setBusy(button, true);
+    error.textContent = "";
+    const notice = (pause) => {
+      error.textContent = pause ? `Retrying in ${duration(pause.seconds)}: ${pause.why}` : "";
+    };
+    try {
+      const client = new Client({ token: this.token, notice });
+      const id = await client.rerun(this.id, undefined, { signal });
+      location.hash = `#evaluation/${id}`;
+      announce("The evaluation has started.");
+    } catch (failure) {
+      if (signal.aborted) return;
+      if (failure.status === 401) this.unauthorized();
+      else error.textContent = said(failure);
+    } finally {
+      if (!signal.aborted) setBusy(button, false);
+    }
+  }
+
   #showStatus(status) {
     if (status.state !== this.status?.state) {
       this.since = performance.now() - Math.max(0, Date.now() - Date.parse(status.created));
       this.#showState(status.state);
-      this.#announceState(status.state);
+      this.#announceState(status);
+      this.#showDetails(status);
     }
     this.status = status;
     const over = !LIVE.includes(status.state);
+    this.#showResults(status.results, !over);
     if (over && byId("cancel") === document.activeElement) byId("evaluation").focus();
     byId("cancel").hidden = over;
+    byId("rerun").hidden = !over;
     this.#showFacts();
   }
 
   /** Say it in one sentence, for a second one would come in the place of the first. */
-  #announceState(state) {
+  #announceState({ state, results }) {
     if (LIVE.includes(state)) return announce(`The evaluation is ${state}.`);
-    const { summary } = this.results;
-    const goals = summary ? `, ${summary}` : "";
-    if (state !== "failed") return announce(`The evaluation is ${state}${goals}.`);
+    const summary = summarize(results).map((words) => `, ${words}`).join("");
+    if (state !== "failed") return announce(`The evaluation is ${state}${summary}.`);
     const reason = this.error?.message ? `: ${this.error.message}` : "";
-    return announce(`The evaluation has failed${goals}${reason}.`);
+    return announce(`The evaluation has failed${summary}${reason}.`);
+  }
+
+  /** Show the summary of the results, and a bar of the progress while the evaluation is live. */
+  #showResults(results, live) {
+    const text = summarize(results).join(" · ");
+    byId("summary").hidden = text === "";
+    if (byId("summary").textContent !== text) byId("summary").textContent = text;
+    const { done, total } = results?.progress ?? { done: 0, total: 0 };
+    byId("progress").hidden = !live || !(total > 0);
+    if (byId("progress").hidden) return;
+    const [bar, words] = byId("progress").children;
+    bar.max = total;
+    bar.value = done;
+    words.textContent = `${done} of ${total}`;
+  }
+
+  /** Show what was asked for, with which limits, and when each state began. */
+  #showDetails(status) {
+    const members = Object.entries(DETAILS).flatMap(([name, words]) => {
+      const texts = describe(name, status[name]).map((text) => element("dd", {}, text));
+      return texts.length > 0 ? [element("dt", {}, words), ...texts] : [];
+    });
+    byId("details").hidden = false;
+    byId("details").querySelector("dl").replaceChildren(...members);
   }
 
   #showState(state) {
@@ -199,7 +284,7 @@ export class EvaluationView {
       }
       facts.push(live ? duration(seconds) : `total ${duration(seconds)}`);
       if (usage) facts.push(...usageFacts(usage));
-      facts.push(`seed ${seed}`, `commit ${status.commit_oid.slice(0, 8)}`);
+      facts.push(`seed ${seed}`, `commit ${(status.commit_oid ?? "unknown").slice(0, 8)}`);
     }
     const text = facts.map((fact) => fact.replaceAll(" ", "\u00a0")).join(" · ");
     if (byId("facts").textContent !== text) byId("facts").textContent = text;
@@ -233,6 +318,19 @@ export class EvaluationView {
     }
     box.hidden = false;
   }
+}
+
+/** Return a member of the status in words, one text for each label or limit. */
+function describe(name, value) {
+  if (value === null || value === undefined || value === "") return [];
+  if (MOMENTS.includes(name)) return [new Date(value).toLocaleString()];
+  if (name === "environment") return [value.name, value.digest].filter(Boolean);
+  if (name === "metadata") return Object.entries(value).map((pair) => pair.join(" = "));
+  if (name !== "limits") return [String(value)];
+  return Object.entries(value).map(([limit, most]) => {
+    if (SIZES.includes(limit)) return `${limit} = ${bytes(Number(most))}`;
+    return `${limit} = ${most}${SECONDS.includes(limit) ? " s" : ""}`;
+  });
 }
 
 function usageFacts({ wall_seconds: wall, cpu_seconds: cpu, peak_memory_bytes: memory }) {

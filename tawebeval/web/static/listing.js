@@ -1,7 +1,18 @@
 /** The operator's view: the caller's own evaluations, the newest first. */
 
 import { Client, isPassing } from "./client.js";
-import { announce, byId, counted, duration, element, isBusy, setBusy } from "./dom.js";
+import {
+  announce,
+  byId,
+  counted,
+  duration,
+  element,
+  isBusy,
+  said,
+  setBusy,
+  setOptions,
+} from "./dom.js";
+import { summarize } from "./results.js";
 
 const ASK_AGAIN = 4000; // ms
 const MOST = 300; // rows
@@ -12,11 +23,24 @@ export class Listing {
   constructor(unauthorized) {
     this.unauthorized = unauthorized;
     this.rows = new Map(); // by identifier
+    this.filters = byId("filters");
+    this.filters.addEventListener("change", () => {
+      if (this.filters.reportValidity()) this.open(this.token);
+    });
+    this.filters.addEventListener("submit", (event) => event.preventDefault());
+  }
+
+  /** Offer these problems to filter by. */
+  offer({ problems }) {
+    const { problem } = this.filters.elements;
+    setOptions(problem, [["", "all"], ...problems.map(({ name }) => [name, name])]);
+    problem.closest(".field").hidden = problems.length === 0;
   }
 
   /** Begin to show what there is, with `token`. */
   open(token) {
     this.close();
+    this.token = token;
     this.stopping = new AbortController();
     this.client = new Client({ token });
     this.#refresh(this.stopping.signal);
@@ -34,8 +58,7 @@ export class Listing {
         if (!document.hidden) await this.#update(signal);
       } catch (error) {
         if (signal.aborted) return;
-        const said = error.status ? error.message : "The server does not answer.";
-        byId("listing-hint").textContent = said;
+        byId("listing-hint").textContent = said(error);
         if (error.status === 401) this.unauthorized();
         // 400: the daemon was started anew between two parts of the list, which begins again.
         if (!isPassing(error) && error.status !== 400) return;
@@ -47,18 +70,29 @@ export class Listing {
 
   async #update(signal) {
     const entries = [];
-    for await (const entry of this.client.evaluations({ signal, tries: 1 })) {
+    for await (const entry of this.client.evaluations({ ...this.#filter(), signal, tries: 1 })) {
       entries.push(entry);
       if (entries.length > MOST) entries.shift();
     }
     this.#show(entries.reverse());
   }
 
+  #filter() {
+    const { state, problem, since, label } = Object.fromEntries(new FormData(this.filters));
+    const filter = {};
+    if (state) filter.state = state;
+    if (problem) filter.problem = problem;
+    if (since) filter.since = new Date(Date.now() - 1000 * since);
+    const [, name, value] = /^([^=]+)=(.+)$/.exec(label.trim()) ?? [];
+    if (name !== undefined) filter.metadata = { [name]: value };
+    return filter;
+  }
+
   /** Show these and no others; rows that stay are changed in place, with what has the focus. */
   #show(entries) {
     const hint = byId("listing-hint");
-    const said = entries.length ? counted(entries.length, "evaluation") : "No evaluations.";
-    if (hint.textContent !== said) hint.textContent = said;
+    const found = entries.length ? counted(entries.length, "evaluation") : "No evaluations.";
+    if (hint.textContent !== found) hint.textContent = found;
     const rows = entries.map((entry) => {
       const row = this.rows.get(entry.evaluation_id) ?? this.#row(entry.evaluation_id);
       this.#fill(row, entry);
@@ -100,16 +134,22 @@ export class Listing {
     cancel.addEventListener("click", () => this.#cancel(id, cancel));
     const cells = ["", "begun", "time"].map((name) => element("td", { className: name }));
     cells[0].append(element("span", { className: "state" }));
+    cells[0].append(" ", element("span", { className: "summary" }));
     return element(
       "tr",
       {},
-      element("th", { scope: "row" }, link),
+      element("th", { scope: "row" }, link, element("p", { className: "labels hint" })),
       ...cells,
       element("td", {}, cancel),
     );
   }
 
-  #fill(row, { state, created, ended }) {
+  #fill(row, { state, problem, metadata, created, ended, results }) {
+    const labels = Object.entries(metadata).map((pair) => pair.join(" = "));
+    if (problem !== null) labels.unshift(problem);
+    row.querySelector(".labels").textContent = labels.join(", ");
+    row.querySelector(".labels").title = labels.join("\n");
+    row.querySelector(".summary").textContent = summarize(results)[0] ?? "";
     const badge = row.querySelector(".state");
     badge.textContent = state;
     badge.dataset.state = state;

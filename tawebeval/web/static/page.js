@@ -2,7 +2,7 @@
 
 import { Client } from "./client.js";
 import { curlCommand, tawebevalCommand } from "./commands.js";
-import { announce, byId, copy, duration, isBusy, setBusy } from "./dom.js";
+import { announce, byId, copy, duration, isBusy, said, setBusy } from "./dom.js";
 import { EvaluationView } from "./evaluation.js";
 import { SubmissionForm } from "./form.js";
 import { Listing } from "./listing.js";
@@ -32,20 +32,22 @@ const memory = {
 };
 
 let token = memory.get("token") ?? "";
+let mayList = true; // not with a token for problems alone
 const form = new SubmissionForm(showCommands);
 const evaluation = new EvaluationView(askForToken);
 const listing = new Listing(askForToken);
 
 /** Show the commands that would send the form as it is now. */
 function showCommands() {
-  const { entries } = form;
-  byId("curl").textContent = curlCommand(SERVER, entries, token !== "");
-  byId("tawebeval").textContent = tawebevalCommand(SERVER, entries, token !== "");
+  const { entries, problem } = form;
+  byId("curl").textContent = curlCommand(SERVER, entries, problem, token !== "");
+  byId("tawebeval").textContent = tawebevalCommand(SERVER, entries, problem, token !== "");
 }
 
 /** Show what the fragment names: the list, or the form and perhaps an evaluation. */
 function route() {
-  const isListing = location.hash === "#evaluations";
+  const isListing = mayList && location.hash === "#evaluations";
+  byId("to-listing").hidden = !mayList;
   byId("listing-view").hidden = !isListing;
   byId("evaluate-view").hidden = isListing;
   byId("to-listing").ariaCurrent = isListing ? "page" : "false";
@@ -67,10 +69,10 @@ function show(id) {
   if (place.getBoundingClientRect().top > innerHeight / 2) place.scrollIntoView();
 }
 
-/** Show where a token is entered: there is none, or not one that the server takes. */
-function askForToken() {
+/** Show where a token is entered, and what is wrong with the one that there is. */
+function askForToken(wrong = token ? NOT_TAKEN : "") {
   byId("token-section").hidden = false;
-  byId("token-error").textContent = token ? NOT_TAKEN : "";
+  byId("token-error").textContent = wrong;
   byId("token-remember").checked = memory.get("token") !== null;
   byId("token").focus();
 }
@@ -89,9 +91,11 @@ async function submit() {
   };
   notice(null);
   try {
+    const { problem } = form;
     const data = await form.data();
     memory.set("form", form.values);
-    const id = await new Client({ token, notice }).evaluate(data);
+    const client = new Client({ token, notice });
+    const id = await (problem ? client.evaluateProblem(problem, data) : client.evaluate(data));
     location.hash = `#evaluation/${id}`;
     announce("The evaluation has started.");
   } catch (error) {
@@ -103,14 +107,36 @@ async function submit() {
   }
 }
 
-/** Return what is to be said of an error of a request. */
-function said(error) {
-  const lost = error instanceof TypeError; // what fetch throws
-  return lost ? "The server does not answer." : error.message;
+/** Return what a client may choose from; `environments` is null for problems alone. */
+async function findChoices(client, tries) {
+  const [problems, environments] = await Promise.all([
+    collect(client.problems({ tries })),
+    client.environments({ tries }).catch((error) => {
+      if (error.status === 403) return null;
+      throw error;
+    }),
+  ]);
+  if (environments === null && problems.length === 0) {
+    throw Object.assign(new Error("The token permits no problem of this server."), { status: 403 });
+  }
+  return { problems, environments };
 }
 
-/** Return what is wrong with a token; nothing if the server takes it. */
-async function wrongWith(given) {
+async function collect(things) {
+  const found = [];
+  for await (const thing of things) found.push(thing);
+  return found;
+}
+
+/** Offer these choices wherever they can be made. */
+function offer(choices) {
+  mayList = choices.environments !== null;
+  form.offer(choices);
+  listing.offer(choices);
+}
+
+/** Offer what a token permits; return what is wrong with it, nothing if the server takes it. */
+async function offerWith(given) {
   let client;
   try {
     client = new Client({ token: given });
@@ -118,10 +144,28 @@ async function wrongWith(given) {
     return "A token cannot contain such characters.";
   }
   try {
-    await client.evaluations({ tries: 1 }).next();
+    offer(await findChoices(client, 1));
     return "";
   } catch (error) {
     return error.status === 401 ? NOT_TAKEN : said(error);
+  }
+}
+
+/** Show what is remembered, and then what the server offers. */
+async function begin() {
+  form.restore(memory.get("form") ?? {});
+  route();
+  const given = token;
+  try {
+    const choices = await findChoices(new Client({ token }));
+    if (given !== token) return; // another one was entered meanwhile
+    offer(choices);
+    if (!mayList) route();
+  } catch (error) {
+    if (given !== token) return;
+    if (error.status === 401) askForToken();
+    else if (error.status === 403) askForToken(said(error));
+    else form.showError(said(error));
   }
 }
 
@@ -131,7 +175,7 @@ async function takeToken(given) {
   if (isBusy(button)) return;
   setBusy(button, true);
   byId("token-error").textContent = "";
-  const wrong = await wrongWith(given);
+  const wrong = await offerWith(given);
   byId("token-error").textContent = wrong;
   setBusy(button, false);
   if (wrong) return byId("token").focus();
@@ -168,5 +212,4 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 
 addEventListener("hashchange", route);
-form.restore(memory.get("form") ?? {});
-route();
+begin();

@@ -1,5 +1,6 @@
 /** What an evaluator sends as data: goals and scores, files, and whatever else it likes. */
 
+import { Cases, isCase, verdictWords } from "./cases.js";
 import { byId, bytes, counted, element } from "./dom.js";
 import { brief, isBrief, tree } from "./values.js";
 
@@ -25,6 +26,7 @@ export class Results {
     this.goals = byId("goals");
     this.files = byId("files");
     this.data = byId("data");
+    this.cases = new Cases();
     this.urls = [];
     this.clear();
   }
@@ -34,7 +36,7 @@ export class Results {
     this.urls.forEach(URL.revokeObjectURL);
     this.urls = [];
     this.rows = new Map(); // of goals, by their names
-    this.reached = new Map(); // whether each of them was, by the same
+    this.cases.clear();
     this.goals.querySelector("table").classList.remove("scored");
     for (const section of [this.goals, this.files, this.data]) {
       section.hidden = true;
@@ -48,19 +50,15 @@ export class Results {
   /** Take the payload of a data event. */
   add(payload) {
     const type = payload?.type;
-    if (type === "goal_result" && "goal" in payload) this.#addGoal("goal", payload);
+    if (isCase(payload)) {
+      if (!this.cases.add(payload)) this.#addData(payload);
+    } else if (type === "progress" && isProgress(payload)) return;
+    else if (type === "goal_result" && "goal" in payload) this.#addGoal("goal", payload);
     else if (type === "score" && "score" in payload) {
       this.#addGoal(payload.goal == null ? "name" : "goal", payload);
     } else if (type === "file" && typeof payload.content_base64 === "string") {
       this.#addFile(payload);
     } else this.#addData(payload);
-  }
-
-  /** A sentence that sums up the goals; empty if there are none. */
-  get summary() {
-    const results = [...this.reached.values()];
-    if (results.length === 0) return "";
-    return `${results.filter(Boolean).length} of ${counted(results.length, "goal")} reached`;
   }
 
   /** Take a goal or a score, named by one member; what has no place in the table is data. */
@@ -79,7 +77,6 @@ export class Results {
     }
     const [, resultCell, scoreCell] = row.cells;
     if (typeof result === "boolean") {
-      this.reached.set(name, result);
       resultCell.textContent = result ? "reached" : "not reached";
       resultCell.className = result ? "result yes" : "result no";
     } else if (result !== undefined) {
@@ -134,6 +131,34 @@ export class Results {
     note.textContent = `The first ${counted(this.forgotten[which], thing)} are no longer shown.`;
     if (which === "data") entries.start = this.forgotten[which] + 1;
   }
+}
+
+/** Return the `results` of a status in a few words each, the most telling first. */
+export function summarize(results) {
+  if (!results) return [];
+  const { score, goals, goals_omitted: omitted, cases } = results;
+  const said = [];
+  if (score) said.push(`score ${score.score}${score.maximum === null ? "" : ` of ${score.maximum}`}`);
+  const reached = Object.values(goals);
+  if (reached.length > 0) {
+    const all = omitted > 0 ? `over ${reached.length} goals` : counted(reached.length, "goal");
+    said.push(`${reached.filter(Boolean).length} of ${all} reached`);
+  }
+  const { accepted = 0, ...others } = cases;
+  const counts = Object.entries(others).map(([name, count]) => [verdictWords(name), Number(count)]);
+  const total = counts.reduce((sum, [, count]) => sum + count, Number(accepted));
+  if (total > 0) {
+    const rest = counts.map(([words, count]) => `${count.toLocaleString("en")} ${words}`);
+    const why = rest.length > 0 ? ` (${rest.join(", ")})` : "";
+    said.push(`${Number(accepted).toLocaleString("en")} of ${counted(total, "case")} accepted${why}`);
+  }
+  return said;
+}
+
+/** Whether a value says only how far the evaluator is. */
+function isProgress({ type, done, total, ...others }) {
+  const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
+  return Object.keys(others).length === 0 && isCount(done) && isCount(total);
 }
 
 /** Whether a row of the table says as much as these members, of a goal or a score, do. */

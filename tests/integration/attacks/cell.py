@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,8 @@ Change = Callable[[list[str]], list[str]]
 
 # All that `--unshare-all` stands for, as far as one of it can be left out.
 _ALL = ("user", "ipc", "pid", "net", "uts", "cgroup")
+
+UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--")
 
 # What tells bwrap the numbers of its descriptors.
 _OPENED = ("--seccomp", "--args", "--json-status-fd")
@@ -181,7 +184,7 @@ class CellTestCase(SynchronousTestCase):
         self.cell.close()
         (self.workspace.root / SOCKET_NAME).touch()  # what the cell's own `start` makes
         launch = self.cell.make_launch_spec(command, variables, self.workspace.tree_directory)
-        argv = list(launch.argv)
+        argv = [*_limit(launch.rlimits), *launch.argv]
         # By the numbers that the descriptors have here: nobody gives them others. That the first
         # process cannot note anything, for it has a number of its own for that, matters to nobody.
         for option, descriptor in zip(_OPENED, launch.descriptors, strict=False):
@@ -213,6 +216,16 @@ class CellTestCase(SynchronousTestCase):
     ) -> str:
         """Return what a Python program prints in the cell."""
         return self.say(python(program, *arguments), change, **more)
+
+
+def _limit(rlimits: Mapping[int, tuple[int, int]]) -> list[str]:
+    """Return what sets limits as the launcher does, where processes are counted apart."""
+    names = {number: name for name, number in vars(resource).items() if name[:7] == "RLIMIT_"}
+    options = (
+        f"--{names[number][7:].lower()}={soft}:{'unlimited' if hard < 0 else hard}"
+        for number, (soft, hard) in rlimits.items()
+    )
+    return [*UNSHARE, "/usr/bin/prlimit", *options, "--"]
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -107,7 +107,7 @@ def honest() -> None:
 
 def nothing_is_left() -> bool:
     """Tell whether no evaluation has a directory any more."""
-    return not list((STATE / "evaluations").iterdir())
+    return not list((STATE / "evaluations").glob("*/tmp"))  # some keep their submission
 
 
 def limit(attack: Attack) -> None:
@@ -193,7 +193,7 @@ def hold_killed(identifier: str, printed: str) -> None:
 def quota() -> None:
     """Hold that documented project quotas stop files that lie in no directory."""
     line = service.documented(r"^ *(ExecStartPre=\+.* quota .*)", "security.md")
-    service.override(line.replace("/usr/local/", "/usr/"))
+    service.override(line.replace("/usr/local/", "/usr/"), units=[UNIT])
     run("systemctl", "restart", UNIT)
     try:
         claims = all_is_ok()
@@ -208,23 +208,34 @@ def quota() -> None:
 
 
 def restart() -> None:
-    """Hold that a restart tells those who run, and serves again."""
+    """Hold that evaluations go on over a restart, with their limits, and end at a stop."""
     before = show("MainPID")
-    identifier = begin("echo ready; exec sleep 600")
+    identifier = begin("echo ready; sleep 20; echo late; exec tail /dev/zero")
     follow(identifier, "ready")
     run("systemctl", "restart", UNIT)
     assert show("MainPID") != before
-    assert service.ask("GET", f"/evaluation/{identifier}/events")[0] == 410
+    found = follow(identifier)
+    assert found.text == "ready\nlate\n", found.text
+    assert found.error["reason"] == "memory", found.error
     assert follow(begin("echo again")).text == "again\n"
+    follow(begin("echo ready; exec sleep 12345"), "ready")
+    run("systemctl", "stop", UNIT)
+    service.wait_until(
+        lambda: not attempt("pgrep", "--full", "sleep 12345").stdout, "the evaluator has ended"
+    )
+    run("systemctl", "start", UNIT)
 
 
 def kill() -> None:
-    """Hold that after `kill -9` systemd starts it anew, and nothing is left of what ran."""
+    """Hold that after `kill -9` systemd starts it anew, and evaluations go on."""
     before = show("MainPID")
-    follow(begin("echo ready; exec sleep 12345"), "ready")
+    identifier = begin("echo ready; exec sleep 12345")
+    follow(identifier, "ready")
     os.kill(int(before), signal.SIGKILL)
     service.wait_until(lambda: show("MainPID") not in ("0", before), "there is another daemon")
     service.wait_until(service.is_ready, "it is ready")
+    assert attempt("pgrep", "--full", "sleep 12345").stdout != ""
+    assert service.ask("DELETE", f"/evaluation/{identifier}")[0] == 204
     assert attempt("pgrep", "--full", "sleep 12345").stdout == ""
     service.wait_until(nothing_is_left, "its directory is removed")
     assert follow(begin("echo again")).text == "again\n"
@@ -272,15 +283,19 @@ def upgrade() -> None:
     """Hold that an upgrade from a unit with a dynamic user keeps the key and the cache."""
     # The sandbox does not work under such a unit on Debian 13.
     service.CONFIGURATION.write_text(f'{limits()}\n[sandbox]\nkind = "none"\n')
-    run("systemctl", "stop", UNIT)
+    run("systemctl", "stop", UNIT, "tawebeval-keeper.service")
     run("userdel", "tawebeval")
     old = Path("/etc/systemd/system", UNIT)
-    shipped = Path("/lib/systemd/system", UNIT).read_text()
-    old.write_text(
-        shipped.replace("\nUser=tawebeval\n", "\nDynamicUser=yes\n").replace(
-            "\nRestrictSUIDSGID=no\n", "\n"
-        )
-    )
+    text = Path("/lib/systemd/system", UNIT).read_text()
+    for line, earlier in (
+        ("User=tawebeval", "DynamicUser=yes"),
+        ("RestrictSUIDSGID=no", ""),
+        ("Wants=network-online.target tawebeval-keeper.service", ""),
+        ("Environment=PYTHONFAULTHANDLER=1 TAWEBEVAL_KEEPER=/run/tawebeval-keeper/socket", ""),
+    ):
+        assert f"\n{line}\n" in text, line
+        text = text.replace(f"\n{line}\n", f"\n{earlier}\n")
+    old.write_text(text)
     run("systemctl", "daemon-reload")
     run("systemctl", "start", UNIT)
     assert STATE.is_symlink(), "there is no dynamic user"

@@ -9,14 +9,14 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 UNIT, SOCKET = "tawebeval.service", "tawebeval.socket"
+KEEPER = "tawebeval-keeper.service"
 CONFIGURATION = Path("/etc/tawebeval/tawebeval.toml")
 DOCUMENTS = Path("/usr/share/doc/tawebeval")
-DROP_IN = Path(f"/etc/systemd/system/{UNIT}.d/check.conf")
 STATE, CACHE = Path("/var/lib/tawebeval"), Path("/var/cache/tawebeval")
 PATIENCE = 1800.0
 """Seconds for one thing to happen, on an emulated processor that others use, too."""
@@ -65,13 +65,16 @@ def is_ready() -> bool:
         return False
 
 
-def override(*lines: str) -> None:
-    """Change the service as `systemctl edit` does; without lines it is as shipped."""
-    shutil.rmtree(DROP_IN.parent, ignore_errors=True)
-    if lines:
-        DROP_IN.parent.mkdir()
-        DROP_IN.write_text("\n".join(["[Service]", *lines, ""]))
+def override(*lines: str, units: Sequence[str] = (UNIT, KEEPER)) -> None:
+    """Stop the units, and change some as `systemctl edit` does; the others are as shipped."""
+    for unit in (UNIT, KEEPER):
+        folder = Path(f"/etc/systemd/system/{unit}.d")
+        shutil.rmtree(folder, ignore_errors=True)
+        if lines and unit in units:
+            folder.mkdir()
+            (folder / "check.conf").write_text("\n".join(["[Service]", *lines, ""]))
     run("systemctl", "daemon-reload")
+    run("systemctl", "stop", UNIT, KEEPER)
 
 
 def configure(text: str) -> None:

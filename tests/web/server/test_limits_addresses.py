@@ -215,7 +215,7 @@ class LimitTests(ProxiedTestCase):
         def refuse(*_: object) -> str:
             raise Unauthorized("no")
 
-        self.patch(type(self.service.context.authentication), "identify_caller", refuse)
+        self.patch(type(self.service.context.authentication), "identify_token", refuse)
         for fast in (True, False):
             connection = self.wait("192.0.2.7", fast)
             self.check_raw(connection.answer(), 401)
@@ -225,13 +225,13 @@ class LimitTests(ProxiedTestCase):
         """Whoever has too many requests does not use up a share by it."""
         asked: list[object] = []
         access = self.service.context.authentication
-        admit = type(access).identify_caller
+        admit = type(access).identify_token
 
         def count(self: Any, *arguments: Any) -> str:
             asked.append(arguments)
             return admit(self, *arguments)
 
-        self.patch(type(access), "identify_caller", count)
+        self.patch(type(access), "identify_token", count)
         for fast in (True, False):
             held = [self.wait("192.0.2.7", fast) for _ in range(3)]
             self.assertEqual(len(asked), 2)

@@ -140,7 +140,8 @@ struct Judgement {
 
 // --- Runs ---
 
-// Limits of a run; without one, that of the evaluation holds. `wall` is 5 times `time` and 5 s.
+// Limits of a run; without one, that of the evaluation holds, or three quarters of its memory and
+// processes. `wall` is 5 times `time` and 5 s.
 // The evaluator holds the output in memory.
 struct Limits {
     double time = 0, wall = 0;
@@ -164,10 +165,19 @@ struct Result {
 
     // The judgement of a program that failed, "accepted" after exit status 0.
     Judgement judge() const {
-        if (reason == "memory" || reason == "output")
-            return {reason + "_limit", reason + " limit exceeded"};
+        if (reason == "output") return {"output_limit", "printed too much"};
+        if (reason == "memory") {
+            const auto mebibytes = std::to_string((peak_memory_bytes + MIB / 2) / MIB);
+            return {"memory_limit", "stopped at its limit of " + mebibytes + " MiB of memory"};
+        }
         if (reason == "processes") return {"runtime_error", "too many processes"};
-        if (!reason.empty()) return {"time_limit", "time limit exceeded"};
+        if (!reason.empty()) {
+            char seconds[32];
+            std::snprintf(seconds, sizeof seconds, "%.1f s",
+                          reason == "time" ? cpu_seconds : wall_seconds);
+            const std::string kind = reason == "time" ? " of processor time" : "";
+            return {"time_limit", std::string("stopped after ") + seconds + kind};
+        }
         if (signal) return {"runtime_error", "killed by signal " + std::to_string(signal)};
         if (exit_status) return {"runtime_error", "exit status " + std::to_string(exit_status)};
         return {};
@@ -317,7 +327,7 @@ class Program {
             if (limit > 0) words.insert(words.end(), {option, std::to_string(limit)});
         };
         add("--time", limits.time);
-        add("--wall", limits.wall > 0 || limits.time <= 0 ? limits.wall : 5 * limits.time + 5);
+        add("--wall", limits.wall);
         add("--memory", limits.memory);
         add("--processes", limits.processes);
         add("--output", limits.output);
@@ -352,6 +362,7 @@ inline Result run(const Words &command, const std::string &input, const Limits &
 inline Judgement compile(const Words &command, const Path &source, const Path &build) {
     Limits limits;
     limits.time = 30;
+    limits.wall = 60;
     limits.output = MIB;
     limits.file_size = 64 * MIB;
     std::filesystem::create_directories(build);
@@ -361,7 +372,7 @@ inline Judgement compile(const Words &command, const Path &source, const Path &b
     for (const std::string &directory : {source.parent_path().string() + "/", build.string() + "/"})
         for (std::size_t at; (at = text.find(directory)) != text.npos;)
             text.erase(at, directory.size());
-    return {"compile_error", text.empty() ? result.judge().message : text.substr(0, 4000)};
+    return {"compile_error", text.empty() ? result.judge().message : text.substr(0, 2000)};
 }
 
 // --- Comparison ---

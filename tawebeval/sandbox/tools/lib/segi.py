@@ -66,9 +66,10 @@ _SOCKET = "/evaluation/runner"
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108
 _CHUNK = 64 * 1024
 _EXCERPT = 100  # characters of what was expected or printed
-_MESSAGE = 4000  # characters of a compiler's output
+_MESSAGE = 2000  # characters of a compiler's output: six bytes of JSON each
 _STRAYS = 1.0  # seconds for what is printed after the end of a program
-_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+# Unambiguous, so that no long word takes quadratic time.
+_NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def require(version: int) -> None:
@@ -195,7 +196,9 @@ class RunError(Exception):
 
 
 class Options(TypedDict, total=False):
-    """Limits and files of a run. Without a limit, that of the evaluation holds.
+    """Limits and files of a run. Without one, the evaluation's holds.
+
+    Of its `memory` and `processes`, a run without a limit may use three quarters.
 
     - `time`: processor time of all processes; `wall`: the time until the end.
     - `memory` of all processes; `processes`: their number, threads included.
@@ -237,10 +240,16 @@ class Result(NamedTuple):
         """The judgement of a program that failed; None after exit status 0."""
         if self.reason == "processes":
             return Judgement("runtime_error", "too many processes")
+        if self.reason == "output":
+            return Judgement("output_limit", "printed too much")
+        if self.reason == "memory":
+            mebibytes = round(self.peak_memory_bytes / MIB)
+            return Judgement("memory_limit", f"stopped at its limit of {mebibytes} MiB of memory")
+        if self.reason == "time":
+            message = f"stopped after {self.cpu_seconds:.1f} s of processor time"
+            return Judgement("time_limit", message)
         if self.reason is not None:
-            verdicts: dict[str, Verdict] = {"memory": "memory_limit", "output": "output_limit"}
-            verdict = verdicts.get(self.reason, "time_limit")
-            return Judgement(verdict, f"{verdict.replace('_', ' ')} exceeded")
+            return Judgement("time_limit", f"stopped after {self.wall_seconds:.1f} s")
         if self.signal is not None:
             with suppress(ValueError):  # a real-time signal has no name
                 return Judgement("runtime_error", f"killed by {signal.Signals(self.signal).name}")
@@ -256,13 +265,19 @@ def run(command: Sequence[str | Path], stdin: Content = b"", **options: Unpack[O
     """Run a program of the submission in a sandbox of its own, and wait for its end.
 
     `wall` is 5 times `time` and 5 s if it is not given. `output` is 16 MiB, as
-    the evaluator holds it in memory. Raises: RunError.
+    the evaluator holds it in memory. A large `stdin` takes least memory as a Path.
+
+    Raises: RunError.
     """
-    data = stdin.read_bytes() if isinstance(stdin, Path) else _encode(stdin)
     given = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(given, "wb", closefd=False) as file:
-            file.write(data)
+            if isinstance(stdin, Path):
+                with open(stdin, "rb") as source:
+                    while chunk := source.read(_CHUNK):
+                        file.write(chunk)
+            else:
+                file.write(_encode(stdin))
         os.lseek(given, 0, os.SEEK_SET)
         fcntl.fcntl(given, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
         program = Program(command, _complete(options), stdin=given)
@@ -657,7 +672,7 @@ def prepare(
     build = make_directory()
     names = {"source": str(source), "build": str(build), "name": source.stem}
     command, running = ([word.format_map(names) for word in words] for words in language)
-    limits: Options = {"time": 30, "output": MIB, "file_size": 64 * MIB}
+    limits: Options = {"time": 30, "wall": 60, "output": MIB, "file_size": 64 * MIB}
     files: Options = {"read": [source, *read], "write": [build], "directory": build}
     options: Options = {**limits, **files}
     result = run(command, **options)

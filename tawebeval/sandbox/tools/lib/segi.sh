@@ -45,6 +45,10 @@ segi_send_goal() {
 
 # Send the judgement of a test case: segi_send_case NAME [POINTS]
 segi_send_case() {
+    if [ -z "${segi_verdict-}" ]; then
+        echo 'segi_send_case: no verdict; segi_run and segi_compare lose it in $( ) and in a pipe' >&2
+        exit 1
+    fi
     set -- "{\"type\": \"case\", \"case\": $(segi_quote "$1")${2:+, \"points\": $2}"
     set -- "$1, \"verdict\": \"$segi_verdict\"${segi_time:+, \"time\": $segi_time}"
     set -- "$1${segi_memory:+, \"memory\": $segi_memory}"
@@ -89,9 +93,10 @@ segi_find_submission() {
 
 # Run a program by tawebeval-run, with its options: segi_run [OPTION]... -- COMMAND...
 # Sets the judgement, "accepted" for exit status 0, and segi_status. Exits if the run failed.
+# The output has at most 16 MiB, unless an option says otherwise.
 segi_run() {
     segi_expected='' segi_printed='' segi_status=0
-    tawebeval-run --report "$TEMPORARY_DIRECTORY/segi-report" "$@" || segi_status=$?
+    tawebeval-run --report "$TEMPORARY_DIRECTORY/segi-report" --output 16M "$@" || segi_status=$?
     if ! [ -s "$TEMPORARY_DIRECTORY/segi-report" ]; then
         echo "the program could not be run" >&2
         exit 1
@@ -99,9 +104,19 @@ segi_run() {
     segi_time=$(segi_report cpu_seconds) segi_memory=$(segi_report peak_memory_bytes)
     segi_signal=$(segi_report signal)
     case $(sed -n 's/.*"reason": "\([a-z]*\)".*/\1/p' "$TEMPORARY_DIRECTORY/segi-report") in
-        time | wall) segi_verdict=time_limit segi_message='time limit exceeded' ;;
-        memory) segi_verdict=memory_limit segi_message='memory limit exceeded' ;;
-        output) segi_verdict=output_limit segi_message='output limit exceeded' ;;
+        time)
+            segi_verdict=time_limit
+            segi_message=$(printf 'stopped after %.1f s of processor time' "$segi_time")
+            ;;
+        wall)
+            segi_verdict=time_limit
+            segi_message=$(printf 'stopped after %.1f s' "$(segi_report wall_seconds)")
+            ;;
+        memory)
+            segi_verdict=memory_limit
+            segi_message="stopped at its limit of $(((segi_memory + 524288) / 1048576)) MiB of memory"
+            ;;
+        output) segi_verdict=output_limit segi_message='printed too much' ;;
         processes) segi_verdict=runtime_error segi_message='too many processes' ;;
         *)
             if [ "$segi_status" = 0 ]; then
@@ -137,30 +152,38 @@ segi_compile() {
 
 # Set the judgement of what was printed: segi_compare exact|tokens|floats PRINTED EXPECTED
 # exact compares each byte; tokens the words; floats allows numbers SEGI_TOLERANCE (1e-9) of
-# difference, absolute or relative.
+# difference, absolute or relative. Exits if it cannot compare.
 segi_compare() {
+    case $1 in
+        exact) segi_copy=segi_bytes ;;
+        tokens | floats) segi_copy=segi_words ;;
+        *) segi_fail_compare "$1: not exact, tokens or floats" ;;
+    esac
+    for segi_each in "$2" "$3"; do
+        [ -r "$segi_each" ] && ! [ -d "$segi_each" ] ||
+            segi_fail_compare "$segi_each: cannot read the file"
+    done
     segi_verdict=accepted segi_message='' segi_expected='' segi_printed=''
-    if [ "$1" = exact ]; then
-        cmp -s "$2" "$3" && return
-        set -- line "$2" "$3"
-    else
-        segi_words "$2" >"$TEMPORARY_DIRECTORY/segi-printed"
-        segi_words "$3" >"$TEMPORARY_DIRECTORY/segi-expected"
-        set -- "$1" "$TEMPORARY_DIRECTORY/segi-printed" "$TEMPORARY_DIRECTORY/segi-expected"
-        cmp -s "$2" "$3" && return
-    fi
+    # Copies, as a pipe can be read only once.
+    $segi_copy "$2" >"$TEMPORARY_DIRECTORY/segi-printed" &&
+        $segi_copy "$3" >"$TEMPORARY_DIRECTORY/segi-expected" || segi_fail_compare 'reading failed'
+    set -- "$1" "$TEMPORARY_DIRECTORY/segi-printed" "$TEMPORARY_DIRECTORY/segi-expected"
+    cmp -s "$2" "$3" && return
     LC_ALL=C awk -v kind="$1" -v printed="$2" -v expected="$3" -v tolerance="${SEGI_TOLERANCE:-1e-9}" '
         function size(number) { return number < 0 ? -number : number }
         function is_number(word) {
-            return word ~ /^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$/
+            # Unambiguous, so that no long word takes quadratic time; and not infinite.
+            return word ~ /^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$/ && \
+                size(word + 0) <= 1e308
         }
         function is_same(one, other,    most) {
             if (kind != "floats" || !is_number(one) || !is_number(other)) return one "" == other ""
+            one += 0; other += 0
             most = size(one) > size(other) ? size(one) : size(other)
             return size(one - other) <= tolerance * (most > 1 ? most : 1)
         }
         function tell(message) {
-            printf "%s %d %s\n%s\n%s\n", (kind == "line" ? kind : "word"), number, message, \
+            printf "%s %d %s\n%s\n%s\n", (kind == "exact" ? "line" : "word"), number, message, \
                 substr(other, 1, 100), substr(one, 1, 100)
             exit
         }
@@ -177,7 +200,7 @@ segi_compare() {
                 if (!has_other) tell("unexpected")
                 if (!is_same(one, other)) tell("differs")
             }
-        }' >"$TEMPORARY_DIRECTORY/segi-difference"
+        }' >"$TEMPORARY_DIRECTORY/segi-difference" || segi_fail_compare 'awk failed'
     [ -s "$TEMPORARY_DIRECTORY/segi-difference" ] || return 0
     segi_verdict=wrong_answer
     {
@@ -185,6 +208,16 @@ segi_compare() {
         IFS= read -r segi_expected
         IFS= read -r segi_printed
     } <"$TEMPORARY_DIRECTORY/segi-difference"
+}
+
+# End the evaluator, as every output would be the same: segi_fail_compare REASON
+segi_fail_compare() {
+    echo "segi_compare: $1" >&2
+    exit 1
+}
+
+segi_bytes() {
+    cat <"$1"
 }
 
 # Print each word of a file on a line.

@@ -1,0 +1,190 @@
+"""The index of the archive: a table of SQLite, for lists and for removals by age and size.
+
+The table has only what the files have, too: when it is damaged, the store makes it again from them.
+Every method blocks, and may raise `sqlite3.Error`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from threading import Lock
+
+import attrs
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS evaluations (
+    name TEXT PRIMARY KEY,           -- of the files
+    caller TEXT NOT NULL,
+    sequence_number INTEGER NOT NULL,  -- in the order of acceptance
+    created REAL NOT NULL,           -- seconds since the epoch
+    ended REAL NOT NULL,
+    state TEXT NOT NULL,
+    size INTEGER NOT NULL,           -- bytes on the disk
+    entry BLOB NOT NULL              -- JSON, as lists show it
+);
+CREATE INDEX IF NOT EXISTS by_caller ON evaluations (caller, sequence_number);
+CREATE INDEX IF NOT EXISTS by_end ON evaluations (ended, size);
+"""
+_WAIT = 2.0  # seconds for which one thread waits for the transaction of another
+_MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
+
+
+@attrs.frozen
+class IndexedEvaluation:
+    """A row: an evaluation in the archive. `created` and `ended` are in seconds since the epoch."""
+
+    name: str
+    caller: str
+    sequence_number: int
+    created: float
+    ended: float
+    state: str
+    size: int
+    entry: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class RowQuery:
+    """The first `limit` rows of a caller with a number above `after`, and at most `until`.
+
+    Rows for which `matches` is false have no entry, which saves memory.
+    """
+
+    caller: str
+    after: int
+    until: int
+    limit: int
+    matches: Callable[[IndexedEvaluation], bool]
+
+
+class DamagedIndex(sqlite3.DatabaseError):
+    """An index of another version, or with errors."""
+
+
+class IncompleteIndex(Exception):
+    """An index to which the rows of older files are being added."""
+
+
+@attrs.define(eq=False)
+class ArchiveIndex:
+    """The index in the file `path`, which is created.
+
+    One thread writes; `check` and `list_rows`, for any thread, have connections of their own. The
+    version in the file is 0 until the index is complete.
+    """
+
+    path: Path
+    _file_lock: Lock = attrs.field(factory=Lock)  # no reader may use a file that is removed
+    _connection: sqlite3.Connection | None = None
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self.path, timeout=_WAIT, isolation_level=None, check_same_thread=False
+        )
+
+    @property
+    def _writer(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = self._connect()
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
+        return self._connection
+
+    def open(self) -> None:
+        """Create the table if the file is new. Raises: DamagedIndex for another version."""
+        version = _read_version(self._writer)
+        if version == 0:
+            self._writer.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        elif version != SCHEMA_VERSION:
+            raise DamagedIndex(f"version {version} in place of {SCHEMA_VERSION}")
+
+    def mark_complete(self) -> None:
+        """Note that each file has its row."""
+        self._writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def close(self) -> None:
+        """Close the connection of the thread that writes."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def check(self) -> None:
+        """Read the whole index. Raises: DamagedIndex."""
+        with closing(self._connect()) as connection:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise DamagedIndex(found)
+
+    def recreate(self) -> None:
+        """Remove the file, and begin a new one."""
+        self.close()
+        with self._file_lock:
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+            self.open()
+
+    def add_rows(self, rows: Sequence[IndexedEvaluation]) -> None:
+        """Add rows in one transaction, in place of those of the same names."""
+        self._execute(
+            "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [attrs.astuple(row) for row in rows],
+        )
+
+    def remove_rows(self, names: Sequence[str]) -> None:
+        """Remove rows by their names."""
+        self._execute("DELETE FROM evaluations WHERE name = ?", [(name,) for name in names])
+
+    def _execute(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """Execute a statement for each row, in one transaction."""
+        with self._writer as connection:  # commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(statement, rows)
+
+    def list_rows(self, query: RowQuery) -> list[IndexedEvaluation]:
+        """Return the rows of a query, in the order of their numbers. Raises: IncompleteIndex."""
+        with self._file_lock, closing(self._connect()) as connection:
+            if _read_version(connection) != SCHEMA_VERSION:
+                raise IncompleteIndex
+            rows = connection.execute(
+                "SELECT * FROM evaluations WHERE caller = ? AND sequence_number > ?"
+                " AND sequence_number <= ? ORDER BY sequence_number LIMIT ?",
+                (query.caller, query.after, query.until, query.limit),
+            )
+            found = [IndexedEvaluation(*row) for row in rows]
+        return [row if query.matches(row) else attrs.evolve(row, entry=b"") for row in found]
+
+    def list_oldest(self, limit: int, ended_before: float) -> list[tuple[str, int]]:
+        """Return the names and sizes of up to `limit` rows, those that ended first."""
+        rows = self._writer.execute(
+            "SELECT name, size FROM evaluations WHERE ended < ? ORDER BY ended LIMIT ?",
+            (ended_before, limit),
+        )
+        return list(rows)
+
+    def list_names(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with `prefix`, two hexadecimal digits."""
+        rows = self._writer.execute(
+            "SELECT name FROM evaluations WHERE name >= ? AND name < ?", (prefix, f"{prefix}g")
+        )
+        return (row[0] for row in rows)
+
+    def measure(self) -> tuple[int, int]:
+        """Return the number of rows and the sum of their sizes, from an index of the table."""
+        row = self._writer.execute("SELECT count(*), total(size) FROM evaluations").fetchone()
+        return row[0], int(row[1])
+
+    def find_newest(self) -> int:
+        """Return the highest sequence number, from an index of the table."""
+        row = self._writer.execute("SELECT max(sequence_number) FROM evaluations").fetchone()
+        return row[0] or 0
+
+
+def _read_version(connection: sqlite3.Connection) -> int:
+    row: tuple[int] = connection.execute("PRAGMA user_version").fetchone()
+    return row[0]

@@ -1,0 +1,528 @@
+"""The archive in one directory: recordings, files, index; bounds of age, size and free space.
+
+DIRECTORY/spool/                    recordings of evaluations that have not ended (`spool`)
+DIRECTORY/files/AB/NAME.jsonl.zst   the events of an evaluation whose NAME begins with AB (`files`)
+DIRECTORY/files/AB/NAME.tar.zst     its submission (`submissions`)
+DIRECTORY/index/evaluations.sqlite  the index (`index`)
+DIRECTORY/lock                      locked by the daemon that uses the archive
+
+These three directories are closed to other users. NAME is a digest of the identifier, from which
+the identifier cannot be guessed. Every function here blocks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import orjson
+from twisted.logger import Logger
+
+from tawebeval.archive.files import (
+    ArchiveFile,
+    DamagedFile,
+    OtherFormat,
+    add_time,
+    encode_header,
+    move_durably,
+)
+from tawebeval.archive.index import (
+    ArchiveIndex,
+    IncompleteIndex,
+    IndexedEvaluation,
+    RowQuery,
+)
+from tawebeval.archive.spool import SpooledRecording, recover_recordings, remove_recording
+from tawebeval.archive.submissions import (
+    ExtractedSubmission,
+    extract_submission,
+    pack_submission,
+)
+from tawebeval.config import ArchiveSettings
+from tawebeval.core.events import EventBatch
+from tawebeval.errors import ServerBusy, format_size
+from tawebeval.sandbox.workspace import Workspace, derive_directory_name
+
+LossReason = Literal["disk", "queue", "size", "gap", "defect"]
+"""Reason why an evaluation is not archived.
+
+The disk is full or fails; the queue is full since the disk is slow or hangs; the recording alone
+exceeds `archive.size`; events from before a restart are missing; a defect.
+"""
+
+REMOVED_AT_ONCE = 100
+"""Evaluations that one call removes, at most; after it the thread writes what waits."""
+
+PARTS = tuple(f"{number:02x}" for number in range(256))
+"""The names of the directories in `files`, each for one `compare_files`."""
+
+_FILE = re.compile(r"([0-9a-f]{32})\.(jsonl|tar)\.zst")
+_ROW = 1024  # bytes of the disk that a row takes besides its entry
+_BLOCK = 512  # bytes, the unit of st_blocks
+_RETRY_AFTER = 5  # seconds, if the index cannot be read
+_DAY = 24 * 60 * 60.0
+
+log = Logger()
+
+
+class NotArchived(Exception):
+    """A recording that is given up; `reason` is a `LossReason`."""
+
+    def __init__(self, reason: LossReason, message: str) -> None:
+        super().__init__(message)
+        self.reason: LossReason = reason
+
+
+@attrs.frozen
+class WrittenEvents:
+    """Events for a recording: the number of the first, and their time; None if they have it."""
+
+    first: int
+    batch: EventBatch
+    time: str | None
+
+    @property
+    def end(self) -> int:
+        """The cursor after the events."""
+        return self.first + self.batch.count
+
+
+@attrs.frozen
+class RecordingEnd:
+    """The end of a recording: its last line, and the workspace with the submission, if kept."""
+
+    sequence_number: int
+    created: float
+    ended: float
+    status: dict[str, Any]
+    entry: dict[str, Any]
+    workspace: Workspace | None
+
+
+@attrs.frozen
+class RecordingWork:
+    """What is to be written of one evaluation. `is_lost` discards all of it."""
+
+    identifier: str
+    caller: str
+    events: Sequence[WrittenEvents]
+    end: RecordingEnd | None = None
+    is_lost: bool = False
+
+
+@attrs.frozen
+class WorkOutcome:
+    """What became of one `RecordingWork`: the reason and the message if the recording is lost."""
+
+    identifier: str
+    reason: LossReason | None = None
+    message: str = ""
+
+
+@attrs.frozen
+class ArchiveUsage:
+    """The evaluations in the archive, their bytes, and those of recordings."""
+
+    count: int = 0
+    archived_bytes: int = 0
+    spooled_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of both."""
+        return self.archived_bytes + self.spooled_bytes
+
+
+@attrs.define(eq=False)
+class ArchiveStore:
+    """The archive in `directory`, which is created by `open`.
+
+    `min_free` are the bytes that stay free on its file system. `needs_check` is whether the index
+    has to be compared with the files. The reading methods at the end and `check_index` are for
+    other threads, too.
+    """
+
+    directory: Path
+    settings: ArchiveSettings
+    min_free: int
+    _read_clock: Callable[[], float] = time.time
+    usage: ArchiveUsage = attrs.field(factory=ArchiveUsage)
+    is_open: bool = False
+    needs_check: bool = False
+    _is_damaged: bool = False
+    _has_failed: bool = False  # since the check has begun
+    _index: ArchiveIndex = attrs.field(init=False)
+    _recordings: dict[str, SpooledRecording] = attrs.field(factory=dict)
+    _lock_descriptor: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._index = ArchiveIndex(self.directory / "index" / "evaluations.sqlite")
+
+    # Start
+
+    def open(self) -> tuple[int, dict[str, int]]:
+        """Open the archive, and create it if it is missing.
+
+        Return the highest sequence number, and the numbers of events of the recordings that an
+        earlier process has left, by name. Raises: OSError.
+        """
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        for name in ("spool", "files", "index"):
+            (self.directory / name).mkdir(mode=0o700, exist_ok=True)
+        self._lock()
+        self._recordings = recover_recordings(self._spool)
+        for name in [one for one in self._recordings if self._locate(one, "jsonl").exists()]:
+            self._discard(name)
+        newest = 0
+        try:
+            self._index.open()
+            if not any(os.scandir(self.directory / "files")):
+                self._index.mark_complete()
+            newest = self._index.find_newest()
+        except sqlite3.Error as error:
+            self._note_damage(error)
+        self.is_open = True
+        return newest, {name: one.event_count for name, one in self._recordings.items()}
+
+    def _lock(self) -> None:
+        """Keep other daemons away, until the process ends. Raises: OSError."""
+        if self._lock_descriptor is None:
+            path = self.directory / "lock"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                why = "another daemon uses this archive"
+                raise OSError(error.errno, why, str(self.directory)) from None
+            self._lock_descriptor = descriptor
+
+    def check_index(self) -> None:
+        """Read the whole index, to find out whether it is damaged. For any thread."""
+        try:
+            if not self._is_damaged:
+                self._index.check()
+        except sqlite3.Error as error:
+            self._note_damage(error)
+
+    def renew_index(self) -> None:
+        """Begin a new index if it is damaged. Raises: OSError, sqlite3.Error."""
+        if self._is_damaged:
+            self._index.recreate()
+            self._is_damaged = False
+        self._has_failed = False
+
+    def end_check(self) -> None:
+        """Count what the check has left. Raises: sqlite3.Error."""
+        self.needs_check = self._has_failed
+        if not self._has_failed:
+            self._index.mark_complete()
+        count, size = self._index.measure()
+        self.usage = attrs.evolve(self.usage, count=count, archived_bytes=size)
+
+    def discard_recordings(self, names: Sequence[str]) -> None:
+        """Remove recordings that no evaluation continues. Raises: OSError."""
+        for name in names:
+            self._discard(name)
+
+    def close(self) -> None:
+        """Close the index, and let another daemon use the archive."""
+        self._index.close()
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+
+    def compare_files(self, prefix: str) -> None:
+        """Remove rows without a file and incomplete files; add missing rows.
+
+        Raises: OSError, sqlite3.Error.
+        """
+        folder = self.directory / "files" / prefix
+        files: dict[str, set[str]] = {}
+        for entry in os.scandir(folder) if folder.is_dir() else ():
+            match = _FILE.fullmatch(entry.name)
+            if match is not None:
+                files.setdefault(match[1], set()).add(match[2])
+            elif entry.name.endswith(".new"):  # the process ended in a write
+                os.unlink(entry.path)
+        known = set(self._index.list_names(prefix))
+        missing = [name for name in files if name not in known]
+        for start in range(0, len(missing), REMOVED_AT_ONCE):
+            self._index.add_rows(list(self._read_rows(missing[start : start + REMOVED_AT_ONCE])))
+        gone = [name for name in known if "jsonl" not in files.get(name, ())]
+        if gone:
+            self._index.remove_rows(gone)
+
+    def _read_rows(self, names: Sequence[str]) -> Iterator[IndexedEvaluation]:
+        """Yield the rows of files; remove files that are incomplete."""
+        for name in names:
+            try:
+                file = ArchiveFile.open(self._locate(name, "jsonl"))
+                try:
+                    header, end = file.read_header(), file.read_end()
+                finally:
+                    file.close()
+                yield self._make_row(name, header["caller"], end)
+            except OtherFormat as error:
+                log.warn("archive: {name} is left alone: {error}", name=name, error=error)
+            except (FileNotFoundError, DamagedFile, KeyError, TypeError) as error:
+                words = "archive: {name} is removed, as it is incomplete: {error}"
+                log.warn(words, name=name, error=error)
+                self._unlink(name)
+            except OSError as error:
+                words = "archive: {name} is not in lists, as it cannot be read: {error}"
+                log.warn(words, name=name, error=error.strerror)
+
+    def _make_row(self, name: str, caller: str, end: dict[str, Any]) -> IndexedEvaluation:
+        entry = orjson.dumps(end["entry"])
+        paths = self._locate(name, "jsonl"), self._locate(name, "tar")
+        files = [path.stat() for path in paths if path.exists()]
+        # Some file systems have not allocated the blocks yet.
+        size = sum(max(file.st_size, file.st_blocks * _BLOCK) for file in files)
+        return IndexedEvaluation(
+            name,
+            caller,
+            end["sequence_number"],
+            end["created"],
+            end["ended"],
+            end["entry"]["state"],
+            size + _ROW + len(entry),
+            entry,
+        )
+
+    def _note_damage(self, error: sqlite3.Error) -> None:
+        """Have the index made again, unless the error is one of the disk."""
+        self.needs_check = self._has_failed = True
+        if isinstance(error, sqlite3.OperationalError):
+            log.error("archive: the index cannot be used: {error}", error=error)
+        else:
+            log.error(
+                "archive: the index is damaged, and is made again from the files: {error}",
+                error=error,
+            )
+            self._is_damaged = True
+
+    # Writing
+
+    def write(self, works: Sequence[RecordingWork]) -> list[WorkOutcome]:
+        """Write events, and archive the evaluations that have ended."""
+        outcomes, ended = [], []
+        free = self._measure_free_bytes()
+        for work in works:
+            name = derive_directory_name(work.identifier)
+            outcome = WorkOutcome(work.identifier)
+            try:
+                if work.is_lost:
+                    self._discard(name)
+                else:
+                    row = self._write_one(name, work, free)
+                    ended += [row] if row is not None else []
+            except NotArchived as error:
+                outcome = WorkOutcome(work.identifier, error.reason, str(error))
+            except OSError as error:
+                message = f"{error.filename}: {error.strerror}"
+                outcome = WorkOutcome(work.identifier, "disk", message)
+            except DamagedFile as error:
+                outcome = WorkOutcome(work.identifier, "disk", str(error))
+            except Exception:  # noqa: BLE001  (the others are still archived)
+                log.failure("defect: an evaluation could not be archived")
+                outcome = WorkOutcome(work.identifier, "defect", "the log has the details")
+            if outcome.reason is not None:
+                self._forget(name)
+            outcomes.append(outcome)
+        if ended:
+            self._add_rows(ended)
+        self._measure_spool()
+        return outcomes
+
+    def _write_one(self, name: str, work: RecordingWork, free: int) -> IndexedEvaluation | None:
+        """Write the events of one evaluation; return its row at its end."""
+        if free < self.min_free and (work.events or work.end):
+            raise NotArchived(
+                "disk",
+                f"less than {format_size(self.min_free)} is free (health.free_disk, and an eighth"
+                " more)",
+            )
+        recording = self._recordings.get(name)
+        if recording is None:
+            recording = self._recordings[name] = SpooledRecording(self._spool, name)
+        batches = list(self._check_events(recording, work.events))
+        size = sum(len(batch.lines) for batch in batches)
+        if self.usage.spooled_bytes + size > self.settings.size:
+            raise NotArchived("size", "recordings take up archive.size")
+        header = encode_header(work.identifier, work.caller)
+        if work.end is None:
+            if batches:
+                recording.write_events(batches, header)
+            return None
+        if work.end.workspace is not None:
+            self._pack(name, work.end.workspace)
+        end = {
+            "status": work.end.status,
+            "entry": work.end.entry,
+            "sequence_number": work.end.sequence_number,
+            "created": work.end.created,
+            "ended": work.end.ended,
+        }
+        target = self._locate(name, "jsonl")
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        recording.finish(batches, header, end, target)
+        del self._recordings[name]
+        return self._make_row(name, work.caller, end)
+
+    def _check_events(
+        self, recording: SpooledRecording, events: Sequence[WrittenEvents]
+    ) -> Iterator[EventBatch]:
+        """Yield events with their times, from where the recording ends. Raises: NotArchived."""
+        position = recording.event_count
+        for each in events:
+            if each.first != position:
+                raise NotArchived("gap", f"events from {position} to {each.first} are missing")
+            position += each.batch.count
+            yield each.batch if each.time is None else add_time(each.batch, each.time)
+
+    def _pack(self, name: str, workspace: Workspace) -> None:
+        """Archive the submission; without it the evaluation cannot run again."""
+        target = self._locate(name, "tar")
+        new = target.with_suffix(".new")
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            if pack_submission(workspace, self.settings.submission, new):
+                move_durably(new, target)
+        except (OSError, DamagedFile) as error:
+            new.unlink(missing_ok=True)
+            log.warn("{name}: the submission is not archived: {error}", name=name[:16], error=error)
+
+    def _add_rows(self, rows: Sequence[IndexedEvaluation]) -> None:
+        try:
+            self._index.add_rows(rows)
+        except sqlite3.Error as error:
+            # The files are complete: the next check adds the rows.
+            self._note_damage(error)
+        self.usage = attrs.evolve(
+            self.usage,
+            count=self.usage.count + len(rows),
+            archived_bytes=self.usage.archived_bytes + sum(row.size for row in rows),
+        )
+
+    # Removal
+
+    def remove_old(self) -> bool:
+        """Remove evaluations beyond `archive.days` and `archive.size`, `REMOVED_AT_ONCE` at most.
+
+        Return whether others are left to remove. Raises: OSError, sqlite3.Error.
+        """
+        latest = self._read_clock() - self.settings.days * _DAY
+        rows = self._index.list_oldest(REMOVED_AT_ONCE, latest)
+        excess = self.usage.total_bytes - self.settings.size
+        if not rows and excess > 0:
+            for row in self._index.list_oldest(REMOVED_AT_ONCE, float("inf")):
+                if excess <= 0:
+                    break
+                rows.append(row)
+                excess -= row[1]
+        if not rows:
+            return False
+        self._index.remove_rows([name for name, _ in rows])
+        for name, _ in rows:
+            self._unlink(name)
+        self.usage = attrs.evolve(
+            self.usage,
+            count=self.usage.count - len(rows),
+            archived_bytes=self.usage.archived_bytes - sum(size for _, size in rows),
+        )
+        return True
+
+    def _unlink(self, name: str) -> None:
+        for kind in ("jsonl", "tar"):
+            self._locate(name, kind).unlink(missing_ok=True)
+
+    def _discard(self, name: str) -> None:
+        self._recordings.pop(name, None)
+        remove_recording(self._spool, name)
+
+    def _forget(self, name: str) -> None:
+        """Discard a recording, also from a disk that fails."""
+        try:
+            self._discard(name)
+            if not self._locate(name, "jsonl").exists():
+                self._locate(name, "tar").unlink(missing_ok=True)
+        except OSError as error:
+            log.warn("archive: {error}; the next start removes the file", error=error)
+
+    # Measures
+
+    def _measure_spool(self) -> None:
+        size = sum(recording.size for recording in self._recordings.values())
+        self.usage = attrs.evolve(self.usage, spooled_bytes=size)
+
+    def _measure_free_bytes(self) -> int:
+        try:
+            status = os.statvfs(self.directory)
+        except OSError:
+            return 0
+        return status.f_bavail * status.f_frsize
+
+    # Reading, in other threads
+
+    def has_file(self, identifier: str) -> bool:
+        """Return whether an evaluation is archived."""
+        return self._locate(derive_directory_name(identifier), "jsonl").exists()
+
+    def open_file(self, identifier: str, caller: str) -> ArchiveFile | None:
+        """Return the open file of an archived evaluation of the caller; None if there is none.
+
+        Raises: OSError, DamagedFile.
+        """
+        try:
+            file = ArchiveFile.open(self._locate(derive_directory_name(identifier), "jsonl"))
+        except FileNotFoundError:
+            return None
+        try:
+            if file.read_header()["caller"] == caller:
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        return None
+
+    def extract(self, identifier: str, caller: str, directory: Path) -> ExtractedSubmission | None:
+        """Write an archived submission below `directory`; None if there is none.
+
+        Raises: OSError, DamagedFile.
+        """
+        file = self.open_file(identifier, caller)
+        source = self._locate(derive_directory_name(identifier), "tar")
+        if file is None:
+            return None
+        file.close()
+        try:
+            return extract_submission(source, directory)
+        except FileNotFoundError:
+            return None
+
+    def list_rows(self, query: RowQuery) -> list[IndexedEvaluation]:
+        """Return the rows of a query. Raises: ServerBusy, while the index cannot tell all."""
+        try:
+            return self._index.list_rows(query)
+        except IncompleteIndex:
+            problem = "the index of the archive is being made again from the files"
+        except sqlite3.Error as error:
+            self._note_damage(error)
+            problem = "the index of the archive cannot be read"
+        raise ServerBusy(f"{problem}; try again later", _RETRY_AFTER)
+
+    @property
+    def _spool(self) -> Path:
+        return self.directory / "spool"
+
+    def _locate(self, name: str, kind: str) -> Path:
+        return self.directory / "files" / name[:2] / f"{name}.{kind}.zst"

@@ -1,0 +1,126 @@
+"""Archived submissions: the request and the submitted files, as NAME.tar.zst.
+
+The members are `request`, as `core.form` packs it, and `submission/FIELD/FILENAME`. Every function
+here blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tarfile
+from pathlib import Path
+from typing import IO
+
+import attrs
+import zstandard
+
+from tawebeval.archive.files import DamagedFile, make_compressor
+from tawebeval.core.form import EvaluationRequest, unpack_request
+from tawebeval.sandbox.workspace import Workspace
+
+_REQUEST = "request"
+_MAX_REQUEST = 64 * 1024 * 1024  # bytes; the limits of the form are far lower
+_NO_FOLLOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@attrs.frozen
+class ExtractedSubmission:
+    """A submission in the directories of `workspace`; `size` is the size of its files in bytes."""
+
+    request: EvaluationRequest
+    workspace: Workspace
+    size: int
+
+
+def pack_submission(workspace: Workspace, limit: int, target: Path) -> bool:
+    """Write the kept submission of a workspace to `target`, unless it has over `limit` bytes.
+
+    Return whether it was written. Raises: OSError, which may be FileNotFoundError for files that
+    were removed meanwhile; `target` is then incomplete. Raises: DamagedFile.
+    """
+    with _open_file(workspace.request_file) as file:
+        packed = file.read(limit + 1)
+    if len(packed) > limit:
+        return False
+    paths = [workspace.locate_submitted_file(one) for one in _unpack(packed).submission]
+    if len(packed) + sum(path.lstat().st_size for path in paths) > limit:
+        return False
+    with (
+        open(target, "wb") as file,
+        make_compressor().stream_writer(file, closefd=False) as writer,
+        tarfile.open(fileobj=writer, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path in (workspace.request_file, *paths):
+            _add_file(archive, path, str(path.relative_to(workspace.root)))
+    return True
+
+
+def _open_file(path: Path) -> IO[bytes]:
+    # Without a sandbox an evaluator may have put anything in place of the file.
+    file = open(os.open(path, _NO_FOLLOW), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
+    return file
+
+
+def _unpack(packed: bytes) -> EvaluationRequest:
+    try:
+        return unpack_request(packed)
+    except ValueError as error:  # of msgspec
+        raise DamagedFile(f"the request: {error}") from None
+
+
+def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    with _open_file(path) as file:
+        status = os.fstat(file.fileno())
+        member = tarfile.TarInfo(name)
+        member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o600
+        archive.addfile(member, file)
+
+
+def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
+    """Write the files of an archived submission below `directory`, which is created.
+
+    Raises: OSError, DamagedFile.
+    """
+    workspace = Workspace(directory)
+    directory.mkdir(mode=0o700)
+    try:
+        with (
+            open(source, "rb") as file,
+            zstandard.ZstdDecompressor().stream_reader(file) as reader,
+            tarfile.open(fileobj=reader, mode="r|") as archive,
+        ):
+            request = _read_request(archive)
+            size = 0
+            missing = {f"submission/{one.field}/{one.filename}": one for one in request.submission}
+            for member in archive:
+                wanted, content = missing.pop(member.name, None), archive.extractfile(member)
+                if wanted is not None and content is not None:
+                    path = workspace.locate_submitted_file(wanted)
+                    path.parent.mkdir(mode=0o755, parents=True)
+                    size += _copy_file(content, path)
+    except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
+        raise DamagedFile(str(error)) from None
+    if missing:
+        raise DamagedFile(f"{len(missing)} files are missing")
+    return ExtractedSubmission(request, workspace, size)
+
+
+def _read_request(archive: tarfile.TarFile) -> EvaluationRequest:
+    member = archive.next()
+    content = member and archive.extractfile(member)
+    if member is None or not content or member.name != _REQUEST or member.size > _MAX_REQUEST:
+        raise DamagedFile("the request is missing")
+    return _unpack(content.read())
+
+
+def _copy_file(content: IO[bytes], path: Path) -> int:
+    size = 0
+    with open(path, "xb") as file:
+        while chunk := content.read(64 * 1024):
+            size += file.write(chunk)
+    return size

@@ -1,0 +1,66 @@
+"""The archive as evaluations know it, also without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tawebeval.archive.files import ArchiveFile
+from tawebeval.archive.index import IndexedEvaluation, RowQuery
+from tawebeval.archive.recorder import DiskArchive
+from tawebeval.archive.store import RecordingEnd
+from tawebeval.archive.submissions import ExtractedSubmission
+from tawebeval.core.budget import RingShare
+from tawebeval.core.ring import EventRing
+
+
+class NoArchive:
+    """The archive of a daemon that keeps none; the methods are those of `DiskArchive`."""
+
+    is_enabled = False
+
+    def has_file(self, identifier: str) -> bool:
+        """Return False."""
+        return False
+
+    def get_written_cursor(self, identifier: str) -> int | None:
+        """Return None."""
+        return None
+
+    def begin_recording(
+        self,
+        identifier: str,
+        caller: str,
+        ring: EventRing,
+        share: RingShare,
+        on_written: Callable[[], object],
+    ) -> None:
+        """Do nothing."""
+
+    def end_recording(self, identifier: str, end: RecordingEnd) -> None:
+        """Do nothing."""
+
+    def call_when_done(self, identifier: str, call: Callable[[], object]) -> None:
+        """Call `call`."""
+        call()
+
+    async def flush(self) -> None:
+        """Do nothing."""
+
+    async def read(
+        self, identifier: str, caller: str, read: Callable[[ArchiveFile], object]
+    ) -> None:
+        """Return None."""
+
+    async def extract_submission(
+        self, identifier: str, caller: str, directory: Path
+    ) -> ExtractedSubmission | None:
+        """Return None."""
+        return None
+
+    async def list_rows(self, query: RowQuery) -> Sequence[IndexedEvaluation]:
+        """Return no row."""
+        return ()
+
+
+EvaluationArchive = DiskArchive | NoArchive

@@ -1,0 +1,245 @@
+"""Archived evaluations as the API shows them: pages, streams, status, submission.
+
+The web layer asks here once the registry has raised `EvaluationExpired`. Reading an archived
+evaluation changes nothing: any cursor can be read, any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import attrs
+import orjson
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from tawebeval.archive.files import ArchiveFile
+from tawebeval.archive.index import IndexedEvaluation, RowQuery
+from tawebeval.archive.store import RecordingEnd
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.pages import DUMMY_END, EventPage, locate_cursor, make_end_page, parse_cursor
+from tawebeval.core.ring import EventRing
+from tawebeval.deferreds import Condition, run_in_background
+from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
+from tawebeval.evaluations.archive import EvaluationArchive
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.filters import EvaluationFilter
+from tawebeval.evaluations.records import ReaderConnection, Subscription, UnprobedConnection
+from tawebeval.evaluations.status import build_listing_entry, build_status
+
+_PIECE_BYTES = 64 * 1024  # bytes of events that a thread reads at once, for a stream
+
+T = TypeVar("T")
+
+log = Logger()
+
+
+def make_recording_end(evaluation: Evaluation, sequence_number: int) -> RecordingEnd:
+    """Return what is archived of an evaluation besides its events."""
+    status = build_status(evaluation, None)
+    # All events can be read again, from the first on.
+    events = {"buffered": evaluation.ring.newest, "discarded": 0}
+    return RecordingEnd(
+        sequence_number,
+        evaluation.state_times["created"],
+        evaluation.state_times["ended"],
+        {**status, "events": events, "buffered_bytes": 0, "archived": True},
+        build_listing_entry(evaluation),
+        evaluation.workspace if evaluation.is_submission_kept else None,
+    )
+
+
+@attrs.frozen
+class ListedEvaluation:
+    """An evaluation of a list: in memory, or a row of the archive.
+
+    A row without an entry does not match the filter of the list.
+    """
+
+    sequence_number: int
+    source: Evaluation | IndexedEvaluation
+
+    def build_entry(self) -> dict[str, Any]:
+        """Return what the list shows."""
+        if isinstance(self.source, Evaluation):
+            return build_listing_entry(self.source)
+        return _decode_entry(self.source)
+
+    def matches(self, wanted: EvaluationFilter) -> bool:
+        """Return whether the filter holds."""
+        if isinstance(self.source, Evaluation):
+            return wanted.matches(self.source)
+        return bool(self.source.entry)
+
+
+def _decode_entry(row: IndexedEvaluation) -> dict[str, Any]:
+    entry: dict[str, Any] = orjson.loads(row.entry)
+    return entry
+
+
+def _matches_row(wanted: EvaluationFilter, row: IndexedEvaluation) -> bool:
+    """Return whether a filter holds for a row. Called in a thread: rows may be large."""
+    if not wanted.matches_state(row.state, row.created):
+        return False
+    if not wanted.needs_labels:
+        return True
+    entry = _decode_entry(row)
+    return wanted.matches_labels(entry["problem"], entry["metadata"])
+
+
+@attrs.define(eq=False)
+class ArchivedSubscription:
+    """The subscription of a stream to an archived evaluation, like `records.Subscription`.
+
+    It has `event_count` events. A thread reads the next piece while the stream waits for events; in
+    between no file is open.
+    """
+
+    position: int
+    _event_count: int
+    _read_piece: Callable[[int, bool], Awaitable[EventBatch | None]]
+    connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
+    with_times: bool = False
+    _next: EventBatch | None = EMPTY_BATCH
+    _is_reading: bool = False
+    _was_read: Condition[None] = attrs.field(factory=Condition)
+
+    def __enter__(self) -> None:
+        """Do nothing: no event is discarded."""
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Do nothing."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all events were read."""
+        return self.position == self._event_count
+
+    def read_events(self, limit: int) -> EventBatch:
+        """Return the piece that was read last.
+
+        Raises: DiscardedCursor, if the evaluation cannot be read any more.
+        """
+        batch, self._next = self._next, EMPTY_BATCH
+        if batch is None:
+            raise DiscardedCursor(str(self._event_count))
+        self.position += batch.count
+        return batch
+
+    def wait_for_events(self) -> Deferred[None]:
+        """Have a thread read the next piece; the Deferred fires when it is there."""
+        waiter = self._was_read.wait()
+        if not self._is_reading:
+            self._is_reading = True
+            run_in_background(self._read(), log, "defect: an archived evaluation cannot be read")
+        return waiter
+
+    async def _read(self) -> None:
+        self._next = None
+        try:
+            with suppress(ServerBusy):
+                self._next = await self._read_piece(self.position, self.with_times)
+        finally:
+            self._is_reading = False
+            self._was_read.notify(None)
+
+    def note_events_written(self) -> None:
+        """Do nothing."""
+
+    def probe_client(self) -> bool:
+        """Return False: no evaluator waits."""
+        return False
+
+    def acknowledge(self, cursor: int) -> bool:
+        """Return whether the events before `cursor` were sent."""
+        return cursor <= self.position
+
+
+EventSubscription = Subscription | ArchivedSubscription
+
+
+async def require_archived(reading: Awaitable[T | None], error: EvaluationExpired) -> T:
+    """Return what the archive has in place of an evaluation that is gone from memory.
+
+    Raises: `error`, if the archive has nothing; as `reading`.
+    """
+    found = await reading
+    if found is None:
+        raise error from None
+    return found
+
+
+@attrs.frozen
+class ArchiveReader:
+    """Reader of the archive; the methods return None for what is not archived for the caller.
+
+    They raise ServerBusy if the disk does not answer.
+    """
+
+    _archive: EvaluationArchive
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there is an archive."""
+        return self._archive.is_enabled
+
+    async def read_page(
+        self,
+        identifier: str,
+        after: str | None,
+        caller: str,
+        limit: int,
+        *,
+        with_times: bool = False,
+    ) -> EventPage | None:
+        """Return the page after a cursor.
+
+        `limit` is in bytes of events, with their times. Raises: InvalidCursor.
+        """
+        cursor = parse_cursor(after)
+        if cursor == DUMMY_END:
+            return make_end_page()
+        begin = 0 if cursor is None else int(cursor)
+
+        def read(file: ArchiveFile) -> EventPage:
+            locate_cursor(EventRing(newest=file.event_count), cursor)  # may raise
+            batch = file.read_events(begin, limit, with_times=with_times)
+            end = begin + batch.count
+            return EventPage(cursor, DUMMY_END if end == file.event_count else str(end), batch)
+
+        return await self._archive.read(identifier, caller, read)
+
+    async def read_status(self, identifier: str, caller: str) -> dict[str, Any] | None:
+        """Return the status document."""
+        end = await self._archive.read(identifier, caller, ArchiveFile.read_end)
+        return None if end is None else dict(end["status"])
+
+    async def subscribe(
+        self, identifier: str, after: str | None, caller: str, skip: int = 0
+    ) -> ArchivedSubscription | None:
+        """Return a subscription. Raises: InvalidCursor."""
+        archive = self._archive
+        count = await archive.read(identifier, caller, lambda file: file.event_count)
+        if count is None:
+            return None
+        position = locate_cursor(EventRing(newest=count), parse_cursor(after), skip)
+
+        async def read_piece(position: int, with_times: bool) -> EventBatch | None:
+            return await archive.read(
+                identifier,
+                caller,
+                lambda file: file.read_events(position, _PIECE_BYTES, with_times=with_times),
+            )
+
+        return ArchivedSubscription(position, count, read_piece)
+
+    async def list_evaluations(
+        self, caller: str, after: int, until: int, limit: int, wanted: EvaluationFilter
+    ) -> list[ListedEvaluation]:
+        """Return archived evaluations; the parameters are those of `RowQuery`."""
+        query = RowQuery(caller, after, until, limit, partial(_matches_row, wanted))
+        rows = await self._archive.list_rows(query)
+        return [ListedEvaluation(row.sequence_number, row) for row in rows]

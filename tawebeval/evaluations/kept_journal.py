@@ -1,0 +1,131 @@
+"""Journal of one evaluation in the hands of the keeper, and what a failed write means."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from twisted.logger import Logger
+
+from tawebeval.evaluations.journal import EvaluationJournal, JournaledBatch
+from tawebeval.evaluations.snapshot import EvaluationSnapshot
+from tawebeval.linux.keeper_client import KeeperClient
+
+JOURNAL = ".journal"
+"""End of the names of journals with the keeper."""
+
+_SUPERSEDED = 8 * 1024  # bytes of old snapshots, at most
+
+log = Logger()
+
+
+class KeptJournal:
+    """Journal that the keeper holds, too, under the evaluation's name in the log.
+
+    A write that fails closes the journal: the evaluation then ends with the daemon. `members` are
+    those of the record in the registry that each snapshot gets.
+    """
+
+    def __init__(
+        self,
+        client: KeeperClient,
+        name: str,
+        members: Mapping[str, Any],
+        journal: EvaluationJournal | None = None,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._members = members
+        self._journal = journal
+        self._saved: int | None = None  # digest of the last snapshot
+
+    @classmethod
+    def create(cls, client: KeeperClient, name: str, members: Mapping[str, Any]) -> KeptJournal:
+        """Return a new journal, which is closed already if the kernel has no memory for it."""
+        kept = cls(client, name, members)
+        try:
+            kept._journal = EvaluationJournal.create()
+            client.keep(name + JOURNAL, [kept._journal.descriptor])
+        except OSError as error:
+            kept._fail(error)
+        return kept
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another process of the daemon could go on with the evaluation."""
+        return self._journal is not None
+
+    def write_snapshot(self, snapshot: EvaluationSnapshot) -> None:
+        """Write a snapshot if it differs from the last."""
+        packed = self._pack(snapshot)
+        digest = zlib.crc32(packed)
+        if digest != self._saved:
+            self._saved = digest
+            self._call(EvaluationJournal.write_snapshot, packed)
+
+    def write_events(self, batch: JournaledBatch) -> None:
+        """Write events before a client can see them."""
+        self._call(EvaluationJournal.write_events, batch)
+
+    def discard_events(
+        self,
+        before: int,
+        take_snapshot: Callable[[], EvaluationSnapshot],
+        needed: int | None = None,
+    ) -> None:
+        """Note that the events before the cursor `before` are acknowledged.
+
+        Those after the cursor `needed` stay all the same.
+        """
+        self._call(
+            EvaluationJournal.discard_events, before, lambda: self._pack(take_snapshot()), needed
+        )
+
+    def drop_old_snapshots(self, take_snapshot: Callable[[], EvaluationSnapshot]) -> None:
+        """Give back the memory of old snapshots, if they take much.
+
+        An ended evaluation, which gets no events any more, never gives it back otherwise.
+        """
+        old = self._journal
+        if old is None or old.superseded_bytes <= _SUPERSEDED:
+            return
+        with suppress(OSError):  # then the old one stays
+            journal = old.rewrite(self._pack(take_snapshot()))
+            try:
+                self._client.keep(self._name + JOURNAL, [journal.descriptor])
+            except OSError:
+                journal.close()
+                raise
+            self._journal = journal
+            old.close()
+
+    def leave(self) -> None:
+        """Close the journal here: another process of the daemon goes on."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def drop(self) -> None:
+        """Close the journal here and in the keeper: the evaluation is forgotten with the daemon."""
+        if self._journal is not None:
+            self._client.drop(self._name + JOURNAL)
+            self.leave()
+
+    def _pack(self, snapshot: EvaluationSnapshot) -> bytes:
+        return msgspec.structs.replace(snapshot, **self._members).pack()
+
+    def _call(self, write: Callable[..., None], *arguments: Any) -> None:
+        if self._journal is None:
+            return
+        try:
+            write(self._journal, *arguments)
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        words = "{evaluation}: the evaluation ends with the daemon: no journal: {error}"
+        log.error(words, evaluation=self._name, error=error)
+        self.drop()

@@ -1,0 +1,200 @@
+"""What an earlier process of the daemon has left with the keeper.
+
+`read_bundles` reads all journals before the daemon removes anything. What no journal names is
+removed: processes, cgroups and directories of evaluations that had not begun, or had ended.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+import msgspec
+from twisted.logger import Logger
+
+from tawebeval.core.states import EvaluationState
+from tawebeval.errors import ConfigurationError
+from tawebeval.evaluations.journal import (
+    EvaluationJournal,
+    JournalContent,
+    JournalError,
+    UnknownJournalVersion,
+)
+from tawebeval.evaluations.kept_journal import JOURNAL
+from tawebeval.evaluations.run_keeper import (
+    BROKER,
+    CALLBACK,
+    HEART,
+    RUN,
+    KeptRun,
+    RunKeeper,
+)
+from tawebeval.evaluations.snapshot import (
+    EvaluationSnapshot,
+    KeptCallback,
+    RunSnapshot,
+    unpack_callback,
+    unpack_snapshot,
+)
+from tawebeval.linux import kept_process
+from tawebeval.linux.keeper_client import Bundle
+from tawebeval.sandbox.workspace import derive_directory_name
+
+_UNREADABLE = (JournalError, msgspec.MsgspecError, LookupError, ValueError, OSError, struct.error)
+
+log = Logger()
+
+
+@attrs.frozen
+class FoundEvaluation:
+    """An evaluation of an earlier process of the daemon.
+
+    `run` and `broker` are the descriptors of a run that goes on, None for others.
+    """
+
+    name: str
+    journal: EvaluationJournal
+    content: JournalContent
+    snapshot: EvaluationSnapshot
+    run: KeptRun | None = None
+    broker: KeptRun | None = None
+
+    @property
+    def state(self) -> EvaluationState:
+        """The state in which it goes on."""
+        state = EvaluationState(self.snapshot.state)
+        if state.has_ended or self.run is not None:
+            return state
+        return EvaluationState.QUEUED
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has neither ended nor begun."""
+        return self.state is EvaluationState.QUEUED
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether clients may have seen events of an evaluator that is gone."""
+        ran = self.snapshot.state == EvaluationState.RUNNING.value  # the form is not whole any more
+        return self.is_waiting and bool(ran or self.content.batches or self.content.cursor)
+
+
+@attrs.frozen
+class FoundEvaluations:
+    """All evaluations of an earlier process, in the order of their acceptance.
+
+    `last_beat` is the last time at which it was alive, in seconds of the monotonic clock.
+    `callbacks` are those that it had begun to deliver, by the names of their evaluations.
+    """
+
+    evaluations: Collection[FoundEvaluation] = ()
+    last_beat: float | None = None
+    callbacks: Mapping[str, KeptCallback] = attrs.field(factory=dict)
+
+    @property
+    def accepted_count(self) -> int:
+        """The number of evaluations accepted so far, at least."""
+        return max((one.snapshot.number for one in self.evaluations), default=0)
+
+    @property
+    def directory_names(self) -> set[str]:
+        """The names of directories of evaluations that are still needed."""
+        return {derive_directory_name(one.snapshot.identifier) for one in self.evaluations}
+
+    @property
+    def upload_names(self) -> set[str]:
+        """The names of directories of uploaded files that are still needed."""
+        return {one.snapshot.upload for one in self.evaluations if one.snapshot.upload}
+
+    @property
+    def group_names(self) -> set[str]:
+        """The names of cgroups in which an evaluator runs."""
+        return {run.sandbox["group"] for run in self._runs}
+
+    @property
+    def quota_directories(self) -> set[Path]:
+        """The quota directories of evaluators that run."""
+        return {Path(run.quota_directory) for run in self._runs if run.quota_directory}
+
+    @property
+    def _runs(self) -> list[RunSnapshot]:
+        return [one.snapshot.run for one in self.evaluations if one.run and one.snapshot.run]
+
+
+def read_bundles(keeper: RunKeeper) -> FoundEvaluations:
+    """Read what the keeper holds, and have it drop what is of no use. Blocks.
+
+    Raises: ConfigurationError, for a journal of an unknown version.
+    """
+    bundles = keeper.bundles
+    found = []
+    callbacks = dict[str, KeptCallback]()
+    for name, bundle in bundles.items():
+        if name.endswith(CALLBACK):
+            with suppress(msgspec.MsgspecError, IndexError):
+                descriptor = bundle.descriptors[0]
+                packed = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+                callbacks[name.removesuffix(CALLBACK)] = unpack_callback(packed)
+        if name.endswith(JOURNAL):
+            evaluation = _read_journal(name.removesuffix(JOURNAL), bundle, bundles)
+            if evaluation is not None:
+                found.append(evaluation)
+    used = {HEART, *keeper.address.launchers}
+    for each in found:
+        used.add(each.name + JOURNAL)
+        used.update(each.name + end for end in (RUN, BROKER) if each.run is not None)
+    for name, bundle in bundles.items():
+        if name not in used:
+            if name.removesuffix(CALLBACK) not in callbacks:
+                keeper.client.drop(name)
+            for descriptor in bundle.descriptors:
+                os.close(descriptor)
+    in_order = sorted(found, key=lambda each: each.snapshot.number)
+    return FoundEvaluations(in_order, keeper.resume_heart(bundles.get(HEART)), callbacks)
+
+
+def _read_journal(
+    name: str, bundle: Bundle, bundles: Mapping[str, Bundle]
+) -> FoundEvaluation | None:
+    """Return the evaluation of a journal; None if the journal is damaged."""
+    try:
+        journal, content = EvaluationJournal.load(bundle.descriptors[0])
+        snapshot = unpack_snapshot(content.snapshot)
+    except UnknownJournalVersion as error:
+        raise ConfigurationError(
+            f"the journal of the evaluation {name} cannot be read: {error}",
+            "install the release of tawebeval that ran before; or end all evaluations by"
+            " `systemctl restart tawebeval-keeper`, which loses them",
+        ) from None
+    except _UNREADABLE as error:
+        words = "{evaluation}: lost: the journal cannot be read: {error}"
+        log.error(words, evaluation=name, error=error)  # noqa: TRY400
+        return None
+    run = bundles.get(name + RUN)
+    if snapshot.state != EvaluationState.RUNNING.value or run is None:
+        return FoundEvaluation(name, journal, content, snapshot)
+    broker = bundles.get(name + BROKER)
+    try:
+        kept = _unpack(run, content)
+        kept_broker = None if broker is None else _unpack(broker)
+    except _UNREADABLE as error:
+        words = "{evaluation}: the evaluator is lost: the descriptors are not as expected: {error}"
+        log.error(words, evaluation=name, error=error)  # noqa: TRY400
+        return FoundEvaluation(name, journal, content, snapshot)
+    return FoundEvaluation(name, journal, content, snapshot, kept, kept_broker)
+
+
+def _unpack(bundle: Bundle, content: JournalContent | None = None) -> KeptRun:
+    pidfd, stdout, stderr, output, errors, *others = bundle.descriptors
+    process = kept_process.KeptDescriptors(
+        *(bundle.pid, pidfd, stdout, stderr, output, errors),
+        stdout_from=0
+        if content is None or not content.batches
+        else content.batches[-1].checkpoint.stdout_offset,
+        stderr_from=max(0, os.fstat(errors).st_size - kept_process.KEPT_STDERR_BYTES),
+    )
+    return KeptRun(process, others)

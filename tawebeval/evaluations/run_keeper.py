@@ -1,0 +1,168 @@
+"""What the keeper holds of evaluations, so that they outlive this process of the daemon.
+
+For each evaluation it holds the journal, and while the evaluator runs the descriptors of the run.
+The keeper knows them by names that begin with the evaluation's name in the log.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+from twisted.internet.protocol import ProcessProtocol
+
+from tawebeval.core.events import EventBatch
+from tawebeval.core.segi import SegiParser
+from tawebeval.evaluations.journal import JournaledBatch, ParserCheckpoint
+from tawebeval.evaluations.run import EvaluatorRun
+from tawebeval.linux import kept_process
+from tawebeval.linux.child import StartedProcess
+from tawebeval.linux.keeper_client import Bundle, KeeperAddress, KeeperClient
+from tawebeval.linux.kept_process import KeptProcess
+from tawebeval.linux.launcher_client import LAUNCHER
+
+RUN, BROKER, CALLBACK = ".run", ".broker", ".callback"
+"""Ends of the names of bundles."""
+
+HEART = "daemon.heart"
+
+_BEAT = struct.Struct("<d")
+_STEP = 64 * 1024  # bytes of stdout that are parsed without an event until that is recorded
+
+
+@attrs.frozen
+class KeptRun:
+    """A run that the keeper holds: its process, and the descriptors of its sandbox."""
+
+    process: kept_process.KeptDescriptors
+    others: Sequence[int] = ()
+
+
+class RunKeeper:
+    """The daemon's use of the keeper; `bundles` are what that held at first."""
+
+    def __init__(self, client: KeeperClient, reactor: Any) -> None:
+        self.client = client
+        self.bundles = client.list_bundles()
+        self.address = KeeperAddress(
+            client.path,
+            client.pid,
+            {name: each for name, each in self.bundles.items() if name.startswith(LAUNCHER)},
+        )
+        self._reactor = reactor
+        self._heart: int | None = None
+
+    def resume_heart(self, bundle: Bundle | None) -> float | None:
+        """Return the last beat of the earlier process's heart, and let it beat from now on.
+
+        The time between the last beat and a restart counts for no limit. Raises: OSError.
+        """
+        if bundle is not None:
+            self._heart = bundle.descriptors[0]
+            found = os.pread(self._heart, _BEAT.size, 0)
+            return float(_BEAT.unpack(found)[0]) if len(found) == _BEAT.size else None
+        self._heart = os.memfd_create("heart", os.MFD_CLOEXEC)
+        self.client.keep(HEART, [self._heart])
+        return None
+
+    def beat(self) -> None:
+        """Note that this process is alive. To be called about once a second."""
+        if self._heart is not None:
+            os.pwrite(self._heart, _BEAT.pack(self._reactor.seconds()), 0)
+
+    def keep_callback(self, name: str, packed: bytes) -> None:
+        """Keep a callback until it is delivered. Raises: OSError."""
+        descriptor = os.memfd_create("callback", os.MFD_CLOEXEC)
+        try:
+            os.pwrite(descriptor, packed, 0)
+            self.client.keep(name + CALLBACK, [descriptor])
+        finally:
+            os.close(descriptor)
+
+    def drop_callback(self, name: str) -> None:
+        """Let the keeper close a callback."""
+        self.client.drop(name + CALLBACK)
+
+    def keep_run(self, name: str, started: StartedProcess, others: Sequence[int]) -> KeptRun:
+        """Give the keeper a started evaluator. Raises: OSError."""
+        return KeptRun(self._keep(name + RUN, started, others), others)
+
+    def _keep(
+        self, name: str, started: StartedProcess, others: Sequence[int]
+    ) -> kept_process.KeptDescriptors:
+        files = [os.memfd_create(what, os.MFD_CLOEXEC) for what in ("stdout", "stderr")]
+        kept = kept_process.KeptDescriptors(
+            started.pid, started.pidfd, started.stdout, started.stderr, *files
+        )
+        self.client.keep(
+            name,
+            [kept.pidfd, kept.stdout, kept.stderr, kept.output, kept.errors, *others],
+            kept.pid,
+        )
+        return kept
+
+    def connect_run(self, name: str, run: EvaluatorRun, kept: KeptRun) -> KeptProcess:
+        """Connect the process of a run."""
+        return self._connect(name + RUN, run, kept)
+
+    def make_spawner(self, name: str) -> BrokerSpawner:
+        """Return what adopts the broker of an evaluation's submissions."""
+        return BrokerSpawner(self, name)
+
+    def adopt_broker(
+        self, name: str, protocol: ProcessProtocol, started: StartedProcess
+    ) -> KeptProcess:
+        """Give the keeper a started broker, and connect it. Raises: OSError."""
+        kept = KeptRun(self._keep(name + BROKER, started, ()))
+        return self.connect_broker(name, kept, protocol)
+
+    def connect_broker(self, name: str, kept: KeptRun, protocol: ProcessProtocol) -> KeptProcess:
+        """Connect a broker that the keeper holds."""
+        return self._connect(name + BROKER, protocol, kept)
+
+    def _connect(self, name: str, protocol: ProcessProtocol, kept: KeptRun) -> KeptProcess:
+        wait = partial(self.client.wait, name, kept.process.pid)
+        return KeptProcess(self._reactor, protocol, kept.process, wait)
+
+    def drop_run(self, name: str) -> None:
+        """Let the keeper close what it has of a run, which has ended."""
+        self.client.drop(name + RUN)
+        self.client.drop(name + BROKER)
+
+
+@attrs.frozen
+class BrokerSpawner:
+    """Adopter of the broker of one evaluation (`linux.child.ProcessAdopter`)."""
+
+    _keeper: RunKeeper
+    _name: str
+
+    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> KeptProcess:
+        """Let the keeper hold a broker that drives a protocol from now on."""
+        return self._keeper.adopt_broker(self._name, protocol, started)
+
+
+@attrs.define
+class RunRecorder:
+    """Recorder of the events of one run; `write` writes to the journal."""
+
+    _write: Callable[[JournaledBatch], None]
+    _parser: SegiParser
+    _run: EvaluatorRun
+    _process: KeptProcess
+    _recorded: int = 0
+
+    def record_batch(self, cursor: int, batch: EventBatch, time_ms: int) -> None:
+        """Do as `EventRecorder` says."""
+        offset, state = self._parser.make_checkpoint()
+        if not batch.count and offset - self._recorded < _STEP:
+            return
+        self._recorded = offset
+        counted = self._run.output_bytes - (self._process.delivered - offset)
+        checkpoint = ParserCheckpoint(offset, counted, state)
+        self._write(JournaledBatch(cursor, batch, time_ms, checkpoint))
+        self._process.discard_output(offset)

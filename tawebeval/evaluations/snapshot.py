@@ -1,0 +1,206 @@
+"""State of an evaluation as its journal has it.
+
+A snapshot is a map of names. So a daemon of the version before ignores what it does not know, and
+what it does not find has a default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import msgspec
+
+from tawebeval.config import LimitSettings
+from tawebeval.core.checkout import Commit, Submodule
+from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.run import RunProgress, RunResult
+from tawebeval.linux.cgroups.group import ResourceUsage
+from tawebeval.sandbox.base import EvaluatorExit
+from tawebeval.sandbox.environments import Environment
+from tawebeval.webhooks.callback import Callback, CallbackState
+
+T = TypeVar("T")
+
+
+class CallbackSnapshot(msgspec.Struct, omit_defaults=True):
+    """A callback and its progress, as `webhooks.callback.Callback`."""
+
+    url: str
+    state: str
+    attempts: int = 0
+    last_error: str | None = None
+    event: str = ""
+
+
+class KeptCallback(msgspec.Struct):
+    """A callback that is not delivered yet, also after its evaluation is forgotten."""
+
+    url: str
+    caller: str
+    event: str
+    document: bytes
+
+    def pack(self) -> bytes:
+        """Return the content of a file."""
+        return msgspec.msgpack.encode(self)
+
+
+def unpack_callback(packed: bytes) -> KeptCallback:
+    """Return a kept callback. Raises: msgspec.MsgspecError."""
+    return msgspec.msgpack.decode(packed, type=KeptCallback)
+
+
+class RunSnapshot(msgspec.Struct, omit_defaults=True):
+    """An evaluator that runs.
+
+    - `pid`: its first process. `sandbox`: what `SandboxedRun.describe` has returned.
+    - `checkout`: the path of its checkout. `quota_directory`: None without quotas.
+    - `progress`: the members of `RunProgress`, as they were at `moment`, in seconds of the
+      monotonic clock.
+    """
+
+    pid: int
+    checkout: str
+    markers: tuple[bytes, bytes, bytes, bytes]
+    sandbox: dict[str, Any]
+    progress: dict[str, Any]
+    moment: float
+    quota_directory: str | None = None
+
+
+class EvaluationSnapshot(msgspec.Struct, omit_defaults=True):
+    """An evaluation and its record in the registry.
+
+    - `number`: the place in the order of acceptance. `request`: packed (`core.form`).
+    - `upload`: the directory of the form's files, None once the workspace has them; `upload_size`:
+      its bytes; `share`: the key of their `UploadShare`.
+    - `is_forgotten`: whether the registry has forgotten it; the archive may still need it.
+    - `failure`, `last_event`: the failure, and its event, which is the last one before the cursor
+      `newest`. Before the end the failure is the reason of a stop. `results`: packed.
+    """
+
+    identifier: str
+    request: bytes
+    seed: int
+    state: str
+    number: int = 0
+    caller: str = ANONYMOUS
+    upload: str | None = None
+    upload_size: int = 0
+    share: int = 0
+    keeps_submission: bool = False
+    is_submission_kept: bool = False
+    is_cleaned_up: bool = False
+    is_forgotten: bool = False
+    key: str | None = None
+    form_digest: bytes = b""
+    times: dict[str, float] = {}
+    callback: CallbackSnapshot | None = None
+    commit: dict[str, Any] | None = None
+    limits: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+    run: RunSnapshot | None = None
+    result: dict[str, Any] | None = None
+    results: bytes = b""
+    failure: dict[str, Any] | None = None
+    newest: int = 0
+    last_event: bytes = b""
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether only a kept callback is left of the callback."""
+        return self.is_forgotten and self.is_cleaned_up
+
+    def pack(self) -> bytes:
+        """Return the content of a frame."""
+        return msgspec.msgpack.encode(self)
+
+
+def unpack_snapshot(packed: bytes) -> EvaluationSnapshot:
+    """Return the snapshot in a frame. Raises: msgspec.MsgspecError."""
+    return msgspec.msgpack.decode(packed, type=EvaluationSnapshot)
+
+
+def dump_callback(callback: Callback) -> CallbackSnapshot:
+    """Return the snapshot of a callback."""
+    return CallbackSnapshot(
+        callback.url,
+        callback.state.value,
+        callback.attempts,
+        callback.last_error,
+        callback.event,
+    )
+
+
+def load_callback(found: CallbackSnapshot, caller: str) -> Callback:
+    """Return the callback of a snapshot."""
+    state = CallbackState(found.state)
+    return Callback(found.url, caller, state, found.attempts, found.last_error, found.event)
+
+
+def dump_limits(limits: LimitSettings) -> dict[str, Any]:
+    """Return limits as a map, without the maximum that a request may choose."""
+    found: dict[str, Any] = msgspec.to_builtins(limits)
+    del found["maximum"]
+    return found
+
+
+def load_limits(found: dict[str, Any]) -> LimitSettings:
+    """Return the limits of `dump_limits`."""
+    return LimitSettings(**_filter(found, LimitSettings.__struct_fields__))
+
+
+def dump_environment(environment: Environment) -> dict[str, Any]:
+    """Return an environment as a map."""
+    return {
+        "name": environment.name,
+        "root": str(environment.root),
+        "variables": dict(environment.variables),
+    }
+
+
+def load_environment(found: dict[str, Any]) -> Environment:
+    """Return the environment of `dump_environment`."""
+    return Environment(found["name"], Path(found["root"]), found["variables"])
+
+
+def load_commit(found: dict[str, Any]) -> Commit:
+    """Return a commit of `attrs.asdict`."""
+    modules = tuple(_load(Submodule, each) for each in found["submodules"])
+    return _load(Commit, {**found, "submodules": modules})
+
+
+def load_failure(found: dict[str, Any] | None) -> EvaluationFailure | None:
+    """Return the failure of `attrs.asdict`, or None."""
+    return None if found is None else _load(EvaluationFailure, found)
+
+
+def load_result(found: dict[str, Any]) -> RunResult:
+    """Return the result of a run, of `attrs.asdict`."""
+    end = found["exit_status"]
+    return _load(
+        RunResult,
+        {
+            **found,
+            "exit_status": None if end is None else _load(EvaluatorExit, end),
+            "usage": _load(ResourceUsage, found["usage"]),
+        },
+    )
+
+
+def load_progress(found: dict[str, Any]) -> RunProgress:
+    """Return the progress of a run, of `attrs.asdict`."""
+    return _load(RunProgress, found)
+
+
+def _load(kind: type[T], found: dict[str, Any]) -> T:
+    """Return an instance of an attrs class; names that it does not have are ignored."""
+    names = [field.name for field in attrs.fields(kind)]  # type: ignore[arg-type]
+    return kind(**_filter(found, names))
+
+
+def _filter(found: dict[str, Any], names: Any) -> dict[str, Any]:
+    return {name: found[name] for name in names if name in found}

@@ -1,0 +1,458 @@
+"""Files in Git LFS: their pointers in a tree, and their contents on an LFS server.
+
+A pointer is a small text file in the place of a large one. The server of the repository names a URL
+for each content (git-lfs, docs/api/batch.md and basic-transfers.md). git-lfs itself would connect
+to any address, so the daemon asks and downloads, under the operator's rules for each URL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import attrs
+import msgspec
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from twisted.web.client import ResponseDone
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IPolicyForHTTPS, IResponse
+
+from tawebeval import __version__
+from tawebeval.core.hosts import UrlServer
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import EvaluationFailure
+from tawebeval.git.credentials import Credential
+from tawebeval.git.remotes import RemoteResolver
+from tawebeval.linux.filetree import walk_tree
+from tawebeval.pinned_agent import (
+    AnswerLimit,
+    BytesProducer,
+    PinnedAgent,
+    RequestFailed,
+    describe_request_failures,
+)
+
+_START = b"version https://git-lfs.github.com/spec/v1\n"
+_POINTER = re.compile(re.escape(_START) + rb"oid sha256:([0-9a-f]{64})\nsize ([0-9]{1,15})\n")
+_MAX_POINTER = 1024  # bytes (git-lfs, docs/spec.md)
+_OBJECTS_PER_REQUEST = 16  # so that an answer with signed URLs has at most 64 KiB
+_WRITTEN_AT_ONCE = 2**20  # bytes
+_MEDIA_TYPE = "application/vnd.git-lfs+json"
+_USER_AGENT = f"tawebeval/{__version__}"
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,100}")
+_HEADER_VALUE = re.compile(r"[ -~]{0,8192}")
+# Headers of the connection, which are not the server's to choose.
+_OWN_HEADERS = frozenset(
+    (
+        *("accept-encoding", "connection", "content-length", "expect", "host", "keep-alive"),
+        *("te", "trailer", "transfer-encoding", "upgrade", "user-agent"),
+    )
+)
+
+
+@attrs.frozen
+class Pointer:
+    """A file at `path` with the pointer to `size` bytes; `stored_size`: bytes of the pointer."""
+
+    path: str
+    oid: str
+    size: int
+    stored_size: int
+
+
+class _Action(msgspec.Struct):
+    href: str
+    header: dict[str, str] = {}
+
+
+class _Actions(msgspec.Struct):
+    download: _Action | None = None
+
+
+class _Error(msgspec.Struct):
+    code: int = 0  # the message may repeat a secret of the request
+
+
+class _Object(msgspec.Struct):
+    oid: str
+    actions: _Actions | None = None
+    error: _Error | None = None
+
+
+class _Batch(msgspec.Struct):
+    objects: list[_Object]
+    transfer: str = "basic"
+
+
+def build_detection_command(oid: str) -> Sequence[str]:
+    """Return the git command that exits with 0 if a commit tracks files by Git LFS, else with 1."""
+    return (
+        *("grep", "--quiet", "--threads=1", "--fixed-strings", "-e", "filter=lfs"),
+        *(oid, "--", ":(glob)**/.gitattributes"),
+    )
+
+
+def find_pointers(tree: Path) -> Sequence[Pointer]:
+    """Return the pointers in a tree. Blocks.
+
+    Raises: EvaluationError for a malformed one, and for two sizes of one content.
+    """
+    with _open_tree(tree) as top:
+        pointers = [pointer for _, pointer in _scan_tree(top) if pointer is not None]
+    sizes = {one.oid: one.size for one in pointers}
+    for one in pointers:
+        if one.size != sizes[one.oid]:
+            why = "but another pointer claims another size of the same content"
+            raise explain_unfetched_pointer(one.path, why)
+    return pointers
+
+
+def find_missing(pointers: Sequence[Pointer], objects: Path) -> Sequence[Pointer]:
+    """Return one pointer for each content that the directory `objects` lacks. Blocks.
+
+    A file with another size than in its pointer counts as missing.
+    """
+    missing = {}
+    for one in pointers:
+        try:
+            is_there = (objects / one.oid).stat().st_size == one.size
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            missing[one.oid] = one
+    return tuple(missing.values())
+
+
+def fill_pointers(tree: Path, objects: Path, size: int) -> str | None:
+    """Replace the pointers in a tree by the files of the directory `objects`. Blocks.
+
+    `size`: bytes of the tree with these files. Without all of them, each with the size in its
+    pointer, or with another sum, the function returns the path of a pointer and replaces none.
+    Raises: EvaluationError, OSError.
+    """
+    with _open_tree(tree) as top:
+        pointers, total = [], 0
+        for status, pointer in _scan_tree(top):
+            total += status.st_size if pointer is None else pointer.size
+            if pointer is not None:
+                pointers.append(pointer)
+        missing = pointers if total != size else find_missing(pointers, objects)
+        if missing:
+            return missing[0].path
+        for pointer in pointers:
+            flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            target = os.open(pointer.path, flags, dir_fd=top)
+            with open(objects / pointer.oid, "rb") as source, open(target, "wb") as file:
+                shutil.copyfileobj(source, file, _WRITTEN_AT_ONCE)
+    return None
+
+
+def explain_unfetched_pointer(path: str, why: str) -> EvaluationFailure:
+    """Return the error about a pointer whose file is not there."""
+    return EvaluationFailure(
+        "repository",
+        f"{path!r} is stored in Git LFS, {why}; commit the file itself (`git lfs migrate export`)",
+        {"path": path},
+    )
+
+
+@contextmanager
+def _open_tree(tree: Path) -> Iterator[int]:
+    top = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield top
+    finally:
+        os.close(top)
+
+
+def _scan_tree(top: int) -> Iterator[tuple[os.stat_result, Pointer | None]]:
+    """Yield each file and link below a directory, with its pointer, None for other content."""
+    for path, status in walk_tree(top):
+        if not stat.S_ISDIR(status.st_mode):
+            may_be = stat.S_ISREG(status.st_mode) and len(_START) < status.st_size < _MAX_POINTER
+            yield status, _read_pointer(os.path.normpath(path), top) if may_be else None
+
+
+def _read_pointer(path: str, top: int) -> Pointer | None:
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+    try:
+        content = os.read(file, _MAX_POINTER)
+    finally:
+        os.close(file)
+    if not content.startswith(_START):
+        return None
+    found = _POINTER.fullmatch(content)
+    if found is None:
+        raise explain_unfetched_pointer(path, "by a pointer that this server does not understand")
+    return Pointer(path, found[1].decode(), int(found[2]), len(content))
+
+
+class _Writer(Protocol):
+    """Writer of a body into `file`, a mebibyte at a time, in a thread that also hashes.
+
+    The connection pauses meanwhile, so that a fast server fills no memory.
+    """
+
+    def __init__(self, threads: WorkerThreads, file: BinaryIO, limit: AnswerLimit) -> None:
+        self._threads = threads
+        self._file = file
+        self._limit = limit
+        self._hash = hashlib.sha256()
+        self._chunks: list[bytes] = []
+        self._held = 0  # bytes
+        self._writing: Deferred[None] | None = None
+        self._end: Failure | None = None
+        self.finished: Deferred[str] = Deferred(partial(_cancel, limit))
+
+    def dataReceived(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._held += len(data)
+        if self._held >= _WRITTEN_AT_ONCE:
+            self._write_on()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._end = reason
+        self._write_on()
+
+    def _write_on(self) -> None:
+        if self._writing is not None:
+            return
+        if self._end is not None and (not self._chunks or not self._end.check(ResponseDone)):
+            if not self.finished.called:
+                if self._end.check(ResponseDone):
+                    self.finished.callback(self._hash.hexdigest())
+                else:
+                    self.finished.errback(RequestFailed("the connection was lost"))
+            return
+        if self._end is None:
+            self._pause(True)
+        data, self._chunks, self._held = b"".join(self._chunks), [], 0
+        self._writing = Deferred.fromCoroutine(self._threads.run_in_thread(self._write, data))
+        self._writing.addCallbacks(self._on_written, self._on_failure)
+
+    def _write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+
+    def _on_written(self, _: None) -> None:
+        self._writing = None
+        if self._end is not None or self._held >= _WRITTEN_AT_ONCE:
+            self._write_on()
+        else:
+            self._pause(False)
+
+    def _on_failure(self, failure: Failure) -> None:
+        if not self.finished.called:
+            self.finished.errback(failure)
+        self._limit.abort()
+
+    def _pause(self, paused: bool) -> None:
+        transport: Any = self.transport
+        (transport.pauseProducing if paused else transport.resumeProducing)()
+
+
+@attrs.frozen
+class LfsClient:
+    """Client of the LFS servers of repositories; each request lasts at most `timeout` seconds."""
+
+    _reactor: Any
+    _tls_policy: IPolicyForHTTPS
+    _threads: WorkerThreads
+    _remotes: RemoteResolver
+    _timeout: float
+
+    async def download_objects(
+        self,
+        url: str,
+        pointers: Sequence[Pointer],
+        directory: Path,
+        credential: Credential | None = None,
+    ) -> None:
+        """Download the contents of pointers, of the repository at `url`, into `directory`.
+
+        The files are named by their OIDs; one appears whole or not at all. `credential`: for the
+        server of the repository alone. Raises: EvaluationError.
+        """
+        base = url.rstrip("/")
+        endpoint = f"{base if base.endswith('.git') else base + '.git'}/info/lfs/objects/batch"
+        for start in range(0, len(pointers), _OBJECTS_PER_REQUEST):
+            some = {one.oid: one for one in pointers[start : start + _OBJECTS_PER_REQUEST]}
+            found = await self._ask(endpoint, tuple(some.values()), credential)
+            for pointer in some.values():
+                with _name_path(pointer):
+                    action = _choose_action(pointer, found)
+                    await self._download(url, pointer, action, directory, credential)
+
+    async def _ask(
+        self, endpoint: str, pointers: Sequence[Pointer], credential: Credential | None
+    ) -> Mapping[str, _Object]:
+        """Return what the server answers about each object."""
+        question = {
+            "operation": "download",
+            "transfers": ["basic"],
+            "objects": [{"oid": one.oid, "size": one.size} for one in pointers],
+        }
+        headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
+        with _name_path(pointers[0]):
+            limit = AnswerLimit()
+            response = await self._request(
+                b"POST", endpoint, headers, endpoint, credential, limit, question
+            )
+            content = await _collect(response, limit)
+            try:
+                batch = msgspec.json.decode(content, type=_Batch)
+            except (msgspec.DecodeError, RecursionError):
+                raise RequestFailed("the answer of the LFS server is malformed") from None
+            if batch.transfer != "basic":
+                raise RequestFailed("the LFS server has no basic transfers")
+            return {one.oid: one for one in batch.objects}
+
+    async def _download(
+        self,
+        url: str,
+        pointer: Pointer,
+        action: _Action,
+        directory: Path,
+        credential: Credential | None,
+    ) -> None:
+        headers = {
+            name: value
+            for name, value in action.header.items()
+            if _HEADER_NAME.fullmatch(name)
+            and _HEADER_VALUE.fullmatch(value)
+            and name.lower() not in _OWN_HEADERS
+        }
+        limit = AnswerLimit()
+        response = await self._request(b"GET", action.href, headers, url, credential, limit)
+        if response.length != pointer.size:
+            limit.abort()
+            raise RequestFailed(f"the server does not announce {pointer.size} bytes")
+        limit.left += pointer.size
+        unfinished = directory / f"{pointer.oid}.new"
+        file: BinaryIO = await self._threads.run_in_thread(open, unfinished, "wb")
+        try:
+            writer = _Writer(self._threads, file, limit)
+            response.deliverBody(writer)
+            oid = await writer.finished
+            if oid != pointer.oid:
+                raise RequestFailed("the server's file has another SHA-256")
+            await self._threads.run_in_thread(_sync, file)
+        finally:
+            await self._threads.run_in_thread(file.close)
+        await self._threads.run_in_thread(unfinished.rename, directory / pointer.oid)
+
+    async def _request(
+        self,
+        method: bytes,
+        url: str,
+        headers: Mapping[str, str],
+        repository: str,
+        credential: Credential | None,
+        limit: AnswerLimit,
+        question: object = None,
+    ) -> IResponse:
+        """Return the response of a checked server, which has the status 200.
+
+        The server of the URL `repository` gets the credential, unless `headers` have another one.
+        """
+        target = self._remotes.check_web_url(url)
+        address = await self._remotes.find_address(target)
+        sent = {"User-Agent": _USER_AGENT, **headers}
+        if (
+            credential is not None
+            and target == self._remotes.check_web_url(repository)
+            and "authorization" not in map(str.lower, headers)
+        ):
+            login = credential.make_login(target, address)
+            if login is not None:
+                sent["Authorization"] = login.basic_authorization
+        agent = PinnedAgent(self._reactor, self._tls_policy, self._timeout, target, address, limit)
+        body = None if question is None else BytesProducer(msgspec.json.encode(question))
+        fields = Headers({name: [value] for name, value in sent.items()})
+        try:
+            with describe_request_failures(target.host):
+                response = await agent.request(method, url.encode(), fields, body)
+        except ValueError:  # of Twisted, for characters that a URL or a name cannot have
+            raise RequestFailed(f"the URL for {target.host} is not valid") from None
+        if response.code != HTTPStatus.OK:
+            limit.abort()
+            raise RequestFailed(_explain_status(target, response.code))
+        return response
+
+
+def _sync(file: BinaryIO) -> None:
+    """Write a file to the disk: after a power loss it could have its name without its content."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _explain_status(target: UrlServer, status: int) -> str:
+    words = f"{target.host} answered with status {status}"
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+        return f"{words}; it has no LFS there, or needs credentials (repositories.credentials)"
+    return words
+
+
+def _choose_action(pointer: Pointer, found: Mapping[str, _Object]) -> _Action:
+    one = found.get(pointer.oid)
+    if one is not None and one.error is not None:
+        raise RequestFailed(f"the LFS server has no download: error {one.error.code}")
+    if one is None or one.actions is None or one.actions.download is None:
+        raise RequestFailed("the LFS server does not have the file")
+    return one.actions.download
+
+
+@contextmanager
+def _name_path(pointer: Pointer) -> Iterator[None]:
+    """Raise EvaluationError, with the path of the pointer, if a request fails."""
+    words = f"{pointer.path!r} is stored in Git LFS, and cannot be fetched"
+    members = {"path": pointer.path}
+    try:
+        yield
+    except RequestFailed as error:
+        raise EvaluationFailure("repository", f"{words}: {error}", members) from None
+    except EvaluationFailure as error:
+        raise attrs.evolve(
+            error,
+            message=f"{words}: {error.message}",
+            extra_members={**error.extra_members, **members},
+        ) from None
+
+
+def _cancel(limit: AnswerLimit, waiting: Deferred[Any]) -> None:
+    """Cancel a Deferred that waits for a body, before the end of the connection fails it."""
+    waiting.errback(CancelledError())
+    limit.abort()
+
+
+async def _collect(response: IResponse, limit: AnswerLimit) -> bytes:
+    """Return the body of a response, which the limit bounds."""
+    chunks: list[bytes] = []
+    finished: Deferred[None] = Deferred(partial(_cancel, limit))
+
+    def on_end(reason: Failure) -> None:
+        if finished.called:
+            return
+        if reason.check(ResponseDone):
+            finished.callback(None)
+        else:
+            finished.errback(RequestFailed("the answer of the LFS server is cut, or over 64 KiB"))
+
+    collector: Any = Protocol()
+    collector.dataReceived = chunks.append
+    collector.connectionLost = on_end
+    response.deliverBody(collector)
+    await finished
+    return b"".join(chunks)

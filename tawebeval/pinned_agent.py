@@ -1,0 +1,220 @@
+"""HTTP agent for URLs of strangers: it connects to one checked address, and bounds the answer.
+
+The server may be hostile: a connection takes at most the bytes of its limit, and some seconds, and
+callers see no header of the answer but `Retry-After`. Otherwise treq would unpack the body
+(`Content-Encoding`) and keep cookies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import attrs
+from OpenSSL.SSL import Error as TlsError
+from service_identity import VerificationError
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
+from twisted.internet.error import ConnectError, ConnectingCancelledError
+from twisted.internet.interfaces import (
+    IConsumer,
+    IDelayedCall,
+    IProtocolFactory,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import connectionDone
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.python.failure import Failure
+from twisted.web.client import URI, Agent, RequestTransmissionFailed, ResponseFailed
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import (
+    IAgent,
+    IAgentEndpointFactory,
+    IBodyProducer,
+    IPolicyForHTTPS,
+    IResponse,
+)
+from zope.interface import implementer
+
+from tawebeval.core.hosts import Address, UrlServer
+from tawebeval.errors import TawebevalError
+
+MAX_RESPONSE_BYTES = 64 * 1024
+"""Bytes of an answer, headers included, after which the connection is aborted."""
+
+_CACHED_HOSTS = 8
+_VISIBLE_HEADERS = (b"Retry-After",)
+
+
+class RequestFailed(TawebevalError):
+    """A request without a complete answer."""
+
+
+@attrs.define
+class AnswerLimit:
+    """Bytes that one connection may still receive; `abort()` aborts it."""
+
+    left: int = MAX_RESPONSE_BYTES
+    abort: Callable[[], object] = lambda: None
+
+
+class _BoundedProtocol(ProtocolWrapper):
+    """Aborts the connection after the bytes of the factory's `limit`, or its `lifetime`."""
+
+    _end: IDelayedCall
+
+    def connectionMade(self) -> None:
+        self.factory.limit.abort = self._abort
+        self._end = self.factory.clock.callLater(self.factory.lifetime, self._abort)
+        super().connectionMade()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._end.active():
+            self._end.cancel()
+        super().connectionLost(reason)
+
+    def dataReceived(self, data: bytes) -> None:
+        self.factory.limit.left -= len(data)
+        if self.factory.limit.left >= 0:
+            super().dataReceived(data)
+        else:
+            self._abort()
+
+    def _abort(self) -> None:
+        transport: Any = self.transport
+        transport.abortConnection()
+
+
+class _BoundingFactory(WrappingFactory):
+    """Factory of connections that last at most `lifetime` seconds of `clock`."""
+
+    noisy = False
+    protocol = _BoundedProtocol
+    clock: Any
+    lifetime: float
+    limit: AnswerLimit
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class _BoundedEndpoint:
+    """An endpoint whose connections are bounded in bytes and seconds."""
+
+    _endpoint: IStreamClientEndpoint
+    _clock: Any
+    _lifetime: float
+    _limit: AnswerLimit
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803
+        bounding = _BoundingFactory(protocolFactory)
+        bounding.clock, bounding.lifetime = self._clock, self._lifetime
+        bounding.limit = self._limit
+        connected: Deferred[Any] = self._endpoint.connect(bounding)
+        return connected.addCallback(lambda bounded: bounded.wrappedProtocol)
+
+
+@implementer(IPolicyForHTTPS)
+class CachedPolicyForHTTPS:
+    """The TLS policy `policy`, with its answers for the last few hosts cached.
+
+    Each answer reads the certificates of all authorities: 10 ms of the reactor, and a megabyte.
+    """
+
+    def __init__(self, policy: IPolicyForHTTPS) -> None:
+        self.creatorForNetloc = lru_cache(_CACHED_HOSTS)(policy.creatorForNetloc)
+
+
+@implementer(IAgent, IAgentEndpointFactory)
+@attrs.frozen
+class PinnedAgent:
+    """HTTP agent that connects to `target` at `address`, whatever the name resolves to by now.
+
+    The certificate has to be valid for the target's name by the policy `tls_policy`. A connection
+    lasts at most `lifetime` seconds, and an answer has at most the bytes of `limit`.
+    """
+
+    _reactor: Any
+    _tls_policy: IPolicyForHTTPS
+    _lifetime: float
+    _target: UrlServer
+    _address: Address
+    _limit: AnswerLimit = attrs.field(factory=AnswerLimit)
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  (Twisted's name)
+        """Return the endpoint of the pinned address; `uri` is not looked at."""
+        kind = TCP6ClientEndpoint if self._address.version == 6 else TCP4ClientEndpoint
+        endpoint: Any = kind(self._reactor, str(self._address), self._target.port)
+        if self._target.protocol == "https":
+            name = self._target.host.encode()
+            creator = self._tls_policy.creatorForNetloc(name, self._target.port)
+            endpoint = wrapClientTLS(creator, endpoint)
+        return _BoundedEndpoint(endpoint, self._reactor, self._lifetime, self._limit)
+
+    def request(
+        self,
+        method: bytes,
+        uri: bytes,
+        headers: Headers | None = None,
+        bodyProducer: IBodyProducer | None = None,  # noqa: N803
+    ) -> Deferred[IResponse]:
+        """Make a request; of the response's headers only `Retry-After` is visible."""
+        headers = Headers() if headers is None else headers.copy()
+        headers.removeHeader(b"Accept-Encoding")
+        agent: IAgent = Agent.usingEndpointFactory(self._reactor, self)
+        return agent.request(method, uri, headers, bodyProducer).addCallback(_hide_headers)
+
+
+def _hide_headers(response: IResponse) -> IResponse:
+    found = ((name, response.headers.getRawHeaders(name)) for name in _VISIBLE_HEADERS)
+    response.headers = Headers({name: values for name, values in found if values})
+    return response
+
+
+@implementer(IBodyProducer)
+class BytesProducer:
+    """A body written in one call; Twisted's own producer takes several turns of the reactor."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.length: Any = len(body)
+
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
+        """Write the body."""
+        consumer.write(self._body)
+        return succeed(None)
+
+    def pauseProducing(self) -> None:
+        """Do nothing: all is written."""
+
+    resumeProducing = stopProducing = pauseProducing
+
+
+@contextmanager
+def describe_request_failures(host: str) -> Iterator[None]:
+    """Raise RequestFailed, with words for people, if the request of the body fails.
+
+    CancelledError stays, also where the agent calls it a failure of the connection.
+    """
+    try:
+        yield
+    except ConnectingCancelledError:
+        raise CancelledError from None
+    except ConnectError as error:
+        reason = str(error).rstrip(".").rpartition(": ")[2].lower()
+        raise RequestFailed(f"cannot connect to {host}: {reason}") from None
+    except (ResponseFailed, RequestTransmissionFailed) as error:
+        if any(reason.check(CancelledError) for reason in error.reasons):
+            raise CancelledError from None
+        raise RequestFailed(_failure_reason(error.reasons)) from None
+
+
+def _failure_reason(reasons: list[Failure]) -> str:
+    """Return the reason why no response has arrived, without a byte of the data received.
+
+    The data may come from a service of the operator that callers must not read.
+    """
+    if any(reason.check(TlsError, VerificationError) for reason in reasons):
+        return "TLS failed: the certificate is not trusted, or is for another host"
+    return "the answer was incomplete or not HTTP"

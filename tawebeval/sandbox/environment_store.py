@@ -1,0 +1,402 @@
+"""The store of environments in the state directory: import, list and remove roots. All blocks.
+
+<state>/environments/sha256-HEX/   a root, read-only; HEX is the digest of its content
+<state>/environments/new-*/        an import, locked while it runs
+
+A source comes from strangers. So programs unpack it in a sandbox (`command_sandbox`) that may
+write to the directory of the import alone; the daemon never reads a root as root. The limit of an
+import is the free disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import attrs
+
+from tawebeval.errors import ConfigurationError, format_size
+from tawebeval.linux.filetree import remove_tree, run_program, walk_tree
+from tawebeval.sandbox.bubblewrap import build_program_options, write_sandbox_files
+from tawebeval.sandbox.command_sandbox import BWRAP_PREFIX, SandboxAccess, SandboxedCommands
+from tawebeval.sandbox.environments import (
+    NETWORK_FILES,
+    OWN_FILES,
+    PYTHON,
+    find_digest,
+    find_root_problem,
+    locate_in_root,
+    lock_root,
+)
+from tawebeval.sandbox.seccomp import make_filter
+
+_NEW = "new-"
+_GONE = "gone-"
+_LOOK = 0.2  # seconds between two looks at the free disk
+_MAX_ENTRIES = 2_000_000
+_MAX_DEVICES = 1000  # in an archive; tar has to be told each
+_COMPLAINT = 2000  # bytes of a program's messages that are shown
+# Directories of a source that no sandbox shows, and what other programs have left.
+_LEFT_OUT = ("boot", "dev", "home", "lost+found", "proc", "root", "run", "sys", "tmp")
+_UNPACK = ("--extract", "--no-same-owner", "--no-same-permissions", "--delay-directory-restore")
+_LIST = ("--list", "--verbose", "--numeric-owner", "--quoting-style=literal")
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8"}
+_MEMBER = re.compile(rb"([a-z-])\S{9,}\s+\S+\s+[0-9,]+\s+\S+\s+\S+ (.*)\n", re.DOTALL)
+_SHOWN = 0o555  # the mode of directories and programs
+_REMOVING = "Removing leading"  # a note of tar's
+_IMAGE_PROGRAMS = ("skopeo", "umoci")
+_OWN = "own"  # the directory of the sandbox's files
+
+
+@attrs.frozen
+class StoredRoot:
+    """A root of the store; `warnings` are for the operator who imports it."""
+
+    path: Path
+    is_new: bool = False
+    warnings: Sequence[str] = ()
+
+    @property
+    def digest(self) -> str:
+        """The digest of the content."""
+        return self.path.name
+
+
+def locate_store(state: Path) -> Path:
+    """Return the path of the store in a state directory."""
+    return state / "environments"
+
+
+@attrs.frozen
+class EnvironmentStore:
+    """The store in `directory`; an import leaves `reserve` bytes of the disk free.
+
+    Errors are ConfigurationErrors, or OSErrors with a path.
+    """
+
+    directory: Path
+    reserve: int = 0
+
+    def import_root(self, source: Path) -> StoredRoot:
+        """Make a root from a directory, a tar archive, an OCI layout or a docker archive."""
+        self._remove_stale()
+        with self._make_staging() as staging:
+            return self._finish(_Import(source, staging, self.reserve).unpack())
+
+    def _finish(self, root: Path) -> StoredRoot:
+        problem = find_root_problem(root)
+        if problem is not None:
+            words = problem[0].replace(str(root), "the source")
+            raise ConfigurationError(words, problem.remedy)
+        target = self.directory / f"sha256-{_settle(root)}"
+        warnings = []
+        try:
+            locate_in_root(root, PYTHON)
+        except OSError:
+            warnings.append(
+                f"it has no {PYTHON}: tawebeval-run and segi.py do not work for its evaluators"
+            )
+        try:
+            os.close(lock_root(target))
+            is_new = False
+        except BlockingIOError:
+            raise ConfigurationError(f"{target.name} is being removed", "import it again") from None
+        except FileNotFoundError:
+            is_new = True
+            run_program("/bin/sync", "-f", "--", root)
+            root.rename(target)
+        return StoredRoot(target, is_new, tuple(warnings))
+
+    def list_roots(self) -> Iterator[tuple[StoredRoot, int]]:
+        """Yield the roots with their sizes in bytes on the disk, sorted by digest."""
+        with suppress(FileNotFoundError):
+            for path in sorted(self.directory.iterdir()):
+                if find_digest(path) is not None:
+                    yield StoredRoot(path), _measure(path)
+
+    def remove_root(self, digest: str) -> None:
+        """Remove the root whose digest begins with `digest`."""
+        found = [root.path for root, _ in self.list_roots() if root.digest.startswith(digest)]
+        if len(found) != 1 or not digest:
+            number = "no root" if not found else f"{len(found)} roots"
+            raise ConfigurationError(
+                f"{number} in {self.directory} with the digest {digest!r}",
+                "`tawebeval environment list` lists them",
+            )
+        try:
+            lock = lock_root(found[0], fcntl.LOCK_EX)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"{found[0].name} is in use by a daemon or an evaluation",
+                "remove its table from the configuration, run `tawebeval reload`, and let its"
+                " evaluations end",
+            ) from None
+        try:
+            gone = found[0].with_name(_GONE + found[0].name)
+            found[0].rename(gone)
+            remove_tree(gone)
+        finally:
+            os.close(lock)
+
+    def _remove_stale(self) -> None:
+        """Remove what killed imports and removals have left."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        for place in self.directory.iterdir():
+            if place.name.startswith((_NEW, _GONE)):
+                with suppress(OSError):  # it is in use
+                    lock = lock_root(place, fcntl.LOCK_EX)
+                    try:
+                        remove_tree(place)
+                    finally:
+                        os.close(lock)
+
+    @contextmanager
+    def _make_staging(self) -> Iterator[Path]:
+        staging = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.directory))
+        lock = lock_root(staging, fcntl.LOCK_EX)
+        try:
+            yield staging
+        finally:
+            remove_tree(staging)
+            os.close(lock)
+
+
+class _Import:
+    """One import into the directory `staging`."""
+
+    def __init__(self, source: Path, staging: Path, reserve: int) -> None:
+        self._source = source
+        self._staging = staging
+        self._reserve = reserve
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise ConfigurationError(
+                "bubblewrap is not installed; run `apt-get install bubblewrap`"
+            )
+        own = staging / _OWN
+        own.mkdir()
+        write_sandbox_files(own)
+        options = tuple(build_program_options(own))
+        self._sandbox = SandboxedCommands(bwrap, make_filter(internet=False), options)
+
+    def unpack(self) -> Path:
+        """Return the directory with the content of the source."""
+        root = self._staging / "root"
+        root.mkdir()
+        source = self._source
+        if not source.exists():
+            raise ConfigurationError(f"{source} does not exist")
+        if not os.access(source, os.R_OK, effective_ids=True):
+            raise ConfigurationError(
+                f"{source}: the daemon's user (uid {os.geteuid()}) cannot read it",
+                "copy it to a place such as /var/tmp, with `chmod a+rX`",
+            )
+        if (source / "oci-layout").is_file():
+            return self._unpack_image(f"oci:{source}")
+        if source.is_dir():
+            self._copy_directory(root)
+            return root
+        names, devices = self._list_archive()
+        if b"oci-layout" in names:
+            return self._unpack_image(f"oci-archive:{source}")
+        if b"manifest.json" in names:
+            return self._unpack_image(f"docker-archive:{source}")
+        self._run(
+            *("tar", *_UNPACK, f"--directory={root}", f"--file={source}"),
+            *(*_leave_out("./", "", "/"), *self._exclude(devices)),
+        )
+        return root
+
+    def _exclude(self, names: Sequence[bytes]) -> tuple[str, ...]:
+        """Return the options by which tar leaves out these names."""
+        file = self._staging / "excluded"
+        file.write_bytes(b"".join(name + b"\n" for name in names))
+        return "--anchored", "--no-wildcards", f"--exclude-from={file}"
+
+    def _copy_directory(self, root: Path) -> None:
+        words = ("--ignore-failed-read", "--warning=no-failed-read", "--one-file-system")
+        left_out = (*_leave_out("./"), *self._exclude(self._list_devices()))
+        packing = ("tar", "--create", *words, f"--directory={self._source}", *left_out, ".")
+        with self._start(packing, subprocess.DEVNULL, subprocess.PIPE) as pack:
+            self._run("tar", *_UNPACK, "--directory", root, "--file", "-", stdin=pack.stdout)
+            assert pack.stdout is not None, "it is a pipe"
+            pack.stdout.close()
+            if pack.wait():
+                raise ConfigurationError(f"{self._source}: tar could not read the directory")
+
+    def _list_devices(self) -> list[bytes]:
+        """Return the device nodes of a directory."""
+        command = ("find", self._source, "-xdev", "-type", "b,c", "-printf", "./%P\\n")
+        with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
+            assert child.stdout is not None, "it is a pipe"
+            return [line.rstrip(b"\n") for line in islice(child.stdout, _MAX_DEVICES)]
+
+    def _list_archive(self) -> tuple[set[bytes], list[bytes]]:
+        """Return which names of an image the archive has, and its device nodes."""
+        names, devices = set[bytes](), list[bytes]()
+        command = ("tar", *_LIST, "--file", self._source)
+        with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
+            assert child.stdout is not None, "it is a pipe"
+            for line in child.stdout:
+                match = _MEMBER.fullmatch(line)
+                if match is None:
+                    continue
+                if match[1] in b"bc" and len(devices) < _MAX_DEVICES:
+                    devices.append(match[2])
+                elif match[2] in (b"oci-layout", b"manifest.json"):
+                    names.add(match[2])
+            if child.wait():
+                raise ConfigurationError(
+                    f"{self._source} is neither a tar archive nor an image: {self._read_errors()}"
+                )
+        return names, devices
+
+    def _unpack_image(self, image: str) -> Path:
+        lacking = [name for name in _IMAGE_PROGRAMS if shutil.which(name) is None]
+        if lacking:
+            raise ConfigurationError(
+                f"{self._source} is an image of a container; run `apt-get install"
+                f" {' '.join(lacking)}` to import it"
+            )
+        (self._staging / "tmp").mkdir()
+        layout = f"{self._staging}/image"
+        self._run("skopeo", "--insecure-policy", "copy", image, f"oci:{layout}:root")
+        root = self._staging / "unpacked"
+        self._run("umoci", "raw", "unpack", "--rootless", "--image", f"{layout}:root", root)
+        for name in _LEFT_OUT:
+            remove_tree(root / name)
+        return root
+
+    def _run(
+        self, *command: str | Path, stdin: int | IO[bytes] | None = subprocess.DEVNULL
+    ) -> None:
+        """Run a program in the sandbox until it ends, or the disk is nearly full."""
+        with self._start(command, stdin, subprocess.DEVNULL) as child:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    status = child.wait(_LOOK)
+                    break
+                free = shutil.disk_usage(self._staging).free
+                if free < self._reserve:
+                    child.kill()
+                    raise ConfigurationError(
+                        f"{self._source} does not fit on the disk: {format_size(free)} are left"
+                        f" of {self._staging.parent}; free some disk space"
+                    )
+        if status:
+            raise ConfigurationError(f"{self._source}: {command[0]} failed: {self._read_errors()}")
+
+    @contextmanager
+    def _start(
+        self, command: Sequence[str | Path], stdin: int | IO[bytes] | None, stdout: int
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a program in the sandbox, and end it with the body."""
+        access = SandboxAccess(writable_paths=[self._staging], readable_paths=[str(self._source)])
+        directories = {"HOME": str(self._staging), "TMPDIR": str(self._staging / "tmp")}
+        prepared = self._sandbox.prepare_command(self._staging, access)
+        with prepared as (before, filter_), (self._staging / "errors").open("wb") as errors:
+            child = subprocess.Popen(
+                [*before, *map(str, command)],
+                cwd="/",
+                env={**_ENVIRONMENT, **directories},
+                stdin=stdin,
+                stdout=stdout,
+                stderr=errors,
+                pass_fds=() if filter_ is None else (filter_,),
+            )
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+
+    def _read_errors(self) -> str:
+        with (self._staging / "errors").open("rb") as file:
+            said = file.read(_COMPLAINT).decode(errors="replace").strip().splitlines()
+        said = [line.removeprefix(BWRAP_PREFIX) for line in said if _REMOVING not in line]
+        return "; ".join(said[:3]) or "it gave no reason"
+
+
+def _leave_out(*prefixes: str) -> tuple[str, ...]:
+    names = (f"{prefix}{name}" for prefix in prefixes for name in _LEFT_OUT)
+    return ("--anchored", *(f"--exclude={name}" for name in names))
+
+
+def _settle(root: Path) -> str:
+    """Make a root read-only, with the modes and files that sandboxes need; return its digest."""
+    run_program("/bin/chmod", "-R", "u+rwX", "--", root)
+    _add_files(root / "etc")
+    whole = hashlib.sha256()
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        entries = []
+        for path, status in walk_tree(top):
+            entries.append((path, status.st_mode))
+            if len(entries) > _MAX_ENTRIES:
+                raise ConfigurationError(f"the source has over {_MAX_ENTRIES} files")
+        directories = []
+        for path, mode in sorted(entries):
+            if stat.S_ISDIR(mode):
+                directories.append(path)
+                kind, content = "directory", b""
+            elif stat.S_ISLNK(mode):
+                kind, content = "link", os.fsencode(os.readlink(path, dir_fd=top))
+            elif stat.S_ISREG(mode):
+                is_program = bool(mode & 0o111)
+                os.chmod(path, _SHOWN if is_program else 0o444, dir_fd=top)
+                kind, content = "program" if is_program else "file", _digest_file(path, top)
+            else:
+                os.unlink(path, dir_fd=top)
+                continue
+            whole.update(os.fsencode(f"{path}\0{kind}\0{len(content)}\0") + content)
+        for path in directories:
+            os.chmod(path, _SHOWN, dir_fd=top)
+    finally:
+        os.close(top)
+    root.chmod(0o755)  # a directory that is moved must be writable
+    return whole.hexdigest()
+
+
+def _add_files(etc: Path) -> None:
+    """Make the files over which the sandbox puts its own."""
+    if not os.path.lexists(etc):
+        etc.mkdir()
+    if etc.is_symlink() or not etc.is_dir():
+        raise ConfigurationError("/etc of the source is not a directory; use another source")
+    for name in (*OWN_FILES, *NETWORK_FILES):
+        remove_tree(etc / name) if (etc / name).is_dir() else (etc / name).unlink(missing_ok=True)
+        (etc / name).touch()
+
+
+def _digest_file(path: str, top: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+    with open(descriptor, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _measure(root: Path) -> int:
+    """Return the bytes of a root on the disk; a file with several names counts once."""
+    seen: set[int] = set()
+    size = 0
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _, status in walk_tree(top):
+            if status.st_nlink == 1 or status.st_ino not in seen:
+                seen.add(status.st_ino) if status.st_nlink > 1 else None
+                size += 512 * status.st_blocks
+    finally:
+        os.close(top)
+    return size

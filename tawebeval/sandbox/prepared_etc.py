@@ -1,0 +1,231 @@
+"""The /etc of sandboxes: one directory with copies of a few of the machine's files.
+
+bwrap shows a directory at the price of a single file, and sandboxes need sixteen files. Before each
+start the status of the machine's files tells which of them have changed; these are copied again,
+each by a rename. The directory itself stays the same, so running sandboxes see changes, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from glob import glob
+from math import inf
+from pathlib import Path
+from threading import Lock
+
+import attrs
+
+from tawebeval.linux.filetree import add_path_to_errors, remove_tree
+
+# Nanoseconds after which another change of a file has another time.
+_TICK = 20_000_000
+# Seconds between two looks at the machine's files, which take 0.3 ms.
+_PAUSE = 0.1
+
+_Status = tuple[int, int, int]  # device, inode, and time of the last change in nanoseconds
+
+
+@attrs.frozen
+class _Entry:
+    """One entry of the directory, by its kind (inode(7)), and what its content depends on."""
+
+    kind: int
+    mode: int = 0
+    source: str | None = None  # of a copy
+    status: _Status | None = None  # of the source
+    content: bytes = b""  # or the target of a link
+
+
+@attrs.define
+class PreparedEtc:
+    """A directory that sandboxes show as /etc.
+
+    - `patterns`: what is copied from `machine`, as for glob(3).
+    - `own_files`: other files, by their names.
+    - `mount_points`: paths below `machine` over which sandboxes mount something.
+    """
+
+    directory: Path
+    patterns: Sequence[str]
+    own_files: Mapping[str, bytes]
+    mount_points: Sequence[str] = ()
+    machine: str = "/etc"
+    clock: Callable[[], float] = attrs.field(default=time.monotonic, eq=False)
+    _looked: float = attrs.field(default=-inf, init=False, eq=False)
+    _seen: dict[str, _Status | None] = attrs.field(factory=dict, init=False, eq=False)
+    _copied: dict[str, _Entry | None] = attrs.field(factory=dict, init=False, eq=False)
+    _lock: Lock = attrs.field(factory=Lock, init=False, eq=False)
+
+    def update(self) -> None:
+        """Copy what has changed since the last call. Blocks, hardly. Raises: OSError.
+
+        A call within `_PAUSE` after another one does nothing.
+        """
+        now = self.clock()
+        if now < self._looked + _PAUSE and self._seen:
+            return
+        with self._lock:
+            if not self._is_current():
+                self._copy_changes()
+            self._looked = now
+
+    def _is_current(self) -> bool:
+        seen = self._seen
+        return bool(seen) and all(_read_status(path) == seen[path] for path in seen)
+
+    def _copy_changes(self) -> None:
+        self._seen, seen = {}, dict[str, _Status | None]()
+        wanted = dict(self._scan(seen))
+        for name, entry in self._list_mount_points():
+            above = os.path.dirname(name)
+            # Nothing is written through a link.
+            if not above or (above in wanted and wanted[above].kind == stat.S_IFDIR):
+                wanted.setdefault(name, entry)
+        latest = max((status[2] for status in seen.values() if status), default=0)
+        if time.time_ns() - latest < _TICK:
+            time.sleep(_TICK / 1e9)
+        self.directory.mkdir(exist_ok=True)
+        self.directory.chmod(0o755)
+        there = dict(_list_entries(self.directory, ""))
+        # A link tells all of itself; of files there are only those that this process has copied.
+        copied = {name: link or self._copied.get(name) for name, link in there.items()}
+        for name in sorted(there.keys() - wanted.keys(), reverse=True):
+            remove_tree(self.directory / name)
+            copied.pop(name, None)
+        for name, entry in wanted.items():
+            if entry.kind == stat.S_IFLNK and name not in there:
+                os.symlink(entry.content, os.fsencode(self.directory / name))
+            elif copied.get(name) != entry and not _is_same(self.directory / name, entry):
+                self._replace(self.directory / name, entry)
+            copied[name] = entry
+        self._copied = copied
+        seen[str(self.directory)] = _read_status(str(self.directory))
+        self._seen = seen
+
+    def _scan(self, seen: dict[str, _Status | None]) -> Iterator[tuple[str, _Entry]]:
+        """Yield what there should be, directories before their entries."""
+        for pattern in self.patterns:
+            above = os.path.dirname(pattern)
+            folder = os.path.join(self.machine, above)
+            seen[folder] = _read_status(folder)
+            for name in sorted(glob(pattern, root_dir=self.machine)):
+                yield from _name_parents(name)
+                yield from _scan_path(os.path.join(self.machine, name), name, seen)
+        for name, content in self.own_files.items():
+            yield name, _Entry(stat.S_IFREG, 0o644, content=content)
+
+    def _list_mount_points(self) -> Iterator[tuple[str, _Entry]]:
+        for path in self.mount_points:
+            name = os.path.relpath(path, self.machine)
+            if name != "." and not name.startswith(".."):
+                yield from _name_parents(name)
+                if os.path.isdir(path):
+                    yield name, _Entry(stat.S_IFDIR, 0o755)
+                elif os.path.exists(path):
+                    yield name, _Entry(stat.S_IFREG, 0o644)
+
+    def _replace(self, path: Path, entry: _Entry) -> None:
+        is_directory = path.is_dir() and not path.is_symlink()
+        if entry.kind == stat.S_IFDIR:
+            if not is_directory:
+                path.unlink(missing_ok=True)
+                path.mkdir()
+            path.chmod(entry.mode)
+            return
+        if is_directory:
+            remove_tree(path)
+        new = self.directory.with_name(f"{self.directory.name}.new")
+        new.unlink(missing_ok=True)
+        if entry.kind == stat.S_IFLNK:
+            os.symlink(entry.content, os.fsencode(new))
+        else:
+            with add_path_to_errors(new):
+                _write(new, entry)
+        new.replace(path)
+
+
+def _is_same(path: Path, entry: _Entry) -> bool:
+    """Tell whether a file of an earlier process is right, so that nothing is renamed over it.
+
+    That would remove what running sandboxes have mounted over it.
+    """
+    try:
+        status = path.lstat()
+        if stat.S_IFMT(status.st_mode) != stat.S_IFREG or entry.kind != stat.S_IFREG:
+            return False
+        if entry.source is None:
+            return path.read_bytes() == entry.content
+        is_mode = stat.S_IMODE(status.st_mode) == entry.mode
+        return is_mode and path.read_bytes() == Path(entry.source).read_bytes()
+    except OSError:
+        return False
+
+
+def _write(new: Path, entry: _Entry) -> None:
+    """Write a file; without access to the machine's file it is empty, and not readable."""
+    new.write_bytes(entry.content)
+    mode = entry.mode
+    if entry.source is not None:
+        try:
+            shutil.copyfile(entry.source, new)
+        except (PermissionError, FileNotFoundError):
+            mode = 0
+    new.chmod(mode)
+
+
+def _scan_path(
+    path: str, name: str, seen: dict[str, _Status | None]
+) -> Iterator[tuple[str, _Entry]]:
+    """Yield a file, or a directory and all that it holds; nothing for another kind."""
+    status = seen[path] = _read_status(path)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if stat.S_ISREG(mode):
+        yield name, _Entry(stat.S_IFREG, mode & 0o777, path, status)
+    elif stat.S_ISDIR(mode):
+        yield name, _Entry(stat.S_IFDIR, mode & 0o777 | 0o700)
+        # While the machine installs packages, files come and go.
+        with suppress(PermissionError, FileNotFoundError), os.scandir(path) as children:
+            for child in children:
+                below = f"{name}/{child.name}"
+                if child.is_symlink():
+                    with suppress(FileNotFoundError):
+                        yield below, _read_link(child)
+                else:
+                    yield from _scan_path(child.path, below, seen)
+
+
+def _name_parents(name: str) -> Iterator[tuple[str, _Entry]]:
+    parts = name.split("/")
+    for count in range(1, len(parts)):
+        yield "/".join(parts[:count]), _Entry(stat.S_IFDIR, 0o755)
+
+
+def _list_entries(directory: Path, above: str) -> Iterator[tuple[str, _Entry | None]]:
+    """Yield all names below a directory, relative to it, with those entries that are links."""
+    with os.scandir(directory / above) as children:
+        for child in children:
+            name = f"{above}{child.name}"
+            yield name, _read_link(child) if child.is_symlink() else None
+            if child.is_dir(follow_symlinks=False):
+                yield from _list_entries(directory, f"{name}/")
+
+
+def _read_link(entry: os.DirEntry[str]) -> _Entry:
+    return _Entry(stat.S_IFLNK, content=os.readlink(os.fsencode(entry.path)))
+
+
+def _read_status(path: str) -> _Status | None:
+    """Return what changes when a file changes; None if there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -1,0 +1,131 @@
+"""Base case of the tests of `tawebeval.archive`, and events for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.archive.files import ArchiveFile
+from tawebeval.archive.index import RowQuery
+from tawebeval.archive.store import (
+    PARTS,
+    ArchiveStore,
+    RecordingEnd,
+    RecordingWork,
+    WorkOutcome,
+    WrittenEvents,
+)
+from tawebeval.config import ArchiveSettings
+from tawebeval.core.events import EventBatch, encode_data
+from tawebeval.evaluations.status import format_time
+from tawebeval.sandbox.workspace import Workspace
+
+NOW = 1_700_000_000.0
+_TIME = re.compile(rb',"time":"[^"]*"}\n')
+
+
+def make_batch(first: int, count: int, size: int = 40) -> EventBatch:
+    """Return `count` events of about `size` bytes, each with its number."""
+    lines = [
+        encode_data(b'"%d%s"' % (number, b"x" * size)) for number in range(first, first + count)
+    ]
+    return EventBatch(count, b"".join(each.lines for each in lines))
+
+
+def make_events(first: int, count: int, size: int = 40) -> WrittenEvents:
+    """Return events as the store gets them."""
+    return WrittenEvents(first, make_batch(first, count, size), format_time(NOW))
+
+
+def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> RecordingEnd:
+    """Return the end of an evaluation."""
+    shown = {"state": "finished", "problem": None, "metadata": {}, **entry}
+    return RecordingEnd(number, NOW, ended, {"state": "finished"}, shown, None)
+
+
+def strip_times(lines: bytes) -> bytes:
+    """Return lines without the times of events."""
+    return _TIME.sub(b"}\n", lines)
+
+
+class ArchiveTestCase(SynchronousTestCase):
+    """An archive in a directory of its own, which a test may open again."""
+
+    settings = ArchiveSettings(enabled=True)
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.now = NOW
+        self.opened: list[ArchiveStore] = []
+        self.addCleanup(lambda: [store.close() for store in self.opened])
+        self.store = self.open()
+
+    def open(self, **changes: Any) -> ArchiveStore:
+        """Return the archive as a new process would open it, checked."""
+        store = ArchiveStore(
+            self.root,
+            ArchiveSettings(**{"enabled": True, **changes}) if changes else self.settings,
+            0,
+            lambda: self.now,
+        )
+        for former in self.opened:  # its process has ended
+            former.close()
+        self.opened.append(store)
+        self.newest, self.left = store.open()
+        return store
+
+    def check(self) -> None:
+        """Check index and files, as after the start."""
+        self.store.check_index()
+        self.store.renew_index()
+        for part in PARTS:
+            self.store.compare_files(part)
+        self.store.end_check()
+
+    def write(
+        self, *events: WrittenEvents, name: str = "one", end: RecordingEnd | None = None
+    ) -> WorkOutcome:
+        """Write events of an evaluation."""
+        (outcome,) = self.store.write([RecordingWork(name, "alice", events, end)])
+        return outcome
+
+    def read(
+        self, after: int = 0, limit: int = 10**9, name: str = "one", *, with_times: bool = False
+    ) -> EventBatch:
+        """Return archived events."""
+        file = self.get(name)
+        try:
+            return file.read_events(after, limit, with_times=with_times)
+        finally:
+            file.close()
+
+    def get(self, name: str = "one") -> ArchiveFile:
+        """Return an archived evaluation."""
+        file = self.store.open_file(name, "alice")
+        assert file is not None, name
+        return file
+
+    def list_numbers(self) -> Sequence[int]:
+        """Return the numbers of the evaluations in the index."""
+        rows = self.store.list_rows(RowQuery("alice", 0, 10**6, 100, lambda row: True))
+        return [row.sequence_number for row in rows]
+
+    def list_files(self) -> Sequence[str]:
+        """Return the names of all files but the index, without that of the evaluation."""
+        found = (path for path in self.root.rglob("*.*") if path.parent.name != "index")
+        return sorted(path.name.partition(".")[2] for path in found)
+
+
+def make_workspace(root: Path, packed: bytes, files: dict[str, bytes]) -> Workspace:
+    """Return a workspace with a kept submission; `files` are by their paths below it."""
+    workspace = Workspace(root)
+    for name, content in files.items():
+        path = workspace.submission_directory / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    workspace.request_file.write_bytes(packed)
+    return workspace

@@ -1,0 +1,70 @@
+"""One repository of the cache, whose git is real and in its sandbox, without a daemon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.trial.unittest import TestCase
+from twisted.web.client import BrowserLikePolicyForHTTPS
+
+from tawebeval.core.hosts import HostPolicy
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.git.command import GitRunner
+from tawebeval.git.commits import TreeLimits
+from tawebeval.git.lfs import LfsClient
+from tawebeval.git.remotes import RemoteResolver
+from tawebeval.git.repository import BareRepository, FetchLimits
+from tawebeval.linux.child import Spawner
+from tawebeval.resolver import CheckedResolver
+from tawebeval.sandbox.bubblewrap import (
+    build_network_options,
+    build_program_options,
+    write_sandbox_files,
+)
+from tawebeval.sandbox.command_sandbox import SandboxedCommands
+from tawebeval.sandbox.seccomp import make_filter
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
+from tests.fakes.resolver import FakeResolver
+from tests.integration.repositories import GitRepository
+
+MOST = 2**30
+"""Bytes that a fetch may add."""
+
+
+class BareRepositoryCase(TestCase):
+    """`bare` is the repository in `path`, `source` the one to fetch from, in `folder`."""
+
+    timeout = LONG_PATIENCE
+
+    def make(self) -> None:
+        """Make both repositories, which are empty."""
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.source = GitRepository(self.folder / "source")
+        self.threads = WorkerThreads.create(reactor, 4, "work")
+        self.threads.start()
+        self.addCleanup(self.threads.stop)
+        accounts = self.folder / "accounts"
+        accounts.mkdir()
+        write_sandbox_files(accounts)
+        filter_ = make_filter(internet=True)
+        self.addCleanup(os.close, filter_)
+        views = tuple(build_program_options(accounts)), tuple(build_network_options())
+        box = SandboxedCommands(shutil.which("bwrap") or "", filter_, *views)
+        self.path = self.folder / "cached.git"
+        protocols = ("file", "git", "http")
+        policy = HostPolicy(private_networks=("127.0.0.0/8",))
+        resolver = CheckedResolver(policy, FakeResolver(), reactor)
+        remotes = RemoteResolver(resolver, (), protocols)
+        self.bare = BareRepository(
+            self.path,
+            GitRunner(reactor, Spawner(reactor), protocols, box=box),
+            self.threads,
+            remotes,
+            FetchLimits(reactor, PATIENCE, MOST, TreeLimits(100, 2**23)),
+            LfsClient(reactor, BrowserLikePolicyForHTTPS(), self.threads, remotes, PATIENCE),
+        )

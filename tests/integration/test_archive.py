@@ -1,0 +1,446 @@
+"""The archive of a real daemon: over restarts, kills, a damaged index, and on a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SkipTest
+
+from tawebeval.sandbox.workspace import derive_directory_name
+from tests.cases.patience import PATIENCE
+from tests.integration.client import Client, Event, python, text
+from tests.integration.harness import (
+    COMMAND,
+    CONFIGURATION,
+    TWISTD,
+    DaemonTestCase,
+    RepositoryTestCase,
+    environment,
+    until,
+)
+from tests.integration.harness import Daemon as PlainDaemon
+from tests.integration.keepers import KeptDaemonTestCase
+from tests.integration.rounds_case import Course, RoundsCase
+from tests.integration.small_disks import PRIVATE, SmallDisks
+from tests.integration.unprivileged import USER, give
+
+ARCHIVE = f"{CONFIGURATION}\n[archive]\nenabled = true\n"
+NUMBERS = "import sys\nfor number in range(int(sys.argv[1])): print('line', number)"
+BURSTS = """
+import sys, time
+bursts, lines = map(int, sys.argv[1:])
+for first in range(0, bursts * lines, lines):
+    time.sleep(2)
+    sys.stdout.write("".join(f"line {n}\\n" for n in range(first, first + lines)))
+    sys.stdout.flush()
+"""
+NOISE = "import base64, os; print(base64.b64encode(os.urandom(300_000)).decode())"
+
+
+def numbers(count: int) -> str:
+    """Return what an evaluator with `NUMBERS` prints."""
+    return "".join(f"line {number}\n" for number in range(count))
+
+
+async def read_pages(client: Client, identifier: str, limit: int = 10**6) -> list[Event]:
+    """Return all events of an evaluation, read from the first page to the last."""
+    events: list[Event] = []
+    after = "0"
+    while after != "end":
+        answer = await client.get(
+            f"/evaluation/{identifier}/events", params={"after": after, "limit": str(limit)}
+        )
+        assert answer.code == 200, answer.body
+        events += answer.json["data"]
+        after = answer.json["end"]
+    return events
+
+
+async def list_all(client: Client) -> list[str]:
+    """Return the identifiers of all evaluations in the list."""
+    found: list[str] = []
+    after = ""
+    while True:
+        answer = await client.get(f"/evaluations?{after}")
+        if answer.code == 503:  # the index is being made again
+            await deferLater(reactor, 0.01)
+            continue
+        listing = answer.json
+        found += [one["evaluation_id"] for one in listing["data"]]
+        if listing["end"] is None:
+            return found
+        after = f"after={listing['end']}"
+
+
+async def wait_archived(client: Client, count: int) -> None:
+    """Wait until so many evaluations were archived since the start."""
+    while await client.figure("archived_total") < count:
+        await deferLater(reactor, 0.01)
+
+
+class ArchiveTestCase(RepositoryTestCase):
+    """A daemon of its own for each test."""
+
+    configuration: ClassVar[str] = ARCHIVE
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.daemon = PlainDaemon(self.configuration)
+        self.addCleanup(self.daemon.remove)
+        self.client = Client(self.daemon.url)
+        self.addCleanup(self.client.close)
+        await self.start()
+
+    async def start(self) -> None:
+        """Start the daemon."""
+        self.daemon.start()
+        await self.daemon.ready()
+
+    async def run_python(self, program: str, *arguments: str) -> str:
+        """Run an evaluator and read its events to the end; return the identifier."""
+        command = python(program, *arguments)
+        identifier = await self.client.evaluate(self.repository.url, self.commit, command)
+        await self.client.follow(identifier)
+        return identifier
+
+    def configure(self, text: str) -> None:
+        """Add lines to the configuration."""
+        path = self.daemon.folder / "tawebeval.toml"
+        path.write_text(path.read_text().replace("[archive]\n", f"[archive]\n{text}\n"))
+
+    @property
+    def archive(self) -> Path:
+        """The directory of the archive."""
+        return self.daemon.state / "archive"
+
+
+class RestartTests(ArchiveTestCase):
+    """Evaluations that outlive the daemon in the archive."""
+
+    async def test_restart(self) -> None:
+        """After a restart all requests find what was archived, in its order."""
+        identifiers = [await self.run_python(NUMBERS, str(count)) for count in (0, 3, 50_000)]
+        await wait_archived(self.client, 3)
+        await self.daemon.stop()
+        await self.start()
+        self.assertEqual(await list_all(self.client), identifiers)
+        for identifier, count in zip(identifiers, (0, 3, 50_000), strict=True):
+            for _ in range(2):
+                self.assertEqual(text(await read_pages(self.client, identifier)), numbers(count))
+            status = await self.client.status(identifier)
+            self.assertEqual((status["state"], status["archived"]), ("finished", True))
+            received = bytearray()
+            await self.client.stream(
+                f"/evaluation/{identifier}/events",
+                received.extend,
+                {"Accept": "application/jsonl"},
+            )
+            events = [json.loads(line) for line in received.splitlines()]
+            self.assertEqual(text(events), numbers(count))
+        self.assertEqual((await self.client.get("/evaluation/" + "a" * 40)).code, 404)
+        newest = await self.run_python(NUMBERS, "1")
+        self.assertEqual(await list_all(self.client), [*identifiers, newest])
+        await self.daemon.stop()
+
+    async def test_rerun(self) -> None:
+        """After a restart an archived evaluation runs again, with its files."""
+        identifier = await self.client.evaluate(
+            self.repository.url,
+            self.commit,
+            "cat $SUBMISSION_FILE_SOLUTION; echo $TURINGARENA_SEED",
+            seed="77",
+        )
+        self.assertEqual(text(await self.client.follow(identifier)), "42\n77\n")
+        await wait_archived(self.client, 1)
+        await self.daemon.stop()
+        await self.start()
+        answer = await self.client.request("POST", f"/evaluation/{identifier}/rerun")
+        self.assertEqual(answer.code, 200, answer.body)
+        events = await self.client.follow(answer.json["evaluation_id"])
+        self.assertEqual(text(events), "42\n77\n")
+        await self.daemon.nothing_left()
+        await self.daemon.stop()
+
+    async def test_commands(self) -> None:
+        """The commands `list`, `status` and `follow` show archived evaluations."""
+        identifier = await self.run_python(NUMBERS, "3")
+        await wait_archived(self.client, 1)
+        for command, expected in (
+            (("list",), identifier),
+            (("status", identifier), "archived"),
+            (("follow", identifier), "line 2"),
+        ):
+            process = subprocess.Popen(
+                [COMMAND, *command, "--server", self.daemon.url],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment(),
+            )
+            output: Any = Deferred()
+            reactor.callInThread(  # type: ignore[attr-defined]
+                lambda process=process, output=output: reactor.callFromThread(  # type: ignore[attr-defined]
+                    output.callback, process.communicate(timeout=PATIENCE)[0]
+                )
+            )
+            self.assertIn(expected, await output)
+        await self.daemon.stop()
+
+    async def test_shutdown(self) -> None:
+        """An evaluation that the shutdown ends is archived with its last event."""
+        command = python("import time; print('ready', flush=True); time.sleep(600)")
+        identifier = await self.client.evaluate(self.repository.url, self.commit, command)
+        await self.client.printed(identifier, "ready")
+        await self.daemon.stop()
+        await self.start()
+        events = await read_pages(self.client, identifier)
+        self.assertEqual(text(events), "ready\n")
+        self.assertEqual(events[-1]["payload"]["reason"], "shutdown")
+        await self.daemon.stop()
+
+    async def test_killed(self) -> None:
+        """After kill -9 what had ended is complete, and nothing is left of what had not."""
+        endless = python("n = 0\nwhile True:\n    print('x', n)\n    n += 1")
+        running = [
+            await self.client.evaluate(self.repository.url, self.commit, endless) for _ in range(2)
+        ]
+        readers = [self.read_for_ever(identifier) for identifier in running]
+        ended = [await self.run_python(NUMBERS, "20000") for _ in range(3)]
+        await wait_archived(self.client, 3)
+        await until(lambda: len(list((self.archive / "spool").glob("*.frames"))) == 2, "recordings")
+        await self.daemon.kill()
+        for reader in readers:
+            reader.cancel()
+        await self.start()
+        for identifier in ended:
+            self.assertEqual(text(await read_pages(self.client, identifier)), numbers(20_000))
+        for identifier in running:
+            self.assertEqual((await self.client.ask(identifier)).code, 410)
+        self.assertEqual(await list_all(self.client), ended)
+        await until(lambda: not os.listdir(self.archive / "spool"), "no recording is left")
+        await self.daemon.stop()
+
+    def read_for_ever(self, identifier: str) -> Deferred[Any]:
+        """Read an evaluation until the daemon is gone."""
+        return Deferred.fromCoroutine(self.client.follow(identifier)).addErrback(lambda _: None)
+
+    async def test_killed_again_and_again(self) -> None:
+        """However often the daemon is killed while evaluations end, what is listed is complete."""
+        for count in range(1, 5):
+            started = [
+                Deferred.fromCoroutine(self.run_python(NUMBERS, "3000")).addErrback(lambda _: None)
+                for _ in range(8)
+            ]
+            await wait_archived(self.client, count)
+            await self.daemon.kill()
+            await gatherResults(started)
+            await self.start()
+            for identifier in await list_all(self.client):
+                self.assertEqual(text(await read_pages(self.client, identifier)), numbers(3000))
+        self.assertGreater(len(await list_all(self.client)), 0)
+        await self.daemon.stop()
+
+
+class LastingTests(RoundsCase):
+    """Evaluations that outlive the daemon, which is killed at random moments."""
+
+    configuration = ARCHIVE
+
+    async def test_killed(self) -> None:
+        """The archive has exactly the events that readers got, each once, and the status."""
+        await self.run_rounds(30, 10, signal.SIGKILL)
+
+    async def check_courses(self, courses: list[Course]) -> None:
+        """Compare the archive with what readers got."""
+        for course in courses:
+            events = await read_pages(self.client, course.identifier)
+            self.assertEqual(events, course.reader.events, course.kind.name)
+            found = await self.client.status(course.identifier)
+            self.assertTrue(found["archived"])
+            self.check_status(course, attrs.evolve(course.reader, status=found))
+        listed = await list_all(self.client)
+        self.assertEqual(len(listed), len(set(listed)))
+        self.assertEqual(set(listed[1:]), {course.identifier for course in courses})
+        self.assertEqual(os.listdir(self.daemon.state / "archive/spool"), [])
+
+
+class KillTests(KeptDaemonTestCase):
+    """Evaluations that outlive the daemon, which is killed when that is hardest."""
+
+    configuration = ARCHIVE
+
+    async def test_acknowledged(self) -> None:
+        """Events are archived that a client had acknowledged, and that were not on the disk yet."""
+        identifier = await self.begin(python(BURSTS, "2", "10000"))
+        name = derive_directory_name(identifier)
+        spool = self.daemon.state / "archive/spool"
+        hanging = [spool / f"{name}.{end}" for end in ("0.0.lines", "frames")]
+        for path in hanging:
+            os.mkfifo(path)  # to open it blocks
+            give(path)
+        events: list[Event] = []
+        after, is_killed = None, False
+        while after != "end":
+            page = await self.client.page(identifier, after, wait=10)
+            events += page["data"]
+            after = page["end"]
+            if not is_killed and text(events) == numbers(10_000)[:-1]:
+                await self.client.ask(identifier, after)
+                await self.daemon.end()
+                for path in hanging:
+                    path.unlink()
+                self.daemon.start()
+                await self.daemon.ready()
+                is_killed = True
+        await self.client.ask(identifier, after)
+        self.assertEqual((is_killed, text(events)), (True, numbers(20_000)))
+        self.assertEqual(await read_pages(self.client, identifier), events)
+        await self.daemon.stop()
+
+    async def test_ended(self) -> None:
+        """All are archived, whether clients have read them to the end, or not at all."""
+        identifiers = []
+        for _ in range(5):
+            unread, read = [await self.begin(python(NUMBERS, "20000")) for _ in range(2)]
+            await self.client.follow(read)
+            await self.daemon.restart()
+            self.assertEqual((await self.client.ended(unread))["state"], "finished")
+            await self.client.follow(unread)
+            identifiers += [unread, read]
+        for identifier in identifiers:
+            self.assertEqual(text(await read_pages(self.client, identifier)), numbers(20_000))
+            status = await self.client.status(identifier)
+            self.assertEqual((status["state"], status["archived"]), ("finished", True))
+        self.assertEqual(await list_all(self.client), identifiers)
+        self.assertEqual(os.listdir(self.daemon.state / "archive/spool"), [])
+        await until(lambda: self.daemon.remains() == [], "nothing is left")
+        answer = await self.client.request("POST", f"/evaluation/{identifiers[0]}/rerun")
+        self.assertEqual(answer.code, 200, answer.body)
+        await self.client.follow(answer.json["evaluation_id"])
+        await self.daemon.stop()
+
+
+class IndexTests(ArchiveTestCase):
+    """Faults of the index, and its bounds."""
+
+    async def test_damaged(self) -> None:
+        """A damaged index is made again from the files; until then no list is short."""
+        identifiers = [await self.run_python(NUMBERS, "3") for _ in range(3)]
+        await wait_archived(self.client, 3)
+        await self.daemon.stop()
+        with open(self.archive / "index/evaluations.sqlite", "r+b") as file:
+            file.write(os.urandom(3000))
+        await self.start()
+        await self.daemon.logged("the index is damaged, and is made again from the files")
+        self.assertEqual(await list_all(self.client), identifiers)
+        while await self.client.figure("archive_evaluations") != 3:
+            pass
+        await self.daemon.stop()
+
+    async def test_age(self) -> None:
+        """Evaluations beyond `archive.days` are removed."""
+        identifier = await self.run_python(NUMBERS, "3")
+        await wait_archived(self.client, 1)
+        self.assertEqual((await self.client.ask(identifier)).code, 200)
+        await self.daemon.stop()
+        self.configure("days = 0.000001")
+        await self.start()
+        await until(lambda: not list(self.archive.rglob("*.zst")), "the files are removed")
+        self.assertEqual((await self.client.ask(identifier)).code, 410)
+        self.assertEqual(await list_all(self.client), [])
+        await self.daemon.stop()
+
+
+class SizeTests(ArchiveTestCase):
+    """An archive of a MiB."""
+
+    configuration = f"{ARCHIVE}size = 1048576\n"
+
+    async def test_size(self) -> None:
+        """The oldest are removed while others are archived; the newest stays."""
+        identifiers = [await self.run_python(NOISE) for _ in range(6)]
+        await wait_archived(self.client, 6)
+        while await self.client.figure("archive_bytes") > 1048576:
+            await deferLater(reactor, 0.05)
+        kept = await list_all(self.client)
+        self.assertEqual(kept, identifiers[-len(kept) :])
+        self.assertGreater(len(kept), 1)
+        self.assertEqual((await self.client.ask(identifiers[0])).code, 410)
+        self.assertEqual(len(text(await read_pages(self.client, identifiers[-1]))), 400_001)
+        await self.daemon.stop()
+
+
+_MOUNT = (
+    'place="$(dirname "$STATE_DIRECTORY")/archive"; mkdir -p "$place"\n'
+    'mount -t tmpfs -o "$TEST_OPTIONS" tmpfs "$place" || exit 1\n'
+    'exec "$@"'
+)
+
+
+class ArchiveDisk(SmallDisks):
+    """A daemon whose archive is on a small file system of its own."""
+
+    program = (
+        *PRIVATE,
+        _MOUNT,
+        "sh",
+        str(TWISTD),
+    )
+
+    def __init__(self, configuration: str, size: int, *options: str) -> None:
+        super().__init__(configuration, size, *options)
+        self.archive = self.folder / "archive"
+        path = self.folder / "tawebeval.toml"
+        place = f'[archive]\ndirectory = "{self.archive}"\n'
+        path.write_text(path.read_text().replace("[archive]\n", place))
+
+
+class FullDiskTests(DaemonTestCase):
+    """A full disk of the archive, which has a reserve of a MiB or none."""
+
+    configuration = f"{ARCHIVE}\n[health]\nfree_disk = 0\n"
+
+    async def setUp(self) -> None:
+        if USER is None:
+            raise SkipTest("only root can mount file systems of its own for a daemon")
+        cls = type(self)
+        if cls._shared is None:
+            cls._shared = ArchiveDisk(cls.configuration, 4 * 2**20)
+        assert isinstance(cls._shared, ArchiveDisk)
+        self.disk = cls._shared
+        await super().setUp()
+
+    async def test_full(self) -> None:
+        """Evaluations go on, and the daemon is ready; the next ones are archived after a repair."""
+        command = python(NUMBERS, "20000")
+        first = await self.begin(command)
+        await self.client.follow(first)
+        await wait_archived(self.client, 1)
+        running, gate = await self.begin_and_hold(command)
+        self.disk.fill(self.disk.archive)
+        gate.write_text("\n")
+        self.assertEqual(text(await self.client.follow(running)), f"ready{numbers(20_000)}")
+        self.assertEqual(text(await self.run_command(command)), numbers(20_000))
+        await self.daemon.logged("not archived (disk): ", 2)
+        self.assertEqual((await self.client.get("/health/ready")).code, 200)
+        figures = (await self.client.get("/metrics")).body.decode()
+        self.assertIn('tawebeval_not_archived_total{reason="disk"} 2.0', figures)
+        self.assertEqual((await self.client.ask(running)).code, 410)
+        self.assertEqual(text(await read_pages(self.client, first)), numbers(20_000))
+        self.disk.empty(self.disk.archive)
+        last = await self.begin(command)
+        await self.client.follow(last)
+        await wait_archived(self.client, 2)
+        self.assertEqual(text(await read_pages(self.client, last)), numbers(20_000))
+        self.assertEqual(await list_all(self.client), [first, last])
+        spool = self.disk.seen(self.disk.archive) / "spool"
+        self.assertEqual(os.listdir(spool), [])

@@ -1,0 +1,74 @@
+"""Branches that the daemon resolves, by a real git over each kind of server."""
+
+from __future__ import annotations
+
+from tawebeval.core.form import Repository
+from tawebeval.errors import EvaluationFailure
+from tawebeval.git.credentials import Credential
+from tawebeval.linux.filetree import remove_tree
+from tests.integration.bare_repositories import BareRepositoryCase
+from tests.integration.repositories import GitDaemon, HttpServer, git
+
+
+class BranchTests(BareRepositoryCase):
+    """A repository with two branches, one of which ends in the name of the other."""
+
+    def setUp(self) -> None:
+        self.make()
+        self.source.write("file", "one")
+        self.source.commit()
+        self.source.branch("a/main")
+        self.source.write("file", "other")
+        self.source.commit()
+        git(self.source.folder, "checkout", "--quiet", "main")
+
+    async def resolve(self, url: str, branch: str = "main") -> str:
+        """Return the commit of a branch."""
+        return await self.bare.resolve_branch(Repository(url, branch))
+
+    def serve(self, *, login: str | None = None, v2: bool = True, dumb: bool = False) -> HttpServer:
+        """Start a server."""
+        server = HttpServer(self.folder, login=login, v2=v2, dumb=dumb)
+        self.addCleanup(server.stop)
+        return server
+
+    async def test_each_server(self) -> None:
+        """A branch is its newest commit, also right after a push, and can then be fetched."""
+        daemon = GitDaemon(self.folder)
+        self.addCleanup(daemon.stop)
+        servers = self.serve(), self.serve(v2=False), self.serve(dumb=True)
+        web = (f"{server.url}/source/.git" for server in servers)
+        for url in (self.source.url, str(self.source.folder), f"{daemon.url}/source", *web):
+            self.source.write("file", url)
+            commit = self.source.commit()
+            git(self.source.folder, "update-server-info")
+            found = await self.resolve(url)
+            self.assertEqual(found, commit, url)
+            fetched = await self.bare.fetch_commit(Repository(url), found)
+            self.assertEqual(fetched.oid, commit)
+            remove_tree(self.path)  # a repository has one URL
+
+    async def test_missing(self) -> None:
+        """A branch that is not there is refused by its name, also in an empty repository."""
+        git(self.source.folder, "tag", "v1")
+        git(self.folder, "init", "--quiet", "--bare", "empty.git")
+        for url, branch in (
+            (self.source.url, "missing"),
+            (self.source.url, "v1"),
+            (f"file://{self.folder}/empty.git", "main"),
+        ):
+            with self.assertRaises(EvaluationFailure) as caught:
+                await self.resolve(url, branch)
+            self.assertIn(f"no branch {branch!r}", caught.exception.message)
+
+    async def test_credential(self) -> None:
+        """A private repository gets its credential, and refuses those without one."""
+        server = self.serve(login="me:secret")
+        repository = Repository(f"{server.url}/source/.git", "main")
+        port = int(server.url.rpartition(":")[2])
+        credential = Credential("127.0.0.1", port, "me", (), b"", "secret")
+        found = await self.bare.resolve_branch(repository, credential)
+        self.assertEqual(found, git(self.source.folder, "rev-parse", "main"))
+        with self.assertRaises(EvaluationFailure) as caught:
+            await self.bare.resolve_branch(repository)
+        self.assertIn("needs credentials", caught.exception.message)

@@ -1,0 +1,184 @@
+"""Environments: a real Debian in place of the machine's own programs; import, reload, removal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import ClassVar
+
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SkipTest
+
+from tests.cases.patience import LONG_PATIENCE
+from tests.integration.client import failure, text
+from tests.integration.harness import COMMAND, DaemonTestCase
+from tests.machine.roots import toolchain
+
+SUITE = "trixie"
+_VERSION = "import sys; print(*sys.version_info[:2])"
+MACHINE_VERSION = subprocess.run(
+    ["/usr/bin/python3", "-c", _VERSION], capture_output=True, text=True, check=True
+).stdout
+JAVA = """
+class Sum {
+    public static void main(String[] arguments) {
+        System.out.println("java " + Runtime.version().feature());
+    }
+}
+"""
+
+
+def environment_command(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `tawebeval environment` for the daemon with this state. Blocks."""
+    return subprocess.run(
+        [COMMAND, "environment", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "STATE_DIRECTORY": str(state)},
+        timeout=LONG_PATIENCE,
+    )
+
+
+class EnvironmentTests(DaemonTestCase):
+    """A daemon with an environment that was imported while it runs."""
+
+    timeout = 10 * LONG_PATIENCE  # the first test makes the root
+    _table: ClassVar[str] = ""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        if not self._table:
+            type(self)._table = await deferToThread(self._import)
+        if self._table not in self.file.read_text():
+            self.file.write_text(self.file.read_text() + self._table)
+        await self.reload()
+
+    def _import(self) -> str:
+        if shutil.which("mmdebstrap") is None:
+            raise SkipTest("mmdebstrap is not installed")
+        with ExitStack() as made:
+            try:
+                archive = made.enter_context(toolchain(SUITE))
+            except subprocess.CalledProcessError as error:
+                raise SkipTest(f"no root of {SUITE}: {error.output[-500:]}") from None
+            given = self.folder / "root.tar"  # the cache may be in a home that others cannot enter
+            shutil.copy(archive, given)
+            done = environment_command(self.daemon.state, "import", "debian", str(given))
+        assert done.returncode == 0, done.stderr
+        return f'{done.stdout}description = "Debian"\nvariables = {{ FLAVOUR = "trixie" }}\n'
+
+    @property
+    def file(self) -> Path:
+        """The daemon's configuration."""
+        return self.daemon.folder / "tawebeval.toml"
+
+    async def reload(self, words: str = "the configuration: reloaded from") -> None:
+        """Let the daemon read its configuration again, and wait for these words in the log."""
+        times = self.daemon.log.count(words)
+        os.kill(self.daemon.pid, signal.SIGHUP)
+        await self.daemon.logged(words, times + 1)
+
+    async def run_in_debian(self, command: str, **fields: str) -> str:
+        """Return what a command prints in the environment."""
+        events = await self.run_command(command, environment="debian", **fields)
+        return text(events)
+
+    async def test_python(self) -> None:
+        """The evaluator and the submission run the environment's Python, not the machine's."""
+        show = f"python3 -c '{_VERSION}'"
+        printed = await self.run_in_debian(f"{show}; tawebeval-run -- {show}; echo $FLAVOUR")
+        one, two, flavour = printed.splitlines()
+        self.assertEqual((one, flavour), (two, "trixie"))
+        self.assertNotEqual(f"{one}\n", MACHINE_VERSION)
+        events = await self.run_command(show, environment="default")
+        self.assertEqual(text(events), MACHINE_VERSION)
+
+    async def test_java(self) -> None:
+        """A JDK that the machine lacks compiles and runs a submission."""
+        self.repository.write("Sum.java", JAVA)
+        self.commit = self.repository.commit()
+        printed = await self.run_in_debian(
+            "javac Sum.java && tawebeval-run --read $PWD:/work --dir /work -- java -Xmx64m Sum"
+        )
+        self.assertRegex(printed, r"\Ajava \d+\n\Z")
+
+    async def test_machine_hidden(self) -> None:
+        """Nothing of the machine's own system is there; the users are the sandbox's."""
+        printed = await self.run_in_debian(
+            "cut -d: -f1 /etc/passwd; cat /etc/debian_version; ls -d /usr/bin/git /etc/ssh /root"
+            " 2>/dev/null; echo x 2>/dev/null >/usr/x || echo read-only; "
+            " cat /sh 2>/dev/null || echo unreadable"
+        )
+        first, second, version, *rest = printed.splitlines()
+        self.assertEqual((first, second), ("evaluator", "nobody"))
+        self.assertRegex(version, r"\A\d+\.\d+\Z")
+        self.assertEqual(rest, ["read-only", "unreadable"])
+
+    async def test_status(self) -> None:
+        """The status names the environment and the digest, in the end too; so does the list."""
+        identifier = await self.begin("true", environment="debian")
+        status = await self.client.ended(identifier)
+        digest = next(part for part in self._table.split('"') if "sha256-" in part).split("/")[-1]
+        self.assertEqual(status["environment"], {"name": "debian", "digest": digest})
+        listed = (await self.client.get("/environments")).json["data"]
+        self.assertEqual(
+            listed[1:], [{"name": "debian", "description": "Debian", "digest": digest}]
+        )
+        self.assertEqual((listed[0]["name"], listed[0]["digest"]), ("default", None))
+
+    async def test_unknown(self) -> None:
+        """An unknown environment is refused with the names of the others."""
+        answer = await self.client.post(
+            self.repository.url, self.commit, "true", environment="java"
+        )
+        self.assertEqual(answer.code, 400)
+        self.assertIn("allowed: default, debian", answer.json["detail"])
+
+    async def test_reload(self) -> None:
+        """A reload checks a root, and adds and removes one; what waits for it then fails."""
+        before = self.file.read_text()
+        self.addCleanup(self.file.write_text, before)
+        self.file.write_text(f'{before}[environments.none]\nroot = "/srv/none"\n')
+        await self.reload("environments.none.root: /srv/none is not a directory")
+        holding = [(await self.begin_and_hold("true"))[1] for _ in range(4)]
+        waiting = await self.begin("true", environment="debian")
+        self.file.write_text(before.replace(self._table, ""))
+        await self.reload()
+        self.assertEqual((await self.client.status(waiting))["environment"]["digest"], None)
+        for gate in holding:
+            gate.write_text("\n")
+        error = failure(await self.client.follow(waiting), "lost")
+        self.assertIn("'debian' was removed", error["message"])
+        self.assertEqual((await self.client.get("/health/ready")).code, 200)
+
+    async def test_used(self) -> None:
+        """A root is kept while the daemon names it, or an evaluation runs in it."""
+        command = f"mkfifo ~/gate; printf ready; read line < ~/gate; python3 -c '{_VERSION}'"
+        identifier = await self.begin(command, environment="debian")
+        await self.client.printed(identifier, "ready")
+        before = self.file.read_text()
+        root = next(self.daemon.state.glob("environments/sha256-*"))
+        done = await deferToThread(
+            environment_command, self.daemon.state, "remove", root.name, "-c", str(self.file)
+        )
+        self.assertIn("environments.debian uses this root; remove the table", done.stderr)
+        for _ in range(2):  # configured and running, then running alone
+            done = await deferToThread(environment_command, self.daemon.state, "remove", root.name)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("is in use by a daemon or an evaluation", done.stderr)
+            self.file.write_text(before.replace(self._table, ""))
+            await self.reload()
+        done = await deferToThread(environment_command, self.daemon.state, "list")
+        self.assertIn(f"(unused)             {root.name} ", done.stdout)
+        (gate,) = self.daemon.state.glob("evaluations/*/home/gate")
+        gate.write_text("\n")
+        self.assertNotEqual(text(await self.client.follow(identifier)), "")
+        await self.daemon.nothing_left()
+        done = await deferToThread(environment_command, self.daemon.state, "remove", root.name)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(list(self.daemon.state.glob("environments/*")), [])
+        type(self)._table = ""  # the next test would import it again

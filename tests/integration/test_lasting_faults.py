@@ -1,0 +1,265 @@
+"""Faults around evaluations that outlive the daemon: journals, the keeper, and time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from tawebeval.evaluations.journal import EvaluationJournal, JournalError
+from tawebeval.sandbox.workspace import derive_log_name
+from tests.cases.event_source import EventSource
+from tests.integration.client import failure, python, text
+from tests.integration.harness import CONFIGURATION, until
+from tests.integration.keepers import KeptDaemon, KeptDaemonTestCase
+from tests.integration.receivers import Receiver
+from tests.integration.resuming_readers import CUTS, LineReader
+
+_LINES = 40_000
+_PRINT = f"for n in range({_LINES}): print(n)"
+_PRINTED = "".join(f"{n}\n" for n in range(_LINES))
+
+
+class FaultCase(KeptDaemonTestCase):
+    """A daemon with small buffers."""
+
+    configuration = CONFIGURATION + "[buffers]\nevaluation = 1048576\n"
+
+
+class JournalTests(FaultCase):
+    """Journals that another process finds otherwise than they were left."""
+
+    async def test_damaged(self) -> None:
+        """An evaluation whose journal is damaged is lost, or exact; all others are exact."""
+        whole = await self.begin_and_wait("echo ready; sleep 2; echo late; seq 20000")
+        command = "echo ready; sleep 1; echo late; sleep 600"
+        damaged = [await self.begin_and_wait(command) for _ in range(3)]
+        lost = 0
+        await self.daemon.end()
+        for number, identifier in enumerate(damaged):
+            journal = self.open_journal(identifier)
+            size = os.fstat(journal).st_size
+            at = (0, 4096 + 40, size - 2)[number]
+            byte = os.pread(journal, 1, at)[0]
+            os.pwrite(journal, bytes([byte ^ 0x20]), at)
+        self.daemon.start()
+        await self.daemon.ready()
+        for identifier in damaged:
+            name = derive_log_name(identifier)
+            code = (await self.client.get(f"/evaluation/{identifier}")).code
+            if code == 410:
+                lost += 1
+                await self.daemon.logged(f"{name}: lost: the journal cannot be read:")
+                self.assertEqual((await self.client.ask(identifier)).code, 410)
+            else:
+                self.assertEqual(code, 200)
+                await self.client.cancel(identifier)
+        self.assertEqual(lost, len(damaged))
+        events = await self.client.follow(whole)
+        late = "".join(f"{n}\n" for n in range(1, 20_001))
+        self.assertEqual(text(events), f"ready\nlate\n{late}")
+        await until(lambda: self.daemon.remains() == [], "nothing is left")
+        self.daemon.check_log()
+
+    async def test_each_byte(self) -> None:
+        """Whatever byte of a real journal is damaged, it is refused, or read as it was before."""
+        identifier = await self.begin_and_wait("echo ready; seq 100; sleep 600")
+        journal = self.open_journal(identifier)
+        await self.daemon.end()
+        content = os.pread(journal, os.fstat(journal).st_size, 0)
+        whole = EvaluationJournal.load(os.dup(journal))[1]
+        refused = 0
+        sampled = [*range(256), *range(4096, len(content), 7)]
+        for at in sampled:
+            damaged = os.memfd_create("damaged")
+            changed = bytes([content[at] ^ (1 << at % 8)])
+            os.pwrite(damaged, content[:at] + changed + content[at + 1 :], 0)
+            try:
+                found = EvaluationJournal.load(damaged)[1]
+            except JournalError:
+                refused += 1
+            else:
+                self.assertLess(at, 4096)
+                self.assertEqual(found.batches, whole.batches[: len(found.batches)])
+            os.close(damaged)
+        self.assertGreaterEqual(refused, len(sampled) - 256)
+
+
+class FullKeeperTests(FaultCase):
+    """A keeper that may have few descriptors."""
+
+    configuration = CONFIGURATION + "[limits]\nopen_files = 64\n"
+    open_files = 128 + 16  # 128 are spare (linux.keeper)
+
+    async def test_full(self) -> None:
+        """Evaluations that the keeper cannot hold run, and end with the daemon."""
+        first = await self.begin_and_wait("echo ready; sleep 5; echo late")
+        others = [await self.begin("echo one; sleep 1; exit 3") for _ in range(6)]
+        for identifier in others:
+            events = await self.client.follow(identifier)
+            self.assertEqual(text(events), "one\n")
+            self.assertEqual(failure(events, "exit")["status"], 3)
+        await self.daemon.logged("Too many open files (RLIMIT_NOFILE)")
+        self.assertEqual(text(await self.client.follow(first)), "ready\nlate\n")
+
+    async def test_restart(self) -> None:
+        """After a restart an evaluation that was not held is lost, and says so; others go on."""
+        first, gate = await self.begin_and_hold("echo late")
+        others = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(3)]
+        await self.daemon.restart()
+        for identifier in others:
+            answer = await self.client.ask(identifier, wait=10)
+            if answer.code != 410:
+                events = await self.client.follow(identifier)
+                self.assertEqual(text(events).rstrip("\n"), "ready")
+                failure(events, "lost")
+        gate.write_text("\n")
+        self.assertEqual(text(await self.client.follow(first)), "readylate\n")
+        await until(lambda: self.daemon.remains() == [], "nothing is left")
+        self.daemon.check_log()
+
+
+class LostKeeperTests(FaultCase):
+    """The keeper is killed."""
+
+    async def test_killed(self) -> None:
+        """Running evaluations are lost, which a waiting client reads before the daemon stops."""
+        identifier = await self.begin_and_wait("echo ready; sleep 600")
+        following = Deferred.fromCoroutine(self.client.follow(identifier))
+        await deferLater(reactor, 0.3)
+        self.daemon.kill_keeper()
+        failure(await following, "lost")
+        await until(lambda: not self.daemon.running, "the daemon stops")
+        self.assertIn("the keeper of evaluators has ended", self.daemon.log)
+        self.daemon.check_log()
+
+
+class LaterTests(FaultCase):
+    """Some time passes without a daemon."""
+
+    async def test_full_pipe(self) -> None:
+        """An evaluator that fills its pipe waits; its time limit does not run meanwhile."""
+        program = f"import time; print('ready'); time.sleep(0.5)\n{_PRINT}"
+        identifier = await self.begin_and_wait(python(program), **{"limits[wall_clock]": "4"})
+        await self.daemon.end()
+        await deferLater(reactor, 6)
+        self.daemon.start()
+        await self.daemon.ready()
+        reader = LineReader(self.client, identifier)
+        await reader.read()
+        self.assertEqual(text(reader.events), f"ready\n{_PRINTED}")
+        assert reader.status is not None
+        self.assertEqual(reader.status["state"], "finished")
+
+    async def test_silent(self) -> None:
+        """The time limit of a silent evaluator does not run without a daemon, and then goes on."""
+        command = "echo ready; sleep 600"
+        identifier = await self.begin_and_wait(command, **{"limits[wall_clock]": "4"})
+        await self.daemon.end()
+        await deferLater(reactor, 6)
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        failure(await self.client.follow(identifier), "timeout")
+
+
+class CallbackTests(FaultCase):
+    """A callback that is not delivered when the daemon ends."""
+
+    async def setUp(self) -> None:
+        self.receiver = Receiver(500, 200)
+        self.addCleanup(self.receiver.stop)
+        await super().setUp()
+
+    def configure(self) -> str:
+        """Return the configuration, for a second attempt that nobody waits for."""
+        return self.configuration + self.configure_callbacks(first_delay=600)
+
+    async def test_repeated(self) -> None:
+        """The next process repeats it, with the same document and the same Webhook-Id."""
+        identifier = await self.begin("echo one", callback_url=self.receiver.url)
+        await until(lambda: len(self.receiver.posts) == 1, "the first attempt")
+        await self.restart_and_compare()
+        self.assertEqual(text(await self.client.follow(identifier)), "one\n")
+
+    async def test_forgotten(self) -> None:
+        """It is repeated also if all events were read meanwhile, and then forgotten, too."""
+        identifier = await self.begin("echo one", callback_url=self.receiver.url)
+        await until(lambda: len(self.receiver.posts) == 1, "the first attempt")
+        self.assertEqual(text(await self.client.follow(identifier)), "one\n")
+        await self.restart_and_compare()
+        await self.daemon.restart()
+        await deferLater(reactor, 0.5)
+        self.assertEqual(len(self.receiver.posts), 2)
+
+    async def restart_and_compare(self) -> None:
+        """Restart the daemon, and compare the second attempt with the first one."""
+        await self.daemon.restart()
+        await until(lambda: len(self.receiver.posts) == 2, "the second attempt")
+        first, second = self.receiver.posts
+        self.assertEqual(first.body, second.body)
+        self.assertEqual(first.headers["webhook-id"], second.headers["webhook-id"])
+        await self.daemon.logged(": delivered, attempts:")
+
+
+class RestartTests(FaultCase):
+    """An orderly stop, and clients that wait."""
+
+    async def test_waiting(self) -> None:
+        """A waiting poll is answered, without an event or an end; a stream has no end."""
+        identifier, gate = await self.begin_and_hold("echo late")
+        page = await self.client.page(identifier)
+        polls = [
+            Deferred.fromCoroutine(self.client.page(identifier, page["end"], wait=30))
+            for _ in range(3)
+        ]
+        source = EventSource()
+        path = f"/evaluation/{identifier}/events?after={page['end']}"
+        stream = Deferred.fromCoroutine(
+            self.client.stream(path, source.feed, {"Accept": "text/event-stream"})
+        )
+        stream.addErrback(lambda failure: failure.trap(*CUTS) and None)
+        while not await self.client.streams():
+            await deferLater(reactor, 0.05)
+        await self.daemon.restart(signal.SIGTERM)
+        for poll in polls:
+            self.assertEqual(await poll, {"begin": page["end"], "end": page["end"], "data": []})
+        await stream
+        self.assertEqual(source.events, [])
+        gate.write_text("\n")
+        reader = LineReader(self.client, identifier, page["data"])
+        await reader.read()
+        self.assertEqual(text(reader.events), "readylate\n")
+        self.daemon.check_log()
+
+    async def test_times(self) -> None:
+        """Events have the times at which they were stored, and their cursors, as before."""
+        identifier = await self.begin_and_wait("echo one; sleep 0.1; echo two; echo ready")
+        await self.client.ended(identifier)
+        path = f"/evaluation/{identifier}/events?times=1"
+        before = (await self.client.get(path)).json
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            await self.daemon.restart(number)
+            self.assertEqual((await self.client.get(path)).json, before)
+
+
+class SecondDaemonTests(FaultCase):
+    """Another daemon is started by mistake."""
+
+    async def test_same_state(self) -> None:
+        """It ends, and evaluations of the first one go on, now and after a restart."""
+        identifier, gate = await self.begin_and_hold("echo late")
+        other = KeptDaemon(self.configuration)
+        self.addCleanup(other.remove)
+        other.share(self.daemon)
+        other.start()
+        await until(lambda: not other.running, "the second daemon ends")
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        await self.daemon.restart(signal.SIGKILL)
+        gate.write_text("\n")
+        self.assertEqual(text(await self.client.follow(identifier)), "readylate\n")
+        self.assertEqual(Path(self.daemon.socket).exists(), True)

@@ -1,0 +1,215 @@
+"""`sandbox.prepared_etc`: the copies of the machine's files that sandboxes show as /etc."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.sandbox.prepared_etc import PreparedEtc
+
+
+class PreparedEtcTests(SynchronousTestCase):
+    """A machine's /etc, and the one of its sandboxes."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.machine = self.root / "machine"
+        for name in ("fonts/conf.d", "ssl/private", "java"):
+            (self.machine / name).mkdir(parents=True)
+        for name in ("hosts", "fonts/fonts.conf", "ssl/openssl.cnf", "ssl/private/key", "shadow"):
+            (self.machine / name).write_text(f"{name}\n")
+        (self.machine / "hosts").chmod(0o755)
+        (self.root / "zone").write_text("Rome\n")
+        (self.machine / "localtime").symlink_to("../zone")
+        (self.machine / "fonts/conf.d/link").symlink_to("../nowhere")
+        os.mkfifo(self.machine / "fonts/fifo")
+        self.clock = Clock()
+        self.etc = self.make()
+        self.etc.update()
+
+    def make(self, *places: str) -> PreparedEtc:
+        """Return the directory, as a daemon finds it."""
+        return PreparedEtc(
+            self.root / "etc",
+            ("fonts", "hosts*", "localtime", "resolv.conf", "ssl/openssl.cnf"),
+            {"passwd": b"evaluator\n"},
+            [f"{self.machine}/{place}" for place in places],
+            str(self.machine),
+            self.clock.seconds,
+        )
+
+    def update(self) -> None:
+        """Start a sandbox, some time after another one."""
+        self.clock.advance(1)
+        self.etc.update()
+
+    def read(self) -> dict[str, str]:
+        """Return all names with their content: of a link where it leads, of a directory nothing."""
+        return {
+            os.path.relpath(path, self.root / "etc"): (
+                f"-> {os.readlink(path)}"
+                if path.is_symlink()
+                else path.read_text()
+                if path.is_file()
+                else ""
+            )
+            for path in (self.root / "etc").rglob("*")
+        }
+
+    def test_content(self) -> None:
+        """Files as they are, links in directories as links, and nothing that is not named."""
+        whole = {
+            "fonts": "",
+            "fonts/conf.d": "",
+            "fonts/conf.d/link": "-> ../nowhere",
+            "fonts/fonts.conf": "fonts/fonts.conf\n",
+            "hosts": "hosts\n",
+            "localtime": "Rome\n",
+            "passwd": "evaluator\n",
+            "ssl": "",
+            "ssl/openssl.cnf": "ssl/openssl.cnf\n",
+        }
+        self.assertEqual(self.read(), whole)
+        self.assertEqual({path.name for path in self.root.iterdir()}, {"machine", "zone", "etc"})
+        for name, mode in (("hosts", 0o755), ("passwd", 0o644), ("fonts", 0o755), (".", 0o755)):
+            self.assertEqual(stat.S_IMODE((self.root / "etc" / name).stat().st_mode), mode, name)
+
+    def test_changes(self) -> None:
+        """Whatever changes on the machine is there for the next sandbox, in the same directory."""
+        directory = (self.root / "etc").stat().st_ino
+        (self.machine / "hosts").write_text("other\n")
+        (self.machine / "resolv.conf").symlink_to(self.root / "zone")
+        (self.machine / "fonts/fonts.conf").unlink()
+        (self.machine / "fonts/fonts.conf").mkdir()
+        (self.machine / "fonts/conf.d/link").unlink()
+        (self.machine / "fonts/conf.d/link").symlink_to("elsewhere")
+        (self.machine / "ssl/openssl.cnf").rename(self.machine / "hosts.old")
+        self.update()
+        self.assertEqual(
+            self.read(),
+            {
+                "fonts": "",
+                "fonts/conf.d": "",
+                "fonts/conf.d/link": "-> elsewhere",
+                "fonts/fonts.conf": "",
+                "hosts": "other\n",
+                "hosts.old": "ssl/openssl.cnf\n",
+                "localtime": "Rome\n",
+                "passwd": "evaluator\n",
+                "resolv.conf": "Rome\n",
+            },
+        )
+        self.assertEqual((self.root / "etc").stat().st_ino, directory)
+        (self.root / "zone").write_text("Paris\n")  # beyond the links
+        self.update()
+        self.assertEqual(self.read()["localtime"], "Paris\n")
+
+    def test_running(self) -> None:
+        """A file that a running sandbox has open stays whole: a changed one takes its place."""
+        with (self.root / "etc/hosts").open() as file:
+            (self.machine / "hosts").write_text("other\n")
+            self.update()
+            self.assertEqual(file.read(), "hosts\n")
+
+    def test_pause(self) -> None:
+        """Of starts that follow each other closely only one looks at the machine's files."""
+        (self.machine / "hosts").write_text("other\n")
+        self.etc.update()
+        self.assertEqual(self.read()["hosts"], "hosts\n")
+        self.update()
+        self.assertEqual(self.read()["hosts"], "other\n")
+
+    def test_next_daemon(self) -> None:
+        """The next daemon corrects what has changed since, and leaves the directory in place."""
+        whole, directory = self.read(), (self.root / "etc").stat().st_ino
+        (self.root / "etc/hosts").write_text("other\n")
+        (self.root / "etc/more").mkdir()
+        (self.root / "etc/more/file").write_text("more\n")
+        (self.root / "etc/passwd").unlink()
+        (self.root / "etc/passwd").symlink_to("hosts")
+        (self.root / "etc.new").symlink_to(self.root / "zone")  # of a daemon that was killed
+        self.etc = self.make()
+        self.update()
+        self.assertEqual(self.read(), whole)
+        self.assertEqual((self.root / "etc").stat().st_ino, directory)
+        self.assertEqual((self.root / "zone").read_text(), "Rome\n")
+
+    def test_next_daemon_keeps(self) -> None:
+        """The next daemon exchanges no file that is right: sandboxes mount over some of them."""
+        self.etc = self.make("java/policy")
+        (self.machine / "java/policy").write_text("secret\n")
+        self.update()
+        names = ("hosts", "passwd", "java/policy", "fonts/fonts.conf")
+        before = [(self.root / "etc" / name).stat().st_ino for name in names]
+        self.etc = self.make("java/policy")
+        self.update()
+        self.assertEqual([(self.root / "etc" / name).stat().st_ino for name in names], before)
+
+    def test_next_daemon_sees_changes(self) -> None:
+        """A file of the same size and time is compared too, such as those of time zones."""
+        other = self.root / "other"
+        other.write_text("Bern\n")
+        status = (self.root / "zone").stat()
+        os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+        self.etc = self.make()
+        self.update()
+        (self.machine / "localtime").unlink()
+        (self.machine / "localtime").symlink_to(other)
+        self.update()
+        self.assertEqual(self.read()["localtime"], "Bern\n")
+
+    def test_links_above(self) -> None:
+        """Nothing is made for a path that leads through a link."""
+        (self.root / "outside/below").mkdir(parents=True)
+        (self.root / "outside/below/file").write_text("precious\n")
+        (self.machine / "fonts/out").symlink_to(self.root / "outside")
+        self.etc = self.make("fonts/out/below/file", "fonts/out/below")
+        self.update()
+        self.assertEqual((self.root / "outside/below/file").read_text(), "precious\n")
+
+    def test_gone_meanwhile(self) -> None:
+        """A file that goes while its directory is read is left out."""
+        (self.machine / "fonts/other").symlink_to("nowhere")
+        read = os.readlink
+
+        def vanish(path: bytes) -> bytes:
+            if os.path.basename(path) == b"other":
+                raise FileNotFoundError(path)
+            return read(path)
+
+        self.patch(os, "readlink", vanish)
+        self.update()
+        self.assertNotIn("other", os.listdir(self.root / "etc/fonts"))
+
+    def test_removed(self) -> None:
+        """A directory that somebody has removed is made again."""
+        whole = self.read()
+        (self.root / "etc").rename(self.root / "old")
+        self.update()
+        self.assertEqual(self.read(), whole)
+
+    def test_unreadable(self) -> None:
+        """A file that only root may read is there, empty, and cannot be read."""
+        (self.machine / "hosts").chmod(0)
+        if os.access(self.machine / "hosts", os.R_OK):  # of root
+            self.patch(
+                __import__("shutil"), "copyfile", lambda *_: (_ for _ in ()).throw(PermissionError)
+            )
+        self.update()
+        self.assertEqual(stat.S_IMODE((self.root / "etc/hosts").stat().st_mode), 0)
+        self.assertEqual((self.root / "etc/hosts").stat().st_size, 0)
+
+    def test_mount_points(self) -> None:
+        """Whatever a sandbox mounts below /etc has a place, which holds nothing of it."""
+        self.etc = self.make("java", "ssl/private/key", "hosts", ".", "../zone", "missing")
+        self.update()
+        found = self.read()
+        self.assertEqual(
+            {name: found[name] for name in ("java", "ssl/private", "ssl/private/key", "hosts")},
+            {"java": "", "ssl/private": "", "ssl/private/key": "", "hosts": "hosts\n"},
+        )
+        self.assertNotIn("missing", found)

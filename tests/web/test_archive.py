@@ -1,0 +1,404 @@
+"""The routes over evaluations that are gone from memory and in the archive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.archive.recorder import DiskArchive
+from tawebeval.config import ArchiveSettings, BufferSettings, CallerSettings, Configuration
+from tawebeval.errors import DiscardedCursor
+from tests.cases.web import END, CallerTestCase, WebTestCase, payload
+from tests.fakes.clients import MULTIPART, Service, form, parts
+from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFollower
+
+COUNT = 60
+PRINTED = b"".join(b"line %d\n" % number for number in range(COUNT // 2))
+PAYLOADS = [payload(number) for number in range(COUNT)]
+
+
+class ArchiveTestCase(WebTestCase):
+    """A service with an archive, and an evaluation that was read to its end."""
+
+    configuration = Configuration(
+        archive=ArchiveSettings(enabled=True), buffers=BufferSettings(page=1024)
+    )
+
+    def settle(self) -> None:
+        """Let what waits be archived."""
+        self.service.reactor.pump([0.1, 0.1])
+
+    def archive(self, *texts: bytes) -> str:
+        """Return the identifier of an evaluation that is only in the archive."""
+        identifier = self.evaluate()
+        for text in texts or (PRINTED,):
+            self.child.print(text)
+        self.finish()
+        self.request("GET", f"/evaluation/{identifier}/events?after=end")
+        self.settle()
+        return identifier
+
+    def restart(self) -> None:
+        """Have a new service with the same archive."""
+        archive = self.service.registry.context.archive
+        assert isinstance(archive, DiskArchive)
+        archive.store.close()  # its process has ended
+        root = self.service.root / "new"
+        root.mkdir()
+        (self.service.root / "archive").rename(root / "archive")
+        self.service = Service(root, self.configuration)
+        self.client, self.agent = self.service.treq()
+
+
+class PageTests(ArchiveTestCase):
+    """Pages from the archive."""
+
+    def read_all(self, identifier: str, query: str = "") -> list[dict[str, Any]]:
+        """Return all events by pages, whose cursors lead from one to the next."""
+        events, after = [], None
+        while after != END:
+            following = f"?after={after}" if after else "?"
+            page = self.page(identifier, following + query)
+            self.assertEqual(page["begin"], after)
+            events += page["data"]
+            after = page["end"]
+        self.assertEqual(
+            self.page(identifier, "?after=end"), {"begin": END, "end": None, "data": []}
+        )
+        return events
+
+    def test_pages(self) -> None:
+        """All events are there, any number of times, from any cursor, in pages of any size."""
+        identifier = self.archive()
+        for query in ("", "&limit=1", "&limit=200", "&wait=5", "&times=1"):
+            events = self.read_all(identifier, query)
+            self.assertEqual([event["payload"] for event in events], PAYLOADS)
+            self.assertEqual("time" in events[0], "times" in query)
+        page = self.page(identifier, "?after=7&limit=1")
+        self.assertEqual((page["begin"], page["end"], page["data"][0]["payload"]), ("7", "8", "\n"))
+
+    def test_same_as_in_memory(self) -> None:
+        """A page is as it was in memory, but for the acknowledgement."""
+        identifier = self.evaluate()
+        self.child.print(PRINTED)
+        self.finish()
+        paths = [f"?{query}" for query in ("", "limit=300", "times=1&limit=300", "after=0")]
+        before = [self.page(identifier, path) for path in paths]
+        self.page(identifier, "?after=end")
+        self.settle()
+        for path, page in zip(paths, before, strict=True):
+            archived = self.page(identifier, path)
+            count = len(archived["data"])
+            self.assertEqual(archived["data"], page["data"][:count])
+            self.assertEqual(archived["begin"], page["begin"])
+
+    def test_consumed_in_memory(self) -> None:
+        """An evaluation that is still in memory is read there: what was acknowledged is gone."""
+        identifier = self.evaluate()
+        self.child.print(PRINTED)
+        self.finish()
+        self.settle()
+        self.page(identifier, "?after=10")
+        self.request("GET", f"/evaluation/{identifier}/events", 410)
+
+    def test_cursors(self) -> None:
+        """A cursor after the newest event, or of another form, is refused."""
+        identifier = self.archive()
+        for after in (COUNT + 1, "x", "-1"):
+            answer = self.request("GET", f"/evaluation/{identifier}/events?after={after}", 400)
+            self.assertIn("after: ", answer.json()["detail"])
+        page = self.page(identifier, f"?after={COUNT}")
+        self.assertEqual(page, {"begin": str(COUNT), "end": END, "data": []})
+
+    def test_fast_path(self) -> None:
+        """A plain poll gets the same answer as any other request."""
+        identifier = self.archive()
+        answers = []
+        for more in (b"", b"X-Unusual: a\r\nContent-Length: 0\r\n"):
+            connection = self.connect()
+            path = f"/evaluation/{identifier}/events?after=3&limit=100".encode()
+            connection.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (path, more))
+            answers.append(connection.answer())
+        self.assertEqual(answers[0].status, 200)
+        self.assertEqual(answers[0].body, answers[1].body)
+        for answer in answers:
+            del answer.headers["Date"]
+        self.assertEqual(*(sorted(answer.headers.items()) for answer in answers))
+
+    def test_head(self) -> None:
+        """HEAD works as GET does."""
+        identifier = self.archive()
+        for accept in ("application/json", "text/event-stream", "application/jsonl"):
+            answer = self.ask(
+                "HEAD", f"/evaluation/{identifier}/events", headers={"Accept": accept}
+            )
+            self.assertEqual(self.answer(answer).status, 200)
+
+    def test_legacy(self) -> None:
+        """The path of older clients works, too."""
+        identifier = self.archive()
+        page = self.request("GET", f"/evaluation_events?evaluation={identifier}").json()
+        self.assertEqual(page["data"][0]["payload"], "line 0")
+
+    def test_expired(self) -> None:
+        """An evaluation that no client has read is in the archive when it is expired."""
+        identifier = self.evaluate()
+        self.child.print(PRINTED)
+        self.finish()
+        self.service.reactor.advance(10_000)
+        self.service.registry.expire_evaluations()
+        self.assertEqual([event["payload"] for event in self.read_all(identifier)], PAYLOADS)
+
+    def test_failed(self) -> None:
+        """The error event is archived, too."""
+        identifier = self.evaluate()
+        self.child.print(b"a")
+        self.finish(3)
+        self.page(identifier, "?after=end")
+        self.settle()
+        events = self.read_all(identifier)
+        self.assertEqual([event["type"] for event in events], ["text", "data"])
+        self.assertEqual(events[1]["payload"]["reason"], "exit")
+
+
+class GoneTests(ArchiveTestCase):
+    """Evaluations that are not archived."""
+
+    def test_removed(self) -> None:
+        """Without its file an evaluation is as forgotten as without an archive."""
+        identifier = self.archive()
+        for path in self.root.rglob("*.zst"):
+            path.unlink()
+        for path in ("", "/events", "/events?after=3", "/events?wait=5"):
+            self.request("GET", f"/evaluation/{identifier}{path}", 410)
+        self.request("POST", f"/evaluation/{identifier}/rerun", 410)
+        events = {"Accept": "text/event-stream"}
+        self.request("GET", f"/evaluation/{identifier}/events", 410, headers=events)
+
+    def test_unknown(self) -> None:
+        """An identifier that was never issued is 404."""
+        for path in ("", "/events"):
+            self.request("GET", f"/evaluation/{'a' * 40}{path}", 404)
+
+    def test_damaged(self) -> None:
+        """A damaged file is 410, and the log has the reason."""
+        identifier = self.archive()
+        path = next(self.root.rglob("*.jsonl.zst"))
+        path.write_bytes(path.read_bytes()[:-30])
+        self.request("GET", f"/evaluation/{identifier}/events", 410)
+
+
+class StatusTests(ArchiveTestCase):
+    """The status and the list."""
+
+    def test_status(self) -> None:
+        """The status is that of the end; all events can be read."""
+        identifier = self.evaluate()
+        self.child.print(PRINTED)
+        self.finish()
+        before = self.request("GET", f"/evaluation/{identifier}").json()
+        self.page(identifier, "?after=end")
+        self.settle()
+        after = self.request("GET", f"/evaluation/{identifier}").json()
+        self.assertEqual(after.pop("archived"), True)
+        self.assertEqual(after.pop("events"), {"buffered": COUNT, "discarded": 0})
+        self.assertEqual(after.pop("buffered_bytes"), 0)
+        for name in ("events", "buffered_bytes"):
+            del before[name]
+        self.assertEqual(after, before)
+
+    def test_cancel(self) -> None:
+        """DELETE of an archived evaluation changes nothing."""
+        identifier = self.archive()
+        self.request("DELETE", f"/evaluation/{identifier}", 204)
+        self.assertEqual(self.page(identifier)["data"][0]["payload"], "line 0")
+
+    def listed(self, query: str = "") -> list[str]:
+        """Return the identifiers of a list, page by page."""
+        found, after = [], ""
+        while True:
+            listing = self.request("GET", f"/evaluations?{query}{after}").json()
+            found += [one["evaluation_id"] for one in listing["data"]]
+            if listing["end"] is None:
+                return found
+            after = f"&after={listing['end']}"
+
+    def test_list(self) -> None:
+        """Archived evaluations are in the list in the order of acceptance, each once."""
+        identifiers = []
+        for number in range(6):
+            if number % 2:
+                identifiers.append(self.archive())
+            else:
+                identifiers.append(self.evaluate())
+                self.finish()
+                self.settle()
+        self.assertEqual(self.listed(), identifiers)
+        self.assertEqual(self.listed("state=finished"), identifiers)
+        self.assertEqual(self.listed("state=failed"), [])
+
+    def test_list_after_restart(self) -> None:
+        """A new process lists and reads what the old one has archived."""
+        identifiers = [self.archive() for _ in range(3)]
+        self.restart()
+        self.service.registry.records.accepted_count = 10**12
+        self.assertEqual(self.listed(), identifiers)
+        self.assertEqual(self.page(identifiers[1])["data"][0]["payload"], "line 0")
+
+    def test_long_list(self) -> None:
+        """Pages of the list go on through the archive and the memory."""
+        identifiers = [self.archive(b"x") for _ in range(110)]
+        identifiers += [self.evaluate() for _ in range(2)]
+        self.assertEqual(self.listed(), identifiers)
+
+    def test_filters(self) -> None:
+        """Filters hold for archived evaluations as for others."""
+        identifiers = []
+        for number in range(3):
+            fields = {f"metadata[{name}]": b"%d" % number for name in ("a", "b")}
+            answer = self.post(body=form(parts(**fields)))
+            identifiers.append(answer.json()["evaluation_id"])
+            self.finish()
+            self.page(identifiers[-1], "?after=end")
+            self.settle()
+            self.service.reactor.advance(100)
+        self.assertEqual(self.listed("metadata[a]=1&metadata[b]=1"), identifiers[1:2])
+        self.assertEqual(self.listed("metadata[a]=1&metadata[b]=2"), [])
+        self.assertEqual(self.listed("problem=none"), [])
+        created = self.request("GET", f"/evaluation/{identifiers[1]}").json()["created"]
+        created = created.replace("+00:00", "Z")
+        self.assertEqual(self.listed(f"since={created}"), identifiers[1:])
+        self.assertEqual(self.listed(f"until={created}"), identifiers[:1])
+
+
+class StreamTests(ArchiveTestCase):
+    """Streams from the archive."""
+
+    def check_stream(self, kind: type[Follower]) -> None:
+        """Hold that a stream has all events, or those after a cursor."""
+        identifier = self.archive()
+        for query, expected in (
+            ("", PAYLOADS),
+            ("?after=7", PAYLOADS[7:]),
+            ("?after=7&skip=3", PAYLOADS[10:]),
+            (f"?after={COUNT}", []),
+        ):
+            follower = kind(self.service, identifier, query)
+            for _ in range(20):
+                follower.step()
+            self.assertEqual(follower.payloads, expected)
+            self.assertTrue(follower.complete)
+
+    def test_json_lines(self) -> None:
+        """JSON Lines."""
+        self.check_stream(LineFollower)
+
+    def test_server_sent_events(self) -> None:
+        """Server-sent events."""
+        self.check_stream(SourceFollower)
+
+    def test_websocket(self) -> None:
+        """A WebSocket."""
+        self.check_stream(SocketFollower)
+
+    def test_long(self) -> None:
+        """A stream of several pieces, with times."""
+        text = b"".join(b"%d%s\n" % (number, b"x" * 80) for number in range(5000))
+        identifier = self.archive(text)
+        follower = LineFollower(self.service, identifier, "?times=1")
+        for _ in range(200):
+            follower.step()
+        self.assertTrue(follower.complete)
+        self.assertEqual("".join(follower.payloads).encode(), text)
+        self.assertIn("time", follower.events[-1])
+
+    def test_removed(self) -> None:
+        """A stream of an evaluation that is removed meanwhile is cut: its end would be a lie."""
+        identifier = self.archive(b"".join(b"%d\n" % number for number in range(20_000)))
+        subscribed = self.service.registry.archived.subscribe(identifier, None, "")
+        subscription = self.successResultOf(Deferred.fromCoroutine(subscribed))
+        assert subscription is not None
+        self.successResultOf(subscription.wait_for_events())
+        self.assertGreater(subscription.read_events(1).count, 0)
+        next(self.root.rglob("*.jsonl.zst")).unlink()
+        self.successResultOf(subscription.wait_for_events())
+        self.assertFalse(subscription.has_ended)
+        self.assertRaises(DiscardedCursor, subscription.read_events, 1)
+
+
+class RerunTests(ArchiveTestCase):
+    """Running an archived evaluation again."""
+
+    configuration = Configuration(archive=ArchiveSettings(enabled=True))
+
+    def test_rerun(self) -> None:
+        """It runs with the same files and fields; nothing of the files is left over."""
+        identifier = self.archive()
+        before = self.request("GET", f"/evaluation/{identifier}").json()
+        again = self.request(
+            "POST",
+            f"/evaluation/{identifier}/rerun",
+            data=form([part for part in parts(seed=b"9") if part.name == "seed"]),
+            headers={"Content-Type": MULTIPART},
+        ).json()["evaluation_id"]
+        status = self.request("GET", f"/evaluation/{again}").json()
+        self.assertEqual(status["seed"], 9)
+        for name in ("repository", "commit_oid", "evaluator_cmd", "limits", "metadata"):
+            self.assertEqual(status[name], before[name])
+        files = [path.name for path in (self.root / "evaluations").rglob("submission/*/*")]
+        self.assertEqual(len(files), 1)
+        self.assertEqual(len(list((self.root / "evaluations").iterdir())), 1)
+        self.finish()
+        self.page(again, "?after=end")
+        self.settle()
+        self.assertEqual(self.service.registry.upload_budget.stored_bytes, 0)
+        self.assertEqual(list((self.root / "evaluations").iterdir()), [])
+
+    def test_without_submission(self) -> None:
+        """An archived evaluation whose files were not archived cannot run again."""
+        identifier = self.archive()
+        next(self.root.rglob("*.tar.zst")).unlink()
+        answer = self.request("POST", f"/evaluation/{identifier}/rerun", 410)
+        self.assertIn("the files of the evaluation are discarded", answer.json()["detail"])
+
+    def test_other_fields(self) -> None:
+        """The form may have the fields of other reruns only."""
+        identifier = self.archive()
+        self.request(
+            "POST",
+            f"/evaluation/{identifier}/rerun",
+            400,
+            data=form(parts()),
+            headers={"Content-Type": MULTIPART},
+        )
+
+
+class CallerTests(CallerTestCase):
+    """Two callers with tokens."""
+
+    callers = CallerSettings(requests_per_minute=1000)
+
+    def setUp(self) -> None:
+        super().setUp()
+        configuration = Configuration(callers=self.callers, archive=ArchiveSettings(enabled=True))
+        self.service = Service(self.root / "own", configuration, tokens=self.file)
+        self.client, self.agent = self.service.treq()
+
+    def test_own(self) -> None:
+        """Each caller reads, lists and reruns its own evaluations only."""
+        identifier = self.begin("alice").json()["evaluation_id"]
+        self.child.print(PRINTED)
+        self.finish()
+        self.call("GET", f"/evaluation/{identifier}/events?after=end", 200, "alice")
+        self.service.reactor.pump([0.1, 0.1])
+        page = self.call("GET", f"/evaluation/{identifier}/events", 200, "alice").json()
+        self.assertEqual([event["payload"] for event in page["data"]], PAYLOADS)
+        for path in ("", "/events"):
+            self.call("GET", f"/evaluation/{identifier}{path}", 404, "bob")
+            self.call("GET", f"/evaluation/{identifier}{path}", 401, None)
+        self.call("POST", f"/evaluation/{identifier}/rerun", 404, "bob")
+        self.assertEqual(self.call("GET", "/evaluations", 200, "bob").json()["data"], [])
+        listing = self.call("GET", "/evaluations", 200, "alice").json()["data"]
+        self.assertEqual([one["evaluation_id"] for one in listing], [identifier])
+        self.call("POST", f"/evaluation/{identifier}/rerun", 200, "alice")

@@ -1,0 +1,265 @@
+"""`web`: requests with a token that only reads acknowledge nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.core.tokens import generate_token
+from tests.cases.web import CAPACITY, END, StreamTestCase
+from tests.fakes.clients import MULTIPART, Answer, Service, form, head, parts
+from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollower, parse
+
+
+class ObserverTestCase(StreamTestCase):
+    """A caller with two tokens, one of which only reads."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        made = [generate_token("alice", os.urandom, is_read_only=read) for read in (False, True)]
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text("\n".join(line for _, line in made))
+        self.reader, self.observer = (f"Bearer {token}" for token, _ in made)
+        root = Path(self.mktemp()).resolve()
+        self.service = Service(root, self.configuration, tokens=tokens)
+        self.client, self.agent = self.service.treq()
+
+    def begin(self, printed: bytes = b"") -> str:
+        """Begin an evaluation and let it print."""
+        headers = {"Content-Type": MULTIPART, "Authorization": self.reader}
+        answer = self.request("POST", "/evaluate", data=form(parts()), headers=headers)
+        identifier: str = answer.json()["evaluation_id"]
+        if printed:
+            self.print(printed)
+        return identifier
+
+    def read(self, identifier: str, query: str, token: str, status: int = 200) -> Answer:
+        """Request a page with one of the tokens."""
+        path = f"/evaluation/{identifier}/events{query}"
+        return self.request("GET", path, status, headers={"Authorization": token})
+
+    def fill(self) -> None:
+        """Print until the buffer is full."""
+        for _ in range(2 * CAPACITY // 900):
+            if not self.child.paused:
+                self.print(b"x" * 900 + b"\n")
+        self.assertTrue(self.child.paused)
+
+    def observe(self, kind: type[Follower], identifier: str, query: str = "") -> Any:
+        """Return an observer's stream."""
+        return self.follow(kind, identifier, query, Authorization=self.observer)
+
+    def check_whole(self, identifier: str, payloads: list[str]) -> None:
+        """Hold that the reader still gets an ended evaluation from its beginning."""
+        page = self.read(identifier, "", self.reader).json()
+        self.assertEqual([event["payload"] for event in page["data"]], payloads)
+        self.assertEqual(page["end"], END)
+        self.assertIsNone(self.read(identifier, f"?after={END}", self.reader).json()["end"])
+
+    def check_forgotten(self, identifier: str) -> None:
+        """Hold that nothing is left for the reader."""
+        self.read(identifier, "", self.reader, 410)
+
+    def let_pass(self, seconds: int) -> None:
+        """Let time pass, with the housekeeping of each second."""
+        for _ in range(seconds):
+            self.service.reactor.advance(1)
+            self.service.registry.expire_evaluations()
+        self.service.world.turn()
+
+
+class PageTests(ObserverTestCase):
+    """Pages."""
+
+    def test_to_the_end(self) -> None:
+        """Each page can be read, the end too, on the fast path, the general and the legacy one."""
+        for make in (
+            lambda identifier, after: f"/evaluation/{identifier}/events?after={after}",
+            lambda identifier, after: f"/evaluation/{identifier}/events?after={after}&times=0",
+            lambda identifier, after: f"/evaluation_events?evaluation={identifier}&after={after}",
+        ):
+            identifier = self.begin(b"a\nb\n")
+            self.finish()
+            for after, end in (("", END), ("2", END), (END, None), ("0", END), (END, None)):
+                connection = self.service.connect()
+                wanted = make(identifier, after)
+                connection.send(head(f"GET {wanted}", {"Authorization": self.observer}))
+                self.turn()
+                answer, _ = parse(connection.received)
+                self.assertEqual((answer.status, answer.json()["end"]), (200, end), wanted)
+                connection.lose()
+            self.check_whole(identifier, ["a", "\n", "b", "\n"])
+
+    def test_long_poll(self) -> None:
+        """An observer that waits gets the next events and acknowledges nothing."""
+        identifier = self.begin(b"a\n")
+        path = f"/evaluation/{identifier}/events?after=1&wait=20"
+        asked = self.ask("GET", path, headers={"Authorization": self.observer})
+        self.print(b"b\n")
+        page = self.answer(asked).json()
+        self.assertEqual([event["payload"] for event in page["data"]], ["\n", "b"])
+        self.finish()
+        self.check_whole(identifier, ["a", "\n", "b", "\n"])
+
+    def test_discarded(self) -> None:
+        """Events that the reader has acknowledged are 410 for an observer, with `oldest`."""
+        identifier = self.begin(b"a\nb\nc\n")
+        self.read(identifier, "?after=3", self.reader)
+        problem = self.read(identifier, "?after=1", self.observer, 410).json()
+        self.assertEqual(problem["oldest"], "3")
+        self.assertIn("a later request acknowledged them", problem["detail"])
+        page = self.read(identifier, "?after=3", self.observer).json()
+        self.assertEqual([event["payload"] for event in page["data"]], ["\n", "c"])
+
+    def test_full(self) -> None:
+        """A full buffer waits for the reader, however far an observer has read."""
+        identifier = self.begin()
+        self.fill()
+        newest = self.service.registry.records[identifier].evaluation.ring.newest
+        self.read(identifier, f"?after={newest}", self.observer)
+        self.assertTrue(self.child.paused)
+        self.read(identifier, f"?after={newest}", self.reader)
+        self.assertFalse(self.child.paused)
+
+
+class LifeTests(ObserverTestCase):
+    """How long observers keep an evaluation: `abandon_after` and `retain` are 900 seconds."""
+
+    def test_running(self) -> None:
+        """A stream and a poll keep an evaluation that runs, as a look at the status does."""
+        identifier = self.begin()
+        follower = self.observe(LineFollower, identifier)
+        self.let_pass(1000)
+        follower.lose()
+        self.let_pass(800)
+        self.read(identifier, "", self.observer)
+        self.let_pass(800)
+        self.assertEqual(self.child.signals, [])
+        self.let_pass(100)
+        self.assertNotEqual(self.child.signals, [])
+
+    def test_full(self) -> None:
+        """None keeps one whose buffer is full: only a reader leads to its end."""
+        identifier = self.begin()
+        self.observe(LineFollower, identifier)
+        self.let_pass(1000)
+        self.fill()
+        self.let_pass(500)
+        self.read(identifier, "", self.observer)
+        self.assertEqual(self.child.signals, [])
+        self.let_pass(500)
+        self.assertNotEqual(self.child.signals, [])
+
+    def test_ended(self) -> None:
+        """None keeps one that has ended."""
+        identifier = self.begin(b"a\n")
+        self.finish()
+        follower = self.observe(LineFollower, identifier)
+        self.assertTrue(follower.complete)
+        self.let_pass(600)
+        self.read(identifier, "", self.observer)
+        self.let_pass(299)
+        self.read(identifier, "", self.observer)
+        self.let_pass(1)
+        self.check_forgotten(identifier)
+
+    def test_reader(self) -> None:
+        """The reader's long poll keeps it, also beside an observer's stream."""
+        identifier = self.begin()
+        self.fill()
+        newest = self.service.registry.records[identifier].evaluation.ring.newest
+        self.observe(LineFollower, identifier)
+        path = f"/evaluation/{identifier}/events?after={newest}&wait=30"
+        for _ in range(40):
+            asked = self.ask("GET", path, headers={"Authorization": self.reader})
+            self.let_pass(30)
+            self.answer(asked)
+        self.assertEqual(self.child.signals, [])
+
+    def test_shutdown(self) -> None:
+        """An observer of pages is not waited for when the daemon stops."""
+        identifier = self.begin()
+        self.read(identifier, "", self.observer)
+        closed = Deferred.fromCoroutine(self.service.registry.close())
+        self.finish()
+        self.successResultOf(closed)
+
+
+class StreamTests(ObserverTestCase):
+    """Streams, by each transport."""
+
+    def test_to_the_end(self) -> None:
+        """An observer gets all events as they come; the reader gets them afterwards."""
+        for kind in FOLLOWERS:
+            identifier = self.begin(b"a\n")
+            follower = self.observe(kind, identifier)
+            self.print(b"b\n")
+            self.finish()
+            self.assertEqual(follower.payloads, ["a", "\n", "b", "\n"])
+            self.assertTrue(follower.complete, kind)
+            self.observe(kind, identifier, f"?after={END}")
+            self.check_nothing_left(identifier)
+            self.check_whole(identifier, ["a", "\n", "b", "\n"])
+
+    def test_full(self) -> None:
+        """A buffer that an observer has read is full all the same, and goes on with the reader."""
+        for kind in FOLLOWERS:
+            identifier = self.begin()
+            follower = self.observe(kind, identifier)
+            self.fill()
+            newest = self.service.registry.records[identifier].evaluation.ring.newest
+            self.assertEqual(len(follower.payloads), newest)
+            self.read(identifier, f"?after={newest}", self.reader)
+            self.assertFalse(self.child.paused)
+            self.print(b"z\n")
+            self.assertIn("z", follower.payloads)
+            self.finish()
+
+    def test_slow(self) -> None:
+        """A slow observer holds nobody back; at discarded events its connection is closed."""
+        for kind in FOLLOWERS:
+            identifier = self.begin()
+            follower = self.observe(kind, identifier)
+            follower.full = True
+            for _ in range(3 * CAPACITY // 9000):
+                for _ in range(10):
+                    self.print(b"x" * 900 + b"\n")
+                self.assertFalse(self.child.paused)
+                newest = self.service.registry.records[identifier].evaluation.ring.newest
+                self.read(identifier, f"?after={newest}", self.reader)
+            follower.take()
+            self.assertFalse(follower.complete)
+            if isinstance(follower, SocketFollower):
+                self.assertEqual(follower.code, 4410)
+            else:
+                self.assertTrue(follower.connection.aborted)
+            got = len(follower.payloads)
+            problem = self.read(identifier, f"?after={got}", self.observer, 410).json()
+            self.assertEqual(problem["oldest"], str(newest))
+            self.finish()
+
+    def test_forgotten(self) -> None:
+        """So is the connection of one that has not got the end when the reader has."""
+        identifier = self.begin()
+        follower = self.observe(LineFollower, identifier)
+        follower.full = True
+        self.print(b"x" * 9000 + b"\n")
+        self.print(b"y\n")
+        self.finish()
+        self.read(identifier, f"?after={END}", self.reader)
+        follower.take()
+        self.assertFalse(follower.complete)
+        self.assertTrue(follower.connection.closed or follower.connection.aborted)
+
+    def test_acknowledgement(self) -> None:
+        """The acknowledgement of a WebSocket discards nothing; that of unsent messages is 1008."""
+        identifier = self.begin(b"a\n")
+        follower = self.observe(SocketFollower, identifier)
+        follower.send(1, b'{"acknowledge": 1}')
+        self.assertIsNone(follower.code)
+        self.assertTrue(self.read(identifier, "", self.reader).json()["data"])
+        follower.send(1, b'{"acknowledge": 9}')
+        self.assertEqual(follower.code, 1008)

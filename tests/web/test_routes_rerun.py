@@ -1,0 +1,411 @@
+"""`web`: evaluations that run again."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.config import (
+    CallerSettings,
+    Configuration,
+    EvaluationSettings,
+    LimitSettings,
+    MaximumSettings,
+    ProblemSettings,
+)
+from tawebeval.core.tokens import generate_token
+from tawebeval.errors import EvaluationFailure
+from tests.cases.web import CallerTestCase, WebTestCase
+from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
+from tests.fakes.world import OID, read_again
+
+OTHER = "d" * 40
+FIELDS = {
+    "directory": b"usr",
+    "seed": b"5",
+    "limits[memory]": b"64M",
+    "limits[wall_clock]": b"2.5",
+    "metadata[a]": b"b",
+    "depth": b"3",
+}
+PROBLEM = ProblemSettings("https://example.org/p.git", "./run", commit=OID)
+CONFIGURATION = Configuration(
+    limits=LimitSettings(maximum=MaximumSettings(wall_clock=1000)),
+    problems={"one": PROBLEM, "two": PROBLEM},
+)
+SAME = (
+    *("problem", "repository", "commit_oid", "directory", "evaluator_cmd", "seed", "limits"),
+    "metadata",
+)
+"""The members of the status that a rerun has as the first run had them."""
+
+
+class RerunTestCase(WebTestCase):
+    """An evaluation that has ended."""
+
+    configuration = CONFIGURATION
+
+    def begin(self, path: str = "/evaluate", **fields: bytes | None) -> str:
+        """Begin an evaluation and return its path."""
+        sent = parts(**fields)
+        if path != "/evaluate":
+            sent = [part for part in sent if part.name.startswith(("submission", "meta"))]
+        headers = {"Content-Type": MULTIPART}
+        place: str = self.request("POST", path, data=form(sent), headers=headers).headers[
+            "location"
+        ]
+        return place
+
+    def rerun(self, place: str, status: int = 200, *sent: Part, **headers: str) -> Answer:
+        """Run an evaluation again."""
+        given = {"data": form(sent), "headers": {"Content-Type": MULTIPART, **headers}}
+        return self.request("POST", f"{place}/rerun", status, **(given if sent else {}))
+
+    def status(self, place: str) -> dict[str, Any]:
+        """Return the status document."""
+        document: dict[str, Any] = self.request("GET", place).json()
+        return document
+
+    @property
+    def stored(self) -> int:
+        """Bytes that count as uploads."""
+        return self.service.registry.upload_budget.stored_bytes
+
+
+class RerunTests(RerunTestCase):
+    """Without tokens."""
+
+    def test_same(self) -> None:
+        """All is as before: fields, seed, and the bytes and names of the files."""
+        first = self.begin(**FIELDS)
+        self.finish()
+        again = self.rerun(first)
+        place = again.headers["location"]
+        self.assertNotEqual(place, first)
+        self.assertEqual(again.json()["id"], place.rpartition("/")[2])
+        before, after = self.status(first), self.status(place)
+        for name in SAME:
+            self.assertEqual(after[name], before[name], name)
+        path = self.child.environment["SUBMISSION_FILE_SOURCE"]
+        self.assertTrue(path.endswith("/submission/source/solution.py"), path)
+        files = self.service.root.glob("evaluations/*/submission/source/solution.py")
+        self.assertEqual([file.read_bytes() for file in files], [b"print()\n"] * 2)
+        (repository, _), *others = self.service.world.repositories.asked
+        self.assertEqual({each for each, _ in others}, {repository})
+
+    def test_drawn_seed(self) -> None:
+        """A seed that was drawn is that of the rerun, and so on."""
+        place = self.begin(seed=None)
+        seed = self.status(place)["seed"]
+        for _ in range(2):
+            self.finish()
+            place = self.rerun(place).headers["location"]
+            self.assertEqual(self.status(place)["seed"], seed)
+
+    def test_changed(self) -> None:
+        """What the form names is new; the rest stays."""
+        first = self.begin(**FIELDS)
+        self.finish()
+        sent = {
+            "seed": b"6",
+            "limits[memory]": b"128M",
+            "limits[cpu]": b"7",
+            "metadata[a]": b"",
+            "metadata[c]": b"d",
+            "commit_oid": OTHER.encode(),
+        }
+        answer = self.rerun(first, 200, *(Part(name, value) for name, value in sent.items()))
+        status = self.status(answer.headers["location"])
+        self.assertEqual((status["seed"], status["commit_oid"]), (6, OTHER))
+        limits = status["limits"]
+        self.assertEqual(
+            (limits["memory"], limits["cpu"], limits["wall_clock"]), (128 * 2**20, 7, 2.5)
+        )
+        self.assertEqual(status["metadata"], {"c": "d"})
+
+    def test_refused_fields(self) -> None:
+        """Other known fields, files and wrong values are refused, by their names."""
+        place = self.begin()
+        self.finish()
+        before = self.stored
+        for name, value in (
+            ("evaluator_cmd", b"id"),
+            ("directory", b"x"),
+            ("repository[url]", b"https://example.org/"),
+            ("submission[source]", b"x"),
+            ("seed", b"x"),
+            ("limits[cpu]", b"100000"),
+            ("commit_oid", b"main"),
+        ):
+            answer = self.rerun(place, 400, Part(name, value)).json()
+            self.assertEqual(answer["field"], name)
+        self.assertEqual(self.stored, before)
+        self.assertEqual(self.service.leftovers(), self.service.leftovers()[:1])
+
+    def test_bodies(self) -> None:
+        """No body, and a form without a field, change nothing; another body is refused."""
+        place = self.begin()
+        self.finish()
+        headers = {"Content-Type": MULTIPART}
+        self.request("POST", f"{place}/rerun", data=form([]), headers=headers)
+        self.finish()
+        connection = self.connect()
+        connection.request(f"POST {place}/rerun", b"seed=3")
+        self.assertEqual(connection.answer().status, 415)
+        connection = self.connect()
+        connection.request(f"POST {place}/rerun", b"")
+        self.assertEqual(connection.answer().status, 200)
+
+    def test_states(self) -> None:
+        """409 before the end; 410 once forgotten; 404 for what was never here."""
+        place = self.begin()
+        self.assertIn("has not ended", self.rerun(place, 409).json()["detail"])
+        self.finish()
+        self.rerun(place)
+        self.finish()
+        self.page(place.rpartition("/")[2], "?after=end")
+        self.rerun(place, 410)
+        self.rerun(f"/evaluation/{'a' * 40}", 404)
+        self.request("GET", f"{place}/rerun", 405)
+
+    def test_not_started(self) -> None:
+        """An evaluation whose commit could not be fetched can be tried again."""
+        repositories = self.service.world.repositories
+        repositories.gate.error = EvaluationFailure("repository", "away")
+        place = self.begin(**FIELDS)
+        self.assertEqual(self.status(place)["state"], "failed")
+        repositories.gate.error = None
+        again = self.rerun(place).headers["location"]
+        self.assertEqual(self.status(again)["seed"], 5)
+        self.assertEqual(self.status(again)["state"], "running")
+
+    def test_keys(self) -> None:
+        """The same request with a key is one rerun; of another evaluation it is another form."""
+        places = [self.begin(), self.begin()]
+        for child in self.service.world.spawn.children:
+            child.end(0)
+        self.service.world.turn()
+        key = {"Idempotency-Key": "k"}
+        first = self.rerun(places[0], 200, Part("seed", b"1"), **key).json()
+        stored = self.stored
+        self.assertEqual(self.rerun(places[0], 200, Part("seed", b"1"), **key).json(), first)
+        self.assertEqual(self.stored, stored)
+        self.rerun(places[1], 422, Part("seed", b"1"), **key)
+        self.assertEqual(self.stored, stored)
+
+    def test_lost_answer(self) -> None:
+        """A repeated request gets its answer, also once the files or the evaluation are gone."""
+        place = self.begin()
+        self.finish()
+        key = {"Idempotency-Key": "k"}
+        seed = Part("seed", b"1")
+        first = self.rerun(place, 200, seed, **key).json()
+        self.finish()
+        budget = self.service.registry.upload_budget
+        budget.discard_kept(self.stored)
+        stored = self.stored
+        self.rerun(place, 410)
+        self.assertEqual(self.rerun(place, 200, seed, **key).json(), first)
+        self.page(place.rpartition("/")[2], "?after=end")
+        self.assertEqual(self.rerun(place, 200, seed, **key).json(), first)
+        self.rerun(place, 422, Part("seed", b"2"), **key)
+        self.rerun(place, 422, Part("evaluator_cmd", b"id"), **key)
+        self.rerun(place, 410, seed, **{"Idempotency-Key": "other"})
+        self.page(first["id"], "?after=end")
+        self.rerun(place, 410, seed, **key)
+        self.assertEqual(self.stored, stored)
+
+    def test_key_lost_meanwhile(self) -> None:
+        """A form that only its key permits begins nothing if the key is forgotten meanwhile."""
+        place = self.begin()
+        self.finish()
+        headers = {"Content-Type": MULTIPART, "Idempotency-Key": "k"}
+        again = self.rerun(place, **{"Idempotency-Key": "k"}).json()["id"]
+        self.finish()
+        self.page(place.rpartition("/")[2], "?after=end")
+        body = form(parts())
+        connection = self.connect()
+        headers["Content-Length"] = str(len(body))
+        connection.send(head(f"POST {place}/rerun", headers))
+        self.page(again, "?after=end")
+        connection.send(body)
+        self.assertEqual(connection.answer().status, 410)
+        self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
+
+    def test_forgotten(self) -> None:
+        """Files go with the evaluation; they count once, and until no rerun needs them."""
+        place = self.begin()
+        self.finish()
+        size = self.stored
+        again = self.rerun(place).headers["location"]
+        self.assertEqual(self.stored, size)
+        self.page(place.rpartition("/")[2], "?after=end")
+        self.assertEqual(len(self.service.leftovers()), 1)
+        path = next(self.service.root.glob("evaluations/*/submission/source/solution.py"))
+        self.assertEqual((path.read_bytes(), self.stored), (b"print()\n", size))
+        self.finish()
+        self.page(again.rpartition("/")[2], "?after=end")
+        self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
+
+    def test_displaced(self) -> None:
+        """An upload that would not fit displaces the oldest kept files, and no more than needed."""
+        places = []
+        for _ in range(3):
+            places.append(self.begin())
+            self.finish()
+        budget = self.service.registry.upload_budget
+        budget.limit = self.stored + 100
+        self.begin()
+        self.assertLessEqual(self.stored, budget.limit)
+        self.assertEqual(len(self.service.leftovers()), 3)
+        self.assertIn("send the submission again", self.rerun(places[0], 410).json()["detail"])
+        self.assertEqual(self.status(places[0])["state"], "finished")
+        self.finish()
+        self.rerun(places[2])
+
+    def test_source_stays(self) -> None:
+        """A rerun takes no space: it displaces neither the files that it runs again nor others."""
+        places = []
+        for _ in range(2):
+            places.append(self.begin())
+            self.finish()
+        budget = self.service.registry.upload_budget
+        budget.limit = self.stored
+        for place in (*places, *places):
+            self.rerun(place, 200, Part("seed", b"8"))
+            self.finish()
+        self.assertEqual((self.stored, len(self.service.leftovers())), (budget.limit, 6))
+
+    def test_displaced_with_reruns(self) -> None:
+        """Files make room only together with all their reruns, and none once one is needed."""
+        place = self.begin()
+        self.finish()
+        again = self.rerun(place).headers["location"]
+        budget = self.service.registry.upload_budget
+        self.assertFalse(budget.discard_kept(1))
+        self.finish()
+        self.rerun(place)
+        self.assertFalse(budget.discard_kept(1))
+        self.finish()
+        self.assertTrue(budget.discard_kept(1))
+        self.assertEqual((self.stored, self.service.leftovers()), (0, []))
+        self.rerun(again, 410)
+
+    def test_too_large(self) -> None:
+        """An upload that would not fit without the kept files, either, displaces none."""
+        place = self.begin()
+        self.finish()
+        self.service.registry.upload_budget.limit = self.stored
+        self.request(
+            "POST",
+            "/evaluate",
+            503,
+            data=form([*parts(), Part("x", b"x" * 50_000)]),
+            headers={"Content-Type": MULTIPART},
+        )
+        self.assertEqual(len(self.service.leftovers()), 1)
+        self.service.registry.upload_budget.limit *= 2
+        self.rerun(place)
+
+    def test_off(self) -> None:
+        """The operator can keep nothing."""
+        context = self.service.registry.context
+        context.configuration = Configuration(
+            evaluations=EvaluationSettings(keep_submissions=False)
+        )
+        place = self.begin()
+        self.finish()
+        self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
+        self.rerun(place, 410)
+
+    def test_close(self) -> None:
+        """The daemon leaves nothing behind."""
+        self.begin()
+        self.finish()
+        self.assertEqual(len(self.service.leftovers()), 1)
+        self.successResultOf(Deferred.fromCoroutine(self.service.registry.close()))
+        self.assertEqual(self.service.leftovers(), [])
+
+    def test_problem(self) -> None:
+        """A rerun for a problem is one of that problem, with another commit for a teacher."""
+        place = self.begin("/problems/one/evaluate")
+        self.finish()
+        self.service.context.configuration = Configuration()  # the problem is there no more
+        again = self.rerun(place, 200, Part("metadata[a]", b"b"))
+        first, second = self.status(place), self.status(again.headers["location"])
+        self.assertEqual((second["problem"], second["seed"]), ("one", first["seed"]))
+        for name in ("evaluator_cmd", "directory"):
+            answer = self.rerun(place, 400, Part(name, b"1")).json()
+            self.assertIn("the problem 'one' sets this field", answer["detail"])
+        self.finish()
+        again = self.rerun(place, 200, Part("commit_oid", OTHER.encode()), Part("seed", b"6"))
+        status = self.status(again.headers["location"])
+        self.assertEqual(
+            (status["problem"], status["commit_oid"], status["seed"]), ("one", OTHER, 6)
+        )
+
+
+class TokenTests(CallerTestCase):
+    """Who may run what again."""
+
+    callers = CallerSettings()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.service.context.configuration = CONFIGURATION
+        self.service.access.rate_limit.per_minute = 0
+        lines = [self.file.read_text()]
+        for name, restriction in (("student", {"problems": ["one"]}), ("reader", {})):
+            token, line = generate_token(
+                "alice", os.urandom, is_read_only=name == "reader", **restriction
+            )
+            self.headers[name] = f"Bearer {token}"
+            lines.append(line)
+        self.file.write_text("\n".join(lines))
+        read_again(self.service.access)
+
+    def submit(self, name: str) -> str:
+        """Submit for a problem as alice, and return the path of the ended evaluation."""
+        answer = self.request(
+            "POST",
+            f"/problems/{name}/evaluate",
+            data=form([Part("submission[source]", b"", "a")]),
+            headers={"Content-Type": MULTIPART, "Authorization": self.headers["alice"]},
+        )
+        self.finish()
+        place: str = answer.headers["location"]
+        return place
+
+    def test_others(self) -> None:
+        """An evaluation of another caller is 404; a token for reading is refused."""
+        place = self.submit("one")
+        self.call("POST", f"{place}/rerun", 401, None)
+        self.call("POST", f"{place}/rerun", 404, "bob")
+        self.call("POST", f"{place}/rerun", 403, "reader")
+
+    def test_restricted(self) -> None:
+        """A token that is restricted runs again what is of its problems only."""
+        other = self.submit("two")
+        self.call("POST", f"{other}/rerun", 403, "student")
+        self.call("GET", f"{other}/events?after=end", 200, "alice")
+        place = self.begin("alice").headers["location"]
+        self.finish()
+        self.call("POST", f"{place}/rerun", 403, "student")
+        self.call("GET", f"{place}/events?after=end", 200, "alice")
+        own = self.submit("one")
+        self.call("POST", f"//{own}/rerun", 200, "student")
+        self.finish()
+        for name, detail in (
+            ("callback_url", "restricted to problems"),
+            *((name, "the problem 'one' sets") for name in ("seed", "commit_oid", "limits[cpu]")),
+        ):
+            refused = self.request(
+                "POST",
+                f"{own}/rerun",
+                400,
+                data=form([Part(name, b"1")]),
+                headers={"Content-Type": MULTIPART, "Authorization": self.headers["student"]},
+            )
+            self.assertIn(detail, refused.json()["detail"])
