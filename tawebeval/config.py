@@ -810,5 +810,13 @@ def _list_choices(kind: Any, path: str) -> Sequence[str]:
     """Return the allowed values of the setting at `path` of the table `kind`."""
     for name in filter(str.isidentifier, _split(path)):
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
-    choices: Sequence[Any] = get_args(kind)
-    return get_args(choices[0]) if get_origin(kind) is tuple else choices
+    return _list_values(kind)
+
+
+def _list_values(kind: Any) -> Sequence[str]:
+    """Return the values that a type allows, if it is or contains bool or Literal."""
+    if kind is bool:
+        return ("true", "false")
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return [value for part in get_args(kind) for value in _list_values(part)]

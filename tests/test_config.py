@@ -421,6 +421,21 @@ class ErrorTests(SynchronousTestCase):
             "[repositories]\nprotocols = ['https', 'scp']",
             "repositories.protocols[1]: 'scp' is not allowed; allowed: https, http, git, ssh, file",
         )
+        self.check(
+            "[service]\nlasting = 'always'",
+            "service.lasting: 'always' is not allowed; allowed: auto, true, false",
+        )
+
+    def test_each_setting(self) -> None:
+        """Each setting refuses a date, and a text unless it takes any; its path is named."""
+        for path in list_settings(Configuration):
+            table, _, name = path.rpartition(".")
+            start = f"[{table}]\n" if table else ""
+            self.check(f"{start}{name} = 1979-05-27", path)
+            try:
+                parse_configuration(f"{start}{name} = '?'")
+            except ConfigurationError as error:
+                self.assertTrue(str(error).startswith(path), str(error))
 
     def test_missing(self) -> None:
         """A required key that is missing is named."""
