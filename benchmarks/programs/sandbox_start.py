@@ -23,6 +23,7 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import Spawner, wait_for_exit
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.launcher import enter_user_namespace
 from tawebeval.linux.privileges import ProcessCredentials, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import SandboxedRun
@@ -34,7 +35,7 @@ from tawebeval.sandbox.workspace import Workspace
 
 COMMAND = "/bin/echo hello"
 _PATIENCE = 20.0  # seconds
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_CLONE_NEWNS = 0x20000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 
 
@@ -70,20 +71,14 @@ def _runs() -> Iterator[Callable[[], SandboxedRun]]:
 def add_mounts(count: int) -> None:
     """Enter a mount namespace, if need be of a user namespace, with so many mounts more."""
     libc = ctypes.CDLL(None, use_errno=True)
-    user, group = os.geteuid(), os.getegid()
 
     def check(result: int) -> None:
         if result:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-    check(libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)))
-    if user:
-        for name, line in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
-            Path("/proc/self", name).write_text(line)
+    if os.geteuid():
+        enter_user_namespace()
+    check(libc.unshare(_CLONE_NEWNS))
     check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
     for place in ["/mnt", *(f"/mnt/{number}" for number in range(count))]:
         Path(place).mkdir(exist_ok=True)

@@ -183,7 +183,7 @@ class ArchiveStore:
         newest = 0
         try:
             self._index.open()
-            if not any(os.scandir(self.directory / "files")):
+            if not os.listdir(self.directory / "files"):
                 self._index.mark_complete()
             newest = self._index.find_newest()
         except sqlite3.Error as error:

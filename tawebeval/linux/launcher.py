@@ -290,7 +290,7 @@ def _set_limit(number: int, soft: int, hard: int) -> None:
     own = resource.getrlimit(number)[1]
     if own != resource.RLIM_INFINITY:
         soft, hard = (
-            own if one in (-1, resource.RLIM_INFINITY) else min(one, own) for one in (soft, hard)
+            own if one == resource.RLIM_INFINITY else min(one, own) for one in (soft, hard)
         )
     resource.prlimit(0, number, (soft, hard))
 

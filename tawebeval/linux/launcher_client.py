@@ -343,7 +343,7 @@ class LauncherClient:
     def start_launcher(self) -> None:
         """Start the launcher now; otherwise `start_program` does. Raises: OSError."""
         with self._lock:
-            self._current()
+            self._renew_mounts(self._current())
 
     def start_program(
         self, launch: LaunchSpec, layers: OverlayLayers | None = None
@@ -415,18 +415,21 @@ class LauncherClient:
 
     def _current(self) -> LauncherProcess:
         if self.launcher is None:
-            self._identities = []
+            self._identities, self._has_few_mounts = [], False
             keeper = self._keeper
             if keeper is None:
                 self.launcher = start_launcher(mounting=self._mounting, user=self._user)
             else:
                 self.launcher = self._take_over(keeper) or self._start_in_keeper(keeper)
+        return self.launcher
+
+    def _renew_mounts(self, asked: LauncherProcess) -> None:
+        """Have a launcher show the few mounts anew if one of their paths is another directory."""
         identities = [_identify(path) for path in self._paths]
         if identities != self._identities:
             self._has_few_mounts = False
-            self._has_few_mounts = self._reduce_mounts(self.launcher)
+            self._has_few_mounts = self._reduce_mounts(asked)
             self._identities = identities
-        return self.launcher
 
     def _reduce_mounts(self, asked: LauncherProcess) -> bool:
         """Have a launcher make a mount namespace with few mounts; return whether it can."""

@@ -57,15 +57,14 @@ class ResourceAllowance:
         return (Problem(str(self), self.remedy),)
 
 
-_OWN = ("the daemon's own", "the unit")
-
-
 def check_hard_limits(limits: LimitSettings, keeper: int = 0) -> None:
     """Check that the hard limits of the daemon, or of the process `keeper`, allow evaluators'.
 
     Raises: ConfigurationError; PermissionError, if the limits of `keeper` cannot be read.
     """
-    whose, unit = ("the keeper's", "tawebeval-keeper.service") if keeper else _OWN
+    whose, unit = "the daemon's own", "the unit"
+    if keeper:
+        whose, unit = "the keeper's", "tawebeval-keeper.service"
     largest = limits.largest
     for name, value, number, directive in (
         ("open_files", largest.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),

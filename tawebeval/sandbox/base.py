@@ -362,6 +362,11 @@ class SandboxedRun(ABC):
         return bounds
 
 
+def number_rlimits(rlimits: Mapping[str, tuple[int, int]]) -> Mapping[int, tuple[int, int]]:
+    """Return limits with the numbers of their resources (getrlimit(2)) in place of names."""
+    return {getattr(resource, f"RLIMIT_{name.upper()}"): rlimits[name] for name in rlimits}
+
+
 def get_hard_rlimit(number: int) -> int:
     """Return the hard limit of a resource (getrlimit(2)); RLIM_INFINITY if it is unlimited."""
     return resource.getrlimit(number)[1]
@@ -406,12 +411,11 @@ class UnsandboxedRun(SandboxedRun):
         """Return the shell with the command."""
         # A secret of this run, which all of its processes inherit.
         self._mark = environment["EVALUATION_DATA_BEGIN"].encode()
-        bounds = self._list_rlimits(apart=False)
         return LaunchSpec(
             ["/bin/sh", "-c", command],
             add_tools(environment, str(TOOLS)),
             str(directory),
-            rlimits={getattr(resource, f"RLIMIT_{name.upper()}"): bounds[name] for name in bounds},
+            rlimits=number_rlimits(self._list_rlimits(apart=False)),
         )
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:

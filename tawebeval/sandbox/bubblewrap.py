@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -46,7 +45,7 @@ from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProce
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
-from tawebeval.sandbox.base import TOOLS, EvaluatorExit, SandboxedRun
+from tawebeval.sandbox.base import TOOLS, EvaluatorExit, SandboxedRun, number_rlimits
 from tawebeval.sandbox.environments import (
     Environment,
     SystemView,
@@ -454,9 +453,7 @@ class BubblewrapRun(SandboxedRun):
             {},
             "/",
             tuple(opened),
-            rlimits={
-                getattr(resource, f"RLIMIT_{name.upper()}"): rlimits[name] for name in rlimits
-            },
+            rlimits=number_rlimits(rlimits),
             is_counted_apart=True,
             paths=paths,
         )
