@@ -7,6 +7,7 @@ import io
 import os
 from itertools import count
 from types import SimpleNamespace
+from typing import ClassVar
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,10 +20,13 @@ from tests.fuzz import __main__ as fuzz
 class Broken(SynchronousTestCase):
     """Properties to be tried, of which one does not hold; trial runs neither."""
 
+    numbers: ClassVar[list[int]] = []
+
     @settings(suppress_health_check=[HealthCheck.differing_executors])  # it is tried twice
     @given(st.integers(0, 9))
     def sound(self, number: int) -> None:
         """Hold."""
+        self.numbers.append(number)
 
     @given(st.integers(0, 9))
     def broken(self, number: int) -> None:
@@ -42,13 +46,13 @@ class FuzzTests(SynchronousTestCase):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             return fuzz.main(targets), printed.getvalue()
 
-    def try_property(self, name: str, seconds: float) -> fuzz.Outcome:
+    def try_property(self, name: str, seconds: float, seeds: str = "") -> fuzz.Outcome:
         """Try one of ours, each execution of which takes a second."""
         ticks = count()
         clock = SimpleNamespace(monotonic=lambda: next(ticks), process_time=lambda: 1.5)
         self.patch(fuzz, "time", clock)
         with contextlib.redirect_stdout(io.StringIO()):
-            return fuzz.try_property(f"tests.test_fuzz.Broken.{name}", seconds)
+            return fuzz.try_property(f"tests.test_fuzz.Broken.{name}", seconds, seeds)
 
     def test_properties(self) -> None:
         """A property is tried until it fails or the time is over; its smallest example is told."""
@@ -60,6 +64,18 @@ class FuzzTests(SynchronousTestCase):
         self.assertIn("tests.test_fuzz.Broken.broken", finding)
         self.assertIn("number=7", finding)
 
+    def test_seed(self) -> None:
+        """A seed chooses the examples, which are others in the next round."""
+        tried = []
+        for seeds in ("a", "a", "b"):
+            Broken.numbers.clear()
+            self.try_property("sound", 30, seeds)
+            tried.append(tuple(Broken.numbers))
+        first, again, other = tried
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, other)
+        self.assertNotEqual(first[:10], first[10:20])
+
     def test_no_time(self) -> None:
         """A property that was never tried does not pass for one that holds."""
         (finding,) = self.try_property("sound", 0).findings
@@ -68,15 +84,19 @@ class FuzzTests(SynchronousTestCase):
     def test_targets(self) -> None:
         """The targets share the time; with a finding the exit status is 1."""
         started: list[tuple[str, float]] = []
+        chosen = set()
+        self.patch(os, "environ", {**os.environ, "FUZZ_SEED": "s"})
 
-        def start(name: str, seconds: float) -> fuzz.Outcome:
+        def start(name: str, seconds: float, seeds: str) -> fuzz.Outcome:
             started.append((name, seconds))
+            chosen.add(seeds)
             return fuzz.Outcome(5, 1.5, ["what was found"] if name == "z" else [])
 
         self.patch(fuzz, "start_worker", start)
         status, printed = self.main()
         self.assertEqual(status, 1)
         self.assertEqual(set(started), {("x", 4), ("y", 2), ("z", 2)})
+        self.assertEqual(len(chosen), len(os.sched_getaffinity(0)))
         self.assertIn("what was found", printed)
         started.clear()
         self.assertEqual(self.main("a")[0], 0)
@@ -85,7 +105,7 @@ class FuzzTests(SynchronousTestCase):
 
     def test_dead_worker(self) -> None:
         """A process that ends without an outcome is a finding."""
-        outcome = fuzz.start_worker("tests.test_fuzz.no_such", 1)
+        outcome = fuzz.start_worker("tests.test_fuzz.no_such", 1, "")
         self.assertIn("TypeError", outcome.findings[0])
 
 
