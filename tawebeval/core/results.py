@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, get_args
 
+import attrs
 import msgspec
 
 MAX_GOALS = 100
@@ -104,6 +105,7 @@ _unpack = msgspec.msgpack.Decoder(_Packed).decode
 _decode = msgspec.json.Decoder(_Goal | _Case | _Progress | _Score).decode
 
 
+@attrs.define(eq=False)
 class ResultSummary:
     """Summary of the results of one evaluation.
 
@@ -111,15 +113,13 @@ class ResultSummary:
     case counts, also under the same name.
     """
 
-    __slots__ = ("_cases", "_goals", "_name_bytes", "_omitted", "_progress", "_score")
-
-    def __init__(self) -> None:
-        self._goals: dict[bytes, bool] = {}  # names as JSON: a `str` may take four times as much
-        self._name_bytes = 0
-        self._omitted = 0
-        self._cases: dict[str, int] = {}
-        self._progress: _Progress | None = None
-        self._score: _Score | None = None
+    # Names as JSON: a `str` may take four times as much.
+    _goals: dict[bytes, bool] = attrs.field(factory=dict)
+    _name_bytes: int = 0
+    _omitted: int = 0
+    _cases: dict[str, int] = attrs.field(factory=dict)
+    _progress: _Progress | None = None
+    _score: _Score | None = None
 
     @property
     def size(self) -> int:

@@ -197,6 +197,7 @@ _pack_checkpoint = msgspec.msgpack.Encoder().encode
 _unpack_checkpoint = msgspec.msgpack.Decoder(_Checkpoint).decode
 
 
+@attrs.define(eq=False)
 class SegiParser:
     """Parser of one run's stdout.
 
@@ -211,34 +212,26 @@ class SegiParser:
     A parser in another process continues from `make_checkpoint` by `resume`.
     """
 
-    __slots__ = (
-        *("_at", "_count", "_file", "_input", "_is_imagined", "_is_overlong", "_is_sound"),
-        *("_lines", "_markers", "_max_file", "_max_value", "_offset", "_part_begin", "_state"),
-        *("_value", "_work"),
-        *("awaited_file", "has_pending_input", "results", "stray_marker"),
-    )
-
-    def __init__(self, markers: Markers, *, max_value: int = 2**20, max_file: int = 2**21) -> None:
-        self.results = ResultSummary()
-        self.awaited_file: FileReference | None = None
-        self.has_pending_input = False
-        self.stray_marker: str | None = None
-        self._markers = markers
-        self._max_value = max_value
-        self._max_file = max_file
-        self._state = _State.TEXT
-        self._input = LINE_TERMINATOR
-        self._at = 0  # where in the input parsing goes on
-        self._offset = -len(LINE_TERMINATOR)  # of the input in stdout
-        self._part_begin = 0  # in stdout: of the line of which `_value` is a part, of the last file
-        self._is_imagined = True  # the terminator there was not printed, or belongs to a marker
-        self._value = bytearray()  # VALUES: the received part of a line, as UTF-8
-        self._is_overlong = False  # VALUES: the line is over its limit, and not kept
-        self._is_sound = True  # VALUES: no error was reported for this block
-        self._file: FileBlock | None = None
-        self._work = 0
-        self._count = 0
-        self._lines: list[bytes] = []
+    _markers: Markers
+    _max_value: int = attrs.field(default=2**20, kw_only=True)
+    _max_file: int = attrs.field(default=2**21, kw_only=True)
+    results: ResultSummary = attrs.field(factory=ResultSummary)
+    awaited_file: FileReference | None = None
+    has_pending_input: bool = False
+    stray_marker: str | None = None
+    _state: _State = _State.TEXT
+    _input: bytes = LINE_TERMINATOR
+    _at: int = 0  # where in the input parsing goes on
+    _offset: int = -len(LINE_TERMINATOR)  # of the input in stdout
+    _part_begin: int = 0  # in stdout: of the line of which `_value` is a part, of the last file
+    _is_imagined: bool = True  # the terminator there was not printed, or belongs to a marker
+    _value: bytearray = attrs.field(factory=bytearray)  # VALUES: the part of a line, as UTF-8
+    _is_overlong: bool = False  # VALUES: the line is over its limit, and not kept
+    _is_sound: bool = True  # VALUES: no error was reported for this block
+    _file: FileBlock | None = None
+    _work: int = 0
+    _count: int = 0
+    _lines: list[bytes] = attrs.field(factory=list)
 
     def feed(self, chunk: bytes) -> EventBatch:
         """Add bytes of stdout and do one call's work."""

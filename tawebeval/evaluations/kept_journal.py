@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import attrs
 import msgspec
 from twisted.logger import Logger
 
@@ -22,6 +23,7 @@ _SUPERSEDED = 8 * 1024  # bytes of old snapshots, at most
 log = Logger()
 
 
+@attrs.define(eq=False)
 class KeptJournal:
     """Journal that the keeper holds, too, under the evaluation's name in the log.
 
@@ -29,18 +31,11 @@ class KeptJournal:
     those of the record in the registry that each snapshot gets.
     """
 
-    def __init__(
-        self,
-        client: KeeperClient,
-        name: str,
-        members: Mapping[str, Any],
-        journal: EvaluationJournal | None = None,
-    ) -> None:
-        self._client = client
-        self._name = name
-        self._members = members
-        self._journal = journal
-        self._saved: int | None = None  # digest of the last snapshot
+    _client: KeeperClient
+    _name: str
+    _members: Mapping[str, Any]
+    _journal: EvaluationJournal | None = None
+    _saved: int | None = None  # digest of the last snapshot
 
     @classmethod
     def create(cls, client: KeeperClient, name: str, members: Mapping[str, Any]) -> KeptJournal:

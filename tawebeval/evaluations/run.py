@@ -106,6 +106,7 @@ class EventRecorder(Protocol):
         """
 
 
+@attrs.define(eq=False)
 class StdoutPump:
     """Pump from the stdout of one evaluator through the parser into its ring.
 
@@ -115,55 +116,25 @@ class StdoutPump:
     set when a defect of the daemon has lost events; the pump then drops the rest of stdout.
     """
 
-    __slots__ = (
-        "_clock",
-        "_draining",
-        "_ended",
-        "_finished",
-        "_flush",
-        "_full",
-        "_is_left",
-        "_owner",
-        "_parser",
-        "_paused",
-        "_producer",
-        "_reading",
-        "_refusing",
-        "_ring",
-        "_share",
-        "_turn",
-        "has_failed",
-        "output_stored",
-        "recorder",
-    )
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        parser: SegiParser,
-        ring: EventRing,
-        share: RingShare,
-        owner: PumpOwner,
-    ) -> None:
-        self.output_stored: OneShotEvent[None] = OneShotEvent()
-        self.has_failed = False
-        self.recorder: EventRecorder | None = None
-        self._clock = clock
-        self._parser = parser
-        self._ring = ring
-        self._share = share
-        self._owner = owner
-        self._producer: StdoutProducer | None = None
-        self._full = False
-        self._paused = False
-        self._reading = False
-        self._draining = False
-        self._is_left = False
-        self._refusing = False
-        self._ended = False
-        self._finished = False
-        self._flush: IDelayedCall | None = None
-        self._turn: IDelayedCall | None = None
+    _clock: IReactorTime
+    _parser: SegiParser
+    _ring: EventRing
+    _share: RingShare
+    _owner: PumpOwner
+    recorder: EventRecorder | None = None
+    output_stored: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
+    has_failed: bool = False
+    _producer: StdoutProducer | None = None
+    _full: bool = False
+    _paused: bool = False
+    _reading: bool = False
+    _draining: bool = False
+    _is_left: bool = False
+    _refusing: bool = False
+    _ended: bool = False
+    _finished: bool = False
+    _flush: IDelayedCall | None = None
+    _turn: IDelayedCall | None = None
 
     @property
     def stray_marker(self) -> str | None:

@@ -81,6 +81,7 @@ class _Entry:
     fetches: SingleFlight[tuple[Repository, str, int], Commit] = attrs.field(factory=SingleFlight)
 
 
+@attrs.define(eq=False)
 class RepositoryCache:
     """Checked-out trees of commits, fetched at most once, in the directory `root`.
 
@@ -89,36 +90,27 @@ class RepositoryCache:
     are not fetched.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        git: GitRunner,
-        threads: WorkerThreads,
-        remotes: RemoteResolver,
-        limits: FetchLimits,
-        keyring: Keyring,
-        *,
-        capacity: int,
-        lfs: LfsClient | None = None,
-    ) -> None:
-        self._root = root
-        self._git = git
-        self._threads = threads
-        self._capacity = capacity
-        self._remotes = remotes
-        self._limits = limits
-        self._keyring = keyring
-        self._lfs = lfs
-        self.counters = CacheCounters()
-        # Used since uses were last noted on the disk, the latest last.
-        self._recently_used: dict[Path, None] = {}
-        self._is_noting = False
-        self._detached = 0
-        self._checkouts = CheckoutCache(root, threads, self.counters, self._record_use)
-        # In the order of their last use.
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._maintenance_queue: dict[str, None] = {}  # names, the longest waiting first
-        self._maintenance: Deferred[None] | None = None
+    _root: Path
+    _git: GitRunner
+    _threads: WorkerThreads
+    _remotes: RemoteResolver
+    _limits: FetchLimits
+    _keyring: Keyring
+    _capacity: int = attrs.field(kw_only=True)
+    _lfs: LfsClient | None = None
+    counters: CacheCounters = attrs.field(factory=CacheCounters)
+    # Used since uses were last noted on the disk, the latest last.
+    _recently_used: dict[Path, None] = attrs.field(factory=dict)
+    _is_noting: bool = False
+    _detached: int = 0
+    _checkouts: CheckoutCache = attrs.field(init=False)
+    # In the order of their last use.
+    _entries: OrderedDict[str, _Entry] = attrs.field(factory=OrderedDict)
+    _maintenance_queue: dict[str, None] = attrs.field(factory=dict)  # names, the oldest first
+    _maintenance: Deferred[None] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._checkouts = CheckoutCache(self._root, self._threads, self.counters, self._record_use)
 
     @property
     def disk_sizes(self) -> dict[str, int]:

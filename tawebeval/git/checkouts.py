@@ -55,28 +55,22 @@ class _StoredCheckout:
         self.users -= 1
 
 
+@attrs.define(eq=False)
 class CheckoutCache:
     """The checkouts in the directory `root`; `disk_bytes` is their bytes on the disk.
 
     `on_use` is called with the path of a checkout at each use.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        threads: WorkerThreads,
-        tally: CacheCounters | None = None,
-        on_use: Callable[[Path], object] = lambda path: None,
-    ) -> None:
-        self.disk_bytes = 0
-        self._tally = tally or CacheCounters()
-        self._on_use = on_use
-        self._root = root
-        self._threads = threads
-        # The least recently used first.
-        self._stored: OrderedDict[str, _StoredCheckout] = OrderedDict()
-        self._creations: SingleFlight[str, None] = SingleFlight()
-        self._count = 0  # of names for unfinished and detached directories
+    _root: Path
+    _threads: WorkerThreads
+    _tally: CacheCounters = attrs.field(factory=CacheCounters)
+    _on_use: Callable[[Path], object] = lambda path: None
+    disk_bytes: int = 0
+    # The least recently used first.
+    _stored: OrderedDict[str, _StoredCheckout] = attrs.field(factory=OrderedDict)
+    _creations: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
+    _count: int = 0  # of names for unfinished and detached directories
 
     def load_checkout(self, path: Path) -> None:
         """Take over a checkout of an earlier daemon, or remove it if it is incomplete. Blocks.

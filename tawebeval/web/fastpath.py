@@ -139,28 +139,17 @@ class PollFastPath:
         return True
 
 
+@attrs.define(eq=False)
 class PlainPoll:
     """A plain poll while it is answered; takes the place of a request on its channel."""
 
-    __slots__ = (
-        "_channel",
-        "_context",
-        "_headers",
-        "_poll",
-        "_started_at",
-        "_waiting",
-        "startedWriting",
-    )
-
-    def __init__(
-        self, channel: ApiChannel, context: WebContext, headers: PollHeaders, poll: EventPoll
-    ) -> None:
-        self.startedWriting = False
-        self._context = context
-        self._channel = channel
-        self._headers = headers
-        self._poll = poll
-        self._waiting: Deferred[EventPage] | None = None
+    _channel: ApiChannel
+    _context: WebContext
+    _headers: PollHeaders
+    _poll: EventPoll
+    startedWriting: bool = False  # noqa: N815  (Twisted's name)
+    _waiting: Deferred[EventPage] | None = None
+    _started_at: float = attrs.field(init=False)
 
     def start_answer(self) -> None:
         """Send the page now, or once it has events."""
