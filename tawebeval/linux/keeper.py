@@ -170,7 +170,7 @@ class Keeper:
                 self._poll.modify(client, select.POLLOUT)
                 return
         try:
-            message, descriptors, is_whole = _receive(client)
+            message, descriptors, is_whole = receive_message(client, MAX_DESCRIPTORS)
         except (ConnectionResetError, BlockingIOError):
             # A client that dies with unread answers resets the connection. The kernel reports this
             # once, before the requests that the client has sent.
@@ -179,7 +179,7 @@ class Keeper:
             self._close_client(client)
             return
         if not message:
-            _close(descriptors)
+            close_descriptors(descriptors)
             self._close_client(client)
             return
         try:
@@ -190,7 +190,7 @@ class Keeper:
             traceback.print_exc()
             self._close_client(client)
         finally:
-            _close(descriptors)
+            close_descriptors(descriptors)
 
     def _close_client(self, client: socket.socket) -> None:
         self._poll.unregister(client)
@@ -203,7 +203,7 @@ class Keeper:
         self, client: socket.socket, answer: dict[str, Any], descriptors: Sequence[int]
     ) -> None:
         try:
-            _send(client, answer, descriptors)
+            send_message(client, json.dumps(answer).encode(), descriptors)
         except ConnectionError:
             pass  # the client has gone; its other requests are still executed
         except OSError as error:
@@ -284,7 +284,7 @@ class Keeper:
         bundle = self._bundles.pop(name, None)
         if bundle is None:
             return
-        _close(bundle.descriptors)
+        close_descriptors(bundle.descriptors)
         self._descriptor_count -= len(bundle.descriptors)
         if self._owners.get(bundle.pid) is bundle:
             del self._owners[bundle.pid]
@@ -348,7 +348,7 @@ class Keeper:
         except OSError:
             _kill(process.pid)
             raise
-        _close(descriptors)
+        close_descriptors(descriptors)
         descriptors[:] = [pidfd]
         return {"pid": process.pid}
 
@@ -410,22 +410,24 @@ def _is_writable(client: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _receive(client: socket.socket) -> tuple[bytes, list[int], bool]:
-    """Return a request, its descriptors, and whether all of both has arrived."""
+def receive_message(connection: socket.socket, most: int) -> tuple[bytes, list[int], bool]:
+    """Return a message, its descriptors, `most` at most, and whether all of both has arrived."""
     numbers = array("i")
-    room = socket.CMSG_LEN(MAX_DESCRIPTORS * numbers.itemsize)
-    message, control, flags, _ = client.recvmsg(MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
+    room = socket.CMSG_LEN(most * numbers.itemsize)
+    message, control, flags, _ = connection.recvmsg(MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
     for _, _, content in control:
         numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
     return message, list(numbers), not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
-def _send(client: socket.socket, answer: dict[str, Any], descriptors: Sequence[int]) -> None:
+def send_message(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
+    """Send a message with descriptors. Raises: OSError."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-    client.sendmsg([json.dumps(answer).encode()], [rights] if descriptors else [])
+    connection.sendmsg([message], [rights] if descriptors else [])
 
 
-def _close(descriptors: Sequence[int]) -> None:
+def close_descriptors(descriptors: Sequence[int]) -> None:
+    """Close all descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)
 

@@ -16,7 +16,6 @@ import socket
 import struct
 import subprocess
 import sys
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -115,19 +114,8 @@ def keep_bundle(path: str, name: str, descriptors: Sequence[int], pid: int) -> N
     """Let the keeper hold descriptors and a process. Blocks. Raises: OSError."""
     with _connect(path) as connection:
         request = {"id": 0, "request": "keep", "name": name, "pid": pid}
-        _send(connection, json.dumps(request).encode(), descriptors)
+        keeper.send_message(connection, json.dumps(request).encode(), descriptors)
         _ask(connection, {"request": "version"})  # when it answers it has taken them
-
-
-def reap_child(path: str, pid: int) -> int:
-    """Return the wait status of a child of the keeper that has ended and is in no bundle.
-
-    Blocks. Raises: OSError.
-    """
-    with _connect(path) as connection:
-        answer, _ = _ask(connection, {"request": "wait", "name": f"exit of {pid}", "pid": pid})
-    status: int = answer["status"]
-    return status
 
 
 @implementer(IReadWriteDescriptor)
@@ -180,12 +168,12 @@ class KeeperClient:
                 after = answer["after"]
                 for name, pid, count in answer["bundles"]:
                     if name in found:  # replaced between two pages
-                        _close(found[name].descriptors)
+                        keeper.close_descriptors(found[name].descriptors)
                     found[name] = Bundle(descriptors[:count], pid)
                     descriptors = descriptors[count:]
         except OSError:
             for bundle in found.values():
-                _close(bundle.descriptors)
+                keeper.close_descriptors(bundle.descriptors)
             raise
 
     def attach(self, reactor: Any, on_lost: Callable[[], object] = lambda: None) -> None:
@@ -195,11 +183,6 @@ class KeeperClient:
         self._on_lost = on_lost
         self._connection.setblocking(False)
         reactor.addReader(self)
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the connection is open."""
-        return self._connection is not None
 
     @property
     def is_alive(self) -> bool:
@@ -264,7 +247,7 @@ class KeeperClient:
         self._number += 1
         message = json.dumps({"id": self._number, **request}).encode()
         if self._reactor is None:
-            _send(self._connection, message, descriptors)
+            keeper.send_message(self._connection, message, descriptors)
         elif self._queue or not self._try(message, descriptors):
             if len(self._queue) >= MAX_QUEUED:
                 log.error("the keeper of evaluators does not take requests any more")
@@ -277,7 +260,7 @@ class KeeperClient:
         """Send without blocking; tell whether the message is done with."""
         assert self._connection is not None
         try:
-            _send(self._connection, message, descriptors)
+            keeper.send_message(self._connection, message, descriptors)
         except BlockingIOError:
             self._reactor.addWriter(self)
             return False
@@ -306,7 +289,7 @@ class KeeperClient:
     def doWrite(self) -> None:
         """Send queued requests."""
         while self._queue and self._try(*self._queue[0]):
-            _close(self._queue.popleft()[1])
+            keeper.close_descriptors(self._queue.popleft()[1])
         if not self._queue:
             self._reactor.removeWriter(self)
             self._end_flushes()
@@ -354,7 +337,7 @@ class KeeperClient:
         self._connection.close()
         self._connection = None
         for _, descriptors in self._queue:
-            _close(descriptors)
+            keeper.close_descriptors(descriptors)
         self._queue.clear()
         self._end_flushes()
         self._on_lost()
@@ -389,11 +372,7 @@ def _ask(
     connection: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int] = ()
 ) -> tuple[dict[str, Any], list[int]]:
     """Return the answer to a request, and its descriptors. Blocks. Raises: OSError."""
-    _send(connection, json.dumps({"id": 0, **request}).encode(), descriptors)
-    return _take_answer(connection)
-
-
-def _take_answer(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    keeper.send_message(connection, json.dumps({"id": 0, **request}).encode(), descriptors)
     while True:
         with _timeout():
             answer, received = _receive(connection)
@@ -406,24 +385,10 @@ def _take_answer(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    numbers = array("i")
-    room = socket.CMSG_LEN(keeper.PAGE_DESCRIPTORS * numbers.itemsize)
-    message, control, flags, _ = connection.recvmsg(keeper.MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
-    for _, _, content in control:
-        numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    message, descriptors, is_whole = keeper.receive_message(connection, keeper.PAGE_DESCRIPTORS)
     if not message:
         raise ConnectionResetError(errno.ECONNRESET, _LOST)
-    if flags & socket.MSG_CTRUNC:
-        _close(numbers)
+    if not is_whole:
+        keeper.close_descriptors(descriptors)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    return json.loads(message), list(numbers)
-
-
-def _send(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-    connection.sendmsg([message], [rights] if descriptors else [])
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+    return json.loads(message), descriptors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from tawebeval.evaluations.status import format_time
 from tawebeval.sandbox.workspace import Workspace
 
 NOW = 1_700_000_000.0
-_TIME = re.compile(rb',"time":"[^"]*"}\n')
 
 
 def make_batch(first: int, count: int, size: int = 40) -> EventBatch:
@@ -45,11 +43,6 @@ def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> RecordingEnd:
     """Return the end of an evaluation."""
     shown = {"state": "finished", "problem": None, "metadata": {}, **entry}
     return RecordingEnd(number, NOW, ended, {"state": "finished"}, shown, None)
-
-
-def strip_times(lines: bytes) -> bytes:
-    """Return lines without the times of events."""
-    return _TIME.sub(b"}\n", lines)
 
 
 class ArchiveTestCase(SynchronousTestCase):
