@@ -42,7 +42,14 @@ from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
 from tawebeval.evaluations.kept_journal import KeptJournal
 from tawebeval.evaluations.restart import FoundEvaluation
 from tawebeval.evaluations.run import EvaluatorRun, RunProgress, RunResult, StdoutPump
-from tawebeval.evaluations.run_keeper import KeptRun, RunKeeper, RunRecorder
+from tawebeval.evaluations.run_keeper import (
+    BROKER,
+    RUN,
+    BrokerSpawner,
+    KeptRun,
+    RunKeeper,
+    RunRecorder,
+)
 from tawebeval.evaluations.snapshot import (
     EvaluationSnapshot,
     RunSnapshot,
@@ -436,7 +443,8 @@ class Evaluation:
         if keeper is None:
             self.context.spawner.adopt_child(run, started)
         else:
-            kept = keeper.keep_run(self.log_name, started, self._sandboxed.list_descriptors())
+            descriptors = self._sandboxed.list_descriptors()
+            kept = keeper.keep_run(self.log_name + RUN, started, descriptors)
             self._connect_kept_run(keeper, run, kept, parser)
         self._drop_start_fields()
         self._enter(EvaluationState.RUNNING)
@@ -452,7 +460,7 @@ class Evaluation:
         """Connect an evaluator that the keeper holds."""
         assert self._pump is not None, "made with the run"
         assert self.journal is not None, "made with the keeper"
-        process = keeper.connect_run(self.log_name, run, kept)
+        process = keeper.connect_run(self.log_name + RUN, kept, run)
         self._pump.recorder = RunRecorder(self.journal.write_events, parser, run, process)
 
     def _supervise(self, run: EvaluatorRun) -> None:
@@ -464,7 +472,7 @@ class Evaluation:
         context.limit_monitor.add_run(sandboxed, run.stop)
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
-            spawner = context.run_keeper.make_spawner(self.log_name)
+            spawner = BrokerSpawner(context.run_keeper, self.log_name + BROKER)
         sandboxed.serve_submissions(context.clock, context.threads, spawner)
         run.run_ended.add_callback(self._on_run_ended)
 
@@ -797,7 +805,7 @@ class Evaluation:
         )
         broker, connect = found.broker, None
         if broker is not None:
-            connect = partial(context.run_keeper.connect_broker, self.log_name, broker)
+            connect = partial(context.run_keeper.connect_run, self.log_name + BROKER, broker)
         sandboxed.resume(run_snapshot.sandbox, kept.others, connect)
         checkpoint = content.batches[-1].checkpoint if content.batches else ParserCheckpoint()
         self.markers = Markers(*run_snapshot.markers)

@@ -36,7 +36,7 @@ _STEP = 64 * 1024  # bytes of stdout that are parsed without an event until that
 
 @attrs.frozen
 class KeptRun:
-    """A run that the keeper holds: its process, and the descriptors of its sandbox."""
+    """A run or a broker that the keeper holds: its process, and the sandbox's descriptors."""
 
     process: kept_process.KeptDescriptors
     others: Sequence[int] = ()
@@ -87,13 +87,8 @@ class RunKeeper:
         """Let the keeper close a callback."""
         self.client.drop(name + CALLBACK)
 
-    def keep_run(self, name: str, started: StartedProcess, others: Sequence[int]) -> KeptRun:
-        """Give the keeper a started evaluator. Raises: OSError."""
-        return KeptRun(self._keep(name + RUN, started, others), others)
-
-    def _keep(
-        self, name: str, started: StartedProcess, others: Sequence[int]
-    ) -> kept_process.KeptDescriptors:
+    def keep_run(self, name: str, started: StartedProcess, others: Sequence[int] = ()) -> KeptRun:
+        """Give the keeper a started process, as the bundle `name`. Raises: OSError."""
         files = [os.memfd_create(what, os.MFD_CLOEXEC) for what in ("stdout", "stderr")]
         kept = kept_process.KeptDescriptors(
             started.pid, started.pidfd, started.stdout, started.stderr, *files
@@ -103,28 +98,10 @@ class RunKeeper:
             [kept.pidfd, kept.stdout, kept.stderr, kept.output, kept.errors, *others],
             kept.pid,
         )
-        return kept
+        return KeptRun(kept, others)
 
-    def connect_run(self, name: str, run: EvaluatorRun, kept: KeptRun) -> KeptProcess:
-        """Connect the process of a run."""
-        return self._connect(name + RUN, run, kept)
-
-    def make_spawner(self, name: str) -> BrokerSpawner:
-        """Return what adopts the broker of an evaluation's submissions."""
-        return BrokerSpawner(self, name)
-
-    def adopt_broker(
-        self, name: str, protocol: ProcessProtocol, started: StartedProcess
-    ) -> KeptProcess:
-        """Give the keeper a started broker, and connect it. Raises: OSError."""
-        kept = KeptRun(self._keep(name + BROKER, started, ()))
-        return self.connect_broker(name, kept, protocol)
-
-    def connect_broker(self, name: str, kept: KeptRun, protocol: ProcessProtocol) -> KeptProcess:
-        """Connect a broker that the keeper holds."""
-        return self._connect(name + BROKER, protocol, kept)
-
-    def _connect(self, name: str, protocol: ProcessProtocol, kept: KeptRun) -> KeptProcess:
+    def connect_run(self, name: str, kept: KeptRun, protocol: ProcessProtocol) -> KeptProcess:
+        """Let the process of the bundle `name` drive a protocol from now on."""
         wait = partial(self.client.wait, name, kept.process.pid)
         return KeptProcess(self._reactor, protocol, kept.process, wait)
 
@@ -136,14 +113,15 @@ class RunKeeper:
 
 @attrs.frozen
 class BrokerSpawner:
-    """Adopter of the broker of one evaluation (`linux.child.ProcessAdopter`)."""
+    """Adopter of the broker of one evaluation (`linux.child.ProcessAdopter`), a bundle `name`."""
 
     _keeper: RunKeeper
     _name: str
 
     def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> KeptProcess:
-        """Let the keeper hold a broker that drives a protocol from now on."""
-        return self._keeper.adopt_broker(self._name, protocol, started)
+        """Let the keeper hold a broker, which drives a protocol from now on. Raises: OSError."""
+        kept = self._keeper.keep_run(self._name, started)
+        return self._keeper.connect_run(self._name, kept, protocol)
 
 
 @attrs.define
