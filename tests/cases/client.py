@@ -129,10 +129,7 @@ class Line:
     def close(self) -> None:
         """End what still runs."""
         self.agent.fate = lambda: Fate.WELL
-        closed = Deferred.fromCoroutine(self.service.registry.close())
-        self.service.world.end()
-        self.service.reactor.advance(5)
-        assert closed.called
+        self.service.close()
 
 
 async def gathered(items: AsyncIterator[T]) -> list[T]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred
 
 from tawebeval.config import (
     CallerSettings,
@@ -260,10 +259,7 @@ class World:
         """End everything."""
         for client in self.clients:
             client.lose()
-        closed = Deferred.fromCoroutine(self.service.registry.close())
-        self.service.world.end()
-        self.service.reactor.advance(5)
-        assert closed.called
+        self.service.close()
         left = [call.getTime() for call in self.service.reactor.getDelayedCalls()]
         assert not left, left
 

@@ -53,10 +53,7 @@ class WebTestCase(SynchronousTestCase):
 
     def close(self) -> None:
         """End what still runs."""
-        closed = Deferred.fromCoroutine(self.service.registry.close())
-        self.service.world.end()
-        self.service.reactor.advance(5)  # for those who might read on
-        self.successResultOf(closed)
+        self.service.close()
 
     @property
     def child(self) -> FakeChild:

@@ -15,6 +15,7 @@ from klein import Klein
 from treq.client import HTTPClient
 from treq.testing import RequestTraversalAgent, _SynchronousProducer
 from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress
 from twisted.internet.testing import MemoryReactorClock, StringTransport
@@ -276,6 +277,13 @@ class Service:
         agent._realAgent._endpointFactory.reactor = self.reactor
         agent._serverFactory = self.site
         return HTTPClient(agent=agent, data_to_body_producer=_SynchronousProducer), agent
+
+    def close(self) -> None:
+        """End all evaluations."""
+        closed = Deferred.fromCoroutine(self.registry.close())
+        self.world.end()
+        self.reactor.advance(5)  # for those who might read on
+        assert closed.called
 
     def leftovers(self) -> list[str]:
         """Return what is on the disk."""

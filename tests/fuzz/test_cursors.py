@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import BufferSettings, Configuration, PollSettings
@@ -182,13 +181,6 @@ class World:
         found = [event["payload"] for event in events]
         assert found == [payload(self.begin + number) for number in range(len(found))]
 
-    def close(self) -> None:
-        """End everything."""
-        closed = Deferred.fromCoroutine(self.service.registry.close())
-        self.service.world.end()
-        self.service.reactor.advance(5)
-        assert closed.called
-
 
 class CursorTests(SynchronousTestCase):
     """Whatever is asked for."""
@@ -202,7 +194,7 @@ class CursorTests(SynchronousTestCase):
             world = World(root)
             for step in steps:
                 world.take(step)
-            world.close()
+            world.service.close()
         finally:
             shutil.rmtree(root)
             logged = self.flushLoggedErrors()
