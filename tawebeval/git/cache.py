@@ -246,13 +246,7 @@ class RepositoryCache:
         budget.spend(submodule.path)
         try:
             if self._limits.clock.seconds() > budget.deadline:
-                seconds = self._limits.timeout
-                raise EvaluationFailure(
-                    "repository",
-                    f"the fetches of submodules took over {seconds:g} seconds"
-                    " (repositories.fetch_timeout)",
-                    {"limit": "repositories.fetch_timeout", "value": seconds},
-                )
+                raise self._limits.make_timeout_failure("the fetches of submodules")
             url = self._remotes.resolve_submodule(submodule.url, request.repository.url)
             return await self._check_out(
                 Repository(url), submodule.oid, request.caller, request.again, budget

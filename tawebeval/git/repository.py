@@ -114,6 +114,14 @@ class FetchLimits:
     max_bytes: int
     tree_limits: TreeLimits
 
+    def make_timeout_failure(self, words: str, more: str = "", **members: str) -> EvaluationFailure:
+        """Return the error of what took longer than the timeout; `words` name it."""
+        return EvaluationFailure(
+            "repository",
+            f"{words} took over {self.timeout:g} seconds (repositories.fetch_timeout){more}",
+            {**members, "limit": "repositories.fetch_timeout", "value": self.timeout},
+        )
+
 
 @attrs.define
 class FetchBudget:
@@ -303,13 +311,8 @@ class BareRepository:
             reach=SandboxAccess((tree, index)),
         )
         if result.is_timed_out:
-            seconds = self._limits.timeout
-            raise _failed(
-                f"the checkout of the commit took over {seconds:g} seconds"
-                " (repositories.fetch_timeout)",
-                result,
-                limit="repositories.fetch_timeout",
-                value=seconds,
+            raise self._limits.make_timeout_failure(
+                "the checkout of the commit", stderr=result.stderr
             )
         if result.status:
             raise _failed("git could not check out the commit; see stderr", result)
@@ -366,15 +369,11 @@ class BareRepository:
         self, working: Coroutine[Deferred[Any], Any, _T], words: str, more: str = ""
     ) -> _T:
         """Return the result of `working`, within the timeout. Raises: EvaluationError."""
-        seconds = self._limits.timeout
+        limits = self._limits
         try:
-            return await Deferred.fromCoroutine(working).addTimeout(seconds, self._limits.clock)
+            return await Deferred.fromCoroutine(working).addTimeout(limits.timeout, limits.clock)
         except DeadlineExceeded:
-            raise EvaluationFailure(
-                "repository",
-                f"{words} took over {seconds:g} seconds (repositories.fetch_timeout){more}",
-                {"limit": "repositories.fetch_timeout", "value": seconds},
-            ) from None
+            raise limits.make_timeout_failure(words, more) from None
 
     async def _list_branch(
         self, repository: Repository, credential: Credential | None
@@ -610,8 +609,8 @@ def _inspected(inspection: CommitInspection, result: GitResult) -> Commit | None
     return inspection.commit
 
 
-def _failed(message: str, result: GitResult, **members: str | float) -> EvaluationFailure:
-    return EvaluationFailure("repository", message, {"stderr": result.stderr, **members})
+def _failed(message: str, result: GitResult) -> EvaluationFailure:
+    return EvaluationFailure("repository", message, {"stderr": result.stderr})
 
 
 def create_repository(path: Path) -> None:
