@@ -204,9 +204,7 @@ class DiskArchive:
         if recording is None:
             return
         recording.ring.on_append = None
-        if recording.loss is not None:
-            del self._recordings[identifier]
-        elif self._enqueue(recording, _END_BYTES):
+        if recording.loss is None and self._enqueue(recording, _END_BYTES):
             recording.end = end
             self._change(recording)
         else:

@@ -456,7 +456,11 @@ class EvaluationRegistry:
             return
 
         def make_document() -> bytes:
-            return orjson.dumps(build_status(evaluation, None))
+            if kept is not None:
+                return kept.document
+            document = orjson.dumps(build_status(evaluation, None))
+            self._keep_callback(callback, name, document)
+            return document
 
         def on_end() -> None:
             evaluation.save()
@@ -464,16 +468,11 @@ class EvaluationRegistry:
 
         if kept is not None:
             callback.event = kept.event
-            self._callbacks.start_delivery(callback, name, lambda: kept.document, on_end)
-        else:
-            keep = partial(self._keep_callback, callback, name, make_document)
-            self._callbacks.start_delivery(callback, name, keep, on_end)
+        self._callbacks.start_delivery(callback, name, make_document, on_end)
 
-    def _keep_callback(
-        self, callback: Callback, name: str, make_document: Callable[[], bytes]
-    ) -> bytes:
-        """Return the document of a callback, and keep both for another process of the daemon."""
-        document, keeper = make_document(), self.context.run_keeper
+    def _keep_callback(self, callback: Callback, name: str, document: bytes) -> None:
+        """Keep a callback and its document for another process of the daemon."""
+        keeper = self.context.run_keeper
         if keeper is not None:
             kept = KeptCallback(callback.url, callback.caller, callback.event, document)
             try:
@@ -481,7 +480,6 @@ class EvaluationRegistry:
             except OSError as error:
                 words = "{evaluation}: the callback does not outlive the daemon: {error}"
                 log.error(words, evaluation=name, error=error)  # noqa: TRY400
-        return document
 
     def _drop_callback(self, name: str) -> None:
         if self.context.run_keeper is not None:
