@@ -345,33 +345,27 @@ class EvaluationRecord:
             self.evaluation.discard_events(self.final_state)
 
 
+@attrs.define(eq=False)
 class RecordIndex:
     """Index of the records that are not forgotten.
 
-    `accepted_count` is the number of all until now. `on_forgotten` is called with each record that
-    is dropped.
+    `accepted_count` is the number of all until now, `kept_counts` that of the ended evaluations of
+    each caller. `on_forgotten` is called with each record that is dropped.
     """
 
-    def __init__(
-        self,
-        identities: IdentifierIssuer,
-        clock: IReactorTime,
-        on_forgotten: Callable[[EvaluationRecord], object],
-    ) -> None:
-        self._identities = identities
-        self._clock = clock
-        self._on_forgotten = on_forgotten
-        self._records: dict[str, EvaluationRecord] = {}
-        # Evaluations that are not cleaned up, and the others, each by the time of the last request.
-        # The end of an evaluation counts as a request, too.
-        self._active: OrderedDict[str, EvaluationRecord] = OrderedDict()
-        self._kept: OrderedDict[str, EvaluationRecord] = OrderedDict()
-        self._sent: dict[
-            str, EvaluationRecord
-        ] = {}  # of `_kept`, those that a stream has sent to the end
-        self._keys: dict[tuple[str, str], EvaluationRecord] = {}
-        self.kept_counts: Counter[str] = Counter()  # by caller
-        self.accepted_count = 0
+    _identities: IdentifierIssuer
+    _clock: IReactorTime
+    _on_forgotten: Callable[[EvaluationRecord], object]
+    _records: dict[str, EvaluationRecord] = attrs.field(factory=dict)
+    # Evaluations that are not cleaned up, and the others, each by the time of the last request.
+    # The end of an evaluation counts as a request, too.
+    _active: OrderedDict[str, EvaluationRecord] = attrs.field(factory=OrderedDict)
+    _kept: OrderedDict[str, EvaluationRecord] = attrs.field(factory=OrderedDict)
+    # Of `_kept`, those that a stream has sent to the end.
+    _sent: dict[str, EvaluationRecord] = attrs.field(factory=dict)
+    _keys: dict[tuple[str, str], EvaluationRecord] = attrs.field(factory=dict)
+    kept_counts: Counter[str] = attrs.field(factory=Counter)
+    accepted_count: int = 0
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._records
@@ -386,10 +380,6 @@ class RecordIndex:
     def kept_count(self) -> int:
         """Number of evaluations that have ended and are not forgotten."""
         return len(self._kept)
-
-    def count_kept(self, caller: str) -> int:
-        """Count the evaluations of a caller that have ended and are not forgotten."""
-        return self.kept_counts[caller]
 
     def find_record(
         self, identifier: str, caller: str, *, reads: bool = True

@@ -217,7 +217,7 @@ class EvaluationRegistry:
         share = configuration.callers.kept
         if caller == ANONYMOUS or not 0 < share < configuration.evaluations.kept:
             return False
-        return self.records.count_kept(caller) >= share
+        return self.records.kept_counts[caller] >= share
 
     # Life of an evaluation
 

@@ -522,9 +522,8 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # if it were ignored, no exit status would be kept
+    # If it were ignored, no exit status would be kept.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, _on_termination)
     signal.signal(signal.SIGINT, _on_termination)
     try:

@@ -45,14 +45,13 @@ log = Logger()
 class Delivery:
     """A pending callback with the document to post.
 
-    `evaluation_identifier` is the evaluation's name in the log, `event` the Webhook-Id.
-    `give_up_reason` is the reason why no further attempt begins, empty if one may.
+    `evaluation_identifier` is the evaluation's name in the log. `give_up_reason` is the reason why
+    no further attempt begins, empty if one may.
     """
 
     callback: Callback
     evaluation_identifier: str
     document: bytes = attrs.field(repr=False)
-    event: str
     give_up_reason: str = ""
     task: Deferred[None] | None = None
     finish_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
@@ -141,9 +140,8 @@ class CallbackQueue:
         in the final state.
         """
         callback.state = CallbackState.PENDING
-        event = callback.event = callback.event or f"evt_{self._random(16).hex()}"
-        delivery = Delivery(callback, evaluation, document(), event)
-        self._deliveries[event] = delivery
+        callback.event = callback.event or f"evt_{self._random(16).hex()}"
+        delivery = self._deliveries[callback.event] = Delivery(callback, evaluation, document())
         self._sizes[callback.caller] += delivery.size
         self._evict()
         if self._is_stopped:
@@ -222,7 +220,7 @@ class CallbackQueue:
             callback.last_error = delivery.give_up_reason + before
         self.ended_counts[callback.state] += 1
         self._give_up(delivery, "ended")
-        del self._deliveries[delivery.event]
+        del self._deliveries[callback.event]
         self._log(delivery)
         delivery.finish_event.set_value(None)
         on_end()
@@ -251,24 +249,23 @@ class CallbackQueue:
 
     async def _attempt(self, delivery: Delivery) -> AttemptResult:
         callback = delivery.callback
-        await self._slots.acquire_slot(delivery.event, callback.caller)
+        await self._slots.acquire_slot(callback.event, callback.caller)
         try:
             if delivery.give_up_reason:
                 raise CancelledError
             secrets = self._secrets.current_secrets
             if not secrets.has_secret(callback.caller):
-                await deferLater(
-                    self._clock, 0
-                )  # a few in each turn of the reactor: thousands may wait
+                # A few in each turn of the reactor: thousands may wait.
+                await deferLater(self._clock, 0)
                 reason = "the caller's secret was removed from callbacks.secrets"
                 return AttemptResult(RequestOutcome.REFUSED, reason)
             callback.attempts += 1
             headers = secrets.sign_body(
-                callback.caller, delivery.event, int(self._time()), delivery.document
+                callback.caller, callback.event, int(self._time()), delivery.document
             )
             return await self._sender.post_document(callback.url, headers, delivery.document)
         finally:
-            self._slots.release_slot(delivery.event)
+            self._slots.release_slot(callback.event)
 
     def _log(self, delivery: Delivery, delay: float | None = None) -> None:
         """Log the end of a delivery, or a failed attempt with the `delay` before the next."""
