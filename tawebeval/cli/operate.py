@@ -121,8 +121,8 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
     Start doctor as you start the daemon: as the same user (root if root starts the daemon), with
     the same --config, STATE_DIRECTORY and CACHE_DIRECTORY. Doctor changes nothing. It checks the
-    limits of this shell; a systemd service logs its own limits when it starts. To check the systemd
-    service, use the systemd-run command in docs/install.md.
+    limits of this shell, and those of the keeper; a systemd service logs its own limits when it
+    starts. To check the systemd service, use the systemd-run command in docs/install.md.
 
     \b
     Each part is

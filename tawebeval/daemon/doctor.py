@@ -22,7 +22,12 @@ from tawebeval.config import Configuration
 from tawebeval.core.forwarded import TrustedProxies
 from tawebeval.daemon.doctor_storage import StorageChecks
 from tawebeval.daemon.findings import Finding, Severity, report_problems, run_checks
-from tawebeval.daemon.lasting import KEEPER_VARIABLE, count_journals, open_keeper_client
+from tawebeval.daemon.lasting import (
+    KEEPER_VARIABLE,
+    count_journals,
+    describe_keeper_allowances,
+    open_keeper_client,
+)
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.runtime import find_unreadable_directories
 from tawebeval.daemon.startup import (
@@ -165,9 +170,12 @@ class SystemChecks:
             return
         if keeper is None:
             yield f"evaluations end with the daemon (service.lasting, {KEEPER_VARIABLE})"
-        else:
+            return
+        yield "evaluations outlive the daemon"
+        try:
+            yield from describe_keeper_allowances(self.configuration, self.environment, keeper)
+        finally:
             keeper.close()
-            yield "evaluations outlive the daemon"
 
     def _check_environments(self) -> Iterator[str]:
         if not self.configuration.environments:

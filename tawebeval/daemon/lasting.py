@@ -7,7 +7,7 @@ variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,10 +15,16 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.deferreds import count_run_slots
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.evaluations.run_keeper import RunKeeper
+from tawebeval.linux.cgroups.group import find_processes_parent
 from tawebeval.linux.keeper_client import KeeperClient
-from tawebeval.linux.rlimits import check_hard_limits
+from tawebeval.linux.rlimits import (
+    check_hard_limits,
+    compute_keeper_descriptor_allowance,
+    compute_keeper_process_allowance,
+)
+from tawebeval.webhooks.deliveries import OVERHEAD
 
 KEEPER_VARIABLE = "TAWEBEVAL_KEEPER"
 """The environment variable with the path of the keeper's socket."""
@@ -68,6 +74,28 @@ def count_journals(configuration: Configuration, environment: Mapping[str, str])
     return count_run_slots(settings.running) + settings.queued + settings.kept
 
 
+def describe_keeper_allowances(
+    configuration: Configuration, environment: Mapping[str, str], client: KeeperClient
+) -> Iterator[str | Problem]:
+    """Yield what the keeper may have and need: a problem where it may have too few. Blocks, hardly.
+
+    What the kernel does not tell is left out.
+    """
+    callbacks = configuration.callbacks
+    others = count_journals(configuration, environment)
+    others += callbacks.buffer // OVERHEAD if callbacks.enabled else 0
+    parent = find_processes_parent(client.cgroups)
+    with suppress(PermissionError):  # the keeper of another user
+        found = {
+            "descriptors": compute_keeper_descriptor_allowance(configuration, others, client.pid)
+        }
+        if parent is not None:
+            found["processes"] = compute_keeper_process_allowance(configuration, client.pid, parent)
+        for name, allowance in found.items():
+            what = f"{name}: {allowance}"
+            yield Problem(what, allowance.remedy) if allowance.problems else what
+
+
 def open_run_keeper(
     configuration: Configuration, environment: Mapping[str, str], reactor: Any
 ) -> RunKeeper | None:
@@ -78,6 +106,9 @@ def open_run_keeper(
     try:
         client = open_keeper_client(configuration, environment)
         if client is not None:
+            for found in describe_keeper_allowances(configuration, environment, client):
+                if isinstance(found, Problem):
+                    log.warn("the keeper's {problem}", problem=str(found))
             return RunKeeper(client, reactor)
         _drop_bundles(environment)
     except OSError as error:

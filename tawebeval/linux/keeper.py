@@ -35,7 +35,7 @@ Bounds, so that one client cannot harm another one:
 
 - A request is at most `MESSAGE` bytes. The keeper reads it only when the client's socket has room
   for an answer, so no answer is stored.
-- `_SPARE` of the descriptors that the keeper may have (RLIMIT_NOFILE) are never used for bundles.
+- `SPARE` of the descriptors that the keeper may have (RLIMIT_NOFILE) are never used for bundles.
 - Descriptors in flight are limited for each user, by RLIMIT_NOFILE of the sender. An evaluator can
   fill this only up to its own `limits.open_files`, far below the keeper's limit.
 - Only without a sandbox do orphans of evaluators become children of the keeper. At most
@@ -85,11 +85,12 @@ GRACE = 30.0
 """Seconds after which an ended child that belongs to no bundle is reaped."""
 PAGE_DESCRIPTORS = 253
 """The maximum number of descriptors of an answer: SCM_MAX_FD, the kernel's limit of a message."""
+# Descriptors of clients, of one request, of a program that is being started, and the keeper's own.
+SPARE = 128
+"""The number of descriptors that are never used for bundles."""
 
 _PAGE_BUNDLES = 128  # so that a page is smaller than `MESSAGE`
 _MAX_CLIENTS = 64
-# Descriptors of clients, of one request, of a program that is being started, and the keeper's own.
-_SPARE = 128
 _MAX_ENDED = 1024  # children in grace: beyond it the oldest are reaped early
 _BACKLOG = 128
 _RETRY = 0.05  # seconds until the next accept(2) where the machine has no free descriptor
@@ -531,7 +532,7 @@ def main() -> None:
     except OSError as error:
         raise SystemExit(f"tawebeval-keeper: {path}: {error.strerror or error}") from None
     notify_systemd("READY=1")
-    Keeper(listening, hard - _SPARE, grace).serve()
+    Keeper(listening, hard - SPARE, grace).serve()
 
 
 if __name__ == "__main__":

@@ -19,16 +19,22 @@ from twisted.logger import Logger
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.deferreds import count_run_slots
 from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.linux import keeper
 from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupOperations, find_own_cgroups
 
 # Pipes, pidfd, files of its sandbox, tree; socket, pipes and pidfd of its broker; and git's.
 _EVALUATION_DESCRIPTORS = 13
+# In the keeper, of an evaluation: pidfd, pipes and files of output of the evaluator and of its
+# broker; tree, environment, status and socket of the sandbox.
+_KEPT_DESCRIPTORS = 14
+_KEPT_OTHERS = 3  # in the keeper: two launchers, and the time at which the daemon was last alive
 _FETCH_DESCRIPTORS = 6  # pipes, pidfd, a filter of the sandbox, a password
 _SPARE_DESCRIPTORS = 128  # the daemon's own, and connections that are just being refused
 MIN_CONNECTIONS = 16  # with fewer there is no use in a start
 _FETCH_PROCESSES = 16  # git's own programs, with their threads, and the sandbox
 _DAEMON_PROCESSES = 64  # the daemon's own threads, the launcher, and its children for a moment
 _WATCH = 180  # bytes of memory that the kernel takes for one epoll watch, at least
+_KEEPER_UNIT = "tawebeval-keeper.service"
 MAX_WATCHES_FILE = Path("/proc/sys/fs/epoll/max_user_watches")
 PROCESS_LIMIT_REMEDY = "raise TasksMax= in the unit, or the container's limit of processes"
 """The remedy for too few processes."""
@@ -57,14 +63,14 @@ class ResourceAllowance:
         return (Problem(str(self), self.remedy),)
 
 
-def check_hard_limits(limits: LimitSettings, keeper: int = 0) -> None:
-    """Check that the hard limits of the daemon, or of the process `keeper`, allow evaluators'.
+def check_hard_limits(limits: LimitSettings, keeper_pid: int = 0) -> None:
+    """Check that the hard limits of the daemon, or of the process `keeper_pid`, allow evaluators'.
 
-    Raises: ConfigurationError; PermissionError, if the limits of `keeper` cannot be read.
+    Raises: ConfigurationError; PermissionError, if the limits of the keeper cannot be read.
     """
     whose, unit = "the daemon's own", "the unit"
-    if keeper:
-        whose, unit = "the keeper's", "tawebeval-keeper.service"
+    if keeper_pid:
+        whose, unit = "the keeper's", _KEEPER_UNIT
     largest = limits.largest
     for name, value, number, directive in (
         ("open_files", largest.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),
@@ -73,7 +79,7 @@ def check_hard_limits(limits: LimitSettings, keeper: int = 0) -> None:
         ("file_size", largest.file_size, resource.RLIMIT_FSIZE, "LimitFSIZE"),
         ("memory", largest.memory, resource.RLIMIT_DATA, "LimitDATA"),
     ):
-        hard = get_hard_limit(number, keeper)
+        hard = get_hard_limit(number, keeper_pid)
         if hard is not None and hard < value:
             chosen = getattr(largest, name) > getattr(limits, name)
             setting = f"limits.maximum.{name}" if chosen else f"limits.{name}"
@@ -166,9 +172,40 @@ def compute_process_allowance(configuration: Configuration) -> ResourceAllowance
 
 def count_needed_processes(configuration: Configuration) -> int:
     """Return the processes and threads in use if every evaluator uses its whole limit."""
-    running = count_run_slots(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_PROCESSES
-    return running * configuration.limits.largest.processes + fetches + _DAEMON_PROCESSES
+    return _count_evaluators_processes(configuration) + fetches + _DAEMON_PROCESSES
+
+
+def compute_keeper_descriptor_allowance(
+    configuration: Configuration, others: int, pid: int
+) -> ResourceAllowance:
+    """Return the allowance of file descriptors of the keeper, whose process is `pid`.
+
+    `others` is how many of them are for journals and callbacks. Raises: PermissionError.
+    """
+    running = count_run_slots(configuration.evaluations.running)
+    wanted = running * _KEPT_DESCRIPTORS + others + _KEPT_OTHERS + keeper.SPARE
+    remedy = (
+        f"set LimitNOFILE={wanted} in {_KEEPER_UNIT} (or ulimit -n), or lower evaluations.running,"
+        " evaluations.queued or evaluations.kept"
+    )
+    return ResourceAllowance(get_hard_limit(resource.RLIMIT_NOFILE, pid), wanted, remedy)
+
+
+def compute_keeper_process_allowance(
+    configuration: Configuration, pid: int, cgroup: str
+) -> ResourceAllowance:
+    """Return the allowance of processes and threads of the keeper, whose process is `pid`.
+
+    `cgroup` is the parent of its evaluations, with the controller of processes: the kernel hides
+    the keeper's own from other processes of its user. Blocks, hardly. Raises: PermissionError.
+    """
+    wanted = _count_evaluators_processes(configuration) + _DAEMON_PROCESSES
+    remedy = (
+        f"set TasksMax={wanted} in {_KEEPER_UNIT} (or the container's limit of processes), or lower"
+        " evaluations.running or limits.processes"
+    )
+    return ResourceAllowance(min(_bounds(pid, cgroup), default=None), wanted, remedy)
 
 
 def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
@@ -176,7 +213,9 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
 
     Blocks. Raises: OSError.
     """
-    return min(_bounds(proc), default=None)
+    found = find_own_cgroups(proc)
+    own = found.controller_paths.get("pids", found.unified_path)
+    return min(_bounds(0, own), default=None)
 
 
 def compute_watch_allowance(configuration: Configuration) -> ResourceAllowance:
@@ -203,14 +242,18 @@ def _descriptors_besides(configuration: Configuration) -> int:
     return running * _EVALUATION_DESCRIPTORS + fetches + callbacks + _SPARE_DESCRIPTORS
 
 
-def _bounds(proc: Path) -> Iterator[int]:
-    hard = get_hard_limit(resource.RLIMIT_NPROC)
+def _count_evaluators_processes(configuration: Configuration) -> int:
+    running = count_run_slots(configuration.evaluations.running)
+    return running * configuration.limits.largest.processes
+
+
+def _bounds(pid: int, cgroup: str | None) -> Iterator[int]:
+    hard = get_hard_limit(resource.RLIMIT_NPROC, pid)
     if hard is not None:
         yield hard
-    found = find_own_cgroups(proc)
-    own = found.controller_paths.get("pids", found.unified_path)
-    if own is not None:
-        for path in (Path(own), *Path(own).parents):  # paths above the mount have no such file
+    if cgroup is not None:
+        own = Path(cgroup)
+        for path in (own, *own.parents):  # paths above the mount have no such file
             most = CgroupDirectory(str(path), CgroupOperations()).read_number("pids.max")
             if most is not None:
                 yield most

@@ -35,7 +35,8 @@ from tawebeval.webhooks.sender import (
 from tawebeval.webhooks.signing import SigningSecrets, SigningSecretsFile, find_secrets_file
 
 _FIELD = "callback_url"
-_OVERHEAD = 4096  # bytes of memory of a delivery besides its document, rounded up
+OVERHEAD = 4096
+"""Bytes of memory of a delivery besides its document, rounded up."""
 _STOPPED = "the daemon was stopped"
 
 log = Logger()
@@ -59,7 +60,7 @@ class Delivery:
     @property
     def size(self) -> int:
         """Size in bytes, as it counts towards `callbacks.buffer`."""
-        return len(self.document) + _OVERHEAD
+        return len(self.document) + OVERHEAD
 
     def cancel_attempt(self) -> None:
         """Cancel the attempt or the pause that is under way."""

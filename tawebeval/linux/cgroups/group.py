@@ -537,6 +537,15 @@ def attach_cgroups(
     return CgroupManager(own._parents, parts, missing, remedy, own._parts)
 
 
+def find_processes_parent(description: str) -> str | None:
+    """Return the parent cgroup with the limit of processes; None without one.
+
+    `description` is as for `attach_cgroups`, or "".
+    """
+    told = json.loads(description)["parents"].get("processes") if description else None
+    return None if told is None else str(told[1])
+
+
 @attrs.define
 class _Detection:
     """One detection of controllers, which makes parent cgroups where a controller works."""
