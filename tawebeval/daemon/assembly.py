@@ -150,6 +150,7 @@ class DaemonParts:
             self.application.routes,
             self.site.connection_limits,
             self.monitoring.reactor_lag,
+            self.monitoring.operator_sources.find_obstacles,
             log_lines,
             self.archive,
         )

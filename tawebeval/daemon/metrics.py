@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -101,7 +101,11 @@ class Monitoring:
 
 @attrs.frozen(eq=False)
 class DaemonMetrics(Collector):
-    """Collector of the daemon's metrics. `line_writer` is None if twistd writes the log."""
+    """Collector of the daemon's metrics.
+
+    `find_obstacles` returns the reasons why the daemon takes no work, at once and empty if it does.
+    `line_writer` is None if twistd writes the log.
+    """
 
     context: EvaluationContext
     repositories: RepositoryCache
@@ -111,12 +115,15 @@ class DaemonMetrics(Collector):
     routes: RouteTable
     connection_limits: ConnectionLimits
     reactor_lag: ReactorLag
+    find_obstacles: Callable[[], Sequence[str]]
     line_writer: LineWriter | None = None
     archive: DiskArchive | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         yield _gauge("info", "The version that runs.", {__version__: 1}, "version")
+        ready = 0 if self.find_obstacles() else 1
+        yield _gauge("ready", "Whether the daemon takes work, as /health/ready says.", ready)
         yield from self._collect_evaluations()
         yield from self._collect_queue()
         yield from self._collect_buffers()

@@ -570,6 +570,7 @@ class ServiceTests(SynchronousTestCase):
         figures = self.request("GET /metrics").body
         for figure in (
             b"tawebeval_places 7.0",
+            b"tawebeval_ready 1.0",
             b'tawebeval_requests_total{method="GET",route="/health/ready"',
             b"tawebeval_reactor_lag_seconds_count 1.0",
         ):
@@ -580,6 +581,7 @@ class ServiceTests(SynchronousTestCase):
         self.start(health=HealthSettings(free_disk=2**50))
         problem = self.request("GET /health/ready")
         self.assertEqual((problem.status, len(problem.json()["reasons"])), (503, 2))
+        self.assertIn(b"tawebeval_ready 0.0", self.request("GET /metrics").body)
 
     def test_access_log(self) -> None:
         """Requests are logged where that is configured."""

@@ -66,6 +66,7 @@ class MetricsTestCase(WebTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.lag = ReactorLag(self.service.reactor)
+        self.obstacles: list[str] = []
         self.metrics = CollectorRegistry()
         self.metrics.register(ProcessMetrics())
         registry = self.service.registry
@@ -79,6 +80,7 @@ class MetricsTestCase(WebTestCase):
                 self.service.routes,
                 self.service.site.connection_limits,
                 self.lag,
+                lambda: self.obstacles,
             )
         )
 
@@ -125,6 +127,12 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("evaluations_ended_total", state="failed", reason="exit"), 1)
         self.assertEqual(self.value("evaluations_ended_total", state="finished", reason=""), 1)
         self.assertEqual(self.value("evaluations", state="finished"), 1)
+
+    def test_ready(self) -> None:
+        """Whatever keeps the daemon from being ready shows."""
+        self.assertEqual(self.value("ready"), 1)
+        self.obstacles = ["the file system of the state hangs"]
+        self.assertEqual(self.value("ready"), 0)
 
     def test_forgotten(self) -> None:
         """What is read to the end is drained, and what is not expires."""
