@@ -94,11 +94,12 @@ def follow(
     """Show the output of an evaluation that was submitted before.
 
     The server discards the events that a client has read. The command says so and shows the rest;
-    `tawebeval status` shows how many events are discarded. Ctrl-C stops following and prints the
-    command that continues; the evaluation goes on.
+    `tawebeval status` shows how many events are discarded. A server with an archive shows all
+    events again once a client has read the evaluation to its end; without one it is gone then.
+    Ctrl-C stops following and prints the command that continues; the evaluation goes on.
 
-    The exit status is that of `tawebeval evaluate`: 1 if the server has lost the evaluation or a
-    client has read it to the end, 2 if the server never had it.
+    The exit status is that of `tawebeval evaluate`: 1 if the server no longer has the evaluation, 2
+    if it never had it.
 
     \b
     Submit now, follow later:
@@ -129,7 +130,8 @@ def status(identifier: str, as_json: bool, server: str, token: str | None) -> No
     """Show the status of an evaluation.
 
     The status includes the state, times, the place in the queue, the seed, the resources used, the
-    exit status, the error and the last 8 KiB of stderr.
+    exit status, the error and the last 8 KiB of stderr. After a client has read the evaluation to
+    its end, only a server with an archive has it.
 
     \b
       tawebeval status $ID
@@ -251,8 +253,8 @@ def rerun(
     """Run an evaluation again, and show its output.
 
     The server uses the same files, commit, seed, limits and labels; the options replace these. The
-    evaluation must have ended, and the server must still keep it: not after a client has read it to
-    its end.
+    evaluation must have ended, and the server must still have it: after a client has read it to its
+    end only with an archive.
 
     \b
       tawebeval rerun $ID

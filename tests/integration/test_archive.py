@@ -177,7 +177,7 @@ class RestartTests(ArchiveTestCase):
         for command, expected in (
             (("list",), identifier),
             (("status", identifier), "archived"),
-            (("follow", identifier), "line 2"),
+            (("follow", identifier), numbers(3)),
         ):
             process = subprocess.Popen(
                 [COMMAND, *command, "--server", self.daemon.url],
