@@ -269,7 +269,8 @@ class DiskArchive:
                         self._stall_call.cancel()
                 if self.queued_bytes < HELD_BYTES // 2:
                     self._release_held()
-                if self.usage.total_bytes > self.settings.size:
+                is_too_large = self.usage.total_bytes > self.settings.size
+                if is_too_large and not self.store.has_stuck_files:
                     self._next_maintenance = min(self._next_maintenance, self._clock.seconds())
         finally:
             self._is_writing = False

@@ -18,6 +18,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,7 +146,8 @@ class ArchiveStore:
     """The archive in `directory`, which is created by `open`.
 
     `min_free` are the bytes that stay free on its file system. `needs_check` is whether the index
-    has to be compared with the files. The reading methods at the end and `check_index` are for
+    has to be compared with the files, `has_stuck_files` whether the last removal could not remove
+    all files. The reading methods at the end and `check_index` are for
     other threads, too.
     """
 
@@ -156,11 +158,13 @@ class ArchiveStore:
     usage: ArchiveUsage = attrs.field(factory=ArchiveUsage)
     is_open: bool = False
     needs_check: bool = False
+    has_stuck_files: bool = False
     _is_damaged: bool = False
     _has_failed: bool = False  # since the check has begun
     _index: ArchiveIndex = attrs.field(init=False)
     _recordings: dict[str, SpooledRecording] = attrs.field(factory=dict)
     _lock_descriptor: int | None = None
+    _stuck: set[str] = attrs.field(factory=set)  # names whose files could not be removed
 
     def __attrs_post_init__(self) -> None:
         self._index = ArchiveIndex(self.directory / "index" / "evaluations.sqlite")
@@ -251,7 +255,8 @@ class ArchiveStore:
             if match is not None:
                 files.setdefault(match[1], set()).add(match[2])
             elif entry.name.endswith(".new"):  # the process ended in a write
-                os.unlink(entry.path)
+                with _log_stuck_files():
+                    os.unlink(entry.path)
         known = set(self._index.list_names(prefix))
         missing = [name for name in files if name not in known]
         for start in range(0, len(missing), REMOVED_AT_ONCE):
@@ -275,7 +280,8 @@ class ArchiveStore:
             except (FileNotFoundError, DamagedFile, KeyError, TypeError) as error:
                 words = "archive: {name} is removed, as it is incomplete: {error}"
                 log.warn(words, name=name, error=error)
-                self._unlink(name)
+                with _log_stuck_files():
+                    self._unlink(name)
             except OSError as error:
                 words = "archive: {name} is not in lists, as it cannot be read: {error}"
                 log.warn(words, name=name, error=error.strerror)
@@ -417,31 +423,50 @@ class ArchiveStore:
     def remove_old(self) -> bool:
         """Remove evaluations beyond `archive.days` and `archive.size`, `REMOVED_AT_ONCE` at most.
 
-        Return whether others are left to remove. Raises: OSError, sqlite3.Error.
+        Return whether others are left to remove. Evaluations whose files cannot be removed stay
+        and count; others go in their place, until the next removal tries again. Raises:
+        sqlite3.Error.
         """
         latest = self._read_clock() - self.settings.days * _DAY
-        rows = self._index.list_oldest(REMOVED_AT_ONCE, latest)
+        rows = self._list_oldest(latest)
         excess = self.usage.total_bytes - self.settings.size
         if not rows and excess > 0:
-            for row in self._index.list_oldest(REMOVED_AT_ONCE, float("inf")):
+            for row in self._list_oldest(float("inf")):
                 if excess <= 0:
                     break
                 rows.append(row)
                 excess -= row[1]
-        if not rows:
+        if not rows or len(self._stuck) >= REMOVED_AT_ONCE:  # then it is not a single file
+            self.has_stuck_files = bool(self._stuck)
+            self._stuck.clear()
             return False
-        self._index.remove_rows([name for name, _ in rows])
-        for name, _ in rows:
-            self._unlink(name)
+        removed = {name: size for name, size in rows if self._try_to_unlink(name)}
+        self._index.remove_rows(list(removed))
         self.usage = attrs.evolve(
             self.usage,
-            count=self.usage.count - len(rows),
-            archived_bytes=self.usage.archived_bytes - sum(size for _, size in rows),
+            count=self.usage.count - len(removed),
+            archived_bytes=self.usage.archived_bytes - sum(removed.values()),
         )
         return True
 
+    def _list_oldest(self, latest: float) -> list[tuple[str, int]]:
+        """Return names and sizes of evaluations that ended before `latest` and may be removable."""
+        found = self._index.list_oldest(REMOVED_AT_ONCE + len(self._stuck), latest)
+        return [row for row in found if row[0] not in self._stuck][:REMOVED_AT_ONCE]
+
+    def _try_to_unlink(self, name: str) -> bool:
+        """Remove the files of an evaluation; log the first failure in a row of removals."""
+        try:
+            self._unlink(name)
+        except OSError as error:
+            if not self._stuck:
+                _log_stuck_file(error)
+            self._stuck.add(name)
+            return False
+        return True
+
     def _unlink(self, name: str) -> None:
-        for kind in ("jsonl", "tar"):
+        for kind in ("tar", "jsonl"):  # what has its events is still complete
             self._locate(name, kind).unlink(missing_ok=True)
 
     def _discard(self, name: str) -> None:
@@ -526,3 +551,21 @@ class ArchiveStore:
 
     def _locate(self, name: str, kind: str) -> Path:
         return self.directory / "files" / name[:2] / f"{name}.{kind}.zst"
+
+
+@contextmanager
+def _log_stuck_files() -> Iterator[None]:
+    """Log a file that the body cannot remove."""
+    try:
+        yield
+    except OSError as error:
+        _log_stuck_file(error)
+
+
+def _log_stuck_file(error: OSError) -> None:
+    log.error(
+        "archive: {path} cannot be removed: {error}; let the daemon's user write to its directory,"
+        " or remove the file as root; until then archive.days and archive.size may not hold",
+        path=error.filename,
+        error=error.strerror,
+    )

@@ -308,6 +308,22 @@ class QueueTests(RecorderTestCase):
         self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)
 
 
+class RemovalTests(RecorderTestCase):
+    """Removal beyond `archive.size`."""
+
+    def test_stuck(self) -> None:
+        """Each write brings a removal along, unless the last one met files that have to stay."""
+        for has_stuck_files, count in ((True, 1), (False, 0)):
+            self.store.usage = attrs.evolve(self.store.usage, archived_bytes=2**50)
+            self.store.has_stuck_files = has_stuck_files
+            self.begin()
+            self.archive.end_recording("one", make_end())
+            self.flow()
+            self.archive.start_maintenance()
+            self.threads.finish()
+            self.assertEqual(len(self.list_files()), count)
+
+
 class RestartTests(RecorderTestCase):
     """A new process, with evaluations that go on and others that do not."""
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from pathlib import Path
+
+from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.archive.index import RowQuery
-from tawebeval.archive.store import PARTS, ArchiveStore, RecordingWork, WrittenEvents
+from tawebeval.archive.store import (
+    PARTS,
+    REMOVED_AT_ONCE,
+    ArchiveStore,
+    RecordingWork,
+    WrittenEvents,
+)
+from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH
 from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.errors import ServerBusy
@@ -271,6 +281,64 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(kept, list(range(301 - self.store.usage.count, 301))[:100])
         self.assertLessEqual(self.store.usage.archived_bytes, 2**20)
         self.assertGreater(self.store.usage.archived_bytes, 2**20 - 2 * size // 300)
+
+    def stick(self, number: int) -> Path:
+        """Have a file that cannot be removed; return it."""
+        name = derive_directory_name(str(number))
+        path = self.root / "files" / name[:2] / f"{name}.tar.zst"
+        (path / "below").mkdir(parents=True)
+        return path
+
+    def test_stuck(self) -> None:
+        """What cannot be removed stays, counts and is said once; others go in its place."""
+        self.fill(5)
+        each = self.store.usage.archived_bytes // 5
+        paths = [self.stick(1), self.stick(2)]
+        self.store.settings = ArchiveSettings(enabled=True, size=3 * each)
+        with capturedLogs() as logged:
+            while self.store.remove_old():
+                pass
+        self.assertEqual(self.list_numbers(), [1, 2, 5])
+        self.assertEqual(self.read(name="1"), make_batch(0, 3))
+        self.assertEqual((self.store.usage.count, self.store.usage.archived_bytes), (3, 3 * each))
+        self.assertTrue(self.store.has_stuck_files)
+        (said,) = map(formatEvent, logged)
+        self.assertIn(f"{paths[0]} cannot be removed: Is a directory; let the daemon's user", said)
+        for path in paths:
+            (path / "below").rmdir()
+            path.rmdir()
+        self.now = NOW + 92.5 * DAY
+        while self.store.remove_old():
+            pass
+        self.assertEqual(self.list_numbers(), [5])
+        self.assertEqual(self.store.usage.count, 1)
+        self.assertFalse(self.store.has_stuck_files)
+
+    def test_stuck_in_check(self) -> None:
+        """Nor does a file of a write that was cut off, or an incomplete one, end the check."""
+        self.fill(1)
+        path = self.stick(2)
+        cut = path.with_suffix(".new")
+        path.rename(cut)
+        self.stick(3)
+        with capturedLogs() as logged:
+            self.store = self.open()
+            self.check()
+        self.assertEqual(self.list_numbers(), [1])
+        said = [formatEvent(event) for event in logged]
+        self.assertEqual(sum("cannot be removed: Is a directory" in one for one in said), 2, said)
+
+    def test_all_stuck(self) -> None:
+        """Where nothing can be removed the removal ends, and nothing is lost."""
+        self.fill(REMOVED_AT_ONCE + 2)
+        for number in range(1, REMOVED_AT_ONCE + 3):
+            self.stick(number)
+        usage = self.store.usage
+        self.now = NOW + 1000 * DAY
+        with capturedLogs() as logged:
+            for goes_on in (True, False):
+                self.assertEqual(self.store.remove_old(), goes_on)
+        self.assertEqual((self.store.usage, len(logged)), (usage, 1))
 
     def test_recordings_count(self) -> None:
         """Recordings count, too; those that alone exceed the size are given up."""
