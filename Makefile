@@ -52,7 +52,7 @@ check: ## check style, types, and that imports point down
 
 bench: ## measure it, against baselines taken in the same run; some minutes
 	$(SETUP) --extras bench,test --needs git,/usr/bin/python3 \
-		--wants curl,/usr/sbin/nginx,$(SANDBOX),$(MACHINE)
+		--wants curl,/usr/sbin/nginx,/usr/bin/go,$(SANDBOX),$(MACHINE)
 	$(BIN)/python -m benchmarks
 
 soak: ## let 200 evaluators print 2 GB to all kinds of readers; a few minutes

@@ -65,7 +65,13 @@ def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[byt
 @contextmanager
 def server(program: str, *arguments: object) -> Iterator[Server]:
     """Run one of `benchmarks.programs` that prints the port on which it listens."""
-    command = argv(program, *arguments)
+    with serving(argv(program, *arguments)) as started:
+        yield started
+
+
+@contextmanager
+def serving(command: list[str]) -> Iterator[Server]:
+    """Run a program that prints the port on which it listens."""
     with running(command, env=environment(), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield Server(process.pid, int(_first_line(process.stdout)))

@@ -21,9 +21,9 @@ from benchmarks.daemon import PYTHON, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave
 from benchmarks.running import Server, server
 
-_MB = 1_000_000
-_LENGTH = 100
-_TOTAL = 150 * _MB
+MB = 1_000_000
+LENGTH = 100
+TOTAL = 150 * MB
 _TARGET = 0.3
 _TIMEOUT = 60.0
 _READ = 256 * 1024
@@ -35,23 +35,23 @@ def command(program: str, *arguments: int) -> str:
     return shlex.join([PYTHON, "-I", "-S", "-c", text, *map(str, arguments)])
 
 
-_COMMAND = command("writer", _LENGTH, _TOTAL)
+COMMAND = command("writer", LENGTH, TOTAL)
 SETTINGS = f"""\
 [limits]
-output = {_TOTAL}
+output = {TOTAL}
 """
 # An event for each line, and one for its terminator.
-_SMALLEST = len('{"type":"text","payload":""},' * 2 + r"\n") + _LENGTH - 1
+_SMALLEST = len('{"type":"text","payload":""},' * 2 + r"\n") + LENGTH - 1
 
 
 def measure(rounds: int) -> Sequence[Row]:
     """Return the rows."""
-    with daemon(more=SETTINGS) as ours, server("forwarder", _COMMAND) as raw:
+    with daemon(more=SETTINGS) as ours, server("forwarder", COMMAND) as raw:
         samples = interleave(
             rounds,
             {"ours": lambda: deliver_lines(ours), "raw": lambda: _by_socket(raw)},
         )
-    what = f"stdout to an HTTP client, pages, {_LENGTH}-byte lines"
+    what = f"stdout to an HTTP client, pages, {LENGTH}-byte lines"
     return [
         Row(
             f"{what}, to a raw forwarder",
@@ -70,7 +70,7 @@ def measure(rounds: int) -> Sequence[Row]:
 
 
 @attrs.define
-class _Stopwatch:
+class Stopwatch:
     """From the first bytes of an answer to the last ones, in processor time of the server, too."""
 
     _server: Server
@@ -94,14 +94,14 @@ class _Stopwatch:
 
 def deliver_lines(ours: Daemon) -> Round:
     """Read the events of all lines; return MB of stdout per second."""
-    measured, received = read_pages(ours, _COMMAND, _TOTAL / _MB)
-    assert received >= _TOTAL // _LENGTH * _SMALLEST, "events were lost"
+    measured, received = read_pages(ours, COMMAND, TOTAL / MB)
+    assert received >= TOTAL // LENGTH * _SMALLEST, "events were lost"
     return measured
 
 
 def read_pages(ours: Daemon, printing: str, total: float) -> tuple[Round, int]:
     """Read all events of a command that prints `total`; return the rates, and bytes of pages."""
-    stopwatch = _Stopwatch(ours)
+    stopwatch = Stopwatch(ours)
     with Client(ours.port) as client:
         path = f"/evaluation/{ours.evaluate(client, printing)}/events?wait=30"
         after: str | None = ""
@@ -113,10 +113,10 @@ def read_pages(ours: Daemon, printing: str, total: float) -> tuple[Round, int]:
 
 
 def _by_socket(raw: Server) -> Round:
-    stopwatch = _Stopwatch(raw)
+    stopwatch = Stopwatch(raw)
     with socket.create_connection(("127.0.0.1", raw.port), _TIMEOUT) as connection:
         while chunk := connection.recv(_READ):
             stopwatch.count(len(chunk))
-    measured = stopwatch.stop(_TOTAL / _MB)
-    assert stopwatch.received == _TOTAL, "bytes were lost"
+    measured = stopwatch.stop(TOTAL / MB)
+    assert stopwatch.received == TOTAL, "bytes were lost"
     return measured
