@@ -169,6 +169,8 @@ class CheckoutCache:
 
         Checkouts in use stay. Yields the new paths, for removal.
         """
+        if self.disk_bytes <= capacity:
+            return  # after almost every checkout, with thousands in the cache
         for name, stored in list(self._stored.items()):
             if self.disk_bytes > capacity and not stored.users:
                 yield self._detach(name)

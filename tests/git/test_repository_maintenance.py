@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import NoReturn
@@ -144,6 +145,16 @@ class DueTests(MaintenanceTestCase):
         self.assertEqual(self.cache.disk_sizes["repositories"], before + BLOCK)
         self.restart()
         self.assertEqual(self.cache.disk_sizes["repositories"], before + BLOCK)
+
+    def test_many_markers(self) -> None:
+        """The start of a daemon takes no memory for each marker."""
+        self.get()
+        for number in range(1000):
+            (self.path() / "commits" / f"{number:040}").touch()
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        self.restart()
+        self.assertLess(tracemalloc.get_traced_memory()[1], 200_000)
 
 
 class LockTests(MaintenanceTestCase):
