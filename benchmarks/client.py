@@ -65,9 +65,9 @@ class Client:
         page: dict[str, Any] = json.loads(self.exchange(events(identifier, after, wait)))
         return page
 
-    def evaluate(self, url: str, commit: str, command: str) -> str:
+    def evaluate(self, url: str, commit: str, command: str, environment: str = "default") -> str:
         """Begin an evaluation and return its identifier."""
-        answer = json.loads(self.exchange(evaluate(url, commit, command)))
+        answer = json.loads(self.exchange(evaluate(url, commit, command, environment)))
         identifier: str = answer["evaluation_id"]
         return identifier
 
@@ -105,9 +105,11 @@ def fields(url: str, commit: str, command: str) -> dict[str, str]:
     return {"repository[url]": url, "commit_oid": commit, "evaluator_cmd": command}
 
 
-def evaluate(url: str, commit: str, command: str) -> bytes:
+def evaluate(url: str, commit: str, command: str, environment: str = "default") -> bytes:
     """Return the request that begins an evaluation of one small file."""
     all_fields = {"submission[source]": "print(42)\n", **fields(url, commit, command)}
+    if environment != "default":
+        all_fields["environment"] = environment
     body = "".join(
         f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
         for name, value in all_fields.items()

@@ -62,6 +62,7 @@ class Daemon(Server):
         self._process = start()
         super().__init__(self._process.pid, port)
         self.state = root / "state"
+        self.cache = root / "cache"
         self.log = root / "log"
         self.objects = root / "objects"
         path = root / "evaluator"
@@ -79,9 +80,11 @@ class Daemon(Server):
         named = fields(self._url, self._commits[SMALL], command)
         return [f"{name}={value}" for name, value in named.items()]
 
-    def evaluate(self, client: Client, command: str, files: int = SMALL) -> str:
+    def evaluate(
+        self, client: Client, command: str, files: int = SMALL, environment: str = "default"
+    ) -> str:
         """Begin an evaluation of a commit that is known; return its identifier."""
-        return client.evaluate(self._url, self._commits[files], command)
+        return client.evaluate(self._url, self._commits[files], command, environment)
 
     def wait_until_listening(self) -> None:
         """Return when the daemon listens. Raises SystemExit, with its words, if it does not."""
@@ -178,7 +181,9 @@ def _keeper(root: Path, variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def give(path: Path) -> None:
-    """Let a directory belong to whom the daemon becomes."""
+    """Let a directory and all below it belong to whom the daemon becomes."""
     if os.geteuid() == 0:
         nobody = pwd.getpwnam("nobody")
-        os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        for parent, _, names in os.walk(path):
+            for name in ("", *names):
+                os.chown(os.path.join(parent, name), nobody.pw_uid, nobody.pw_gid)

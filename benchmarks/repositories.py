@@ -16,24 +16,34 @@ def make(path: Path, commits: Iterable[Files]) -> Sequence[str]:
     Returns their OIDs. It hands out any commit by its OID.
     """
     path.mkdir()
-    marks = path / "marks"
-    for command, given in (
-        (["init", "--quiet", "--bare"], ""),
-        (["config", "uploadpack.allowAnySHA1InWant", "true"], ""),
-        (["fast-import", "--quiet", f"--export-marks={marks}"], "".join(_stream(commits))),
+    for command in (
+        ["init", "--quiet", "--bare"],
+        ["config", "uploadpack.allowAnySHA1InWant", "true"],
     ):
-        subprocess.run(["git", *command], cwd=path, input=given.encode(), check=True)
+        subprocess.run(["git", *command], cwd=path, check=True)
+    return add(path, commits)
+
+
+def add(path: Path, commits: Iterable[Files], parent: str = "") -> Sequence[str]:
+    """Add commits to a repository, in one pack, after the commit `parent`; return their OIDs."""
+    marks = path / "marks"
+    command = ["git", "-c", "fastimport.unpackLimit=1", "fast-import", "--quiet"]
+    command.append(f"--export-marks={marks}")
+    given = "".join(_stream(commits, parent)).encode()
+    subprocess.run(command, cwd=path, input=given, check=True)
     by_mark = dict(line.split() for line in marks.read_text().splitlines())
     marks.unlink()
     return [by_mark[f":{number}"] for number in range(1, len(by_mark) + 1)]
 
 
-def _stream(commits: Iterable[Files]) -> Iterator[str]:
+def _stream(commits: Iterable[Files], parent: str) -> Iterator[str]:
     """Yield the input of `git fast-import`. What it contains is ASCII."""
     for number, files in enumerate(commits, 1):
         yield f"commit refs/heads/main\nmark :{number}\n"
         yield f"committer A <a@localhost> {1_500_000_000 + number} +0000\n"
         yield "data 6\nA step\n"
+        if parent and number == 1:
+            yield f"from {parent}\n"
         for path, content in files:
             yield f"M 100644 inline {path}\ndata {len(content)}\n{content}\n"
 

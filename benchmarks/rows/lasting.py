@@ -121,7 +121,7 @@ def _deliver_values(ours: Daemon) -> Round:
 
 def _restart() -> Round:
     with daemon("auto", _MANY, lasting=True) as ours:
-        empty = _time_restart(ours, "/health")
+        empty = time_restart(ours, "/health")
         known: list[str] = []
         with Conversations(ours.port) as clients:
             numbers = iter(range(_RUNNING))
@@ -131,7 +131,7 @@ def _restart() -> Round:
         with Client(ours.port) as client:
             for evaluation in known:
                 assert client.page(evaluation)["data"][0]["payload"] == _READY
-        page = _time_restart(ours, f"/evaluation/{known[-1]}/events?wait=0")
+        page = time_restart(ours, f"/evaluation/{known[-1]}/events?wait=0")
         return {"empty": empty, "page": page}
 
 
@@ -142,7 +142,7 @@ def _evaluations(ours: Daemon, numbers: Iterator[int], known: list[str]) -> Conv
         known.append(identifier(answer))
 
 
-def _time_restart(ours: Daemon, path: str) -> float:
+def time_restart(ours: Daemon, path: str) -> float:
     """Return the seconds from the start of a new daemon to its answer."""
     ours.kill_and_start()
     begin = time.perf_counter()

@@ -98,10 +98,12 @@ def _time_starts(
     return times
 
 
-def evaluate(ours: Daemon, client: Client, files: int = SMALL) -> float:
+def evaluate(
+    ours: Daemon, client: Client, files: int = SMALL, environment: str = "default"
+) -> float:
     """Evaluate the commit with a tree of so many files; return the seconds to the first event."""
     begin = time.perf_counter()
-    identifier = ours.evaluate(client, COMMAND, files)
+    identifier = ours.evaluate(client, COMMAND, files, environment)
     page = client.page(identifier)
     end = time.perf_counter()
     assert page["data"][0]["payload"] == "hello", page
