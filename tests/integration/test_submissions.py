@@ -245,7 +245,7 @@ class SubmissionLimits(SubmissionCase):
     async def test_time(self) -> None:
         """Processor time of all processes together, and not that of sleeping."""
         program = "import os, time\nos.fork()\nos.fork()\nwhile True: pass"
-        report = await self.limited(program, "--time 0.5", "time")
+        report = await self.limited(program, "--time 0.5 --wall 300", "time")
         self.assertGreater(report["cpu_seconds"], 0.49)
         await self.limited("import time; time.sleep(600)", "--time 9 --wall 0.3", "wall")
         report = await self.limited("import time; time.sleep(600)", "--time 0.1", "wall")
@@ -258,6 +258,7 @@ class SubmissionLimits(SubmissionCase):
 
     async def test_memory(self) -> None:
         """A heap, heaps of children, and files in memory."""
+        self.need_groups()
         heap = "x = bytearray(200 * 2**20)\nprint('had it')"
         children = (
             "import os, time\nfor n in range(8):\n    if not os.fork():\n"
@@ -279,12 +280,14 @@ class SubmissionLimits(SubmissionCase):
 
     async def test_defaults(self) -> None:
         """Without limits of its own, a program leaves the evaluator memory and processes."""
+        self.need_groups()
         await self.limited("x = bytearray(220 * 2**20)", "", "memory")
         forks = "import os, time\nfor n in range(350):\n    if not os.fork(): time.sleep(600)"
         await self.limited(forks, "", "processes")
 
     async def test_processes(self) -> None:
         """A fork bomb."""
+        self.need_groups()
         await self.limited(
             "import os\nwhile True: os.fork()", "--processes 10 --wall 300", "processes"
         )
@@ -307,6 +310,7 @@ class SubmissionLimits(SubmissionCase):
 
     async def over_memory(self, program: str, command: str) -> str:
         """Hold that the evaluation fails with `memory`; return what the evaluator has printed."""
+        self.need_groups()
         identifier = await self.client.evaluate(
             self.repository.url, self.commit, command, files=[("s", "s", program.encode())]
         )

@@ -30,7 +30,7 @@ STUBBORN = python(
 )
 BY = ("--user", USER.pw_name) if USER else ()
 # The last line, on a machine with cgroups and without.
-USED = r"used \d+\.\d\d s(, .* s of processor time, .* of memory|; limits\.memory .*)\n"
+USED = r"used \d+\.\d\d s(, \S+ s of processor time)?(, .* of memory|; limits\.memory .*)\n"
 
 
 def groups_of_trials(pids: Collection[int]) -> list[str]:

@@ -19,7 +19,7 @@ MAIN = Path("Main.java").absolute()
 LANGUAGES = {
     ".java": segi.Language(
         ("javac", "-d", "{build}", str(MAIN), "{source}"),
-        ("java", "-XX:+UseSerialGC", "-cp", "{build}", "Main"),
+        ("java", "-XX:+UseSerialGC", "-Xmx128m", "-cp", "{build}", "Main"),
     )
 }
 GOALS = {"correct": (1000, 0.5), "full": (5, 0.7)}
