@@ -192,7 +192,7 @@ class Evaluation:
             return find_environment(self.context.configuration, self.request.environment)
         return None
 
-    def _fix_environment(self) -> Environment | None:
+    def _fix_environment(self) -> None:
         """Keep the present environment. Raises: EvaluationFailure, if a reload has removed it."""
         name = self.request.environment
         try:
@@ -204,12 +204,6 @@ class Evaluation:
                 " with another one",
                 is_daemon_fault=False,
             ) from None
-        return self._environment
-
-    def _fix_limits(self) -> LimitSettings:
-        """Keep the limits of the run."""
-        self._limits = self.limits
-        return self._limits
 
     def enter_queue(self, slots: RunSlots) -> None:
         """Enter the queue, and run as soon as there is a slot."""
@@ -304,9 +298,10 @@ class Evaluation:
             if self.context.quota_directories is not None:
                 directory = await self.context.quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
-            environment = self._fix_environment()
+            self._fix_environment()
+            limits = self._limits = self.limits
             sandboxed = self._sandboxed = self.context.sandbox.make_run(
-                self.workspace, checkout, self._fix_limits(), environment
+                self.workspace, checkout, limits, self._environment
             )
             self.markers = Markers.generate(self.context.random_bytes)
             parser = self._make_parser()
@@ -489,7 +484,7 @@ class Evaluation:
         self._in_background(self._conclude(run.failure))
 
     def _drop_start_fields(self) -> None:
-        self._fix_limits()
+        self._limits = self.limits
         self._request = pack_request(self.request.drop_start_fields())
 
     def _on_room(self) -> None:
