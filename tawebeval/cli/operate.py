@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -95,22 +94,14 @@ def keeper(config: Path | None, socket: Path | None) -> None:
     try:
         name = read_configuration(config).service.user
         privileges = find_privileges(name, ProcessCredentials())
-        user = privileges.user
-        owner = (user.uid, user.gid) if user else None
-        cgroups = open_cgroups(f"keeper-{os.getpid()}", owner)
-        cgroups.remove_dead_parents(_is_dead_keeper)  # a keeper does not remove its own
+        cgroups = open_cgroups(f"keeper-{os.getpid()}", privileges.owner)
+        cgroups.remove_dead_parents("keeper")  # a keeper does not remove its own
         privileges.become_user()
         privileges.drop_privileges()
         execute_keeper(path, cgroups.describe_parents(), os.environ)
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(2) from None
-
-
-def _is_dead_keeper(name: str) -> bool:
-    """Tell whether a cgroup is that of a keeper whose process has ended."""
-    found = re.fullmatch(r"tawebeval-keeper-(\d+)", name)
-    return found is not None and not Path("/proc", found[1]).exists()
 
 
 @click.command()

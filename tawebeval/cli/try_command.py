@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import fcntl
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -141,9 +140,9 @@ def try_(
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
-            cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
+            cgroups = open_cgroups(f"try-{os.getpid()}", privileges.owner)
             made.callback(cgroups.close)
-            cgroups.remove_dead_parents(_is_stale)
+            cgroups.remove_dead_parents("try")
             with privileges.act_as_user():
                 place = made.enter_context(make_scratch_directory())
             with _usage_errors():
@@ -279,17 +278,6 @@ def _parse_limits(limits: Mapping[str, str], allowed: Mapping[str, LimitRange]) 
                 remedy = describe_setting("to allow it", "limits.maximum", name, value)
                 raise ConfigurationError(f"{error}; {remedy}") from None
         raise
-
-
-def _is_stale(name: str) -> bool:
-    """Tell whether a cgroup is that of a `try` whose process has ended."""
-    found = re.fullmatch(r"tawebeval-try-(\d+)", name)
-    return found is not None and not Path("/proc", found[1]).exists()
-
-
-def _owner(privileges: Privileges) -> tuple[int, int] | None:
-    user = privileges.user
-    return (user.uid, user.gid) if user is not None else None
 
 
 @contextmanager

@@ -92,8 +92,7 @@ def makeService(
         with privileges.act_as_user():
             check_environments(configuration, options["config"], environment)
         directories = open_directories(environment, os.urandom, privileges)
-        user = privileges.user
-        cgroups = find_cgroups(directories.daemon_label, (user.uid, user.gid) if user else None)
+        cgroups = find_cgroups(directories.daemon_label, privileges.owner)
         keep_freed_memory()
         rlimits.check_hard_limits(configuration.limits)
         rlimits.raise_descriptor_limit()

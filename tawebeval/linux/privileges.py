@@ -162,6 +162,11 @@ class Privileges:
     credentials: ProcessCredentials
     user: User | None = None
 
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        """The numbers of the user and its group, for what root gives to the user."""
+        return None if self.user is None else (self.user.uid, self.user.gid)
+
     def build_user_environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return an environment with the variables of the user."""
         if self.user is None:

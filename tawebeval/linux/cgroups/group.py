@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -476,12 +477,17 @@ class CgroupManager:
         group.make_cgroup(limits)
         return group
 
-    def remove_dead_parents(self, is_left: Callable[[str], bool]) -> None:
-        """Kill and remove other daemons' parent cgroups, if `is_left(name)` says they are dead."""
+    def remove_dead_parents(self, kind: str) -> None:
+        """Kill and remove parent cgroups of processes that have ended.
+
+        Their names, as for `open_cgroups`, are `kind`, a hyphen and the number of the process.
+        """
+        name = re.compile(rf"tawebeval-{kind}-(\d+)")
         for parent in self._parents:
             around = attrs.evolve(parent.directory, path=os.path.dirname(parent.directory.path))
             for place in around.list_children():
-                if is_left(os.path.basename(place.path)):
+                found = name.fullmatch(os.path.basename(place.path))
+                if found is not None and not Path("/proc", found[1]).exists():
                     kill_and_remove([place])
 
     def close(self) -> None:
