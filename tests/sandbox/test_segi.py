@@ -1,4 +1,4 @@
-"""The Python library for evaluators: its events, and how it judges output."""
+"""The libraries for evaluators: events, how output is judged, what the documents list."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from tawebeval.core.segi import Markers
 from tawebeval.sandbox.tools.lib import segi
 from tests.cases.strategies import classify, join_text, parse
 
+EVALUATORS = Path(__file__).resolve().parents[2] / "docs" / "evaluators.md"
 MARKERS = Markers(b"~data begins~", b"~data ends~", b"~file begins~", b"~file ends~")
 JSON = st.recursive(
     st.none()
@@ -244,3 +246,17 @@ class Versions(SynchronousTestCase):
 
         event = json.loads(print_by(prepare)[1])
         self.assertEqual((event["type"], event["missing"]), ("cannot_judge", "no-such-compiler"))
+
+
+class ShellTests(SynchronousTestCase):
+    """The library for shells."""
+
+    def test_documented(self) -> None:
+        """The table in docs/evaluators.md has each function whose comment says how it is called."""
+        source = Path(segi.__file__).with_name("segi.sh").read_text("utf-8")
+        table = EVALUATORS.read_text("utf-8").partition("### Shell functions\n")[2]
+        table = table.partition("\n\nA judgement")[0]
+        called = set(re.findall(r"^#.*: (segi_\w+) \S", source, re.M)) - {"segi_fail_compare"}
+        self.assertEqual(
+            set(re.findall(r"`(segi_\w+) ", table)), called | {"segi_send"}, "docs/evaluators.md"
+        )
