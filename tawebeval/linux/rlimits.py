@@ -22,8 +22,9 @@ from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux import keeper
 from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupOperations, find_own_cgroups
 
-# Pipes, pidfd, files of its sandbox, tree; socket, pipes and pidfd of its broker; and git's.
-_EVALUATION_DESCRIPTORS = 13
+# Pipes, pidfd, files of its sandbox, tree; socket, pipes and pidfd of its broker; and git's. With a
+# keeper also the files of both outputs.
+_EVALUATION_DESCRIPTORS = 16
 # In the keeper, of an evaluation: pidfd, pipes and files of output of the evaluator and of its
 # broker; tree, environment, status and socket of the sandbox.
 _KEPT_DESCRIPTORS = 14

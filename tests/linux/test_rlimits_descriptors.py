@@ -57,7 +57,7 @@ class DescriptorsTests(SynchronousTestCase):
         before = count_needed_descriptors(USUAL)
         for settings, more in (
             ({"http": HttpSettings(connections=507)}, 7),
-            ({"evaluations": EvaluationSettings(running=12)}, 26),
+            ({"evaluations": EvaluationSettings(running=12)}, 32),
             ({"repositories": RepositorySettings(fetches=5)}, 6),
             ({"callbacks": CallbackSettings(enabled=True, at_once=15)}, 5),
             ({"callbacks": CallbackSettings(enabled=False, at_once=15)}, 5),
