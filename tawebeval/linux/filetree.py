@@ -183,8 +183,8 @@ MAX_ENTRIES = 500  # that are removed in this process
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory with its content, if it exists. Raises: OSError."""
-    if not os.path.lexists(directory) or _remove_small(directory):
+    """Remove a directory with its content, or a file, if it exists. Raises: OSError."""
+    if _remove_small(directory):
         return
     run_program(_RM, "-rf", "--", directory)
     if os.path.lexists(directory):  # directories without permissions
@@ -201,7 +201,7 @@ def empty_directory(directory: Path) -> None:
 
 
 def _remove_small(directory: Path) -> bool:
-    """Remove a small directory; return False if it, or a part of it, is left."""
+    """Remove a small directory, or a file; return False if it, or a part of it, is left."""
     try:
         _Emptying(MAX_ENTRIES).remove(str(directory), None, _LEVELS)
     except (OSError, _TooLarge):
@@ -220,28 +220,39 @@ class _Emptying:
     left: int
 
     def remove(self, name: str, parent: int | None, levels: int) -> None:
-        """Remove a directory with at most `levels` of directories; never follow a link.
+        """Remove a file, or a directory with at most `levels` of directories; never follow a link.
 
         Directories without permissions are common: an overlay leaves one behind.
         """
-        directory = open_directory(name, parent, REMOVE_RIGHTS)
         try:
-            self._empty(directory, levels)
-        finally:
-            os.close(directory)
-        os.rmdir(name, dir_fd=parent)
+            os.rmdir(name, dir_fd=parent)  # most are empty, and a look into one takes eight calls
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            os.unlink(name, dir_fd=parent)
+        except OSError:
+            place = os.open(name, os.O_PATH | _FLAGS, dir_fd=parent)
+            try:
+                self._empty(place, levels)
+            finally:
+                os.close(place)
+            os.rmdir(name, dir_fd=parent)
 
-    def _empty(self, directory: int, levels: int) -> None:
-        with os.scandir(directory) as entries:
+    def _empty(self, place: int, levels: int) -> None:
+        """Remove the entries of a directory, by a descriptor with O_PATH."""
+        path = f"/proc/self/fd/{place}"
+        if os.fstat(place).st_mode & REMOVE_RIGHTS != REMOVE_RIGHTS:
+            os.chmod(path, stat.S_IRWXU)
+        with os.scandir(path) as entries:  # of a descriptor it takes three calls more
             found = list(islice(entries, self.left + 1))
         self.left -= len(found)
         if self.left < 0 or levels == 0:
             raise _TooLarge
         for entry in found:
             if entry.is_dir(follow_symlinks=False):
-                self.remove(entry.name, directory, levels - 1)
+                self.remove(entry.name, place, levels - 1)
             else:
-                os.unlink(entry.name, dir_fd=directory)
+                os.unlink(entry.name, dir_fd=place)
 
 
 def run_program(*command: str | Path) -> str:

@@ -154,11 +154,14 @@ class RemoveTests(SynchronousTestCase):
         self.assert_removed()
 
     def test_file(self) -> None:
-        """What is a file, or a link, where a directory should be, is removed as well."""
+        """A file, a link or a FIFO is removed as well, by no program."""
         path = self.root / "file"
         path.touch()
         remove_tree(path)
         path.symlink_to(self.secret)
         remove_tree(path)
+        os.mkfifo(path)
+        remove_tree(path)
+        self.assertEqual(self.programs, [])
         self.assertFalse(os.path.lexists(path))
         self.assertEqual(self.secret.read_text(), "secret")
