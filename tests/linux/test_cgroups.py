@@ -846,6 +846,7 @@ class GroupTests(CgroupsTestCase):
         """What had been exceeded before is still told after the group is gone."""
         group = self.make_group()
         self.put(group, "pids.events", "max 1\n")
+        group.find_exceeded_limits()
         group.remove_cgroup()
         self.assertEqual(group.find_exceeded_limits(), {"processes"})
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
@@ -856,6 +857,7 @@ class GroupTests(CgroupsTestCase):
         """A group in which nobody is any more is removed, and nothing else done to it."""
         group = self.make_group("pids")
         written: list[str] = []
+        self.patch(CgroupDirectory, "list_children", lambda group: self.fail("not needed"))
         self.patch(self.machine, "write_file", lambda path, text: written.append(path))
         group.remove_cgroup()
         self.assertEqual((self.machine.groups(), written, self.machine.slept), (["x"], [], 0))

@@ -374,13 +374,15 @@ def kill_and_remove(
     Return the cgroups that stay, with the reasons. Blocks, about a second at most: a killed
     process holds its cgroup until the kernel has released it.
     """
-    left = [each for directory in directories for each in _deepest_first(directory)]
+    # Nearly all are empty and have no children, and nothing needs listing or killing.
+    busy = [directory for directory in directories if not _remove_empty(directory)]
+    left = [each for directory in busy for each in _deepest_first(directory)]
     stays: list[tuple[CgroupDirectory, OSError]] = []
     for wait in _WAITS:
         stays = []
         for each in left:
             try:
-                each.remove_cgroup()  # nearly all are empty, and nothing needs killing
+                each.remove_cgroup()
             except FileNotFoundError:
                 pass
             except OSError as error:
@@ -392,6 +394,14 @@ def kill_and_remove(
             break
         left[0].operations.sleep(wait)
     return stays
+
+
+def _remove_empty(directory: CgroupDirectory) -> bool:
+    """Remove a cgroup; return False if it stays."""
+    with suppress(OSError):
+        directory.remove_cgroup()
+        return True
+    return False
 
 
 def _deepest_first(directory: CgroupDirectory) -> list[CgroupDirectory]:

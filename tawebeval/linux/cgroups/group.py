@@ -207,7 +207,6 @@ class EvaluationCgroup:
 
         Raises: OSError, if the cgroup stays; call again later.
         """
-        self.find_exceeded_limits()
         self._removed = True
         for _, error in kill_and_remove(self._directories):
             raise error
