@@ -195,9 +195,11 @@ class RepositoryCache:
         credential = self._keyring.choose_credential(repository.url, caller)
         async with self._use(repository.url, credential) as entry:
             request = _CheckoutRequest(repository, oid, caller, credential, again, budget)
-            generation, had_commits = entry.bare.generation, entry.bare.has_commits
+            commit = entry.bare.find_marked_commit(oid)
+            generation = entry.bare.generation
+            had_commits = commit is not None or entry.bare.has_commits
             try:
-                return await self._provide(entry, request)
+                return await self._provide(entry, request, commit)
             except EvaluationFailure as error:
                 # Without a commit the cached repository is not damaged: the server's is. An error
                 # with a path is that of a submodule, which has a repository of its own.
@@ -211,10 +213,12 @@ class RepositoryCache:
                     stderr=stderr,
                 )
             await entry.bare.discard_generation(generation)
-            return await self._provide(entry, request)
+            return await self._provide(entry, request, entry.bare.find_marked_commit(oid))
 
-    async def _provide(self, entry: _Entry, request: _CheckoutRequest) -> Checkout:
-        commit = entry.bare.find_marked_commit(request.oid)
+    async def _provide(
+        self, entry: _Entry, request: _CheckoutRequest, commit: Commit | None
+    ) -> Checkout:
+        """Return the checkout of a commit; `commit` is None unless the cache has it."""
         if not request.again:
             self.counters.record_lookup("commits", commit is not None)
         if commit is None:

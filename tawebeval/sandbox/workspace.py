@@ -159,6 +159,8 @@ class Workspace:
 
         Symbolic links are resolved in `checkout`, and may not lead out of it.
         """
+        if not directory:
+            return self.tree_directory
         try:
             path = (checkout / directory).resolve()
             inside = path.is_relative_to(checkout)
