@@ -9,6 +9,14 @@ ms in Python. A launcher that forks at each request, in place of a spare process
 Each file or directory that bwrap shows costs 0.25 ms of processor time. A whole prepared root in
 place of a prepared /etc saves 2 % of bwrap's processor time; bwrap's own first process in place of
 /init 5 %, but its user could read it.
+
+Measured, and not worth their code:
+
+- A pool of directories. To make and remove four takes 0.2 ms of processor time, and only those that
+  an evaluator has not touched may be used again.
+- One change of thread in place of two. One takes 0.1 ms of processor time, and the answer to `POST`
+  has to wait for the upload's files.
+- `POST` past Klein, which takes 6 % of the reactor's time and 3 % of the daemon's.
 """
 
 from __future__ import annotations
