@@ -25,15 +25,14 @@ How fast the daemon is, compared with simple programs that do the same work.
 
 - `python -m benchmarks --write` writes this page, except the last section. Each module in
   `benchmarks/rows/` says what it measures, and what made it no faster.
-- Everything runs on one machine, over loopback. The daemon and its baseline are measured
-  alternately, and the ratio (ours to the baseline) is formed within each round, so other load
-  hardly changes it.
-- Figures are medians of the rounds. The spread goes from the least to the greatest ratio, or,
-  without a baseline, of our figures.
+- Everything runs on one machine, over loopback. Daemon and baseline alternate, and the ratio (ours
+  to the baseline) is formed within each round, so other load hardly changes it.
+- Figures are medians of the rounds. The spread has the least and the greatest ratio, or figure
+  without a baseline.
 - A target in brackets is optional.
 - "By processor time" means per second of processor time of the program.
-- Ours is the daemon as twistd starts it, over HTTP. Five rows use its modules in a small program:
-  stdout to events, stdout by way of a memfd, the worst chunk of stdout, the memory of events, and
+- Ours is the daemon under twistd, over HTTP. Five rows use its modules in a small program: stdout
+  to events, stdout by way of a memfd, the worst chunk of stdout, the memory of events, and
   how long a start blocks the reactor.
 
 | baseline | |
@@ -43,13 +42,14 @@ How fast the daemon is, compared with simple programs that do the same work.
 | a bare Site | `twisted.web` with a static resource of the same bytes, no access log |
 | Starlette | uvicorn with httptools and uvloop |
 | a raw forwarder | Twisted, from the stdout of a process to a socket |
+| a forwarder in Go | net/http, bufio, encoding/json: the same events |
 | `posix_spawn` | the same command, by `/bin/sh -c` |
 | isolate | `--init`, `--run`, `--cleanup` with the same command, without cgroups (`ISOLATE=PATH`) |
 | `git fetch` by hand | `--depth 1`, into a new bare repository, the daemon's URL; and a check-out |
 | nginx | one process: the same bytes; for uploads the body in a file, 128 KiB at a time |
 
 `make soak` checks correctness under load: 200 evaluators in the sandbox print 2 GB to readers that
-are slow, reconnect or disappear. It compares every stream with what was printed, and looks for
+are slow, reconnect or disappear. It compares each stream with the printed output, and looks for
 leaks of memory, processes, directories, descriptors and objects.
 """
 
