@@ -476,6 +476,8 @@ class EvaluatorRun(ProcessProtocol):
 
     def set_paused(self, paused: bool) -> None:
         """Stop the clock of `limits.wall_clock` while the run waits for readers; restart it."""
+        if not paused and self._timeout is not None:
+            return  # the reactor keeps a cancelled timeout until its time
         self._stop_clock()
         now = self._clock.seconds()
         if not paused and self._process.is_running:

@@ -56,6 +56,13 @@ class TimeoutTests(RunTestCase):
         self.clock.advance(1)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
 
+    def test_clock_that_runs(self) -> None:
+        """A clock that runs keeps its timeout: the reactor would keep a cancelled one, too."""
+        timeouts = list(self.clock.getDelayedCalls())
+        self.assertEqual(len(timeouts), 1)
+        self.run.set_paused(False)
+        self.assertEqual(self.clock.getDelayedCalls(), timeouts)
+
     def test_no_clock_after_the_exit(self) -> None:
         """The clock stands when the process has exited, whoever holds its stdout."""
         self.orphans.shut = True
