@@ -7,6 +7,7 @@ removed: processes, cgroups and directories of evaluations that had not begun, o
 from __future__ import annotations
 
 import os
+import signal
 import struct
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -42,6 +43,8 @@ from tawebeval.evaluations.snapshot import (
 )
 from tawebeval.linux import kept_process
 from tawebeval.linux.keeper_client import Bundle
+from tawebeval.linux.launcher_client import is_launcher
+from tawebeval.linux.reaper import list_children, list_descendants, send_signal
 from tawebeval.sandbox.workspace import derive_directory_name
 
 _UNREADABLE = (JournalError, msgspec.MsgspecError, LookupError, ValueError, OSError, struct.error)
@@ -143,6 +146,7 @@ def read_bundles(keeper: RunKeeper) -> FoundEvaluations:
             evaluation = _read_journal(name.removesuffix(JOURNAL), bundle, bundles)
             if evaluation is not None:
                 found.append(evaluation)
+    _kill_unclaimed(keeper.address.pid, {bundle.pid for bundle in bundles.values()})
     used = {HEART, *keeper.address.launchers}
     for each in found:
         used.add(each.name + JOURNAL)
@@ -155,6 +159,19 @@ def read_bundles(keeper: RunKeeper) -> FoundEvaluations:
                 os.close(descriptor)
     in_order = sorted(found, key=lambda each: each.snapshot.number)
     return FoundEvaluations(in_order, keeper.resume_heart(bundles.get(HEART)), callbacks)
+
+
+def _kill_unclaimed(keeper: int, claimed: Collection[int]) -> None:
+    """Kill evaluators that a daemon has started, and did not live to give to the keeper.
+
+    `keeper` is the keeper's process. Where `ProtectProc=invisible` hides it, there are cgroups,
+    which tell of these evaluators.
+    """
+    for pid in list_children(keeper):
+        if pid not in claimed and not is_launcher(pid):
+            log.warn("killed process {pid}, left by an earlier daemon", pid=pid)
+            for one in (*list_descendants(pid), pid):
+                send_signal(one, signal.SIGKILL)
 
 
 def _read_journal(

@@ -166,6 +166,14 @@ def _words(launch: LaunchSpec, layers: OverlayLayers | None, *, few_mounts: bool
 _KERNEL_PATHS = ("/proc", "/dev")  # which bwrap needs itself
 
 
+def is_launcher(pid: int) -> bool:
+    """Tell whether a process is a launcher, or one of its spare processes."""
+    try:
+        return LAUNCHER_NAME.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 def _list_outermost(paths: Iterable[str]) -> Sequence[str]:
     """Return those paths that exist, have no link in them, and lie below no other one."""
     found = list[str]()

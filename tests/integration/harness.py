@@ -22,12 +22,12 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from tawebeval.daemon.directories import derive_daemon_label
-from tawebeval.linux.launcher_client import LAUNCHER_NAME
+from tawebeval.linux.launcher_client import is_launcher
 from tests.cases.messages import check_words
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
-from tests.integration.processes import children, command_line
+from tests.integration.processes import children
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
 
@@ -203,7 +203,7 @@ class Daemon:
     def children(self) -> list[int]:
         """Return its children, also dead ones, but for what mounts overlays as long as it runs."""
         found = children(self.pid)
-        return [pid for pid in found if LAUNCHER_NAME.encode() not in command_line(pid)]
+        return [pid for pid in found if not is_launcher(pid)]
 
     def remains(self) -> list[str]:
         """Return what there is of them besides children: directories, forms, control groups."""

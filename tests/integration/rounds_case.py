@@ -22,12 +22,12 @@ from twisted.internet.defer import Deferred, DeferredSemaphore, gatherResults
 from twisted.internet.task import TaskStopped, deferLater
 
 from tawebeval.linux.keeper_client import KeeperClient
-from tawebeval.linux.launcher_client import LAUNCHER_NAME
+from tawebeval.linux.launcher_client import is_launcher
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.integration.harness import until
 from tests.integration.keepers import KeptDaemonTestCase
 from tests.integration.lasting_kinds import Kind, check_events, make_kinds
-from tests.integration.processes import alive, children, command_line, descriptors, processes
+from tests.integration.processes import alive, children, descriptors, processes
 from tests.integration.receivers import Receiver
 from tests.integration.repositories import GitRepository, HttpServer
 from tests.integration.resuming_readers import (
@@ -292,7 +292,7 @@ class RoundsCase(KeptDaemonTestCase):
         found += [
             f"child of the keeper {pid}"
             for pid in children(keeper.pid)
-            if alive(pid) and LAUNCHER_NAME.encode() not in command_line(pid)
+            if alive(pid) and not is_launcher(pid)
         ]
         now = len(descriptors(self.daemon.pid) or [])
         return [*found, f"{now} descriptors, before {held}"] if now > held else found

@@ -11,11 +11,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from tawebeval.evaluations.journal import EvaluationJournal, JournalError
+from tawebeval.linux.keeper_client import start_program
+from tawebeval.linux.reaper import list_descendants
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.event_source import EventSource
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, until
 from tests.integration.keepers import KeptDaemon, KeptDaemonTestCase
+from tests.integration.processes import alive
 from tests.integration.receivers import Receiver
 from tests.integration.resuming_readers import CUTS, LineReader
 
@@ -136,6 +139,26 @@ class LostKeeperTests(FaultCase):
         await until(lambda: not self.daemon.running, "the daemon stops")
         self.assertIn("the keeper of evaluators has ended", self.daemon.log)
         self.daemon.check_log()
+
+
+class UnclaimedTests(FaultCase):
+    """An evaluator whose start its daemon has not lived to tell."""
+
+    async def test_killed(self) -> None:
+        """The next daemon kills it, whether or not there are cgroups, and no other one."""
+        identifier = await self.begin_and_wait("echo ready; sleep 600")
+        await self.daemon.end()
+        with open(os.devnull, "r+b") as null:
+            streams = (null.fileno(),) * 3
+            # With a child, as bwrap has one.
+            argv = ["/bin/sh", "-c", "sleep 61234; exit"]
+            unclaimed = start_program(str(self.daemon.socket), argv, streams)
+        await until(lambda: list_descendants(unclaimed.pid), "it has a child")
+        (child,) = list_descendants(unclaimed.pid)
+        self.daemon.start()
+        await self.daemon.ready()
+        await until(lambda: not alive(unclaimed.pid) and not alive(child), "both have ended")
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
 
 
 class LaterTests(FaultCase):
