@@ -366,6 +366,12 @@ class Session:
             if any(reason.check(CancelledError) for reason in error.reasons):
                 raise CancelledError from None
             raise _broken_connection(self._base, error.reasons) from None
+        except UnicodeDecodeError:
+            raise NoResponse(
+                f"{self._base} sends a cookie that is not ASCII, which no tawebeval server does;"
+                " check the URL",
+                True,
+            ) from None
         except DNSLookupError:
             host = urlsplit(self._base).hostname
             # A server that has answered has a name; then the name service is down.

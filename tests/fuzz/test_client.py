@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import attrs
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
@@ -199,6 +199,7 @@ class ClientTests(SynchronousTestCase):
         st.sampled_from(["events", "events", "pages", *ASKING]),
         st.lists(LIES, min_size=1, max_size=6),
     )
+    @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
     def test_any(self, asking: str, lies: Sequence[Lie]) -> None:
         """There is a result or an error of the client, and an end."""
         reactor, server = MemoryReactorClock(), LyingServer(lies)
