@@ -1,7 +1,7 @@
 """How long the reactor's thread is busy with starting a child: `spawn_block HOW DESCRIPTORS`.
 
-HOW is `evaluator`, for what the launcher starts; `git`, for what is started as git is; or
-`twisted`, for `reactor.spawnProcess`. So many descriptors are open besides.
+HOW is `evaluator`, for what the launcher starts, or `git`, for what is started as git is. So many
+descriptors are open besides.
 """
 
 from __future__ import annotations
@@ -61,14 +61,7 @@ async def start_git(protocol: ProcessProtocol) -> float:
     return time.perf_counter() - begin
 
 
-async def start_twisted(protocol: ProcessProtocol) -> float:
-    """Start a child as Twisted does."""
-    begin = time.perf_counter()
-    reactor.spawnProcess(protocol, _COMMAND, [_COMMAND], {})
-    return time.perf_counter() - begin
-
-
-_HOW = {"evaluator": start_evaluator, "git": start_git, "twisted": start_twisted}
+_HOW = {"evaluator": start_evaluator, "git": start_git}
 
 
 def main() -> None:

@@ -65,12 +65,11 @@ def measure(rounds: int) -> Sequence[Row]:
             load.end()
     # One that loses something is not made good by others that do not, so what counts is the sum.
     together = {name: [sum(values)] for name, values in samples.items()}
-    restarts = f"{rounds} restarts under load, lost"
+    lost = {kind: together[f"restart.{kind}"] for kind in _EVERYBODY}
+    total = [sum(sum(counts) for counts in lost.values())]
     return [
-        *(
-            Row(f"{restarts}: {kind}", "", together[f"restart.{kind}"], None, 0.0, False)
-            for kind in _EVERYBODY
-        ),
+        Row(f"{rounds} restarts under load, lost requests", "", total, None, 0.0, False),
+        *(Row(f"… {kind}", "", counts) for kind, counts in lost.items() if any(counts)),
         Row(f"… {Fate.ANSWERED.value}", "", together[f"restart.{Fate.ANSWERED.value}"]),
         Row(f"… {Fate.CLOSED.value}", "", together[f"restart.{Fate.CLOSED.value}"]),
         Row("each: longest time to connect and be answered", "s", samples["restart.longest"]),
