@@ -7,7 +7,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-_FIRST, _END = 10_000, 65_536
+# Browsers refuse port 10080 and some below it (the port blocking of the Fetch standard).
+_FIRST, _END = 10_081, 65_536
 _claims: list[socket.socket] = []
 
 
