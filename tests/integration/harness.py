@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -48,13 +48,17 @@ _GROUP = re.compile("(evaluation|spare)-.*")
 
 
 async def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """Wait for `condition()` to be true and return its value; fail after `seconds`."""
+    """Wait for `condition()`, or what it awaits, to be true and return it; fail after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not (value := condition()):
+    while True:
+        value = condition()
+        if isinstance(value, Awaitable):
+            value = await value
+        if value:
+            return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what}")
         await deferLater(reactor, 0.01)
-    return value
 
 
 def environment(**more: str) -> dict[str, str]:

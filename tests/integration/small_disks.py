@@ -15,7 +15,7 @@ from typing import ClassVar
 from twisted.trial.unittest import SkipTest
 
 from tests.integration.client import text
-from tests.integration.harness import TWISTD, Daemon, DaemonTestCase
+from tests.integration.harness import TWISTD, Daemon, DaemonTestCase, until
 from tests.integration.unprivileged import USER
 
 _MOUNT = (
@@ -139,14 +139,20 @@ class SmallDisksTestCase(DaemonTestCase):
         return [] if answer.code == 200 else list(answer.problem(503)["reasons"])
 
     async def not_ready(self, reason: str) -> None:
-        """Wait until the daemon has found that it is not ready, for this reason at least."""
-        while reason not in await self.obstacles():
-            pass
+        """Wait until the daemon is not ready, for a reason that begins like this at least."""
+
+        async def found() -> bool:
+            return any(one.startswith(reason) for one in await self.obstacles())
+
+        await until(found, f"not ready: {reason}")
 
     async def ready(self) -> None:
         """Wait until the daemon has found nothing wrong."""
-        while await self.obstacles():
-            pass
+
+        async def found() -> bool:
+            return not await self.obstacles()
+
+        await until(found, "ready")
 
     async def check_mended(self) -> None:
         """Hold that all is as before, by itself: ready, and evaluations come to a good end."""
