@@ -74,8 +74,9 @@ class PrivateTests(RepositoryTestCase):
         self.assertNotIn(_WORD, self.daemon.log)
         for top in (self.daemon.state, self.daemon.cache):
             for file in filter(Path.is_file, top.rglob("*")):
-                file.chmod(0o400)  # some can only be executed
-                self.assertNotIn(_WORD.encode(), file.read_bytes(), file)
+                if not file.is_symlink():  # to a file of the machine
+                    file.chmod(0o400)  # some can only be executed
+                    self.assertNotIn(_WORD.encode(), file.read_bytes(), file)
 
     async def evaluate(self, client: Client, url: str | None = None) -> list[Any]:
         """Return the events of an evaluation, which do not have the secret."""
