@@ -339,12 +339,14 @@ class FullDiskTests(ServiceTestCase):
     """The file system of the state is full for a while: nothing is lost without a word."""
 
     FILLER = f"{STATE}/filler"
+    # With the limit the daemon would stop the evaluator, sooner or later, since the disk is full.
+    NO_LIMIT = "\n[limits]\nfree_disk = 0\n"
 
     def setUp(self) -> None:
         super().setUp()
         self.machine.run("mkdir", "-p", STATE)
         self.machine.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", STATE)
-        self.configure(f"{CONFIGURATION}\n[health]\nfree_disk = 1_000_000")
+        self.configure(f"{CONFIGURATION}{self.NO_LIMIT}[health]\nfree_disk = 1_000_000")
 
     def clear(self) -> None:
         """Take the small file system away, when nothing uses it any more."""
@@ -403,7 +405,7 @@ class FullDiskTests(ServiceTestCase):
 
     def test_nearly_full(self) -> None:
         """With too little room it is not ready; what comes all the same is taken and run."""
-        self.configure(f"{CONFIGURATION}\n[health]\nfree_disk = 100_000_000")
+        self.configure(f"{CONFIGURATION}{self.NO_LIMIT}[health]\nfree_disk = 100_000_000")
         self.start()
         self.wait_for(503)
         self.assertEqual(text(self.follow(self.begin("echo it ran"))), "it ran\n")
