@@ -182,11 +182,13 @@ def _scan_path(
     path: str, name: str, seen: dict[str, _Status | None]
 ) -> Iterator[tuple[str, _Entry]]:
     """Yield a file, or a directory and all that it holds; nothing for another kind."""
-    status = seen[path] = _read_status(path)
     try:
-        mode = os.stat(path).st_mode
+        found = os.stat(path)
     except OSError:
+        seen[path] = None
         return
+    status, mode = _identify(found), found.st_mode
+    seen[path] = status
     if stat.S_ISREG(mode):
         yield name, _Entry(stat.S_IFREG, mode & 0o777, path, status)
     elif stat.S_ISDIR(mode):
@@ -225,7 +227,10 @@ def _read_link(entry: os.DirEntry[str]) -> _Entry:
 def _read_status(path: str) -> _Status | None:
     """Return what changes when a file changes; None if there is no file."""
     try:
-        status = os.stat(path)
+        return _identify(os.stat(path))
     except OSError:
         return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _identify(found: os.stat_result) -> _Status:
+    return found.st_dev, found.st_ino, found.st_ctime_ns
