@@ -8,7 +8,6 @@ a sandbox, which would only add the same time to both.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from benchmarks.client import Client
 from benchmarks.daemon import Daemon, daemon
 from benchmarks.measure import Round, Row, interleave, percentile
 from benchmarks.programs.sandbox_start import COMMAND
+from benchmarks.rows.start import time_evaluation
 from benchmarks.running import server
 
 _AGE = 1000
@@ -61,10 +61,4 @@ def _round(ours: Daemon, client: Client, places: Iterator[tuple[str, str]]) -> R
 
 def _start(ours: Daemon, client: Client, url: str, commit: str) -> float:
     """Evaluate a commit; return the seconds to the first event."""
-    begin = time.perf_counter()
-    identifier = client.evaluate(url, commit, COMMAND)
-    page = client.page(identifier)
-    end = time.perf_counter()
-    assert page["data"][0]["payload"] == "hello", page
-    ours.consume(client, identifier)
-    return end - begin
+    return time_evaluation(ours, client, lambda: client.evaluate(url, commit, COMMAND))

@@ -27,6 +27,7 @@ from benchmarks.client import Client
 from benchmarks.daemon import LARGE, Daemon, daemon
 from benchmarks.measure import CannotRun, NotMeasured, Round, Row, interleave
 from benchmarks.programs.sandbox_start import COMMAND
+from benchmarks.rows.start import time_evaluation
 from benchmarks.running import server
 
 _COMMITS = 1365
@@ -74,12 +75,8 @@ def _places() -> Iterator[Places]:
 def _ours(ours: Daemon, client: Client, places: Places) -> Round:
     times = []
     for url, commit in itertools.islice(places, _STARTS):
-        begin = time.perf_counter()
-        identifier = client.evaluate(url, commit, COMMAND)
-        page = client.page(identifier)
-        times.append(time.perf_counter() - begin)
-        assert page["data"][0]["payload"] == "hello", page
-        ours.consume(client, identifier)
+        evaluate = partial(client.evaluate, url, commit, COMMAND)
+        times.append(time_evaluation(ours, client, evaluate))
     return {"time": median(times) * 1e3}
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,22 +24,23 @@ from benchmarks.client import Client
 from benchmarks.daemon import SMALL, Daemon, daemon, give
 from benchmarks.measure import Round, Row, interleave
 from benchmarks.programs.sandbox_start import COMMAND
-from benchmarks.rows.lasting import time_restart
-from benchmarks.rows.start import WHAT, in_turn, start_row
+from benchmarks.rows.lasting import measure_restart
+from benchmarks.rows.start import WHAT, in_turn, start_row, time_evaluation
 
 _FEW, _MANY = 1000, 100_000
 _FEW_TREES, _MANY_TREES = 1000, 10_000
 _COLD = 6  # in each round
 _TARGETS = {"warm": 1.1, "cold": 1.1, "restart": 2.0}
 _MEMORY_TARGET = 1.0  # KiB
-_SETTLE = 0.5  # seconds, for what the daemon does after its start
 
 
 def measure(rounds: int) -> Sequence[Row]:
     """Return the rows."""
     with _caches(rounds * _COLD) as (few, many, fresh):
         caches = {"few": few, "many": many}
-        samples = interleave(rounds, {way: cache.restart for way, cache in caches.items()})
+        samples = interleave(
+            rounds, {way: partial(measure_restart, one.ours) for way, one in caches.items()}
+        )
         with ExitStack() as stack:
             clients = {way: stack.enter_context(Client(caches[way].ours.port)) for way in caches}
             warm = {way: partial(caches[way].start, clients[way]) for way in caches}
@@ -56,7 +56,7 @@ def measure(rounds: int) -> Sequence[Row]:
         Row(
             f"memory for each of {_MANY_TREES:,} checkouts, {_MANY:,} commits cached",
             "KiB",
-            [(more - less) / trees / 1024 for more, less in taken],
+            [(more - less) * 1024 / trees for more, less in taken],
             target=_MEMORY_TARGET,
             higher_is_better=False,
         ),
@@ -90,13 +90,10 @@ class _Cache:
 
     def start(self, client: Client, commit: str = "") -> float:
         """Evaluate a commit, the known one by default; return the seconds to the first event."""
-        begin = time.perf_counter()
-        identifier = client.evaluate(self._url, commit or self._known, COMMAND)
-        page = client.page(identifier)
-        end = time.perf_counter()
-        assert page["data"][0]["payload"] == "hello", page
-        self.ours.consume(client, identifier)
-        return end - begin
+        wanted = commit or self._known
+        return time_evaluation(
+            self.ours, client, lambda: client.evaluate(self._url, wanted, COMMAND)
+        )
 
     def fill(self, packs: Iterable[Path], commits: Iterable[str], trees: int) -> None:
         """Add the objects, the commits (`OID TREE`), and checkouts of so many of these."""
@@ -115,13 +112,6 @@ class _Cache:
             if number < trees and checkout != known:
                 shutil.copytree(known, checkout)
         give(root)
-
-    def restart(self) -> Round:
-        """Start the daemon again; return its seconds of processor time, and its memory then."""
-        time_restart(self.ours, "/health")
-        seconds = self.ours.processor_time()
-        time.sleep(_SETTLE)
-        return {"time": seconds, "memory": self.ours.memory("RssAnon")}
 
 
 @contextmanager

@@ -27,6 +27,7 @@ _ADDED = 0.5  # ms
 _RESTART = 2.0  # s
 _AT_ONCE = 16  # requests that begin evaluations
 _PATIENCE = 300.0
+_SETTLE = 0.5  # seconds, for what the daemon does after its start
 _READY = "ready"
 _MANY = f"""\
 [evaluations]
@@ -140,6 +141,17 @@ def _evaluations(ours: Daemon, numbers: Iterator[int], known: list[str]) -> Conv
     for _ in numbers:
         answer = yield ours.request(f"echo {_READY}; exec sleep 3600")
         known.append(identifier(answer))
+
+
+def measure_restart(ours: Daemon) -> Round:
+    """Start the daemon again; return its seconds of processor time, and its MiB of memory then.
+
+    The time is that until its first answer.
+    """
+    time_restart(ours, "/health")
+    seconds = ours.processor_time()
+    time.sleep(_SETTLE)
+    return {"time": seconds, "memory": ours.memory("RssAnon") / 2**20}
 
 
 def time_restart(ours: Daemon, path: str) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,8 +18,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.client import Client
 from benchmarks.daemon import USUAL, Daemon, daemon
-from benchmarks.measure import Round, Row, interleave
-from benchmarks.rows.lasting import time_restart
+from benchmarks.measure import Row, interleave
+from benchmarks.rows.lasting import measure_restart
 from benchmarks.rows.start import WHAT, evaluate, in_turn, start_row
 from tawebeval.sandbox.environments import LIMITER, SHELL
 
@@ -28,7 +27,6 @@ _FEW, _MANY = 100, 10_000
 _IN_DIRECTORY = 100
 _TARGET = 1.1
 _MEMORY_TARGET = 1.02
-_SETTLE = 0.5  # seconds, for what the daemon does after its start
 _NAME = "measured"
 _PRINTING = "/bin/echo"  # of the evaluator
 _LIBRARY = re.compile(r"(/\S+) \(")
@@ -39,7 +37,7 @@ def measure(rounds: int) -> Sequence[Row]:
     with _daemons() as daemons:
         few, many = (f"{files}" for files in daemons)
         samples = interleave(
-            rounds, {str(files): partial(_restart, ours) for files, ours in daemons.items()}
+            rounds, {str(files): partial(measure_restart, ours) for files, ours in daemons.items()}
         )
         with ExitStack() as stack:
             ways = {
@@ -99,11 +97,3 @@ def _make(root: Path, files: int) -> None:
         place = root / "usr" / "share" / str(number // _IN_DIRECTORY) / str(number)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("small\n")
-
-
-def _restart(ours: Daemon) -> Round:
-    """Start the daemon again; return its seconds of processor time, and its MiB then."""
-    time_restart(ours, "/health")
-    seconds = ours.processor_time()
-    time.sleep(_SETTLE)
-    return {"time": seconds, "memory": ours.memory("RssAnon") / 2**20}

@@ -110,8 +110,13 @@ def evaluate(
     ours: Daemon, client: Client, files: int = SMALL, environment: str = "default"
 ) -> float:
     """Evaluate the commit with a tree of so many files; return the seconds to the first event."""
+    return time_evaluation(ours, client, lambda: ours.evaluate(client, COMMAND, files, environment))
+
+
+def time_evaluation(ours: Daemon, client: Client, evaluate: Callable[[], str]) -> float:
+    """Begin an evaluation of `COMMAND` by `evaluate`; return the seconds to the first event."""
     begin = time.perf_counter()
-    identifier = ours.evaluate(client, COMMAND, files, environment)
+    identifier = evaluate()
     page = client.page(identifier)
     end = time.perf_counter()
     assert page["data"][0]["payload"] == "hello", page
