@@ -154,6 +154,14 @@ class SmallDisksTestCase(DaemonTestCase):
 
         await until(found, "ready")
 
+    async def uploads_are_gone(self) -> None:
+        """Wait until no upload is counted any more."""
+
+        async def found() -> bool:
+            return not await self.client.figure("uploaded_bytes")
+
+        await until(found, "no upload is left")
+
     async def check_mended(self) -> None:
         """Hold that all is as before, by itself: ready, and evaluations come to a good end."""
         await self.daemon.nothing_left()

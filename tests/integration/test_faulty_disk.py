@@ -88,8 +88,9 @@ class SlowDiskTests(FaultyDiskTestCase):
             for sent in (head_of(40 * MIB) + solution[:MIB], head_of(len(small)) + small) * 4:
                 with Connection(self.daemon.port) as connection:
                     connection.send(sent)
-                    while not await self.client.figure("uploaded_bytes"):
-                        pass
+                    await until(
+                        lambda: self.client.figure("uploaded_bytes"), "the upload is counted"
+                    )
             self.assertEqual((await self.client.get("/health")).code, 200)
         await self.uploads_are_gone()
 
@@ -102,11 +103,7 @@ class SlowDiskTests(FaultyDiskTestCase):
 
     async def uploads_are_gone(self) -> None:
         """Wait until nothing of any upload is left, nor counted."""
-
-        async def found() -> bool:
-            return not await self.client.figure("uploaded_bytes")
-
-        await until(found, "no upload is left")
+        await super().uploads_are_gone()
         await self.daemon.nothing_left()
 
 

@@ -69,8 +69,7 @@ class DiskTests(SmallDisksTestCase):
                 while not await self.client.figure("uploaded_bytes") and size == 1000:
                     pass
         self.disks.empty(self.disks.state)
-        while await self.client.figure("uploaded_bytes"):
-            pass
+        await self.uploads_are_gone()
         await self.check_mended()
 
     async def test_evaluator(self) -> None:

@@ -246,8 +246,7 @@ class RestartTests(FaultCase):
             self.client.stream(path, source.feed, {"Accept": "text/event-stream"})
         )
         stream.addErrback(lambda failure: failure.trap(*CUTS) and None)
-        while not await self.client.streams():
-            await deferLater(reactor, 0.05)
+        await until(self.client.streams, "the stream begins")
         await self.daemon.restart(signal.SIGTERM)
         for poll in polls:
             self.assertEqual(await poll, {"begin": page["end"], "end": page["end"], "data": []})

@@ -12,11 +12,11 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SkipTest
 
 from tawebeval.linux.filetree import walk_tree
-from tawebeval.linux.launcher_client import LAUNCHER_NAME
+from tawebeval.linux.launcher_client import LAUNCHER_NAME, is_launcher
 from tawebeval.sandbox.probe import COPY_WARNING
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
-from tests.integration.processes import alive, children, command_line, new_word, processes
+from tests.integration.processes import alive, children, new_word, processes
 from tests.integration.unprivileged import give
 
 LOOK = r"""
@@ -168,7 +168,7 @@ async def launchers(daemon: Daemon) -> list[int]:
     """Return a daemon's processes that start evaluators, as soon as there are two."""
 
     def both() -> list[int]:
-        found = [pid for pid in children(daemon.pid) if LAUNCHER_NAME.encode() in command_line(pid)]
+        found = [pid for pid in children(daemon.pid) if is_launcher(pid)]
         return found if len(found) == 2 else []
 
     found: list[int] = await until(both, "there is a launcher, and its spare")
