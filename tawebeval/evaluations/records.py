@@ -4,7 +4,9 @@ The ring discards only what no reader needs any more. Pages acknowledge what is 
 stream the kernels of both ends, and proxies between them, hold megabytes that are lost if the
 connection is cut. So a stream notes for each piece the position in the connection's bytes at which
 the piece ends; when the ring needs room, the connection says up to which position the client has
-read. A client may also acknowledge events itself; then only its acknowledgements count.
+read. A client may also acknowledge events itself; then only its acknowledgements count. If a
+connection shows no progress for `RESUME_SECONDS`, the bytes that the client's kernel has
+acknowledged count as read, where that is needed or harmless.
 
 Observers read, too, but acknowledge nothing: the ring discards events whether or not observers have
 read them. They are the requests with a token that only reads.
@@ -34,7 +36,7 @@ from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import format_time
 
 RESUME_SECONDS = 30.0
-"""Seconds for which events are kept for the client of a stream that was cut."""
+"""Seconds for which events are kept for the client of a stream that was cut, or that rests."""
 
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 _NOTED = 8 * 1024  # bytes of a connection between two positions that are noted, at least
@@ -69,6 +71,13 @@ class ReaderConnection(Protocol):
         Without new data that machine need not report that the client has read more.
         """
 
+    def count_acknowledged_bytes(self, unread: int) -> None:
+        """Count bytes that the client's kernel has acknowledged as read by the client.
+
+        Do nothing if the connection is sound and the client may have more than `unread` bytes
+        unread.
+        """
+
 
 class UnprobedConnection:
     """A connection without knowledge of the client: all bytes written count as read."""
@@ -78,6 +87,9 @@ class UnprobedConnection:
         return 0, 0
 
     def set_probing(self, wanted: bool) -> None:
+        """Do nothing."""
+
+    def count_acknowledged_bytes(self, unread: int) -> None:
         """Do nothing."""
 
 
@@ -94,7 +106,7 @@ class EvaluationReaders:
 
     evaluation: Evaluation
     retention: EventRetention
-    _clock: IReactorTime
+    clock: IReactorTime
     next_page_deadline: float = float("-inf")
     was_sent_completely: bool = False
     furthest_read_cursor: int = 0
@@ -115,7 +127,7 @@ class EvaluationReaders:
         del self._streams[stream]
         if cut:
             self.retention.expect_resume(
-                reader, stream.position, self._clock.seconds() + RESUME_SECONDS
+                reader, stream.position, self.clock.seconds() + RESUME_SECONDS
             )
         else:
             self.retention.remove_reader(reader)
@@ -134,7 +146,7 @@ class EvaluationReaders:
         """
         for stream in self._streams:
             stream.update_taken_cursor()
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         paged = now < self.next_page_deadline
         self.retention.discard_taken_events(
             self.evaluation.ring_share.limit, now=now, is_paged=paged
@@ -151,7 +163,7 @@ class EvaluationReaders:
         expected = [time - now for time in times if time > now]
         held = bool(len(self.retention) and expected) and self.evaluation.ring_share.is_full
         if held and self._retry is None:
-            self._retry = self._clock.callLater(min(expected), self._on_retry)
+            self._retry = self.clock.callLater(min(expected), self._on_retry)
         elif not held and self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -250,6 +262,8 @@ class ReaderSubscription(Subscription):
     _has_acknowledged: bool = False  # whether the client acknowledges events itself
     # Ends of pieces: bytes written to the connection, and the cursor after the events.
     written_pieces: deque[tuple[int, int]] = attrs.field(factory=deque)
+    # While the evaluator may wait for the client: the bytes that it has read, and since when.
+    _standstill: tuple[int, float] | None = None
 
     def _enter(self) -> None:
         self.reader = self._readers.add_stream(self)
@@ -275,8 +289,27 @@ class ReaderSubscription(Subscription):
         held = (
             self._readers.evaluation.ring_share.is_full and self.reader.taken_cursor < self.position
         )
-        self.connection.set_probing(held and not self._has_acknowledged)
+        is_measured = held and not self._has_acknowledged
+        self.connection.set_probing(is_measured)
+        if is_measured:
+            self._end_standstill()
+        else:
+            self._standstill = None
         return held
+
+    def _end_standstill(self) -> None:
+        """Count acknowledged bytes as read after `RESUME_SECONDS` without progress.
+
+        A sound connection's client may really have them unread. A cut must not cost it events, so
+        then they count only if the ring has them anyway: half of it is less than it keeps.
+        """
+        now = self._readers.clock.seconds()
+        _, read = self.connection.measure_progress()
+        if self._standstill is None or self._standstill[0] != read:
+            self._standstill = read, now
+        elif now - self._standstill[1] >= RESUME_SECONDS:
+            self.connection.count_acknowledged_bytes(self._readers.evaluation.ring_share.limit // 2)
+            self._standstill = None
 
     def update_taken_cursor(self) -> None:
         """Record what the client has read by now: those events may be discarded."""

@@ -19,6 +19,8 @@ class FakeConnection:
         self.given = 0
         self.read = 0
         self.probed = False
+        self.acknowledged = 0
+        self.allowed: list[int] = []  # bytes that may be unread, for each call
 
     def measure_progress(self) -> tuple[int, int]:
         """Return both."""
@@ -27,6 +29,11 @@ class FakeConnection:
     def set_probing(self, wanted: bool) -> None:
         """Note whether the client is asked."""
         self.probed = wanted
+
+    def count_acknowledged_bytes(self, unread: int) -> None:
+        """Count what was acknowledged as read."""
+        self.allowed.append(unread)
+        self.read = max(self.read, self.acknowledged)
 
 
 class SubscriptionTests(RegistryTestCase):
@@ -126,6 +133,42 @@ class SubscriptionTests(RegistryTestCase):
         self.subscription.note_events_written()
         self.assertFalse(self.subscription.probe_client())
         self.assertFalse(self.connection.probed)
+
+    def test_standstill(self) -> None:
+        """After half a minute without progress acknowledged bytes count, up to half a ring."""
+        self.fill()
+        self.send()
+        self.connection.acknowledged = self.connection.given
+        self.assertTrue(self.subscription.probe_client())
+        self.world.clock.advance(29)
+        self.connection.read += 1  # progress: the time begins anew
+        self.assertTrue(self.subscription.probe_client())
+        self.world.clock.advance(29)
+        self.assertTrue(self.subscription.probe_client())
+        self.assertEqual(self.connection.allowed, [])
+        self.world.clock.advance(1)
+        self.assertTrue(self.subscription.probe_client())
+        self.subscription.note_events_written()
+        self.assertEqual(self.connection.allowed, [LIMIT // 2])
+        self.assertFalse(self.child.paused)
+        self.assertFalse(self.subscription.probe_client())
+
+    def test_no_standstill_without_need(self) -> None:
+        """The time is counted only while the evaluator may wait for what the connection shows."""
+        self.fill()
+        self.send()
+        self.subscription.probe_client()
+        self.connection.read = self.connection.given
+        self.subscription.note_events_written()
+        self.assertFalse(self.subscription.probe_client())
+        self.fill()
+        self.send()
+        self.world.clock.advance(30)
+        self.subscription.probe_client()
+        self.subscription.acknowledge(1)
+        self.world.clock.advance(30)
+        self.subscription.probe_client()
+        self.assertEqual(self.connection.allowed, [])
 
     def test_acknowledged(self) -> None:
         """What a client says counts from then on, and not what its connection shows."""

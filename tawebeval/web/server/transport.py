@@ -97,18 +97,35 @@ class SocketProgress:
     acknowledged but unread make the window smaller than its maximum so far. (A window that grows at
     the beginning without a read makes some tens of kilobytes count too early.) A proxy in between
     counts as the client.
+
+    A kernel that received segments late or in small pieces may offer a smaller window from then on,
+    although the client reads everything. `count_acknowledged_bytes` corrects that.
     """
 
     _socket: socket
     _widest: int = 0  # of the windows, in bytes
+    _empty: int = 0  # bytes of the window that are taken for an empty receive buffer
     _idle: int | None = None  # while probes are wanted: the seconds before the first one otherwise
 
     def measure_progress(self) -> tuple[int, int]:
         """Return the bytes given to the kernel, and those the client has read."""
-        info = self._socket.getsockopt(IPPROTO_TCP, TCP_INFO, _INFO.size)
-        acknowledged, unsent, sent, again, window = _INFO.unpack(info)
+        acknowledged, unsent, sent, again, window = self._get_info()
         self._widest = max(self._widest, window)
-        return sent - again + unsent, acknowledged + window - self._widest
+        self._empty = max(self._empty, window)
+        return sent - again + unsent, acknowledged + window - self._empty
+
+    def count_acknowledged_bytes(self, unread: int) -> None:
+        """Take the client's window of now for an empty receive buffer.
+
+        Do nothing if the client may have more than `unread` bytes unread, unless a segment was
+        lost: then the window tells too little to wait for.
+        """
+        _, _, _, again, window = self._get_info()
+        if again or self._widest - window <= unread:
+            self._empty = window
+
+    def _get_info(self) -> tuple[int, ...]:
+        return _INFO.unpack(self._socket.getsockopt(IPPROTO_TCP, TCP_INFO, _INFO.size))
 
     def set_probing(self, wanted: bool) -> None:
         """Start or stop asking the client's kernel for its window each second (keep-alive)."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet import reactor, ssl, tcp
@@ -439,6 +440,64 @@ class SilenceTests(TestCase):
 
 def _client_of(host: Any) -> Any:
     return TCP4ClientEndpoint(reactor, "127.0.0.1", host.port)
+
+
+@attrs.define
+class KernelInfo:
+    """A socket by its struct tcp_info: all is sent, and acknowledged. In bytes."""
+
+    acknowledged: int = 0
+    window: int = 0
+    sent_again: int = 0
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        """Return the structure."""
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        info = bytearray(size)
+        struct.pack_into("=Q", info, 120, self.acknowledged)
+        struct.pack_into("=QQ", info, 200, self.acknowledged + self.sent_again, self.sent_again)
+        struct.pack_into("=I", info, 228, self.window)
+        return bytes(info)
+
+
+class SmallerWindowTests(SynchronousTestCase):
+    """A client that has read all, but whose kernel offers less than before."""
+
+    def setUp(self) -> None:
+        self.kernel = KernelInfo(0, 1000)
+        self.progress = SocketProgress(self.kernel)  # type: ignore[arg-type]
+        self.progress.measure_progress()
+        self.kernel.acknowledged, self.kernel.window = 5000, 400
+
+    def test_not_counted(self) -> None:
+        """What may be unread does not count by itself, nor if less may be."""
+        for unread in (0, 599):
+            self.progress.count_acknowledged_bytes(unread)
+            self.assertEqual(self.progress.measure_progress(), (5000, 4400))
+
+    def test_counted(self) -> None:
+        """It counts if so much may be unread; from then on the smaller window is an empty one."""
+        self.progress.count_acknowledged_bytes(600)
+        self.assertEqual(self.progress.measure_progress(), (5000, 5000))
+        self.kernel.acknowledged, self.kernel.window = 5300, 100
+        self.assertEqual(self.progress.measure_progress(), (5300, 5000))
+        self.kernel.window = 700
+        self.assertEqual(self.progress.measure_progress(), (5300, 5300))
+        self.kernel.window = 600
+        self.assertEqual(self.progress.measure_progress(), (5300, 5200))
+
+    def test_counted_twice(self) -> None:
+        """All that may be unread is compared each time, not only what is new."""
+        self.progress.count_acknowledged_bytes(600)
+        self.kernel.acknowledged, self.kernel.window = 5300, 100
+        self.progress.count_acknowledged_bytes(600)
+        self.assertEqual(self.progress.measure_progress(), (5300, 5000))
+
+    def test_lost_segment(self) -> None:
+        """After a lost segment it counts however much may be unread."""
+        self.kernel.sent_again = 1
+        self.progress.count_acknowledged_bytes(0)
+        self.assertEqual(self.progress.measure_progress(), (5000, 5000))
 
 
 class SocketProgressTests(SynchronousTestCase):
