@@ -225,6 +225,37 @@ class Options(SynchronousTestCase):
             self.assertIn("unknown option 'tmie'; the options are time, wall, memory", str(error))
 
 
+class Inputs(SynchronousTestCase):
+    """The input of a program that runs."""
+
+    def test_closed_by_two_threads(self) -> None:
+        """It is closed once, even if a thread begins to close it while another one does."""
+        closed: list[int] = []
+        with segi.start(["true"]) as program:
+
+            def close(descriptor: int) -> None:
+                closed.append(descriptor)
+                if len(closed) == 1:
+                    program.close_input()
+                    program.write("lost")
+
+            self.patch(segi, "os", OsWithClose(close))
+            program.close_input()
+            self.patch(segi, "os", os)
+        self.assertEqual(len(closed), 1)
+        os.close(closed[0])
+
+
+class OsWithClose:
+    """The module os with another close."""
+
+    def __init__(self, close: Callable[[int], None]) -> None:
+        self.close = close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
 class Versions(SynchronousTestCase):
     """What an evaluator may ask for."""
 

@@ -331,9 +331,10 @@ class Program:
         self._report: dict[str, Any] | None = None
         self._last_read = float("inf")  # when to give up reading, after the end
         given = [os.dup(stdin)] if stdin is not None else []
-        self._input = -1
+        self._input: list[int] = []  # the descriptor until it is closed, by whatever thread
         if stdin is None:
-            reading, self._input = os.pipe()
+            reading, writing = os.pipe()
+            self._input.append(writing)
             given.append(reading)
         self._takers: dict[int, Callable[[bytes], object]] = {}
         for taker in (take_stdout or self._stdout.extend, take_stderr or self._stderr.extend):
@@ -363,15 +364,14 @@ class Program:
         That the program has ended shows when it is read from.
         """
         data = _encode(text)
-        with suppress(OSError):
+        with suppress(OSError, IndexError):
             while data:
-                data = data[os.write(self._input, data) :]
+                data = data[os.write(self._input[0], data) :]
 
     def close_input(self) -> None:
         """Let the program read the end of its input."""
-        if self._input >= 0:
-            os.close(self._input)
-            self._input = -1
+        with suppress(IndexError):
+            os.close(self._input.pop())
 
     def read_line(self, most: int = 64 * 1024) -> str | None:
         """Return the next line without its newline; None at the end of the output.
