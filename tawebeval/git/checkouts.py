@@ -2,18 +2,21 @@
 
 A checkout is a directory of the cache, `<repository>-<tree>-<files>-<bytes>.tree`. It gets that
 name when it is complete, and never changes. A daemon that takes the cache over compares the numbers
-in the name with the tree.
+in the name with the tree at the first use of each checkout: for 10,000 small ones that takes 0.6 s
+of processor time.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -28,6 +31,10 @@ CHECKOUT_SUFFIX = ".tree"
 _NAME = re.compile(
     rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(CHECKOUT_SUFFIX)}", re.ASCII
 )
+_BLOCK = 4096  # bytes on the disk
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)  # of rename(2): either, by the file system
+# Errors that say nothing of the tree.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 TreeWriter = Callable[[Path, Path], Awaitable[None]]
 """Function that checks a tree out into the first directory, with git's index in the second."""
@@ -37,10 +44,15 @@ log = Logger()
 
 @attrs.define
 class _StoredCheckout:
-    """A checkout on the disk; `size` in bytes. One with users is not evicted."""
+    """A checkout on the disk; `size` in bytes. One with users is not evicted.
+
+    `is_complete`: None until somebody looks at a checkout of an earlier daemon, whose size is
+    estimated until then; False for a damaged one.
+    """
 
     path: Path
     size: int
+    is_complete: bool | None = True
     users: int = 0
     _checkout: Checkout | None = None  # of the commit that was requested last
 
@@ -70,23 +82,22 @@ class CheckoutCache:
     # The least recently used first.
     _stored: OrderedDict[str, _StoredCheckout] = attrs.field(factory=OrderedDict)
     _creations: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
+    _checks: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
     _count: int = 0  # of names for unfinished and detached directories
 
     def load_checkout(self, path: Path) -> None:
-        """Take over a checkout of an earlier daemon, or remove it if it is incomplete. Blocks.
+        """Take over a checkout of an earlier daemon, to be looked at when it is requested. Blocks.
 
         Call this for the least recently used checkout first.
         """
         described = _NAME.fullmatch(path.name)
-        try:
-            *there, size = _measure(path)
-        except OSError:
-            described = None
-        if described and there == [int(figure) for figure in described.groups()]:
-            self._add(path, size)
-        else:
-            log.warn("{path} is damaged; removing it", path=path)
+        if described is None:
+            log.warn("{path} is no checkout; removing it", path=path)
             remove_tree(path)
+            return
+        count, size = map(int, described.groups())
+        # The most that it may take: a file rarely fills its last block.
+        self._add(_StoredCheckout(path, size + count * _BLOCK, is_complete=None))
 
     async def provide_checkout(
         self,
@@ -104,7 +115,11 @@ class CheckoutCache:
         of the evaluation, and so not counted. Raises: what `write` raises.
         """
         tree = content or commit.tree_oid
-        name = f"{repository}-{tree}-{commit.file_count}-{commit.size}{CHECKOUT_SUFFIX}"
+        figures = f"{commit.file_count}-{commit.size}{CHECKOUT_SUFFIX}"
+        name = f"{repository}-{tree}-{figures}"
+        while not await self._check(name):  # the new one gets another name
+            tree = hashlib.sha256(tree.encode()).hexdigest()[:40]
+            name = f"{repository}-{tree}-{figures}"
         stored = self._find(name)
         if not again:
             self._tally.record_lookup("checkouts", stored is not None)
@@ -115,9 +130,39 @@ class CheckoutCache:
         return stored.use(commit)
 
     def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
-        """Return a checkout that is in use already. It may be damaged: then its user sees it so."""
+        """Return a checkout that is in use already. It may be damaged: then only its users see it.
+
+        It stays as long as they use it.
+        """
         stored = self._stored.get(path.name)
         return Checkout(commit, path, lambda: None) if stored is None else stored.use(commit)
+
+    async def _check(self, name: str) -> bool:
+        """Look at a checkout of an earlier daemon, once; remove it if it is damaged.
+
+        Return False if it is damaged, but stays because it is in use. Raises: OSError.
+        """
+        while (stored := self._stored.get(name)) is not None and stored.is_complete is not True:
+            if stored.is_complete is None:
+                await self._checks.run_once(name, partial(self._inspect, stored))
+            elif stored.users:
+                return False
+            else:
+                log.warn("{path} is damaged; removing it", path=stored.path)
+                await self._threads.run_in_thread(remove_tree, self._detach(name))
+        return True
+
+    async def _inspect(self, stored: _StoredCheckout) -> None:
+        """Find out whether a checkout is complete, and its size."""
+        stored.users += 1  # an eviction would change it meanwhile
+        try:
+            size = await self._threads.run_in_thread(_measure_complete, stored.path)
+        finally:
+            stored.users -= 1
+        stored.is_complete = size is not None
+        if size is not None:
+            self.disk_bytes += size - stored.size
+            stored.size = size
 
     def _find(self, name: str) -> _StoredCheckout | None:
         stored = self._stored.get(name)
@@ -144,7 +189,7 @@ class CheckoutCache:
                 tree.rename(self._root / name)
             except OSError as error:
                 # A cancelled creation was completed by its thread: that checkout is as good.
-                if error.errno != errno.ENOTEMPTY:
+                if error.errno not in _NOT_EMPTY:
                     raise
             return size
 
@@ -152,14 +197,14 @@ class CheckoutCache:
             await self._threads.run_in_thread(begin)
             await write(tree, index)
             size = await self._threads.run_in_thread(finish)
-            self._add(self._root / name, size)
+            self._add(_StoredCheckout(self._root / name, size))
         finally:
             await self._threads.run_in_thread(remove_tree, unfinished)
 
-    def _add(self, path: Path, size: int) -> None:
-        if path.name not in self._stored:
-            self._stored[path.name] = _StoredCheckout(path, size)
-            self.disk_bytes += size
+    def _add(self, stored: _StoredCheckout) -> None:
+        if stored.path.name not in self._stored:
+            self._stored[stored.path.name] = stored
+            self.disk_bytes += stored.size
 
     def _forget(self, name: str) -> None:
         self.disk_bytes -= self._stored.pop(name).size
@@ -189,6 +234,22 @@ class CheckoutCache:
             path.rename(detached)
         self._forget(name)
         return detached
+
+
+def _measure_complete(path: Path) -> int | None:
+    """Return the bytes on the disk of a checkout, None if its tree is damaged. Blocks.
+
+    Raises: OSError.
+    """
+    described = _NAME.fullmatch(path.name)
+    assert described is not None, "the name of a checkout"
+    try:
+        *found, size = _measure(path)
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise
+        return None
+    return size if found == [int(figure) for figure in described.groups()] else None
 
 
 def _measure(path: Path) -> tuple[int, int, int]:

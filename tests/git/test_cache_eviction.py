@@ -174,6 +174,13 @@ class RestartTests(EvictionTestCase):
         self.restart(threads)
         self.cache.save_recent_uses()
         self.assertEqual(threads.waiting, [])
+        requested = [self.check_out(f"/{name}") for name in "abc"]
+        threads.finish()  # the first uses, for which checkouts are looked at
+        for one in requested:
+            self.successResultOf(one)
+        self.release()
+        self.cache.save_recent_uses()
+        threads.finish()
         for path in paths:
             _set_time(path, LONG_AGO)
         for name in "abcb":

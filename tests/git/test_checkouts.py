@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.counters import CacheCounters
 from tawebeval.errors import EvaluationFailure
+from tawebeval.git import checkouts
 from tawebeval.git.checkouts import CheckoutCache
 from tawebeval.linux.filetree import walk_tree
 from tests.fakes.gates import Gate
@@ -137,6 +140,22 @@ class ProvideTests(CheckoutsTestCase):
 
     def test_cancelled_at_the_end(self) -> None:
         """A checkout that is cancelled while it gets its name is complete, and used later."""
+        self.cancel_at_the_end()
+
+    def test_cancelled_at_the_end_on_xfs(self) -> None:
+        """So it is where rename(2) reports another error for a directory that exists."""
+        rename = os.rename
+
+        def rename_on_xfs(source: Path, target: Path) -> None:
+            if os.path.exists(target):
+                raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
+            rename(source, target)
+
+        self.patch(os, "rename", rename_on_xfs)
+        self.cancel_at_the_end()
+
+    def cancel_at_the_end(self) -> None:
+        """Cancel a request while its checkout gets its name; check that the next one uses it."""
         threads = SlowThreads()
         self.checkouts = CheckoutCache(self.root, threads)
         cancelled = self.check_out()
@@ -219,20 +238,77 @@ class EvictionTests(CheckoutsTestCase):
 
 
 class RestartTests(CheckoutsTestCase):
-    """Checkouts of an earlier daemon."""
+    """Checkouts of an earlier daemon, which are looked at when they are requested."""
+
+    def damage(self) -> Path:
+        """Let another daemon take over a checkout that lacks a file; return its path."""
+        path = self.get().path
+        (path / "link").unlink()
+        self.restart()
+        return path
+
+    def resume(self, path: Path) -> Checkout:
+        """Return a checkout that an evaluation of the earlier daemon uses."""
+        return self.checkouts.resume_checkout(Commit(OID, ONE, FILES, SIZE), path)
+
+    def restart_slowly(self) -> SlowThreads:
+        """Let another daemon take over a checkout; return its threads."""
+        path = self.get().path
+        threads = SlowThreads()
+        self.checkouts = CheckoutCache(self.root, threads)
+        self.checkouts.load_checkout(path)
+        return threads
 
     def test_whole(self) -> None:
-        """Complete checkouts are taken over, with their sizes and last uses."""
+        """Complete checkouts are taken over, with their last uses."""
         for tree in (ONE, OTHER):
             self.get(tree)
-        size = self.checkouts.disk_bytes
         os.utime(self.get(OTHER).path, (1, 1))
         self.restart()
-        self.assertEqual(self.checkouts.disk_bytes, size)
-        (detached,) = self.checkouts.detach_excess(size - 1)
+        (detached,) = self.checkouts.detach_excess(self.checkouts.disk_bytes - 1)
         self.assertIn(OTHER, detached.name)
         self.get(ONE)
         self.assertEqual(len(self.written), 2)
+
+    def test_size(self) -> None:
+        """A size is estimated until the first use, from above; what is evicted was counted."""
+        for tree in (ONE, OTHER):
+            self.get(tree)
+        size = self.checkouts.disk_bytes // 2
+        self.restart()
+        estimate = SIZE + FILES * 4096
+        self.assertEqual(self.checkouts.disk_bytes, 2 * estimate)
+        self.assertGreaterEqual(estimate, size)
+        self.get().release()
+        self.assertEqual(self.checkouts.disk_bytes, estimate + size)
+        self.assertEqual(self.detach(size), "2")
+        self.assertEqual(self.checkouts.disk_bytes, size)
+        self.assertEqual(self.detach(), "1")
+        self.assertEqual(self.checkouts.disk_bytes, 0)
+
+    def test_looked_at_once(self) -> None:
+        """A start looks at no checkout; requests share one look, and later ones need none."""
+        threads = self.restart_slowly()
+        requested = [self.check_out() for _ in range(2)]
+        self.assertEqual(self.detach(), "")  # it may not change meanwhile
+        threads.step()
+        self.assertEqual(threads.waiting, [])
+        for one in requested:
+            self.successResultOf(one).release()
+        self.get().release()
+        self.assertEqual(self.detach(), "1")
+
+    def test_cancelled(self) -> None:
+        """A request that is cancelled decides nothing."""
+        threads = self.restart_slowly()
+        requested = self.check_out()
+        requested.cancel()
+        threads.finish()
+        self.failureResultOf(requested, CancelledError)
+        again = self.check_out()
+        threads.finish()
+        self.successResultOf(again).release()
+        self.assertEqual((self.detach(), len(self.written)), ("1", 1))
 
     def test_on_use(self) -> None:
         """Each use is reported, for the time of the last use."""
@@ -249,13 +325,83 @@ class RestartTests(CheckoutsTestCase):
             lambda tree: (tree / "link").unlink(),
             lambda tree: (tree / "directory" / "file").write_bytes(b""),
             lambda tree: (tree / "more").mkdir(),
-            lambda tree: tree.rename(tree.with_name("tree.tree")),
             lambda tree: (tree.rename(self.mktemp()), tree.touch()),
         ):
-            damage(self.get().path)
+            path = self.get().path
+            size = self.checkouts.disk_bytes
+            damage(path)
             made = len(self.written)
             self.restart()
-            self.assertEqual(list(self.root.iterdir()), [])
-            self.assertEqual(self.checkouts.disk_bytes, 0)
-            self.get().release()
+            requested = [self.check_out() for _ in range(2)]
+            for checkout in map(self.successResultOf, requested):
+                self.assertEqual((checkout.path, os.readlink(path / "link")), (path, "gone"))
+                self.assertEqual((path / "directory/file").stat().st_size, 10_000)
+                self.assertFalse((path / "more").exists())
+                checkout.release()
             self.assertEqual(len(self.written), made + 1)
+            self.assertEqual(list(self.root.iterdir()), [path])
+            self.assertEqual(self.checkouts.disk_bytes, size)
+
+    def test_unknown(self) -> None:
+        """A directory with a name that no checkout has is removed at the start."""
+        path = self.get().path
+        path.rename(path.with_name("tree.tree"))
+        self.restart()
+        self.assertEqual((list(self.root.iterdir()), self.checkouts.disk_bytes), ([], 0))
+
+    def test_lookups(self) -> None:
+        """A damaged checkout does not count as found."""
+        self.damage()
+        tally = CacheCounters()
+        self.checkouts = CheckoutCache(self.root, InlineThreads(), tally)
+        for path in self.root.iterdir():
+            self.checkouts.load_checkout(path)
+        for _ in range(2):
+            self.get()
+        counts = {kind: tally.lookups["checkouts", kind] for kind in ("hit", "miss")}
+        self.assertEqual(counts, {"hit": 1, "miss": 1})
+
+    def test_damaged_in_use(self) -> None:
+        """A damaged checkout stays as long as evaluations use it; others get a complete one."""
+        path = self.damage()
+        resumed = [self.resume(path) for _ in range(2)]
+        one, two = self.get(), self.get(oid="d" * 40)
+        self.assertEqual(one.path, two.path)
+        self.assertEqual(os.readlink(one.path / "link"), "gone")
+        self.assertEqual(os.listdir(path), ["directory"])
+        resumed.pop().release()
+        self.assertEqual(self.get().path, one.path)
+        self.assertEqual(len(self.written), 2)
+        resumed.pop().release()
+        self.assertEqual(self.get().path, path)
+        self.assertEqual(os.readlink(path / "link"), "gone")
+        self.assertEqual(len(self.written), 3)
+
+    def test_damaged_in_use_again(self) -> None:
+        """The next daemon does the same; what it evicts was counted."""
+        path = self.damage()
+        self.resume(path)
+        other = self.get().path
+        self.restart()
+        resumed = self.resume(path)
+        self.assertEqual(self.get().path, other)
+        self.assertEqual(len(self.written), 2)
+        self.assertEqual((self.detach(), os.listdir(path)), ("", ["directory"]))
+        resumed.release()
+        self.assertEqual(self.detach(), "1")
+        self.assertFalse(path.exists())
+
+    def test_exhausted(self) -> None:
+        """A daemon without free descriptors or memory takes no checkout for damaged."""
+        path = self.get().path
+        self.restart()
+        for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+
+            def fail(_: int, number: int = number) -> None:
+                raise OSError(number, os.strerror(number))
+
+            patch = self.patch(checkouts, "walk_tree", fail)
+            self.assertEqual(self.failureResultOf(self.check_out(), OSError).value.errno, number)
+            patch.restore()
+        inode = path.stat().st_ino
+        self.assertEqual((self.get().path.stat().st_ino, len(self.written)), (inode, 1))

@@ -269,6 +269,23 @@ class RestartTests(FaultCase):
             self.assertEqual((await self.client.get(path)).json, before)
 
 
+class CheckoutTests(FaultCase):
+    """A checkout that is damaged while no daemon runs."""
+
+    async def test_in_use(self) -> None:
+        """Its evaluator goes on with it; a new evaluation gets a complete one."""
+        identifier, gate = await self.begin_and_hold("cat README")
+        (checkout,) = (self.daemon.cache / "repositories").glob("*.tree")
+        await self.daemon.end()
+        (checkout / "added").write_text("")
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual(text(await self.client.follow(await self.begin("ls"))), "README\n")
+        self.assertTrue((checkout / "added").exists())
+        gate.write_text("\n")
+        self.assertEqual(text(await self.client.follow(identifier)), "readyan evaluator\n")
+
+
 class SecondDaemonTests(FaultCase):
     """Another daemon is started by mistake."""
 
