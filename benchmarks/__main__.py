@@ -22,39 +22,44 @@ def main() -> None:
         "names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHMARKS)}"
     )
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"default: {_ROUNDS}")
-    parser.add_argument("--write", action="store_true", help=f"write {report.DOCUMENT.name}")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"write {report.DOCUMENT.name}; with NAME only its rows",
+    )
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}")
-    if options.write and options.names:
-        parser.error("--write takes all benchmarks")
     if options.rounds < 1 or (options.write and options.rounds < _ROUNDS):
         parser.error(f"too few rounds; --write takes {_ROUNDS}")
+    old = report.read() if options.write and options.names else None
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # what is started inherits it
     before = machine.load()
     with disk.fresh() as where:
         described = [*machine.describe(), where]
         print(*described, sep="\n", end="\n\n")
-        rows = _measure(options.names or BENCHMARKS, options.rounds)
+        results = _measure(options.names or BENCHMARKS, options.rounds)
     described.append(f"load average {before:.1f} before, {machine.load():.1f} after")
-    print(report.text(report.table(rows)))
+    table = report.table(results)
+    print(report.text(table))
     print(f"\n{described[-1]}")
     if options.write:
-        report.write(rows, described, options.rounds)
+        new = report.Page([*described, f"{options.rounds} rounds"], table[1:])
+        report.write(new if old is None else report.renew(old, new, BENCHMARKS))
 
 
-def _measure(names: Iterable[str], rounds: int) -> Sequence[Row | NotMeasured]:
-    rows: list[Row | NotMeasured] = []
+def _measure(names: Iterable[str], rounds: int) -> report.Results:
+    results: dict[str, Sequence[Row | NotMeasured]] = {}
     for name in names:
         begin = time.monotonic()
         try:
-            rows += BENCHMARKS[name](rounds)
+            results[name] = BENCHMARKS[name](rounds)
         except CannotRun as error:
-            rows.append(NotMeasured(name, str(error)))
+            results[name] = [NotMeasured(name, str(error))]
         print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
-    return rows
+    return results
 
 
 if __name__ == "__main__":

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure import NotMeasured, Row, Spread
+import attrs
+
+from benchmarks.measure import CannotRun, NotMeasured, Row, Spread
+
+Cells = tuple[str, ...]
+
+Results = Mapping[str, Sequence[Row | NotMeasured]]
+"""What benchmarks have measured, by their names."""
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
-_HEADINGS = ("what", "ours", "baseline", "", "ratio", "spread", "target", "")
+_HEADINGS = ("benchmark", "what", "ours", "baseline", "", "ratio", "spread", "target", "")
+_MACHINE = "## Machine\n\n"
+_FIGURES = "## Figures\n\n"
+_RENEWED = "renewed later: "
 _BEGIN = "<!-- By hand from here. -->"
 _END = "<!-- By hand up to here. -->"
 _BY_HAND = """
@@ -23,8 +33,9 @@ _ABOUT = """\
 
 How fast the daemon is, compared with simple programs that do the same work.
 
-- `python -m benchmarks --write` writes this page, except the last section. Each module in
-  `benchmarks/rows/` says what it measures, and what made it no faster.
+- `python -m benchmarks --write` writes this page, except the last section; `python -m benchmarks
+  NAME... --write` only the rows of these benchmarks. Each module in `benchmarks/rows/` says what it
+  measures, and what made it no faster.
 - Everything runs on one machine, over loopback. Daemon and baseline alternate, and the ratio (ours
   to the baseline) is formed within each round, so other load hardly changes it.
 - Figures are medians of the rounds. The spread has the least and the greatest ratio, or figure
@@ -54,14 +65,23 @@ leaks of memory, processes, directories, descriptors and objects.
 """
 
 
-def table(rows: Sequence[Row | NotMeasured]) -> list[tuple[str, ...]]:
+@attrs.frozen
+class Page:
+    """What the tool writes: lines about the machine, and the table's rows, without headings."""
+
+    machine: Sequence[str]
+    rows: Sequence[Cells]
+
+
+def table(results: Results) -> list[Cells]:
     """Return the table, its headings first."""
-    return [_HEADINGS, *map(_cells, rows)]
+    named = ((name, row) for name, rows in results.items() for row in rows)
+    return [_HEADINGS, *((name, *_cells(row)) for name, row in named)]
 
 
-def _cells(row: Row | NotMeasured) -> tuple[str, ...]:
+def _cells(row: Row | NotMeasured) -> Cells:
     if isinstance(row, NotMeasured):
-        return (row.what, *[""] * (len(_HEADINGS) - 2), f"**not measured**: {row.why}")
+        return (row.what, *[""] * (len(_HEADINGS) - 3), f"**not measured**: {row.why}")
     ratio = row.ratio
     judged = ratio or Spread.of(row.ours)
     baseline = _number(Spread.of(row.baseline).middle) if row.baseline is not None else ""
@@ -98,28 +118,66 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def text(lines: Sequence[tuple[str, ...]]) -> str:
+def text(lines: Sequence[Cells]) -> str:
     """Return the table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    first, *others, last = widths
+    left = (0, 1, len(widths) - 1)
     return "\n".join(
         "  ".join(
-            [cells[0].ljust(first)]
-            + [cell.rjust(width) for cell, width in zip(cells[1:-1], others, strict=True)]
-            + [cells[-1].ljust(last)]
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ).rstrip()
         for cells in lines
     )
 
 
-def markdown(lines: Sequence[tuple[str, ...]]) -> str:
+def markdown(lines: Sequence[Cells]) -> str:
     """Return the table in Markdown."""
     headings, *rest = lines
-    rule = ("---", *["---:"] * (len(headings) - 2), "---")
+    rule = ("---", "---", *["---:"] * (len(headings) - 3), "---")
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rest))
 
 
-def write(rows: Sequence[Row | NotMeasured], machine: Sequence[str], rounds: int) -> None:
+def read() -> Page:
+    """Return what the document has. Raises: CannotRun if its table has other columns."""
+    old = DOCUMENT.read_text("utf-8") if DOCUMENT.exists() else ""
+    machine, figures = (
+        old.partition(heading)[2].partition("\n\n")[0].splitlines()
+        for heading in (_MACHINE, _FIGURES)
+    )
+    headings, _, *rows = (tuple(line[2:-2].split(" | ")) for line in figures or ["", ""])
+    if headings != _HEADINGS:
+        raise CannotRun(f"{DOCUMENT} has no such table: write it without a NAME first")
+    return Page([line.removeprefix("- ") for line in machine], rows)
+
+
+def renew(old: Page, new: Page, names: Iterable[str]) -> Page:
+    """Return the old page with the rows of all benchmarks that are on the new one.
+
+    `names` has the names of all benchmarks, in their order. A line tells which were renewed, and
+    how the machine was another.
+    """
+    renewed = list(dict.fromkeys(cells[0] for cells in new.rows))
+    machine = []
+    for line in old.machine:
+        before, *details = line.removeprefix(_RENEWED).split("; ")
+        if line.startswith(_RENEWED):
+            left = [name for name in before.split(", ") if name not in renewed]
+            machine += ["; ".join([_RENEWED + ", ".join(left), *details])] if left else []
+        else:
+            machine.append(line)
+    different = [line for line in new.machine if line not in machine]
+    machine.append("; ".join([_RENEWED + ", ".join(renewed), *different]))
+    rows = [
+        cells
+        for name in names
+        for cells in (new if name in renewed else old).rows
+        if cells[0] == name
+    ]
+    return Page(machine, rows)
+
+
+def write(page: Page) -> None:
     """Write the document anew, around what is written by hand in it."""
     kept = _BY_HAND
     if DOCUMENT.exists():
@@ -128,8 +186,8 @@ def write(rows: Sequence[Row | NotMeasured], machine: Sequence[str], rounds: int
             kept = old.partition(_BEGIN)[2].partition(_END)[0]
     parts = [
         _ABOUT,
-        "## Machine\n\n" + "\n".join(f"- {line}" for line in machine) + f"\n- {rounds} rounds\n",
-        "## Figures\n\n" + markdown(table(rows)) + "\n",
+        _MACHINE + "\n".join(f"- {line}" for line in page.machine) + "\n",
+        _FIGURES + markdown([_HEADINGS, *page.rows]) + "\n",
         _BEGIN + kept + _END + "\n",
     ]
     DOCUMENT.write_text("\n".join(parts), encoding="utf-8")

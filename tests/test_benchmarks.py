@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks import disk, report
-from benchmarks.measure import NotMeasured, Round, Row, Spread, interleave, percentile
+from benchmarks.measure import CannotRun, NotMeasured, Round, Row, Spread, interleave, percentile
 from benchmarks.report import DOCUMENT, markdown, table, text
-from benchmarks.rows import polls, workers
+from benchmarks.rows import BENCHMARKS, polls, workers
 from benchmarks.running import Server
 from tests.cases.own_python import printed_by
 
@@ -131,7 +131,7 @@ class TableTests(SynchronousTestCase):
 
     def last_cells(self, *rows: Row | NotMeasured) -> Sequence[tuple[str, ...]]:
         """Return target and verdict of each."""
-        return [cells[-2:] for cells in table(rows)[1:]]
+        return [cells[-2:] for cells in table({"name": rows})[1:]]
 
     def test_verdicts(self) -> None:
         """A row that misses its target is marked, and so is one that reaches what is better."""
@@ -157,20 +157,63 @@ class TableTests(SynchronousTestCase):
         document = Path(self.mktemp())
         document.write_bytes(DOCUMENT.read_bytes())
         self.patch(report, "DOCUMENT", document)
-        report.write([Row("what", "ms", [3])], ["a machine"], 1)
+        report.write(self.page(["a machine"], name=[Row("what", "ms", [3])]))
         old, new = DOCUMENT.read_text("utf-8"), document.read_text("utf-8")
         self.assertEqual(old.partition("## Machine")[0], new.partition("## Machine")[0])
         self.assertEqual(old.partition("<!-- By hand")[2], new.partition("<!-- By hand")[2])
-        self.assertIn("| what | 3 |", new)
+        self.assertIn("| name | what | 3 |", new)
+
+    def page(self, machine: Sequence[str], **results: Sequence[Row | NotMeasured]) -> report.Page:
+        """Return a page with these results."""
+        return report.Page(machine, table(results)[1:])
+
+    def test_renewed(self) -> None:
+        """The rows of the named benchmarks are new, in their place; all others stay."""
+        document = Path(self.mktemp())
+        self.patch(report, "DOCUMENT", document)
+        one, two, three = ([Row(what, "ms", [3], [1], 2)] for what in ("1", "2", "3"))
+        old = self.page(["a machine", "load 1", "5 rounds"], a=one * 2, b=two, gone=three)
+        report.write(old)
+        self.assertEqual(report.read(), old)
+        other = NotMeasured("4", "there is none")
+        new = self.page(["a machine", "load 2", "5 rounds"], b=[*three, other], c=one)
+        report.write(report.renew(report.read(), new, "cba"))
+        both = self.page(
+            [*old.machine, "renewed later: b, c; load 2"], c=one, b=[*three, other], a=one * 2
+        )
+        self.assertEqual(report.read(), both)
+
+    def test_renewed_again(self) -> None:
+        """Each benchmark stands in one line of renewals, with what differs from the first."""
+        old = self.page(["a machine", "load 1", "renewed later: a, b; load 2", "renewed later: c"])
+        new = self.page(["another", "load 1"], b=[Row("1", "ms", [3])], c=[Row("2", "ms", [3])])
+        self.assertEqual(
+            report.renew(old, new, "abc").machine,
+            ["a machine", "load 1", "renewed later: a; load 2", "renewed later: b, c; another"],
+        )
+
+    def test_not_renewed(self) -> None:
+        """A page without such a table, or none, cannot be renewed."""
+        document = Path(self.mktemp())
+        self.patch(report, "DOCUMENT", document)
+        self.assertIn("without a NAME", self.assertRaises(CannotRun, report.read).code)
+        document.write_text("## Figures\n\n| what | ours |\n| --- | --- |\n| a | 1 |\n\n")
+        self.assertIn(str(document), self.assertRaises(CannotRun, report.read).code)
+
+    def test_all_are_known(self) -> None:
+        """The rows of the page are those of benchmarks, in their order."""
+        names = list(dict.fromkeys(cells[0] for cells in report.read().rows))
+        self.assertEqual(names, [name for name in BENCHMARKS if name in names])
 
     def test_not_measured(self) -> None:
         """What could not be measured has a line that says why."""
         row = NotMeasured("upload", "there is no nginx here")
-        for written in (text(table([row])), markdown(table([row]))):
+        lines = table({"name": [row]})
+        for written in (text(lines), markdown(lines)):
             line = written.splitlines()[-1]
             self.assertIn("upload", line)
             self.assertIn("**not measured**: there is no nginx here", line)
-        self.assertEqual({len(cells) for cells in table([row])}, {8})
+        self.assertEqual({len(cells) for cells in lines}, {9})
 
 
 class DiskTests(SynchronousTestCase):
