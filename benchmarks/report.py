@@ -56,6 +56,7 @@ How fast the daemon is, compared with simple programs that do the same work.
 | a forwarder in Go | net/http, bufio, encoding/json: the same events |
 | `posix_spawn` | the same command, by `/bin/sh -c` |
 | isolate | `--init`, `--run`, `--cleanup` with the same command, without cgroups (`ISOLATE=PATH`) |
+| nsjail | the same command, the system read-only, without cgroups (`NSJAIL=PATH`) |
 | `git fetch` by hand | `--depth 1`, into a new bare repository, the daemon's URL; and a check-out |
 | nginx | one process: the same bytes; for uploads the body in a file, 128 KiB at a time |
 
