@@ -3,6 +3,11 @@
 Both run the same command and answer with the same events, in one response. The client counts bytes
 and events, and parses none. Time runs from the first bytes that the client receives to the last
 ones, and is told per byte of stdout.
+
+By perf(1) the kernel takes 20 % of the daemon's processor time, memmove(3) and the search for line
+terminators and blank lines 22 %, orjson 1 %. The rest is the interpreter's, over everything that
+happens to a chunk: pipe, parser, ring, stream and Twisted's transport. Tried without success:
+pieces of 256 KiB in place of 64.
 """
 
 from __future__ import annotations
