@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import errno
 import os
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
@@ -369,6 +371,34 @@ def count_run_slots(running: int) -> int:
     return running or len(os.sched_getaffinity(0))
 
 
+@attrs.define(eq=False)
+class _Waiter:
+    """One waiter; `number` counts waiters in their order. `slot` is None for a reserved turn."""
+
+    name: str
+    number: int
+    line: _Line
+    slot: Deferred[None] | None = None
+
+
+@attrs.define(eq=False)
+class _Line:
+    """The waiters of one caller, in their order; those of `ready` wait for a slot now.
+
+    Of two callers, the one with the smaller `turn` is first.
+    """
+
+    caller: str
+    turn: int
+    waiters: list[_Waiter] = attrs.field(factory=list)
+    ready: list[_Waiter] = attrs.field(factory=list)
+    is_eligible: bool = False
+
+
+_get_number = attrgetter("number")
+_get_turn = attrgetter("turn")
+
+
 class FairQueue:
     """Queue for `taken_slots` slots, with at most `queued` waiters, fair between callers.
 
@@ -378,6 +408,9 @@ class FairQueue:
     when its result may have changed.
 
     A waiter that is not ready can reserve its turn: others pass the waiter until `acquire_slot`.
+
+    With n waiters each method looks at a number of them that grows as log n, but for callers that
+    are not admitted; `find_waiter_position` as the square root of n.
     """
 
     def __init__(
@@ -398,9 +431,13 @@ class FairQueue:
         self._running: dict[str, str] = {}  # callers by the names of holders
         self._suspended: dict[str, str] = {}  # likewise
         self._counts: Counter[str] = Counter()  # holders, also suspended ones, by caller
-        self._caller_of_waiter: dict[str, str] = {}
-        # By caller, in the order of their turns; none is empty. None stands for a reserved turn.
-        self._waiting: dict[str, dict[str, Deferred[None] | None]] = {}
+        self._waiters: dict[str, _Waiter] = {}  # by name
+        self._lines: dict[str, _Line] = {}  # by caller; none is empty
+        # Both in the order of turns. Of `_eligible` each has a ready waiter, and may have one slot
+        # more of its share.
+        self._lines_by_length: dict[int, list[_Line]] = {}
+        self._eligible: list[_Line] = []
+        self._newest = 0  # turn or number of a waiter
 
     @property
     def taken_slots(self) -> int:
@@ -410,13 +447,18 @@ class FairQueue:
     @property
     def waiter_count(self) -> int:
         """Number of waiters."""
-        return len(self._caller_of_waiter)
+        return len(self._waiters)
+
+    @property
+    def waiting_caller_count(self) -> int:
+        """Number of callers that have waiters."""
+        return len(self._lines)
 
     def is_full(self, caller: str = "") -> bool:
         """Return whether one more waiter of `caller` would exceed `queued`."""
         # A waiter that is not ready waits beside free slots, which others may have meanwhile.
         free = self.slot_count - len(self._running) if self._may_run(caller) else 0
-        return len(self._caller_of_waiter) >= self._queued + free
+        return len(self._waiters) >= self._queued + free
 
     def is_share_used_up(self, caller: str) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued_per_caller`."""
@@ -424,7 +466,8 @@ class FairQueue:
         if self._queued_per_caller >= self._queued:
             return False
         free = self._running_per_caller - self._counts[caller] if self._may_run(caller) else 0
-        return len(self._waiting.get(caller, ())) >= self._queued_per_caller + free
+        line = self._lines.get(caller)
+        return len(line.waiters if line else ()) >= self._queued_per_caller + free
 
     def _may_run(self, caller: str) -> bool:
         return (
@@ -435,39 +478,84 @@ class FairQueue:
 
     def reserve_turn(self, name: str, caller: str = "") -> None:
         """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
-        self._caller_of_waiter[name] = caller
-        self._waiting.setdefault(caller, {})[name] = None
+        line = self._lines.get(caller)
+        if line is None:
+            line = self._lines[caller] = _Line(caller, self._draw_number())
+        else:
+            self._take_out(line)
+        waiter = self._waiters[name] = _Waiter(name, self._draw_number(), line)
+        line.waiters.append(waiter)
+        self._put_back(line)
 
     def acquire_slot(self, name: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a slot. Its cancellation ends the wait."""
-        reserved = name in self._caller_of_waiter
+        reserved = name in self._waiters
         # No waiter could use the slot then, except during a dispatch.
         if not reserved and self._may_run(caller) and not self._is_dispatching:
             self.take_slot(name, caller)
             return succeed(None)
-        waiter: Deferred[None] = Deferred(lambda _: self._give_up(name))
-        self._caller_of_waiter[name] = caller
-        self._waiting.setdefault(caller, {})[name] = waiter
+        if not reserved:
+            self.reserve_turn(name, caller)
+        waiter = self._waiters[name]
+        slot = waiter.slot = Deferred(lambda _: self.release_slot(name))
+        self._take_out(waiter.line)
+        insort(waiter.line.ready, waiter, key=_get_number)
+        self._put_back(waiter.line)
         if reserved:
             self.dispatch_slots()
-        return waiter
+        return slot
 
     def take_slot(self, name: str, caller: str = "") -> None:
         """Take a slot, whatever the bounds are."""
         self._running[name] = caller
-        self._counts[caller] += 1
+        self._count_holder(caller, 1)
 
-    def _give_up(self, name: str) -> None:
-        self._remove_waiter(name)
+    def _count_holder(self, caller: str, change: int) -> None:
+        line = self._lines.get(caller)
+        if line is not None:
+            self._take_out(line)
+        self._counts[caller] += change
+        if not self._counts[caller]:
+            del self._counts[caller]
+        if line is not None:
+            self._put_back(line)
 
-    def _remove_waiter(self, name: str) -> Deferred[None] | None:
-        """Remove `name` from the waiters."""
-        caller = self._caller_of_waiter.pop(name)
-        own = self._waiting[caller]
-        waiter = own.pop(name)
-        if not own:
-            del self._waiting[caller]
-        return waiter
+    def _draw_number(self) -> int:
+        self._newest += 1
+        return self._newest
+
+    def _take_out(self, line: _Line) -> None:
+        """Take a caller out of the orders, before a change."""
+        same = self._lines_by_length[len(line.waiters)]
+        _delete(same, line, _get_turn)
+        if not same:
+            del self._lines_by_length[len(line.waiters)]
+        if line.is_eligible:
+            _delete(self._eligible, line, _get_turn)
+
+    def _put_back(self, line: _Line) -> None:
+        """Put a caller into the orders again; forget a caller without waiters."""
+        if not line.waiters:
+            del self._lines[line.caller]
+            return
+        same = self._lines_by_length.setdefault(len(line.waiters), [])
+        insort(same, line, key=_get_turn)
+        is_below_limit = self._counts[line.caller] < self._running_per_caller
+        line.is_eligible = bool(line.ready) and is_below_limit
+        if line.is_eligible:
+            insort(self._eligible, line, key=_get_turn)
+
+    def _remove_waiter(self, waiter: _Waiter, *, has_turn: bool = False) -> None:
+        """Remove a waiter; if it `has_turn`, the other callers' turns come first."""
+        line = waiter.line
+        self._take_out(line)
+        del self._waiters[waiter.name]
+        _delete(line.waiters, waiter, _get_number)
+        if waiter.slot is not None:
+            _delete(line.ready, waiter, _get_number)
+        if has_turn:
+            line.turn = self._draw_number()
+        self._put_back(line)
 
     def suspend_slot(self, name: str) -> None:
         """Give back the slot of `name`, which counts for its caller until `release_slot`."""
@@ -476,16 +564,13 @@ class FairQueue:
 
     def release_slot(self, name: str) -> None:
         """Give back the slot or the turn of `name`, if it has one."""
-        if name in self._caller_of_waiter:
-            self._remove_waiter(name)
+        if name in self._waiters:
+            self._remove_waiter(self._waiters[name])
             return
         held = self._running if name in self._running else self._suspended
         if name not in held:
             return
-        caller = held.pop(name)
-        self._counts[caller] -= 1
-        if not self._counts[caller]:
-            del self._counts[caller]
+        self._count_holder(held.pop(name), -1)
         self.dispatch_slots()
 
     def dispatch_slots(self) -> None:
@@ -498,23 +583,20 @@ class FairQueue:
             return
         self._is_dispatching = True
         try:
-            while found := self._find_next():
-                caller, name, waiter = found
-                self._remove_waiter(name)
-                if caller in self._waiting:  # the other callers' turns come first
-                    self._waiting[caller] = self._waiting.pop(caller)
-                self.take_slot(name, caller)
-                waiter.callback(None)
+            while waiter := self._find_next():
+                assert waiter.slot is not None, "it is ready"
+                self._remove_waiter(waiter, has_turn=True)
+                self.take_slot(waiter.name, waiter.line.caller)
+                waiter.slot.callback(None)
         finally:
             self._is_dispatching = False
 
-    def _find_next(self) -> tuple[str, str, Deferred[None]] | None:
+    def _find_next(self) -> _Waiter | None:
         """Return the next waiter that is ready, or None."""
-        for caller, own in self._waiting.items():
-            if self._may_run(caller):
-                for name, waiter in own.items():
-                    if waiter is not None:
-                        return caller, name, waiter
+        if len(self._running) < self.slot_count:
+            for line in self._eligible:
+                if self._admits(line.caller):
+                    return line.ready[0]
         return None
 
     def list_slot_holders(self) -> list[tuple[str, bool]]:
@@ -523,12 +605,15 @@ class FairQueue:
         A holder keeps a waiter out if no slot is free, or no slot of its caller's share.
         """
         is_full = len(self._running) >= self.slot_count
-        ready = [caller for caller, own in self._waiting.items() if any(own.values())]
-        at_limit = {one for one in ready if self._counts[one] >= self._running_per_caller}
-        keeps_any_out = is_full and len(at_limit) < len(ready)
+        keeps_any_out = is_full and bool(self._eligible)
         return [
-            (name, keeps_any_out or caller in at_limit) for name, caller in self._running.items()
+            (name, keeps_any_out or self._is_waiting_at_limit(caller))
+            for name, caller in self._running.items()
         ]
+
+    def _is_waiting_at_limit(self, caller: str) -> bool:
+        line = self._lines.get(caller)
+        return line is not None and bool(line.ready) and not line.is_eligible
 
     def find_waiter_position(self, name: str) -> int | None:
         """Return the number of waiters before `name`, or None if `name` does not wait.
@@ -536,14 +621,21 @@ class FairQueue:
         Later callers have their turns, too, and callers at their limit are passed over, so the
         number may change in both directions.
         """
-        if name not in self._caller_of_waiter:
+        waiter = self._waiters.get(name)
+        if waiter is None:
             return None
-        caller = self._caller_of_waiter[name]
-        rounds = before = list(self._waiting[caller]).index(name)
-        first = 1  # a caller whose turn is earlier takes one more slot
-        for other, waiting in self._waiting.items():
-            if other == caller:
-                first = 0
-            else:
-                before += min(len(waiting), rounds + first)
+        line = waiter.line
+        rounds = bisect_left(line.waiters, waiter.number, key=_get_number)
+        before = 0
+        # In each round before, each caller that has a waiter left takes a slot, `line` too; then
+        # each caller whose turn is earlier. n waiters have fewer than sqrt(2 n) lengths of lines.
+        for length, lines in self._lines_by_length.items():
+            before += len(lines) * min(length, rounds)
+            if length > rounds:
+                before += bisect_left(lines, line.turn, key=_get_turn)
         return before
+
+
+def _delete(ordered: list[T], element: T, key: Callable[[T], int]) -> None:
+    """Delete an element from a list that is ordered by `key`."""
+    del ordered[bisect_left(ordered, key(element), key=key)]

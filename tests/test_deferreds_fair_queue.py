@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.deferreds import FairQueue
+from tests.cases.plain_queue import PlainQueue
 
 
 class QueueTests(SynchronousTestCase):
@@ -417,3 +421,162 @@ class ReservationTests(SynchronousTestCase):
         self.queue.release_slot("a1")
         self.assertEqual(self.entered[3:], ["a2"])
         self.assertEqual(self.queue.taken_slots, 2)
+
+
+class PlainTests(SynchronousTestCase):
+    """The queue beside the plain one, which looks at all waiters."""
+
+    @given(
+        st.integers(1, 4),
+        st.integers(0, 6),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.lists(
+            st.tuples(
+                st.sampled_from(
+                    [*3 * ["acquire", "leave"], "reserve", "suspend", "give up", "gate"]
+                ),
+                st.sampled_from("abc"),
+                st.integers(0, 99),
+            ),
+            max_size=80,
+        ),
+    )
+    def test_same(
+        self,
+        running: int,
+        queued: int,
+        own_running: int,
+        own_queued: int,
+        steps: list[tuple[str, str, int]],
+    ) -> None:
+        """After each call both queues have the same holders in the same order, and answer alike."""
+        shut: set[str] = set()
+        bounds = running, queued, own_running, own_queued
+        plain = PlainQueue(*bounds, lambda caller: caller not in shut)
+        queue = FairQueue(*bounds, admits=lambda caller: caller not in shut)
+        entered: list[str] = []
+        slots: dict[str, Deferred[None]] = {}
+
+        def acquire(name: str, caller: str) -> None:
+            plain.acquire(name, caller)
+            slots[name] = queue.acquire_slot(name, caller)
+            slots[name].addCallbacks(
+                lambda _: entered.append(name), lambda failure: failure.trap(CancelledError)
+            )
+
+        for number, (step, caller, choice) in enumerate(steps):
+            name = f"{caller}{number}"
+            waiting = {one: c for c, own in plain.waiting.items() for one in own}
+            holding = [*plain.holders, *plain.suspended]
+            chosen = [*(holding if step in ("leave", "suspend") else waiting), "nobody"]
+            one = chosen[choice % len(chosen)]
+            if step == "acquire":
+                is_reserved = one in waiting and one not in slots
+                acquire(*((one, waiting[one]) if is_reserved else (name, caller)))
+            elif step == "reserve":
+                plain.reserve(name, caller)
+                queue.reserve_turn(name, caller)
+            elif step == "leave":
+                plain.leave(one)
+                queue.release_slot(one)
+            elif step == "suspend" and one in plain.holders:
+                plain.suspend(one)
+                queue.suspend_slot(one)
+            elif step == "give up":
+                plain.leave(one)
+                if one in slots:
+                    slots[one].cancel()
+                else:
+                    queue.release_slot(one)
+            elif step == "gate":
+                shut ^= {caller}
+                plain.dispatch()
+                queue.dispatch_slots()
+            self.assertEqual(entered, plain.entered)
+            self.assertEqual(queue.list_slot_holders(), plain.list_holders())
+            self.assertEqual(queue.taken_slots, len(plain.holders))
+            names = [*plain.holders, *(one for own in plain.waiting.values() for one in own)]
+            self.assertEqual(
+                [queue.find_waiter_position(one) for one in names],
+                [plain.find_position(one) for one in names],
+            )
+            for each in "abc":
+                self.assertEqual(
+                    (queue.is_full(each), queue.is_share_used_up(each)),
+                    (plain.is_full(each), plain.is_share_used_up(each)),
+                )
+            self.assertEqual(queue.waiting_caller_count, len(plain.waiting))
+
+
+def count_calls(call: Callable[..., object], *arguments: Any) -> int:
+    """Return how many functions a call calls, those in C too."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call(*arguments)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+class GrowthTests(SynchronousTestCase):
+    """How many waiters are looked at, by the number of calls."""
+
+    def fill(self, callers: int, waiters: int) -> FairQueue:
+        """Return a queue with one slot, and waiters of callers in turn."""
+        queue = FairQueue(1, waiters)
+        queue.acquire_slot("holder", "holder")
+        for number in range(waiters):
+            queue.acquire_slot(str(number), str(number % callers))
+        return queue
+
+    def test_release(self) -> None:
+        """A release among 4,096 waiters makes twice the calls of one among 64, or fewer."""
+        for share in (1, 8):
+            few, many = (
+                count_calls(self.fill(count // share, count).release_slot, "holder")
+                for count in (64, 4096)
+            )
+            self.assertLessEqual(many, 2 * few)
+
+    def test_release_at_limit(self) -> None:
+        """Callers at their limit, which wait for their own slots, are not looked at."""
+
+        def fill(callers: int) -> FairQueue:
+            queue = FairQueue(callers + 1, 9999, running_per_caller=1)
+            for number in range(callers):
+                queue.acquire_slot(f"running {number}", str(number))
+                queue.acquire_slot(f"waiting {number}", str(number))
+            queue.acquire_slot("holder", "holder")
+            return queue
+
+        few, many = (count_calls(fill(count).release_slot, "holder") for count in (64, 4096))
+        self.assertLessEqual(many, 2 * few)
+
+    def test_position(self) -> None:
+        """So does a position; if callers have unequal numbers, the square root of the waiters."""
+        few, many = (
+            count_calls(self.fill(count, count).find_waiter_position, str(count - 1))
+            for count in (64, 4096)
+        )
+        self.assertLessEqual(many, 2 * few)
+        queue = FairQueue(1, 9999)
+        queue.acquire_slot("holder", "holder")
+        for caller in range(90):
+            for number in range(caller + 1):
+                queue.acquire_slot(f"{caller} {number}", str(caller))
+        # Each of the 90 lengths takes a search among one caller.
+        calls = count_calls(queue.find_waiter_position, "89 0")
+        self.assertLessEqual(calls, 8 * math.isqrt(2 * queue.waiter_count))
+
+    def test_holders(self) -> None:
+        """The list of holders looks at no waiter."""
+        few, many = (count_calls(self.fill(count, count).list_slot_holders) for count in (64, 4096))
+        self.assertEqual(many, few)
