@@ -27,6 +27,7 @@ from tawebeval.core.pages import (
     parse_cursor,
     read_page,
 )
+from tawebeval.core.retry_schedule import RetrySchedule
 from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import FairQueue, run_in_background
@@ -66,7 +67,6 @@ from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.callback import Callback
 from tawebeval.webhooks.deliveries import CallbackQueue
 
-_RETRY_AFTER = 5  # seconds, if the queue is full
 _RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
 LISTING_SIZE = 100  # evaluations in one answer, at most
@@ -131,6 +131,7 @@ class EvaluationRegistry:
         # In the cursors of lists: those of another start of the daemon are refused by it.
         self.cursor_mark = context.random_bytes(_MARK).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
+        self._retries = RetrySchedule(self.run_queue.slot_count)
         # Evaluations with a process or a directory left, also those without a record.
         self._alive: dict[str, EvaluationRecord] = {}
         self.subscriptions: set[Subscription] = set()
@@ -152,12 +153,15 @@ class EvaluationRegistry:
         if self._drain.has_begun:
             raise ServerStopping
 
-    def check_admission(self, caller: str = "") -> None:
+    def check_admission(self, caller: str = "", *, plans_retry: bool = True) -> None:
         """Raise Stopping, OverShare or Busy if a new evaluation would be refused.
 
         OverShare, which the caller can remedy, comes before Busy. Before a refusal the registry
         forgets evaluations that a stream has sent to the end: they are kept only for clients that
         have lost some of the events.
+
+        If `plans_retry`, a refusal for the length of the queue has the time at which the client is
+        to come back, which no other client gets.
         """
         self.check_not_stopping()
         while self._has_kept_share(caller) and self.records.forget_sent_evaluation(caller):
@@ -185,12 +189,18 @@ class EvaluationRegistry:
         if self.run_queue.is_share_used_up(caller):
             raise CallerShareExceeded(
                 "too many of your evaluations are queued (callers.queued); try again later",
-                _RETRY_AFTER,
+                self._plan_retry(caller, self.run_queue.waiting_caller_count)
+                if plans_retry
+                else _RETRY_LATER,
             )
         if self.run_queue.is_full(caller):
             raise ServerBusy(
-                "the queue is full (evaluations.queued); try again later", _RETRY_AFTER
+                "the queue is full (evaluations.queued); try again later",
+                self._plan_retry() if plans_retry else _RETRY_LATER,
             )
+
+    def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
+        return self._retries.plan_retry(self._clock.seconds(), caller, caller_count)
 
     def _has_memory(self, caller: str) -> bool:
         """Return whether a caller may use more memory for events; the queue asks, too.
@@ -251,6 +261,8 @@ class EvaluationRegistry:
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
+        if self.run_queue.waiter_count:
+            self._retries.note_waiter(self._clock.seconds())
         return evaluation.identifier
 
     # Another process of the daemon goes on
@@ -431,6 +443,9 @@ class EvaluationRegistry:
             else:
                 record.upload_share.remove_user()
             evaluation.save_end()
+            self._retries.note_end(
+                self._clock.seconds(), has_waiters=self.run_queue.waiter_count > 0
+            )
             self.run_queue.dispatch_slots()
             self._drain.on_drain_progress()
 

@@ -20,6 +20,35 @@ from tests.fakes.children import FakeChild
 from tests.fakes.world import UntidyThreads, make_request
 
 
+class RetryTests(RegistryTestCase):
+    """The time after which a client comes back that the full queue has refused."""
+
+    running, queued = 1, 1
+    configuration = Configuration(limits=LimitSettings(wall_clock=1000))
+
+    def refuse(self) -> int:
+        """Return the seconds that a refused client is to wait."""
+        return self.assertRaises(ServerBusy, self.accept).retry_after
+
+    def test_rate(self) -> None:
+        """It follows from the rate of ends, and each client gets another time."""
+        self.accept()
+        for _ in range(40):
+            self.accept()
+            self.world.clock.advance(3)
+            self.world.child.end()
+            self.world.turn()
+        self.accept()
+        # A look that is no request, such as a proxy's, takes no client's time.
+        for _ in range(9):
+            with self.assertRaises(ServerBusy):
+                self.registry.check_admission(plans_retry=False)
+        for expected in (3, 6, 9):
+            self.assertLessEqual(abs(self.refuse() - expected), 1)
+        self.world.clock.advance(100)
+        self.assertGreater(self.refuse(), 5)
+
+
 class KeptTests(RegistryTestCase):
     """Evaluations that have ended and are not read to their end."""
 

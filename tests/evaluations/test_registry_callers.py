@@ -125,7 +125,7 @@ class ShareTests(RegistryTestCase):
         for _ in range(2):
             begin(self.upload(), "alice")
         error = self.assertRaises(CallerShareExceeded, begin, self.upload(), "alice")
-        self.assertEqual(error.retry_after, 5)
+        self.assertEqual(error.retry_after, 5)  # of two slots, each for 10 s as none has ended yet
         self.assertRaises(CallerShareExceeded, self.registry.check_admission, "alice")
         for caller in ("bob", "bob", "carol"):
             begin(self.upload(), caller)

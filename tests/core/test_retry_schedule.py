@@ -1,0 +1,125 @@
+"""`core.retry_schedule`: when refused clients are to come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core import retry_schedule
+from tawebeval.core.retry_schedule import RetrySchedule
+
+
+def measured(interval: float, slots: int = 4) -> RetrySchedule:
+    """Return a schedule after ends at this interval; the last was at 0."""
+    schedule = RetrySchedule(slots)
+    for number in range(-200, 1):
+        schedule.note_end(number * interval, has_waiters=True)
+    return schedule
+
+
+class IntervalTests(SynchronousTestCase):
+    """The measured time between two ends."""
+
+    def test_measured(self) -> None:
+        """It is the mean of late ends; before any, runs are taken to last 10 seconds."""
+        self.assertEqual(RetrySchedule(4).estimate_interval(0), 2.5)
+        schedule = measured(0.5)
+        self.assertAlmostEqual(schedule.estimate_interval(0.1), 0.5, 2)
+        for number in range(1, 200):
+            schedule.note_end(number * 3, has_waiters=True)
+        self.assertAlmostEqual(schedule.estimate_interval(597), 3, 1)
+
+    def test_batches(self) -> None:
+        """Evaluations that begin and end together count as many, however long none has ended."""
+        schedule = RetrySchedule(100)
+        schedule.note_waiter(0)
+        self.assertLess(abs(schedule.estimate_interval(60) - 0.7), 0.2)
+        for batch in range(1, 10):
+            for number in range(100):
+                schedule.note_end(batch * 60 + number / 100, has_waiters=True)
+                self.assertLess(
+                    abs(schedule.estimate_interval(batch * 60 + number / 100) - 0.6), 0.4
+                )
+
+    def test_idle(self) -> None:
+        """Time without waiters does not count."""
+        schedule = measured(0.5)
+        schedule.note_end(0.5, has_waiters=False)
+        self.assertAlmostEqual(schedule.estimate_interval(9999), 0.5, 2)
+        schedule.note_waiter(9999)
+        schedule.note_waiter(9999.2)
+        schedule.note_end(9999.5, has_waiters=True)
+        self.assertAlmostEqual(schedule.estimate_interval(9999.5), 0.5, 2)
+
+    def test_standstill(self) -> None:
+        """The longer none ends, the later clients come back."""
+        schedule = measured(0.5)
+        found = [schedule.estimate_interval(now) for now in (0, 10, 100, 1000)]
+        self.assertEqual(found, sorted(found))
+        self.assertGreater(found[-1], 20)
+
+
+class PlanTests(SynchronousTestCase):
+    """The times given to clients."""
+
+    @given(
+        st.integers(1, 1000),
+        st.lists(
+            st.tuples(
+                st.sampled_from(["end", "last end", "waiter", "refuse", "refuse a caller"]),
+                st.floats(0, 1e5),
+                st.integers(0, 10_000),
+            )
+        ),
+    )
+    def test_bounded(self, slots: int, steps: list[tuple[str, float, int]]) -> None:
+        """From 1 to 120 whole seconds, whatever has happened."""
+        schedule, now = RetrySchedule(slots), 0.0
+        for step, seconds, count in steps:
+            now += seconds
+            if step.endswith("end"):
+                schedule.note_end(now, has_waiters=step == "end")
+            elif step == "waiter":
+                schedule.note_waiter(now)
+            else:
+                caller = "alice" if step == "refuse a caller" else None
+                self.assertIn(schedule.plan_retry(now, caller, count), range(1, 121))
+
+    def test_one_for_each_end(self) -> None:
+        """Clients that are refused at once come back one by one, as evaluations end."""
+        schedule = measured(0.5)
+        found = Counter(schedule.plan_retry(0) for _ in range(200))
+        self.assertLessEqual(set(range(1, 100)), set(found))
+        self.assertLessEqual(max(found), 101)
+        self.assertLessEqual(max(found.values()), 3)
+        schedule.note_end(0, has_waiters=False)
+        self.assertEqual(schedule.plan_retry(300), 1)
+
+    def test_beyond(self) -> None:
+        """More clients than evaluations end in 2 minutes share the second minute evenly."""
+        schedule = measured(1)
+        found = Counter(schedule.plan_retry(0) for _ in range(120 + 600))
+        for second in range(62, 120):
+            self.assertLessEqual(abs(found[second] - 11), 2, second)
+        self.assertLessEqual(max(found.values()), 13)
+
+    def test_callers(self) -> None:
+        """A caller over its share has its own times, longer the more callers wait."""
+        schedule = measured(0.5)
+        own = [schedule.plan_retry(0, "alice", 10) for _ in range(3)]
+        for found, expected in zip(own, (5, 10, 15), strict=True):
+            self.assertLessEqual(abs(found - expected), 1)
+        self.assertEqual(schedule.plan_retry(0, "bob", 10), own[0])
+        self.assertEqual(schedule.plan_retry(0), 1)
+
+    def test_forgotten(self) -> None:
+        """Past times of callers are dropped: the memory is that of the last minutes."""
+        self.patch(retry_schedule, "_PURGED_CALLERS", 10)
+        schedule = RetrySchedule(1)
+        schedule._purge_at = 10
+        for number in range(1000):
+            schedule.plan_retry(number * 121.0, str(number))
+        self.assertLessEqual(len(schedule._planned), 11)
