@@ -21,7 +21,7 @@ INSTALL_PYTHON ?= /usr/bin/python3
 INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
 	--sysconfdir "$(SYSCONFDIR)"
 
-.PHONY: help demo test fuzz test-machine check bench soak man docs install uninstall deb lock audit clean
+.PHONY: help demo test fuzz test-machine check bench soak simulate man docs install uninstall deb lock audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ bench: ## measure it, against baselines taken in the same run; some minutes
 soak: ## let 200 evaluators print 2 GB to all kinds of readers; a few minutes
 	$(SETUP) --extras test --needs git,$(SANDBOX)
 	$(BIN)/python -m benchmarks.soak
+
+simulate: ## let 10,000 people submit in five simulated minutes; WRITE=1 renews docs/scale.md
+	$(SETUP) --extras test
+	$(BIN)/python -m benchmarks.simulate $(if $(WRITE),--write)
 
 man: ## write a manual page for each command into build/man
 	$(SETUP) --extras man

@@ -410,7 +410,8 @@ class FairQueue:
     A waiter that is not ready can reserve its turn: others pass the waiter until `acquire_slot`.
 
     With n waiters each method looks at a number of them that grows as log n, but for callers that
-    are not admitted; `find_waiter_position` as the square root of n.
+    are not admitted; `find_waiter_position` as the square root of n. Changes of the lists move at
+    most 8 n bytes: with 10,000 callers a few microseconds.
     """
 
     def __init__(

@@ -1,0 +1,92 @@
+"""The simulation of a contest (`benchmarks.simulate`), with a few clients, and its page."""
+
+from __future__ import annotations
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from benchmarks import simulate
+from benchmarks.simulate import DOCUMENT, FAIRNESS, RUSH, Outcome, Scenario, Simulation
+
+SMALL = Scenario(
+    "small",
+    nodes=4,
+    forms={"many": 20, **{f"caller{number}": 1 for number in range(60)}},
+    settings={"evaluations": {"queued": 20}, "callers": {"queued": 5}},
+    seconds=100,
+)
+
+
+def run(**changes: object) -> Outcome:
+    """Return what becomes of the small scenario, with some changes."""
+    return Simulation(attrs.evolve(SMALL, **changes), seed=1).run()  # type: ignore[arg-type]
+
+
+class OutcomeTests(SynchronousTestCase):
+    """What becomes of the clients."""
+
+    def test_rush(self) -> None:
+        """All are served: those who are refused come back when there is room for them."""
+        outcome = run()
+        self.assertEqual((len(outcome.all_waits), outcome.given_up.total()), (80, 0))
+        self.assertGreater(outcome.refusals["evaluations.queued"], 5)
+        self.assertGreater(outcome.refusals["callers.queued"], 0)
+        self.assertLess(outcome.refusals.total(), 300)
+        self.assertEqual(outcome.most_waiting, 20)
+        assert outcome.first_refusal is not None
+        self.assertIn(outcome.first_refusal[0], outcome.refusals)
+        # 80 of 10 s each on 4 nodes.
+        self.assertLess(outcome.ended_at, 400)
+
+    def test_repeatable(self) -> None:
+        """The same seed has the same outcome."""
+        self.assertEqual(run(lost_nodes=2), run(lost_nodes=2))
+
+    def test_lost_nodes(self) -> None:
+        """An evaluation whose node is lost is repeated; the other nodes go on."""
+        outcome = run(lost_nodes=2)
+        self.assertEqual(len(outcome.all_waits), 80)
+        self.assertIn(outcome.repeated, (1, 2))
+
+    def test_restarts(self) -> None:
+        """A restart with a keeper costs nothing but time; without one clients submit again."""
+        slow = {"nodes": 1, "restarts": 1}
+        self.assertEqual(run(**slow).repeated, 0)
+        outcome = run(**slow, keeps=False)
+        self.assertGreater(outcome.repeated, 10)
+        self.assertEqual(len(outcome.all_waits) + outcome.given_up.total(), 80)
+
+    def test_connections(self) -> None:
+        """Too few connections are found out."""
+        settings = {"http": {"connections": 10}}
+        outcome = run(settings=settings)
+        self.assertEqual(set(outcome.refusals), {"http.connections"})
+
+    def test_daemons(self) -> None:
+        """Several daemons serve their part each."""
+        outcome = run(daemons=2)
+        self.assertEqual(len(outcome.all_waits) + outcome.given_up.total(), 80)
+
+
+class PageTests(SynchronousTestCase):
+    """The tables of docs/scale.md."""
+
+    def test_names(self) -> None:
+        """The page has the tables of the program, row for row; figures are for `make simulate`."""
+        rush = simulate.make_rush_table({one.name: Outcome() for one in RUSH})
+        fairness = simulate.make_fairness_table(Outcome())
+        counts = (3, 4)
+        costs = simulate.make_costs_table(
+            {count: simulate.measure_costs(count) for count in counts}
+        )
+        costs[0] = (costs[0][0], *(f"{count:,}" for count in (100, 10_000)), "")
+        found = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in simulate.find_tables(DOCUMENT.read_text("utf-8")).splitlines()
+            if line.startswith("| ") and not line.startswith("| ---")
+        ]
+        names = [row[0] for table in (rush, fairness, costs) for row in table]
+        self.assertEqual([row[0] for row in found], names)
+        for table in (rush, fairness, costs):
+            self.assertIn(list(table[0]), found)
+        self.assertEqual(FAIRNESS.forms["many"], 500)
