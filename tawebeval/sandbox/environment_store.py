@@ -4,8 +4,8 @@
 <state>/environments/new-*/        an import, locked while it runs
 
 A source comes from strangers. So programs unpack it in a sandbox (`command_sandbox`) that may
-write to the directory of the import alone; the daemon never reads a root as root. The limit of an
-import is the free disk.
+write to one directory alone, which has nothing else; the daemon never reads a root as root. The
+limit of an import is the free disk. `images` verifies the images of containers before.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ from tawebeval.sandbox.environments import (
     locate_in_root,
     lock_root,
 )
+from tawebeval.sandbox.images import (
+    DOCKER_FILE,
+    LAYOUT_FILE,
+    REFERENCE,
+    is_path_escape,
+    rewrite_image,
+)
 from tawebeval.sandbox.seccomp import make_filter
 
 _NEW = "new-"
@@ -51,21 +58,31 @@ _COMPLAINT = 2000  # bytes of a program's messages that are shown
 _LEFT_OUT = ("boot", "dev", "home", "lost+found", "proc", "root", "run", "sys", "tmp")
 _UNPACK = ("--extract", "--no-same-owner", "--no-same-permissions", "--delay-directory-restore")
 _LIST = ("--list", "--verbose", "--numeric-owner", "--quoting-style=literal")
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8"}
+_LIST_NAMES = ("--list", "--quoting-style=escape")  # one line for each
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+    "LC_ALL": "C.UTF-8",
+    "HOME": "/nonexistent",
+}
 _MEMBER = re.compile(rb"([a-z-])\S{9,}\s+\S+\s+[0-9,]+\s+\S+\s+\S+ (.*)\n", re.DOTALL)
 _SHOWN = 0o555  # the mode of directories and programs
 _REMOVING = "Removing leading"  # a note of tar's
-_IMAGE_PROGRAMS = ("skopeo", "umoci")
+_IMAGE_FILES = (LAYOUT_FILE, DOCKER_FILE)
+_UNPACKER = "umoci"
 _OWN = "own"  # the directory of the sandbox's files
 
 
 @attrs.frozen
 class StoredRoot:
-    """A root of the store; `warnings` are for the operator who imports it."""
+    """A root of the store; `warnings` are for the operator who imports it.
+
+    `image_digest` is that of the imported image; "" if the source was none.
+    """
 
     path: Path
     is_new: bool = False
     warnings: Sequence[str] = ()
+    image_digest: str = ""
 
     @property
     def digest(self) -> str:
@@ -88,11 +105,16 @@ class EnvironmentStore:
     directory: Path
     reserve: int = 0
 
-    def import_root(self, source: Path) -> StoredRoot:
-        """Make a root from a directory, a tar archive, an OCI layout or a docker archive."""
+    def import_root(self, source: Path, digest: str = "") -> StoredRoot:
+        """Make a root from a directory, a tar archive, or an image of a container.
+
+        An image is an OCI layout, an archive of one, or an archive of docker. `digest` is the one
+        that an image must have; "" takes any.
+        """
         self._remove_stale()
         with self._make_staging() as staging:
-            return self._finish(_Import(source, staging, self.reserve).unpack())
+            import_ = _Import(source, staging, self.reserve, digest)
+            return attrs.evolve(self._finish(import_.unpack()), image_digest=import_.image_digest)
 
     def _finish(self, root: Path) -> StoredRoot:
         problem = find_root_problem(root)
@@ -173,12 +195,14 @@ class EnvironmentStore:
 
 
 class _Import:
-    """One import into the directory `staging`."""
+    """One import into the directory `staging`; `image_digest` is known when it is unpacked."""
 
-    def __init__(self, source: Path, staging: Path, reserve: int) -> None:
+    def __init__(self, source: Path, staging: Path, reserve: int, digest: str) -> None:
         self._source = source
         self._staging = staging
         self._reserve = reserve
+        self._wanted = digest
+        self.image_digest = ""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise ConfigurationError(
@@ -202,21 +226,27 @@ class _Import:
                 f"{source}: the daemon's user (uid {os.geteuid()}) cannot read it",
                 "copy it to a place such as /var/tmp, with `chmod a+rX`",
             )
-        if (source / "oci-layout").is_file():
-            return self._unpack_image(f"oci:{source}")
+        if source.is_dir() and os.path.lexists(source / LAYOUT_FILE):
+            return self._unpack_image(source)
+        names, devices = (set[bytes](), []) if source.is_dir() else self._list_archive()
+        if names:
+            archive = self._staging / "archive"
+            archive.mkdir()
+            self._extract(archive, self._exclude(devices))
+            run_program("/bin/chmod", "-R", "u+rwX", "--", archive)
+            return self._unpack_image(archive)
+        if self._wanted:
+            raise ConfigurationError(f"{source} is not an image of a container; leave out --digest")
         if source.is_dir():
             self._copy_directory(root)
-            return root
-        names, devices = self._list_archive()
-        if b"oci-layout" in names:
-            return self._unpack_image(f"oci-archive:{source}")
-        if b"manifest.json" in names:
-            return self._unpack_image(f"docker-archive:{source}")
-        self._run(
-            *("tar", *_UNPACK, f"--directory={root}", f"--file={source}"),
-            *(*_leave_out("./", "", "/"), *self._exclude(devices)),
-        )
+        else:
+            self._extract(root, (*_leave_out("./", "", "/"), *self._exclude(devices)))
         return root
+
+    def _extract(self, target: Path, options: Sequence[str]) -> None:
+        """Extract the source, an archive, into an empty directory."""
+        files = (f"--directory={target}", f"--file={self._source}")
+        self._run("tar", *_UNPACK, *files, *options, writable=target)
 
     def _exclude(self, names: Sequence[bytes]) -> tuple[str, ...]:
         """Return the options by which tar leaves out these names."""
@@ -229,7 +259,8 @@ class _Import:
         left_out = (*_leave_out("./"), *self._exclude(self._list_devices()))
         packing = ("tar", "--create", *words, f"--directory={self._source}", *left_out, ".")
         with self._start(packing, subprocess.DEVNULL, subprocess.PIPE) as pack:
-            self._run("tar", *_UNPACK, "--directory", root, "--file", "-", stdin=pack.stdout)
+            unpacking = ("tar", *_UNPACK, "--directory", root, "--file", "-")
+            self._run(*unpacking, stdin=pack.stdout, writable=root)
             assert pack.stdout is not None, "it is a pipe"
             pack.stdout.close()
             if pack.wait():
@@ -254,7 +285,7 @@ class _Import:
                     continue
                 if match[1] in b"bc" and len(devices) < _MAX_DEVICES:
                     devices.append(match[2])
-                elif match[2] in (b"oci-layout", b"manifest.json"):
+                elif match[2].removeprefix(b"./").decode(errors="replace") in _IMAGE_FILES:
                     names.add(match[2])
             if child.wait():
                 raise ConfigurationError(
@@ -262,54 +293,90 @@ class _Import:
                 )
         return names, devices
 
-    def _unpack_image(self, image: str) -> Path:
-        lacking = [name for name in _IMAGE_PROGRAMS if shutil.which(name) is None]
-        if lacking:
+    def _unpack_image(self, image: Path) -> Path:
+        if shutil.which(_UNPACKER) is None:
             raise ConfigurationError(
-                f"{self._source} is an image of a container; run `apt-get install"
-                f" {' '.join(lacking)}` to import it"
+                f"{self._source} is an image of a container; run `apt-get install {_UNPACKER}` to"
+                " import it"
             )
-        (self._staging / "tmp").mkdir()
-        layout = f"{self._staging}/image"
-        self._run("skopeo", "--insecure-policy", "copy", image, f"oci:{layout}:root")
-        root = self._staging / "unpacked"
-        self._run("umoci", "raw", "unpack", "--rootless", "--image", f"{layout}:root", root)
+        layout, unpacked = self._staging / "layout", self._staging / "unpacked"
+        try:
+            self.image_digest, layers = rewrite_image(image, layout, self._wanted, self._check_disk)
+        except ConfigurationError as error:
+            what, remedy = error.problem
+            raise ConfigurationError(f"{self._source}: {what}", remedy) from None
+        for layer in layers:
+            self._check_layer(layer)
+        unpacked.mkdir()
+        words = ("raw", "unpack", "--rootless", "--image", f"{layout}:{REFERENCE}")
+        self._run(_UNPACKER, *words, unpacked / "root", writable=unpacked)
         for name in _LEFT_OUT:
-            remove_tree(root / name)
-        return root
+            remove_tree(unpacked / "root" / name)
+        return unpacked / "root"
+
+    def _check_layer(self, layer: Path) -> None:
+        """Refuse a layer with a whiteout of its own directory or of the one above."""
+        command = ("tar", *_LIST_NAMES, "--file", layer)
+        with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
+            assert child.stdout is not None, "it is a pipe"
+            for line in child.stdout:
+                name = os.fsdecode(line.rstrip(b"\n"))
+                if is_path_escape(name):
+                    raise ConfigurationError(
+                        f"{self._source}: the image is broken: its whiteout {name!r} names no file"
+                    )
+            if child.wait():
+                raise ConfigurationError(
+                    f"{self._source}: a layer is not a tar archive: {self._read_errors()}"
+                )
+
+    def _check_disk(self) -> None:
+        """Raise ConfigurationError if the disk is nearly full."""
+        free = shutil.disk_usage(self._staging).free
+        if free < self._reserve:
+            raise ConfigurationError(
+                f"{self._source} does not fit on the disk: {format_size(free)} are left"
+                f" of {self._staging.parent}; free some disk space"
+            )
 
     def _run(
-        self, *command: str | Path, stdin: int | IO[bytes] | None = subprocess.DEVNULL
+        self,
+        *command: str | Path,
+        writable: Path,
+        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
     ) -> None:
         """Run a program in the sandbox until it ends, or the disk is nearly full."""
-        with self._start(command, stdin, subprocess.DEVNULL) as child:
+        with self._start(command, stdin, subprocess.DEVNULL, writable) as child:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     status = child.wait(_LOOK)
                     break
-                free = shutil.disk_usage(self._staging).free
-                if free < self._reserve:
-                    child.kill()
-                    raise ConfigurationError(
-                        f"{self._source} does not fit on the disk: {format_size(free)} are left"
-                        f" of {self._staging.parent}; free some disk space"
-                    )
+                self._check_disk()
         if status:
             raise ConfigurationError(f"{self._source}: {command[0]} failed: {self._read_errors()}")
 
     @contextmanager
     def _start(
-        self, command: Sequence[str | Path], stdin: int | IO[bytes] | None, stdout: int
+        self,
+        command: Sequence[str | Path],
+        stdin: int | IO[bytes] | None,
+        stdout: int,
+        writable: Path | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a program in the sandbox, and end it with the body."""
-        access = SandboxAccess(writable_paths=[self._staging], readable_paths=[str(self._source)])
-        directories = {"HOME": str(self._staging), "TMPDIR": str(self._staging / "tmp")}
+        """Start a program in the sandbox, which may write to one directory; end it with the body.
+
+        It can read the source and the directory of the import.
+        """
+        access = SandboxAccess(
+            writable_paths=[] if writable is None else [writable],
+            readable_paths=[str(self._source)],
+        )
         prepared = self._sandbox.prepare_command(self._staging, access)
         with prepared as (before, filter_), (self._staging / "errors").open("wb") as errors:
             child = subprocess.Popen(
                 [*before, *map(str, command)],
                 cwd="/",
-                env={**_ENVIRONMENT, **directories},
+                env=_ENVIRONMENT,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=errors,

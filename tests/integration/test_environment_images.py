@@ -1,39 +1,128 @@
-"""Imports of images of containers, which skopeo and umoci have made."""
+"""Imports of images of containers, by umoci in the sandbox; attacks in their layers."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox.environment_store import EnvironmentStore
+from tawebeval.sandbox.environment_store import EnvironmentStore, StoredRoot
+from tests.cases.images import ImageBuilder, compress_zstd, pack, save
 from tests.cases.roots import make_root
 
 
 class ImageTests(SynchronousTestCase):
-    """A store, and an image with a minimal root."""
+    """A store, and the layers of an image with a minimal root."""
 
-    def test_image(self) -> None:
-        """An OCI layout and an archive of docker give the same root."""
+    def setUp(self) -> None:
         lacking = [name for name in ("skopeo", "umoci") if shutil.which(name) is None]
         if lacking:
             raise SkipTest(f"without {', '.join(lacking)}")
-        folder = Path(self.mktemp()).resolve()
-        folder.mkdir()
-        self.addCleanup(remove_tree, folder)
-        source, image = make_root(folder / "source"), folder / "image"
+        self.folder = Path(self.mktemp()).resolve()
+        self.folder.mkdir()
+        self.addCleanup(remove_tree, self.folder)
+        self.store = EnvironmentStore(self.folder / "store")
+        self.source = make_root(self.folder / "source")
+        # The second layer removes a file, and all others of a directory.
+        self.layers = [
+            pack({"usr/old": b"old", "opt/tool/old": b"old"}, self.source),
+            pack({"usr/.wh.old": b"", "opt/tool/.wh..wh..opq": b"", "opt/tool/new": b"new"}),
+        ]
+
+    def builder(self, name: str, kind: str = "oci") -> ImageBuilder:
+        """Return a new builder."""
+        return ImageBuilder(self.folder / name, kind)
+
+    def check(self, root: StoredRoot, digest: str) -> None:
+        """Check what an import of the layers has made."""
+        self.assertEqual(root.image_digest, digest)
+        self.assertTrue((root.path / "usr/bin/dash").is_file())
+        self.assertEqual(os.listdir(root.path / "opt/tool"), ["new"])
+        self.assertFalse((root.path / "usr/old").exists())
+
+    def test_kinds(self) -> None:
+        """Layouts, archives of them and of docker, of both media types, give the same root."""
+        roots = []
+        for kind, pack_ in (("oci", None), ("docker", None), ("oci", compress_zstd)):
+            builder = self.builder(f"{kind}{len(roots)}", kind)
+            words = [] if pack_ is None else [pack_]
+            manifest = builder.add_image(self.layers, *words)
+            layout, digest = builder.finish(manifest), manifest["digest"]
+            archives = [
+                builder.archive(self.folder / f"{prefix}{len(roots)}.tar", prefix and "./")
+                for prefix in ("", "dotted")
+            ]
+            for source in (layout, *archives):
+                root = self.store.import_root(source, digest)
+                self.check(root, digest)
+                roots.append(root)
+        saved = self.folder / "saved.tar"
+        identifier = save(saved, self.layers)
+        roots.append(self.store.import_root(saved, identifier))
+        self.check(roots[-1], identifier)
+        self.assertEqual(len({root.path for root in roots}), 1)
+        self.assertEqual([root.is_new for root in roots].count(True), 1)
+        error = self.assertRaises(
+            ConfigurationError, self.store.import_root, saved, f"sha256:{64 * '0'}"
+        )
+        self.assertIn("no image with the ID", str(error))
+
+    def test_other_programs(self) -> None:
+        """Images that skopeo and umoci have written are imported, as each kind of archive."""
+        image = self.folder / "image"
         for command in (
             f"umoci init --layout {image}",
             f"umoci new --image {image}:a",
-            f"umoci insert --rootless --image {image}:a {source} /",
+            f"umoci insert --rootless --image {image}:a {self.source} /",
             f"skopeo --insecure-policy copy -q oci:{image}:a docker-archive:{image}.tar:a:latest",
+            f"skopeo --insecure-policy copy -q oci:{image}:a oci-archive:{image}.oci.tar:a",
         ):
             subprocess.run(command.split(), check=True, capture_output=True)
-        store = EnvironmentStore(folder / "store")
-        one = store.import_root(image)
-        other = store.import_root(image.with_suffix(".tar"))
-        self.assertEqual((one.path, other.is_new), (other.path, False))
-        self.assertTrue((one.path / "usr/bin/dash").is_file())
+        sources = (image, image.with_suffix(".tar"), image.with_suffix(".oci.tar"))
+        roots = [self.store.import_root(source) for source in sources]
+        self.assertEqual(len({root.path for root in roots}), 1)
+
+    def test_whiteouts_outside(self) -> None:
+        """A whiteout of the directory above is refused; nothing is removed, nothing is left."""
+        outside = self.folder / "store" / "kept"
+        outside.parent.mkdir()
+        outside.touch()
+        for name in (".wh...", ".wh..", "./.wh.../.", "usr/../.wh...", "usr/.wh.."):
+            builder = self.builder(f"image{len(list(self.folder.iterdir()))}")
+            layout = builder.finish(builder.add_image([self.layers[0], pack({name: b""})]))
+            error = self.assertRaises(ConfigurationError, self.store.import_root, layout)
+            self.assertIn("names no file", str(error))
+            self.assertEqual(os.listdir(self.store.directory), ["kept"])
+
+    def test_layers_outside(self) -> None:
+        """No path and no link of a layer leads out of the root."""
+        outside = self.folder / "outside"
+        outside.mkdir()
+        link = self.folder / "link.tar"
+        with tarfile.open(link, "w") as archive:
+            member = tarfile.TarInfo("out")
+            member.type, member.linkname = tarfile.SYMTYPE, str(outside)
+            archive.addfile(member)
+        members = {"../../../up": b"x", "out/through": b"x", "out/.wh.other": b""}
+        layers = [self.layers[0], link.read_bytes(), pack(members)]
+        builder = self.builder("image")
+        layout = builder.finish(builder.add_image(layers))
+        try:
+            self.store.import_root(layout)
+        except ConfigurationError as error:
+            self.assertIn("umoci failed: ", str(error))
+        self.assertEqual(os.listdir(outside), [])
+        self.assertFalse((self.folder / "up").exists())
+
+    def test_no_archive(self) -> None:
+        """A layer that is no archive is refused."""
+        builder = self.builder("image")
+        layout = builder.finish(builder.add_image([b"no archive " * 100]))
+        error = self.assertRaises(ConfigurationError, self.store.import_root, layout)
+        self.assertIn("a layer is not a tar archive", str(error))

@@ -149,13 +149,21 @@ class StoreTests(SynchronousTestCase):
         self.assertIn("does not fit on the disk", self.refuse(self.source))
 
     def test_image_programs(self) -> None:
-        """An image without the programs that unpack it is refused with the packages to install."""
-        lacking = [name for name in ("skopeo", "umoci") if shutil.which(name) is None]
+        """An image without the program that unpacks it is refused with the package to install."""
         image = self.folder / "image"
         image.mkdir()
         (image / "oci-layout").touch()
-        hint = f"run `apt-get install {' '.join(lacking)}`" if lacking else "skopeo failed: "
+        lacking = shutil.which("umoci") is None
+        hint = "run `apt-get install umoci`" if lacking else "oci-layout: Input data was truncated"
         self.assertIn(hint, self.refuse(image))
+
+    def test_digest(self) -> None:
+        """What is no image has no digest of one."""
+        for source in (self.source, self.archive()):
+            error = self.assertRaises(
+                ConfigurationError, self.store.import_root, source, f"sha256:{64 * '0'}"
+            )
+            self.assertIn("is not an image of a container; leave out --digest", str(error))
 
     def test_cut(self) -> None:
         """What a killed import has left is removed by the next; one that runs is left alone."""
