@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ParamSpec
 
@@ -18,6 +18,7 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import wait_for_exit
+from tawebeval.linux.container import find_container
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     add_path_to_errors,
@@ -68,7 +69,7 @@ _REMEDIES = {
     "Unknown option": "install bubblewrap 0.8.0 or newer",
     "No permissions to create": "allow user namespaces: by sysctl, kernel."
     "unprivileged_userns_clone=1, and on Ubuntu kernel."
-    "apparmor_restrict_unprivileged_userns=0; in a container, by its security profile",
+    "apparmor_restrict_unprivileged_userns=0",
     "max_*_namespaces exceeded": "raise user.max_user_namespaces and the other limits of"
     " namespaces, by sysctl",
     "setting up uid map": "allow user namespaces: on Ubuntu, by sysctl"
@@ -76,13 +77,21 @@ _REMEDIES = {
     " permits them",
     "Creating new namespace failed: Permission denied": "permit user namespaces in AppArmor: start"
     " the daemon by the unit, whose profile (/etc/apparmor.d/tawebeval) does",
-    "Can't mount proc": "do not mask /proc in the container"
-    " (Docker: --security-opt systempaths=unconfined)",
-    "Function not implemented": "permit the system call openat2 in the container"
-    " (Docker: --security-opt seccomp=unconfined)",
-    "max_user_namespaces": "make /proc/sys writable; in a container start the program by"
+    "Can't mount proc": "mount nothing over the files of /proc",
+    "Function not implemented": "permit the system call openat2",
+    "max_user_namespaces": "make /proc/sys writable; under systemd start the program by"
     " systemd-run -p ProtectProc=invisible, which mounts a new /proc",
 }
+# In a container these have other remedies: of its namespaces, and of its /proc.
+_NAMESPACE_SIGNS = (
+    "No permissions to create",
+    "Creating new namespace failed",
+    "Failed to make / slave",  # by AppArmor
+    "Can't set hostname",
+    "setting up uid map",
+    "Function not implemented",
+)
+_PROC_SIGNS = ("Can't mount proc", "max_user_namespaces")
 _PERMITTED = (
     "set AppArmorProfile=-tawebeval in the unit, and load the profile:"
     " apparmor_parser --replace /etc/apparmor.d/tawebeval"
@@ -345,7 +354,8 @@ def _judge(status: int, output: bytes) -> Problem | None:
         return None
     said = said or f"bwrap exited with status {status}"
     remedies = _UNIT_REMEDIES if _is_main_process() else {}
-    for sign, remedy in {**_REMEDIES, **remedies}.items():
+    inside = {} if remedies else _list_container_remedies()
+    for sign, remedy in {**inside, **_REMEDIES, **inside, **remedies}.items():
         if sign in said:
             sysctls = list(_find_forbidding_sysctls()) if sign in _NO_NAMESPACE else []
             if sysctls:
@@ -356,6 +366,17 @@ def _judge(status: int, output: bytes) -> Problem | None:
                 remedy += _OR_PROFILE if _APPARMOR in settings else ""
             return Problem(said, f"{remedy}, {_OTHERWISE}")
     return Problem(said, DISK_FULL_REMEDY if mentions_full_disk(said) else _MEND)
+
+
+def _list_container_remedies() -> Mapping[str, str]:
+    """Return the remedies in a container; none outside."""
+    container = find_container()
+    if container is None:
+        return {}
+    return {
+        **dict.fromkeys(_NAMESPACE_SIGNS, container.namespaces_remedy),
+        **dict.fromkeys(_PROC_SIGNS, container.proc_remedy),
+    }
 
 
 def _find_forbidding_sysctls() -> Iterator[tuple[str, str, str]]:

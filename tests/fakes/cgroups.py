@@ -16,6 +16,7 @@ import attrs
 
 from tawebeval.linux.cgroups.filesystem import CgroupOperations
 from tawebeval.linux.cgroups.group import CgroupManager, open_cgroups
+from tawebeval.linux.container import Container
 
 MEMORY_MOST = str(2**63 - 4096)
 
@@ -82,6 +83,7 @@ class FakeMachine(CgroupOperations):
     lingering: int = 0
     slept: float = 0
     given: list[tuple[str, tuple[int, int]]] = attrs.field(factory=list)
+    container: Container | None = None
     _mounts: list[str] = attrs.field(factory=list)
     _membership: list[str] = attrs.field(factory=list)
     _trees: list[tuple[Path, frozenset[str] | None]] = attrs.field(factory=list)
@@ -213,6 +215,10 @@ class FakeMachine(CgroupOperations):
 
     def query_oom_policy(self, path: str) -> str:
         return self.policies.get(path, "")
+
+    def find_container(self) -> Container | None:
+        """Return the container that the test has set."""
+        return self.container
 
     def find_systemd_run(self) -> str | None:
         return self.run

@@ -23,6 +23,7 @@ from tawebeval.linux.cgroups.group import (
     attach_cgroups,
     open_cgroups,
 )
+from tawebeval.linux.container import PODMAN
 from tests.fakes.cgroups import FakeMachine
 
 LIMITS = LimitSettings(memory=64 * MIB, processes=32)
@@ -212,6 +213,11 @@ class UnifiedTests(CgroupsTestCase):
         self.check(
             self.machine.open(), set(), "Read-only file system", "make /sys/fs/cgroup writable"
         )
+        self.machine.container = PODMAN
+        option = "start the container with --security-opt unmask=/sys/fs/cgroup"
+        for uid in (0, 7):
+            self.patch(os, "geteuid", lambda uid=uid: uid)
+            self.check(self.machine.open(), set(), "Read-only file system", option)
 
     def test_not_delegated_by_systemd(self) -> None:
         """Root could, but systemd would take it back later: nothing is touched."""

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.config import SandboxSettings as Settings
 from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.linux import container
 from tawebeval.linux.launcher_client import LauncherClient, OverlayMountError
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.sandbox import probe as module
@@ -65,7 +66,7 @@ FAILURES = (
     ("bwrap: setting up uid map: Permission denied", "apparmor_restrict_unprivileged_userns=0"),
     (
         "bwrap: Can't mount proc on /newroot/proc: Operation not permitted",
-        "systempaths=unconfined",
+        "mount nothing over the files of /proc",
     ),
     (
         "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
@@ -87,6 +88,25 @@ UNIT_FAILURES = (
 )
 
 
+# The same in containers; what podman's default profile of system calls lacks fails with ENOSYS.
+CONTAINER_FAILURES = (
+    (
+        "bwrap: No permissions to create new namespace, likely because the kernel does not allow",
+        "--security-opt seccomp=seccomp.json",
+    ),
+    ("bwrap: Creating new namespace failed: Function not implemented", "seccomp=seccomp.json"),
+    ("bwrap: Creating new namespace failed: Permission denied", "apparmor=unconfined"),
+    ("bwrap: Failed to make / slave: Permission denied", "apparmor=unconfined"),
+    ("bwrap: setting up uid map: Permission denied", "apparmor=unconfined"),
+    ("bwrap: Can't set hostname to evaluation: Operation not permitted", "seccomp=seccomp.json"),
+    ("bwrap: Can't open source /usr: Function not implemented", "seccomp=seccomp.json"),
+)
+PROC_FAILURES = (
+    "bwrap: Can't mount proc on /newroot/proc: Operation not permitted",
+    "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
+)
+
+
 class SandboxesTestCase(SynchronousTestCase):
     """A machine where bwrap is what the test says."""
 
@@ -99,6 +119,8 @@ class SandboxesTestCase(SynchronousTestCase):
             folder.mkdir()
         self.patch(tempfile, "tempdir", str(self.temporary))
         self.patch(module, "SYSCTLS", self.root / "sysctls")
+        self.patch(container, "ROOT", self.root)  # these tests may run in a container
+        self.patch(os, "environ", {**os.environ, "container": ""})
         self.bwrap: str | None = str(self.root / "bwrap")
         self.patch(module.shutil, "which", {"bwrap": self.bwrap}.get)
 
@@ -305,7 +327,28 @@ class TryTests(SandboxesTestCase):
         """A process that a unit has started by the way, such as a terminal, is not the unit's."""
         self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getppid())})
         _, told = self.complaint(f'echo "{UNIT_FAILURES[2][0]}" >&2; exit 1')
-        self.assertIn("Docker", told)
+        self.assertIn("mount nothing over", told)
+
+    def test_remedies_in_a_container(self) -> None:
+        """The options of the engine are named; a sysctl that forbids namespaces comes first."""
+        (self.root / "run").mkdir()
+        for mark, engine, option in (
+            ("run/.containerenv", "podman", "--security-opt unmask=/proc/*"),
+            (".dockerenv", "docker", "--security-opt systempaths=unconfined"),
+        ):
+            (self.root / mark).touch()
+            for said, remedy in CONTAINER_FAILURES:
+                what, told = self.complaint(f'echo "{said}" >&2; exit 1')
+                self.assertEqual(what, said)
+                self.assertIn(remedy, told, engine)
+                self.assertTrue(told.endswith(f", {OTHERWISE}"), told)
+            for said in PROC_FAILURES:
+                self.assertIn(option, self.complaint(f'echo "{said}" >&2; exit 1')[1])
+            (self.root / mark).unlink()
+        self.patch(os, "environ", {**os.environ, "container": "podman"})
+        self.assertIn("unmask=/proc/*", self.complaint(f'echo "{PROC_FAILURES[0]}"')[1])
+        self.set_sysctl("user.max_user_namespaces", "0")
+        self.assertIn("as root run `sysctl", self.complaint(f'echo "{FAILURES[1][0]}"')[1])
 
     def test_each_its_own(self) -> None:
         """No two complaints have the same remedy."""

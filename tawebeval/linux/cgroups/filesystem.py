@@ -23,6 +23,8 @@ from pathlib import Path
 
 import attrs
 
+from tawebeval.linux.container import Container, find_container
+
 _ESCAPE = re.compile(r"\\([0-7]{3})")  # of spaces and the like in mountinfo
 
 _UNIFIED = ""  # the "controller" of version 2, as /proc/PID/cgroup writes it
@@ -182,6 +184,10 @@ class CgroupOperations:
         "stop" and "kill" end the unit; "" is unknown. Blocks, as long as systemd does.
         """
         return _unit_property(path, "OOMPolicy") if os.path.isdir(SYSTEMD_DIRECTORY) else ""
+
+    def find_container(self) -> Container | None:
+        """Return the container of this process; None if it is in none."""
+        return find_container()
 
     def find_systemd_run(self) -> str | None:
         """Return the `systemd-run` command of this user.

@@ -309,7 +309,7 @@ _UNIT = (
     " such as tawebeval.service (under such a unit: boot the machine with the kernel parameter"
     " systemd.unified_cgroup_hierarchy=1, for cgroup controllers of version 2)"
 )
-_WRITABLE = "make /sys/fs/cgroup writable; in a container, by a cgroup namespace of its own"
+_WRITABLE = "make /sys/fs/cgroup writable"
 _VERSION_2 = (
     "boot the machine with the kernel parameter systemd.unified_cgroup_hierarchy=1, or start the"
     " daemon as root, without tawebeval.service, and set service.user"
@@ -564,9 +564,10 @@ class _Detection:
         try:
             mounts = find_own_cgroups(proc)
         except OSError as error:
-            return CgroupManager(
-                [], {}, dict.fromkeys(_CONTROLLERS, _reason(error)), CgroupRemedy(_WRITABLE)
-            )
+            container = self._files.find_container()
+            words = container.describe_cgroup_remedy(legacy=False) if container else _WRITABLE
+            remedy = CgroupRemedy(words)
+            return CgroupManager([], {}, dict.fromkeys(_CONTROLLERS, _reason(error)), remedy)
         parts: dict[Resource, tuple[CgroupController, CgroupDirectory]] = {}
         missing: dict[Resource, str] = {}
         for what, (control, legacy) in _CONTROLLERS.items():
@@ -649,6 +650,9 @@ def _find_remedy(files: CgroupOperations, *, legacy: bool) -> CgroupRemedy:
     systemd_run = files.find_systemd_run()
     if not legacy and systemd_run is not None:
         return CgroupRemedy(_UNIT, systemd_run)
+    container = files.find_container()
+    if container is not None and systemd_run is None:
+        return CgroupRemedy(container.describe_cgroup_remedy(legacy=legacy))
     if os.geteuid() == 0:
         return CgroupRemedy(_WRITABLE)
     return CgroupRemedy(_AS_ROOT if systemd_run is None else _VERSION_2)

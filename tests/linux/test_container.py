@@ -1,0 +1,44 @@
+"""`linux.container`: the marks of engines, and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux import container
+from tawebeval.linux.container import DOCKER, PODMAN, find_container
+
+
+class ContainerTests(SynchronousTestCase):
+    """A root directory with the marks of an engine."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp())
+        (self.root / "run").mkdir(parents=True)
+        self.patch(container, "ROOT", self.root)
+
+    def test_files(self) -> None:
+        """Files of podman and docker are marks, whatever the environment says."""
+        for name, found in (("run/.containerenv", PODMAN), (".dockerenv", DOCKER)):
+            self.assertIsNone(find_container({}))
+            (self.root / name).touch()
+            self.assertIs(find_container({}), found)
+            self.assertIs(find_container({"container": "lxc"}), found)
+            (self.root / name).unlink()
+
+    def test_environment(self) -> None:
+        """The variable names the engine; of others no options are known."""
+        self.assertIs(find_container({"container": "podman"}), PODMAN)
+        self.assertIs(find_container({"container": "docker"}), DOCKER)
+        other = find_container({"container": "systemd-nspawn"})
+        assert other is not None
+        self.assertNotIn("--security-opt seccomp", other.namespaces_remedy)
+        self.assertIsNone(find_container({"container": ""}))
+
+    def test_cgroups(self) -> None:
+        """Cgroups of version 1 need root and a volume, those of version 2 an option."""
+        for engine in (PODMAN, DOCKER):
+            self.assertIn(engine.cgroup_option, engine.describe_cgroup_remedy(legacy=False))
+            old = engine.describe_cgroup_remedy(legacy=True)
+            self.assertIn("--volume /sys/fs/cgroup:/sys/fs/cgroup and --user root", old)
