@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
-SCRIPTS := scripts/bootstrap scripts/install scripts/lock scripts/manpages
+SCRIPTS := scripts/bootstrap scripts/debian_root scripts/image scripts/install scripts/lock scripts/manpages
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 # Under what the service is tested: a systemd that boots, and what looks into it.
@@ -21,7 +21,8 @@ INSTALL_PYTHON ?= /usr/bin/python3
 INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
 	--sysconfdir "$(SYSCONFDIR)"
 
-.PHONY: help demo test fuzz test-machine check bench soak simulate man docs install uninstall deb lock audit clean
+.PHONY: help demo test fuzz test-machine check bench soak simulate man docs install uninstall deb image \
+	lock audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +83,10 @@ deb: ## build a Debian package into build/deb
 	$(SETUP) --needs dh,dh_apparmor,git,$(SANDBOX)
 	debian/rules clean binary
 	debian/rules clean
+
+image: ## build an OCI image into build/image, for podman and docker; without root
+	$(SETUP) --needs git,mmdebstrap,newuidmap,/usr/bin/python3
+	scripts/image build/image
 
 lock: ## renew versions and hashes of Python packages; those of new ones alone: KEEP=--keep
 	$(SETUP) --extras lock

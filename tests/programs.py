@@ -50,7 +50,7 @@ USES = (
         "tests.integration tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store",
         needed=True,
     ),
-    Use("systemd-analyze", f"tests.test_units {_integration(_BOOTED)}"),
+    Use("systemd-analyze", f"tests.test_units tests.test_container_files {_integration(_BOOTED)}"),
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
     Use("mke2fs", _integration("test_faulty_disk")),
     Use("lintian bash zsh fish", _integration("test_debian test_install")),
@@ -61,6 +61,7 @@ USES = (
     Use("g++ bash /usr/bin/javac", _integration("test_examples")),
     Use("mmdebstrap", _integration("test_environments")),
     Use("skopeo umoci", _integration("test_environment_images")),
+    Use("podman crun mmdebstrap newuidmap", _integration("test_image")),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )

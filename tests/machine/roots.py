@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.machine.cache import cached
+from tests.run import ROOT
 
+_SCRIPTS = ROOT / "scripts"
 _UNIT = Path(__file__).with_name("guest") / "given.service"
 
 # A machine that boots, with AppArmor, and what the package depends on: it has no network.
@@ -110,11 +112,23 @@ def toolchain(suite: str) -> Iterator[Path]:
         yield folder / "root.tar"
 
 
+@contextmanager
+def image_base() -> Iterator[Path]:
+    """Give the first layer of the image of this machine's suite. Blocks, for a minute."""
+
+    def make(folder: Path) -> None:
+        run(_SCRIPTS / "image", "--base", folder / "base.tar.gz")
+
+    ingredients = "\n".join((_SCRIPTS / name).read_text() for name in ("image", "debian_root"))
+    with cached("image-base", ingredients, make) as folder:
+        yield folder / "base.tar.gz"
+
+
 def _archive(suite: str, packages: Sequence[str], hooks: Sequence[str], archive: Path) -> None:
     """Write a root file system with these packages into an archive."""
     options = [f"--customize-hook={hook}" for hook in hooks]
     included = f"--include={','.join(packages)}"
-    run("mmdebstrap", "--quiet", "--variant=minbase", included, *options, suite, archive)
+    run(_SCRIPTS / "debian_root", "--variant=minbase", included, *options, suite, archive)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:

@@ -1,0 +1,156 @@
+"""`etc/seccomp.json` and `etc/compose.yaml`: what containers permit, and what the daemon needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import Any
+
+import yaml
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from tawebeval import __version__
+from tawebeval.linux.container import DOCKER, PODMAN, PROFILE
+from tawebeval.sandbox import seccomp
+from tests.cases.scripts import load_script
+from tests.integration.containers import OPTIONS
+from tests.run import ROOT
+
+PROFILE_FILE = ROOT / "etc" / "seccomp.json"
+# What bubblewrap (0.8 to 0.12) and the launcher's overlays call besides; with a capability in a
+# user namespace alone.
+SANDBOX = """
+    clone unshare setns mount umount2 pivot_root mount_setattr move_mount open_tree fsopen fsconfig
+    fsmount fspick sethostname prctl seccomp capset openat2 landlock_create_ruleset
+    landlock_add_rule landlock_restrict_self
+"""
+# Of what the unit allows (@system-service), the daemon and git use none of these: keyrings, files
+# by number, other processes' memory, placement in memory, and calls of other architectures.
+NOT_NEEDED = """
+    add_key keyctl request_key kcmp name_to_handle_at personality oldfstat oldlstat oldstat
+    oldolduname olduname ugetrlimit io_uring_enter io_uring_register io_uring_setup
+    open_by_handle_at process_madvise process_vm_readv process_vm_writev userfaultfd
+    io_pgetevents io_pgetevents_time64 migrate_pages move_pages set_mempolicy_home_node nice
+"""
+# Calls that no container gets, nor its root.
+NEVER = """
+    add_key bpf chroot delete_module fanotify_init finit_module init_module ioperm iopl kcmp
+    kexec_file_load kexec_load keyctl name_to_handle_at open_by_handle_at perf_event_open
+    pidfd_getfd process_vm_readv process_vm_writev ptrace quotactl reboot request_key settimeofday
+    swapoff swapon syslog userfaultfd
+"""
+
+
+def permitted() -> set[str]:
+    """Return the calls that the profile permits, whatever their arguments, or but for a few."""
+    profile = json.loads(PROFILE_FILE.read_text())
+    found = set()
+    for rule in profile["syscalls"]:
+        operators = {argument["op"] for argument in rule.get("args", ())}
+        if rule["action"] == "SCMP_ACT_ALLOW" and operators <= {"SCMP_CMP_NE"}:
+            found.update(rule["names"])
+    return found
+
+
+def list_calls(group: str) -> set[str]:
+    """Return the calls of a group of systemd's."""
+    command = ["systemd-analyze", "syscall-filter", "--no-pager", group]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    calls = set()
+    for line in listed.splitlines()[1:]:
+        name = line.strip()
+        if name.startswith("@"):
+            calls |= list_calls(name)
+        elif name and not name.startswith("#"):
+            calls.add(name)
+    return calls
+
+
+class ProfileTests(SynchronousTestCase):
+    """The profile of system calls."""
+
+    def test_evaluators(self) -> None:
+        """Whatever the evaluators' own filter allows, the container permits."""
+        calls = {name for names in seccomp.ALLOWED_CALLS.values() for name in names.split()}
+        decided = {
+            name
+            for name, decision in seccomp._DECISIONS.items()
+            if seccomp.ALLOW in (decision.default_answer, *(c.answer for c in decision.cases))
+        }
+        self.assertEqual(sorted((calls | decided) - permitted()), [])
+        self.assertIn("clone", decided)
+
+    def test_sandbox(self) -> None:
+        """What bubblewrap calls is permitted."""
+        self.assertEqual(sorted(set(SANDBOX.split()) - permitted()), [])
+
+    def test_daemon(self) -> None:
+        """What the unit allows to the daemon is permitted, but for what the daemon never calls."""
+        if shutil.which("systemd-analyze") is None:
+            raise SkipTest("systemd-analyze is not installed (Debian package systemd)")
+        calls = list_calls("@system-service") | list_calls("@mount") - {"chroot"}
+        self.assertEqual(sorted(calls - permitted() - set(NOT_NEEDED.split())), [])
+
+    def test_refused(self) -> None:
+        """What reaches beyond a container fails, mostly with EPERM; so do sockets of the host."""
+        profile = json.loads(PROFILE_FILE.read_text())
+        self.assertEqual(set(NEVER.split()) & permitted(), set())
+        self.assertEqual(profile["defaultAction"], "SCMP_ACT_ERRNO")
+        (rule,) = (rule for rule in profile["syscalls"] if rule["names"] == ["socket"])
+        self.assertEqual(rule["args"], [{"index": 0, "value": 40, "op": "SCMP_CMP_NE"}])
+
+    def test_once(self) -> None:
+        """No call has two rules but personality(2), of which some values are permitted."""
+        profile = json.loads(PROFILE_FILE.read_text())
+        names = [name for rule in profile["syscalls"] for name in rule["names"]]
+        names = [name for name in names if name != "personality"]
+        self.assertEqual(len(names), len(set(names)))
+
+
+class ComposeTests(SynchronousTestCase):
+    """The file for `docker compose`, beside the image and the doctor's words."""
+
+    def setUp(self) -> None:
+        text = (ROOT / "etc" / "compose.yaml").read_text()
+        self.text = text
+        self.service: dict[str, Any] = yaml.safe_load(text)["services"]["tawebeval"]
+        script = load_script("image")
+        self.image = script.configure(__version__, "", [])["config"]
+        self.user = script.UID
+
+    def test_image(self) -> None:
+        """Image, volumes, port, user and health check are those of the image."""
+        self.assertEqual(self.service["image"], f"tawebeval:{__version__}")
+        volumes = {volume.partition(":")[2] for volume in self.service["volumes"]}
+        self.assertEqual(volumes, set(self.image["Volumes"]))
+        (port,) = self.image["ExposedPorts"]
+        self.assertTrue(self.service["ports"][0].endswith(f":{port.removesuffix('/tcp')}"))
+        check = self.image["Healthcheck"]
+        self.assertEqual(self.service["healthcheck"]["test"], check["Test"])
+        self.assertIn(f"chown {self.user} tokens", self.text)
+        self.assertIn(f"tawebeval:{__version__} token new", self.text)
+
+    def test_health_check(self) -> None:
+        """The health check runs nothing that the daemon's user can change."""
+        program, isolated = self.image["Healthcheck"]["Test"][1:3]
+        self.assertTrue(program.startswith("/usr/"))
+        self.assertEqual(isolated, "-I")
+        self.assertNotIn(self.image["User"], ("", "root", "0"))
+
+    def test_options(self) -> None:
+        """The options that the doctor names are set."""
+        options = self.service["security_opt"]
+        self.assertIn("seccomp=./seccomp.json", options)
+        for option in (DOCKER.proc_option, DOCKER.cgroup_option):
+            self.assertIn(option.split()[1], options)
+        for option in (PODMAN.proc_option, PODMAN.cgroup_option):
+            self.assertIn(option.partition("unmask=")[2], self.text)
+        self.assertIn("apparmor=unconfined", options)
+        self.assertIn("no-new-privileges=true", options)
+        self.assertTrue(self.service["read_only"])
+        for key, values in (("cap_drop", ["ALL"]), ("tmpfs", ["/tmp"])):
+            self.assertEqual(self.service[key], values)
+            option = f"--{key.replace('_', '-')}={values[0]}"
+            self.assertIn(option, OPTIONS, "the tests' containers have it, too")
+        self.assertTrue((ROOT / "etc" / PROFILE.rpartition("/etc/")[2]).is_file())
