@@ -27,6 +27,7 @@ from tawebeval.core.form import (
     parse_form,
 )
 from tawebeval.core.forwarded import UNIX_PEERS, TrustedProxies
+from tawebeval.core.hosts import parse_url_server
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
 from tawebeval.core.limits import (
     LIMIT_UNITS,
@@ -57,7 +58,11 @@ _SECRET = re.compile(
 _TABLE_NAME = re.compile(PROBLEM_NAME_PATTERN)
 _MAX_VARIABLE_BYTES = 64 * KIB
 _BOUND = re.compile(r"[0-9]{4,}")
-_BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
+_PATH = r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*"
+_BASE_PATH = re.compile(_PATH)
+_PEER_URL = re.compile(rf"https?://[^/?#@\s]+{_PATH}")
+MAX_PEERS = 15
+"""The most other daemons in `service.peers`."""
 # A setting whose value should be in quotes. It may be a secret, so that no error shows it.
 _BARE_WORD = re.compile(r"\s*[\w.-]+\s*=\s*[^\s\"'\[\]{}=#][^\"'\[\]{}=#]*(#.*)?")
 
@@ -175,6 +180,25 @@ def _check_networks(networks: Iterable[str]) -> None:
             raise ValueError(f".private_networks: {error}") from None
 
 
+def _check_peer(name: str, url: str) -> None:
+    """Raise ValueError unless a daemon can have this name and this base URL."""
+    if not re.fullmatch(DAEMON_NAME, name):
+        raise ValueError(
+            f".peers: {name!r:.80} should be a daemon's name: up to 16 of the characters a-z and"
+            " 0-9"
+        )
+    try:
+        if not _PEER_URL.fullmatch(url):
+            raise ValueError(
+                "should be a URL such as 'http://192.0.2.1:8080' or 'https://b.example.org/judge',"
+                " without user, query or a slash at the end"
+            )
+        parse_url_server(url)
+    except ValueError as error:
+        shown = "the URL" if "@" in url else f"{url!r:.80}"
+        raise ValueError(f".peers.{name}: {shown} {error}") from None
+
+
 class ServiceSettings(Section, frozen=True):
     """`[service]`: the daemon's process."""
 
@@ -187,6 +211,22 @@ class ServiceSettings(Section, frozen=True):
     name: Annotated[
         str, _matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
     ] = ""
+    peers: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.peers and not self.name:
+            raise ValueError(".peers: needs service.name, the name of this daemon")
+        if len(self.other_daemons) > MAX_PEERS:
+            raise ValueError(
+                f".peers: has {len(self.other_daemons)} other daemons; the limit is {MAX_PEERS}"
+            )
+        for name, url in self.peers.items():
+            _check_peer(name, url)
+
+    @property
+    def other_daemons(self) -> dict[str, str]:
+        """The base URLs of the other daemons by name: `peers` may have this daemon, too."""
+        return {name: url for name, url in self.peers.items() if name != self.name}
 
 
 class CallerSettings(Section, frozen=True):

@@ -33,7 +33,10 @@ _PAGE = (
     "test_documented_clients test_foreign_clients test_page test_page_http2 test_page_problems"
     " test_page_results test_page_tokens"
 )
-_PROXIES = "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_names test_page_http2"
+_PROXIES = (
+    "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_several test_rolling_restart"
+    " test_page_http2"
+)
 _TOOLCHAINS = "gcc g++ bash perl /usr/bin/go /usr/bin/javac /usr/bin/node /usr/bin/rustc"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store"
 _BOOTED = "test_debian test_delegation test_hardening test_install test_keeper test_systemd"

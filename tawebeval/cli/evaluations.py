@@ -6,6 +6,7 @@ import json
 import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -201,6 +202,8 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
 def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
     """List your evaluations that the server still keeps.
 
+    If several daemons share the server's address, a message names those that do not answer.
+
     A TIME is of RFC 3339, in local time without a time zone, or an age: 30s, 10min, 2h or 7d.
 
     \b
@@ -209,9 +212,16 @@ def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
       tawebeval list --since 2026-11-20T20:00 --until 2026-11-21
       tawebeval list --json | jq -r '.[] | select(.state == "running").evaluation_id'
     """  # noqa: D301
+    away: list[str] = []
 
     async def work(client: Client, reactor: Any) -> int:
-        found = [evaluation async for evaluation in client.evaluations(**wanted)]
+        listed = client.evaluations(**wanted, on_away=away.extend)
+        found = [evaluation async for evaluation in listed]
+        found.sort(key=itemgetter("created"))  # those of several daemons
+        if away:
+            screen.show_message(
+                f"the list is incomplete: no answer from {', '.join(away)}; try again later"
+            )
         if as_json:
             screen.print_text(dump_json(found))
             return GOOD

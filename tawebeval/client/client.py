@@ -6,7 +6,7 @@ import functools
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -47,6 +47,7 @@ _WAIT = 25  # seconds for which the server may hold a request for events
 _TIMEOUT = 30.0  # seconds for a connection, and for an answer beyond `_WAIT`
 _POLL = 0.5  # seconds between two requests to a server that neither waits nor says Retry-After
 
+_LIST_RESTARTS = 5  # times that a list begins again
 _SUMMARY = ("evaluation_id", "state", "created")  # members of an evaluation in a list
 
 Document = dict[str, Any]
@@ -326,19 +327,24 @@ class Client:
         since: datetime | None = None,
         until: datetime | None = None,
         problem: str | None = None,
+        on_away: Callable[[Sequence[str]], object] = lambda names: None,
     ) -> AsyncIterator[Document]:
-        """Yield the caller's evaluations that the server still has, oldest first.
+        """Yield the caller's evaluations that the server still has, each once, oldest first.
 
         Only those in this state, of this problem, with these labels, and accepted from `since` on,
         before `until`; both times have a time zone. Raises InvalidRequest for a state, problem or
         label that cannot be.
+
+        Where several daemons share the server's address, those of each daemon are in this order. At
+        the end `on_away` is called with the names of daemons that have not answered, if there are
+        any: the list is without evaluations of theirs.
         """
         times = {
             name: None if moment is None else moment.isoformat()
             for name, moment in (("since", since), ("until", until))
         }
         wanted = {"state": state, "problem": problem, **times, **_label_fields(metadata)}
-        async for evaluation in self._list("/evaluations", wanted, *_SUMMARY):
+        async for evaluation in self._list("/evaluations", wanted, *_SUMMARY, on_away=on_away):
             yield evaluation
 
     async def problems(self) -> AsyncIterator[Document]:
@@ -347,18 +353,37 @@ class Client:
             yield problem
 
     async def _list(
-        self, path: str, wanted: Mapping[str, str | None], *members: str
+        self,
+        path: str,
+        wanted: Mapping[str, str | None],
+        *members: str,
+        on_away: Callable[[Sequence[str]], object] = lambda names: None,
     ) -> AsyncIterator[Document]:
-        """Yield the entries of a list, which have these members."""
+        """Yield the entries of a list, which have these members; the first one identifies them."""
         after: str | None = None
+        yielded: set[str] = set()
+        restarts = 0
         while True:
             request = Request("GET", path + _query(after=after, **wanted))
-            entries, after = await self._session.send_request(
-                request, self.asking, functools.partial(_listing, members)
-            )
-            for entry in entries:
-                yield entry
+            try:
+                listing = await self._session.send_request(
+                    request, self.asking, functools.partial(_listing, members)
+                )
+            except InvalidRequest:
+                # A daemon was restarted since the last part: the list begins again.
+                restarts += 1
+                if after is None or restarts > _LIST_RESTARTS:
+                    raise
+                after = None
+                continue
+            for entry in listing.data:
+                if entry[members[0]] not in yielded:
+                    yielded.add(entry[members[0]])
+                    yield entry
+            after = listing.end
             if after is None:
+                if listing.away:
+                    on_away(listing.away)
                 return
 
 
@@ -414,6 +439,7 @@ class _Accepted(msgspec.Struct):
 class _Listing(msgspec.Struct):
     end: str | None
     data: list[Document]
+    away: list[str] = []
 
 
 class _Environments(msgspec.Struct):
@@ -433,10 +459,11 @@ def _check_cancelled(response: Response) -> None:
         raise ValueError(f"unexpected answer: the status is {response.status}")
 
 
-def _listing(members: Iterable[str], response: Response) -> tuple[list[Document], str | None]:
+def _listing(members: Iterable[str], response: Response) -> _Listing:
     listing = _decode(response, _Listing)
-    named = [_check_members(one, *members) for one in listing.data]
-    return named, listing.end
+    for one in listing.data:
+        _check_members(one, *members)
+    return listing
 
 
 def _decode(response: Response, kind: type[Kind]) -> Kind:

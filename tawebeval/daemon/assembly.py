@@ -60,6 +60,7 @@ from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
+from tawebeval.web.peers import make_peer_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
@@ -80,6 +81,7 @@ class ThreadPools:
         SystemResolver  # git servers; a silent name server blocks a thread for a minute
     )
     callback_resolver: SystemResolver  # webhook receivers
+    peer_resolver: SystemResolver  # the other daemons of `service.peers`
     archive_threads: WorkerThreads | None  # one, which writes the archive
     archive_reader_threads: WorkerThreads | None  # read it, also while writing takes long
 
@@ -95,6 +97,7 @@ class ThreadPools:
             disk_check_threads=WorkerThreads.create(reactor, 3, "check"),
             repository_resolver=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
             callback_resolver=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
+            peer_resolver=SystemResolver(WorkerThreads.create(reactor, 2, "peers")),
             archive_threads=create(1, "archive") if has_archive else None,
             archive_reader_threads=create(2, "archived") if has_archive else None,
         )
@@ -424,6 +427,7 @@ def _make_application(
         base.authentication,
         base.reactor,
         base.thread_pools.upload_threads,
+        make_peer_lists(base.thread_pools.peer_resolver, base.reactor),
         monitoring.operator_sources,
         monitoring.request_log,
     )

@@ -271,11 +271,14 @@ def find_changed_settings(one: Section, other: Section, table: str = "") -> Iter
 def merge_live_settings(running: Configuration, wanted: Configuration) -> Configuration:
     """Return `running` with the `wanted` values of the settings that a reload changes.
 
-    The others need a restart.
+    The others need a restart; so do the peers, if the daemon's name has changed.
     """
     replace = msgspec.structs.replace
+    is_renamed = running.service.name != wanted.service.name
+    peers = (running if is_renamed else wanted).service.peers
     return replace(
         running,
+        service=replace(running.service, peers=peers),
         evaluations=replace(running.evaluations, problems=wanted.evaluations.problems),
         log=replace(running.log, level=wanted.log.level),
         environments=wanted.environments,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -27,6 +26,7 @@ from tawebeval.core.pages import (
     parse_cursor,
     read_page,
 )
+from tawebeval.core.peers import MARK_BYTES, ListCursor, make_cursor_error, parse_list_cursor
 from tawebeval.core.retry_schedule import RetrySchedule
 from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS
@@ -37,7 +37,6 @@ from tawebeval.errors import (
     EvaluationFailure,
     EvaluationNotEnded,
     IdempotencyKeyReused,
-    InvalidCursor,
     ServerBusy,
     ServerStopping,
     SubmissionDiscarded,
@@ -71,8 +70,6 @@ _RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
 LISTING_SIZE = 100  # evaluations in one answer, at most
 EXAMINED_AT_ONCE = 500  # evaluations that a filter examines for one answer, at most: about 2 ms
-_MARK = 5  # random bytes in the cursors of lists
-_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
 log = Logger()
 
@@ -129,7 +126,7 @@ class EvaluationRegistry:
         self._callbacks = callbacks
         self.records = RecordIndex(identities, context.clock, self._discard_submission)
         # In the cursors of lists: those of another start of the daemon are refused by it.
-        self.cursor_mark = context.random_bytes(_MARK).hex()
+        self.cursor_mark = context.random_bytes(MARK_BYTES).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
         self._retries = RetrySchedule(self.run_queue.slot_count)
         # Evaluations with a process or a directory left, also those without a record.
@@ -818,16 +815,21 @@ class EvaluationRegistry:
         return build_status(record.evaluation, self.run_queue.find_waiter_position(identifier))
 
     async def list_evaluations(
-        self, after: str | None, caller: str = "", wanted: EvaluationFilter = EVERY_EVALUATION
+        self,
+        after: str | None,
+        caller: str = "",
+        wanted: EvaluationFilter = EVERY_EVALUATION,
+        limit: int | None = None,
     ) -> EvaluationListing:
-        """Return up to 100 evaluations of a caller that were accepted after a cursor.
+        """Return up to 100 evaluations of a caller, or `limit`, that were accepted after a cursor.
 
         None and the empty cursor stand for the start of the list. A filter examines a bounded
         number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor;
         ServerBusy, if the disk of the archive does not answer.
         """
         number = self._parse_list_cursor(after) if after else 0
-        examined = LISTING_SIZE if wanted.is_empty else EXAMINED_AT_ONCE
+        size = limit or LISTING_SIZE
+        examined = size if wanted.is_empty else EXAMINED_AT_ONCE
         newest = self.records.accepted_count
         present = self.records.list_records(caller, number, examined + 1)
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
@@ -847,23 +849,16 @@ class EvaluationRegistry:
             if one.matches(wanted):
                 listed.append(one)
             examined -= 1
-            if following is not None and (len(listed) == LISTING_SIZE or not examined):
-                end = f"{self.cursor_mark}-{one.sequence_number}"
+            if following is not None and (len(listed) == size or not examined):
+                end = str(ListCursor(self.cursor_mark, one.sequence_number))
                 break
         return EvaluationListing(after or None, end, [one.build_entry() for one in listed])
 
-    def _parse_list_cursor(self, cursor: str) -> int:
-        mark, _, number = cursor.partition("-")
-        if (
-            mark != self.cursor_mark
-            or not _NUMBER.fullmatch(number)
-            or int(number) > self.records.accepted_count
-        ):
-            raise InvalidCursor(
-                f"after: {cursor[:80]!r} is not a cursor of this list, or it is from before the"
-                " daemon's start; begin again without `after`"
-            )
-        return int(number)
+    def _parse_list_cursor(self, text: str) -> int:
+        cursor = parse_list_cursor(text)
+        if cursor.mark != self.cursor_mark or cursor.number > self.records.accepted_count:
+            raise make_cursor_error(text)
+        return cursor.number
 
     # Housekeeping and shutdown
 

@@ -9,6 +9,7 @@ decides nothing about an evaluation: the registry takes values and returns value
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
 - `events`: pages of events (`EventPoll`), and the choice between a page, a stream (`streams`) and a
   WebSocket (`websockets`).
+- `listing`: the list of evaluations, on this daemon or, by `peers`, on all that share its address.
 - `static_files`: the page for browsers and the OpenAPI description.
 
 `fastpath` answers plain polls from the received bytes, without a request object. It lies in one

@@ -22,7 +22,9 @@ MAX_DIGITS = 15
 NUMBER_PATTERN = rf"[0-9]{{1,{MAX_DIGITS}}}"
 """Pattern of a whole number."""
 
-_NUMBER = re.compile(NUMBER_PATTERN)
+NUMBER = re.compile(NUMBER_PATTERN)
+"""The same, compiled."""
+
 _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may be commas in quotes
 _SECONDS = re.compile(rf'[ \t]*("?)({NUMBER_PATTERN})\1[ \t]*')  # in quotes or not, the same
 
@@ -71,7 +73,7 @@ def get_query_arguments(request: IRequest, is_wanted: Callable[[str], bool]) -> 
 def get_query_number(request: IRequest, name: str) -> int | None:
     """Return a query parameter that is a whole number; None if absent. Raises: MalformedRequest."""
     text = get_query_argument(request, name)
-    if text is not None and not _NUMBER.fullmatch(text):
+    if text is not None and not NUMBER.fullmatch(text):
         raise MalformedRequest(
             f"{name}: {text[:80]!r} is not a whole number of up to {MAX_DIGITS} digits"
         )

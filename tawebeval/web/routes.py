@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlencode
 
-import attrs
 from klein import Klein
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -28,7 +27,7 @@ from tawebeval.errors import (
     ServerNotReady,
 )
 from tawebeval.evaluations.archive_reader import require_archived
-from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
+from tawebeval.evaluations.filters import is_filter_parameter
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path
@@ -36,6 +35,7 @@ from tawebeval.web.auth import PROBLEM_ROUTE, RERUN_ROUTE, check_problem_access,
 from tawebeval.web.context import WebContext
 from tawebeval.web.events import read_page, send_events
 from tawebeval.web.fastpath import PollFastPath
+from tawebeval.web.listing import list_evaluations
 from tawebeval.web.problem_list import list_problems
 from tawebeval.web.responses import (
     cast_request,
@@ -125,14 +125,10 @@ def make_app(context: WebContext) -> Klein:
     @app.route("/evaluations", methods=["GET"])
     async def evaluations(request: IRequest) -> bytes:
         """Return a page of the caller's evaluations."""
-        context.check_listing_access(request.requestHeaders)
-        after = get_query_argument(request, "after")
+        listing = await list_evaluations(context, cast_request(request))
         given = get_query_arguments(request, is_filter_parameter)
-        listing = await registry.list_evaluations(
-            after, cast_request(request).caller, parse_filter(given)
-        )
-        add_next_link(request, "/evaluations", listing.end, **given)
-        return prepare_json_response(request, attrs.asdict(listing))
+        add_next_link(request, "/evaluations", listing["end"], **given)
+        return prepare_json_response(request, listing)
 
     @app.route("/environments", methods=["GET"])
     def environments(request: IRequest) -> bytes:

@@ -14,7 +14,13 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import Client, Event, Text
-from tawebeval.config import BufferSettings, Configuration, LimitSettings, PollSettings
+from tawebeval.config import (
+    BufferSettings,
+    Configuration,
+    LimitSettings,
+    PollSettings,
+    ServiceSettings,
+)
 from tests.cases.agents import BreakingAgent, Fate
 from tests.fakes.children import FakeChild
 from tests.fakes.clients import Service
@@ -66,6 +72,12 @@ class Line:
         }
         made = Client("http://localhost:8080/", token, **arguments)
         return cls(service, agent, made, told, inner.flush)
+
+    def add_silent_peer(self, name: str) -> None:
+        """Have the server share its address with another daemon, which never answers."""
+        context = self.service.context
+        service = ServiceSettings(name="a", peers={name: "http://10.0.0.9:8080"})
+        context.configuration = msgspec.structs.replace(context.configuration, service=service)
 
     @property
     def child(self) -> FakeChild:

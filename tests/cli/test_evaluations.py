@@ -97,6 +97,14 @@ class EvaluationsTests(CommandTestCase):
         listed = json.loads(self.run_command("list", "--json").stdout)
         self.assertEqual([one["evaluation_id"] for one in listed], identifiers)
 
+    def test_incomplete_list(self) -> None:
+        """A list without the evaluations of a daemon that does not answer says so."""
+        self.line.add_silent_peer("b")
+        made = self.line.begin()
+        result = self.run_command("list", "--json")
+        self.assertEqual([one["evaluation_id"] for one in json.loads(result.stdout)], [made])
+        self.assertIn("the list is incomplete: no answer from b; try again later", result.stderr)
+
     def test_row(self) -> None:
         """A row has the last part of the repository's path, and the directory."""
         now = datetime(2018, 9, 1, 12, 0, 0, tzinfo=UTC)

@@ -314,6 +314,26 @@ class OtherTests(ClientTestCase):
         listed = self.line.wait(gathered(self.line.client.evaluations()))
         self.assertEqual([one["evaluation_id"] for one in listed], made)
 
+    def test_list_begins_again(self) -> None:
+        """If the daemon is restarted while a list is read, each evaluation is still listed once."""
+        self.line = self.make(queued=300)
+        made = [self.line.begin() for _ in range(130)]
+        listing = self.line.client.evaluations()
+        first = self.line.wait(listing.__anext__())
+        self.line.service.registry.cursor_mark = "f" * 10
+        rest = self.line.wait(gathered(listing))
+        self.assertEqual([one["evaluation_id"] for one in (first, *rest)], made)
+        self.assertEqual(len([path for _, path, _ in self.line.agent.asked if "after" in path]), 2)
+
+    def test_away(self) -> None:
+        """Daemons that do not answer are named at the end of a list."""
+        self.line.add_silent_peer("b")
+        made = self.line.begin()
+        away: list[str] = []
+        listing = self.line.client.evaluations(on_away=away.extend)
+        (found,) = self.line.wait(gathered(listing))
+        self.assertEqual((found["evaluation_id"], away), (made, ["b"]))
+
     def test_filtered_list(self) -> None:
         """Labels are sent; a list is filtered by state, labels and times."""
         self.line.begin()

@@ -260,7 +260,7 @@ class ServiceTests(SynchronousTestCase):
         monitors = self.note_calls("LimitMonitor")
         daemon = self.make()
         waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (3, "check")]
-        expected = [*waited, (12, "servers"), (8, "receivers")]
+        expected = [*waited, (12, "servers"), (8, "receivers"), (2, "peers")]
         self.assertEqual((made, done), (expected, []))
         evaluations = self.evaluations(daemon)
         context: Any = evaluations.context

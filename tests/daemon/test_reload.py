@@ -16,7 +16,13 @@ from twisted.internet.testing import MemoryReactor
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, CredentialSettings, MetricsSettings, ProblemSettings
+from tawebeval.config import (
+    Configuration,
+    CredentialSettings,
+    MetricsSettings,
+    ProblemSettings,
+    ServiceSettings,
+)
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.daemon import reload as module
 from tawebeval.daemon.reload import (
@@ -324,7 +330,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
 CONFIGURE = Path(__file__).resolve().parents[2] / "docs" / "configure.md"
 
 SETTINGS = tuple(list_settings(Configuration))
-BEFORE = Configuration(metrics=MetricsSettings("tokens"))
+BEFORE = Configuration(metrics=MetricsSettings("tokens"), service=ServiceSettings(name="a"))
 
 # Where not any value of the same type will do.
 OTHERS: dict[str, Any] = {
@@ -335,6 +341,7 @@ OTHERS: dict[str, Any] = {
     "http.trusted_proxies": ("10.0.0.1",),
     "metrics.readers": "nobody",
     "evaluations.environment": {"A": "b"},
+    "service.peers": {"b": "http://10.0.0.2:8080"},
     "problems": {"p": ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)},
     **{f"limits.maximum.{name}": 2**40 for name in LIMIT_UNITS},
 }
@@ -388,6 +395,11 @@ class LiveTests(SynchronousTestCase):
                 named = [f"{section}.{key}" for key in re.findall(r"`(\w+)`", settings)]
                 told.update([section] if settings.strip() == "all" else named)
         self.assertEqual(taken, told)
+
+    def test_peers(self) -> None:
+        """Peers wait for a restart that changes the daemon's name: they need one."""
+        wanted = Configuration(service=ServiceSettings(name="a", peers={"b": "http://10.0.0.2"}))
+        self.assertEqual(merge_live_settings(Configuration(), wanted), Configuration())
 
     def test_several(self) -> None:
         """Of several changes in a section some are taken; what is only running stays."""

@@ -31,9 +31,11 @@ from tawebeval.evaluations.status import format_time
 from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext
+from tawebeval.web.peers import make_peer_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tests.fakes.callbacks import FakeCallbacks
+from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH, OID, InlineThreads, World, straw
 
 BOUNDARY = "----straw"
@@ -252,6 +254,7 @@ class Service:
             self.access,
             self.reactor,
             self.uploading,
+            make_peer_lists(FakeResolver(), self.reactor),
             read_wall_clock=lambda: EPOCH + self.reactor.seconds(),
         )
         application = KleinApplication(self.context)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -256,17 +257,30 @@ class ImpatientHAProxy(HAProxy):
 
 
 class HAProxyBeforeSeveral(HAProxy):
-    """HAProxy before two daemons: `upstream` is both of their addresses, with a space between."""
+    """HAProxy before three daemons: `upstream` is their addresses, with spaces between.
+
+    It takes no daemon for one that is away, for some may be slow here.
+    """
 
     file = "haproxy-several.cfg"
+    checks = "fall 1000"
 
     def configuration(self, text: str, upstream: str, below: bool) -> str:
         """Return the shipped configuration as it holds here; it has no variant below a path."""
         assert not below, "evaluations are found by the second part of the path"
-        for old, new in zip(("127.0.0.1:8081", "127.0.0.1:8082"), upstream.split(), strict=True):
-            # One that is slow here is not away.
-            text = changed(text, {f"{old} check\n": f"{old} check fall 1000\n"}).replace(old, new)
+        text, count = re.subn(r"(?m)^( +default-server check) .*$", rf"\1 {self.checks}", text)
+        assert count == 3, f"{count} backends have checks"
+        for port, new in zip((8081, 8082, 8083), upstream.split(), strict=True):
+            old = f"127.0.0.1:{port}\n"
+            assert old in text, old
+            text = text.replace(old, f"{new}\n")
         return self.with_places(text)
+
+
+class CheckingHAProxy(HAProxyBeforeSeveral):
+    """HAProxy that soon sees which daemons are ready."""
+
+    checks = "inter 200ms fall 2 rise 1"
 
 
 class Caddy(Proxy):

@@ -68,7 +68,7 @@ class HAProxyImpatientTests(ProxyTestCase):
 
 
 class HAProxyBeforeSeveralTests(FollowingTests, AddressTests, ProxyTestCase):
-    """HAProxy before several daemons. All are the same one here; `test_names` has two."""
+    """HAProxy before several daemons. All are the same one here; `test_several` has three."""
 
     skip = lacking(HAProxyBeforeSeveral)
     proxy_type = HAProxyBeforeSeveral
@@ -76,5 +76,5 @@ class HAProxyBeforeSeveralTests(FollowingTests, AddressTests, ProxyTestCase):
     daemon_name = "a"
 
     def upstream(self) -> str:
-        """Return the place of both."""
-        return " ".join([super().upstream()] * 2)
+        """Return the place of all."""
+        return " ".join([super().upstream()] * 3)

@@ -16,6 +16,7 @@ const PATIENCE = 30_000; // ms that an answer may take, in addition to `wait`
 const SILENCE = 60_000; // ms after which a stream without a heartbeat is dead
 const FIRST_PAUSE = 250; // ms before the second attempt; it doubles for each further one
 const LONGEST_PAUSE = 10_000; // ms, unless the server asks for a longer one
+const LIST_RESTARTS = 5; // times that a list begins again
 const POLL_AGAIN = 500; // ms after an empty page of a server that does not hold requests
 
 /** An error response: `status` is its number, `problem` the problem document (RFC 9457). */
@@ -84,9 +85,11 @@ export class Client {
   }
 
   /**
-   * Yield the caller's evaluations, in order of acceptance: only those in this `state`, accepted
-   * from `since` on and before `until` (each a Date), with the labels of the object `metadata`,
-   * for the `problem` of this name.
+   * Yield the caller's evaluations, each once, in order of acceptance: only those in this `state`,
+   * accepted from `since` on and before `until` (each a Date), with the labels of the object
+   * `metadata`, for the `problem` of this name. Where several daemons share the address, those of
+   * each daemon are in this order; at the end `away` is called with the names of daemons that have
+   * not answered, if there are any.
    */
   async *evaluations({ state, problem, since, until, metadata = {}, ...options } = {}) {
     const query = new URLSearchParams();
@@ -95,12 +98,12 @@ export class Client {
     if (since !== undefined) query.set("since", since.toISOString());
     if (until !== undefined) query.set("until", until.toISOString());
     for (const [name, value] of Object.entries(metadata)) query.set(`metadata[${name}]`, value);
-    yield* this.#list("evaluations", query, options);
+    yield* this.#list("evaluations", query, "evaluation_id", options);
   }
 
   /** Yield the problems that the caller may submit for. */
   async *problems(options = {}) {
-    yield* this.#list("problems", new URLSearchParams(), options);
+    yield* this.#list("problems", new URLSearchParams(), "name", options);
   }
 
   /** Return the environments that a form may choose; the first one is the default. */
@@ -108,12 +111,27 @@ export class Client {
     return (await this.#ask("environments", {}, { signal, tries })).body.data;
   }
 
-  async *#list(path, query, { signal, tries = 8 }) {
+  async *#list(path, query, key, { signal, tries = 8, away = () => {} }) {
+    const yielded = new Set();
+    let restarts = 0;
     for (let after = ""; after !== null; ) {
       query.set("after", after);
-      const { body } = await this.#ask(`${path}?${query}`, {}, { signal, tries });
-      yield* body.data;
+      let body;
+      try {
+        ({ body } = await this.#ask(`${path}?${query}`, {}, { signal, tries }));
+      } catch (error) {
+        // 400: a daemon was restarted since the last part.
+        if (error.status !== 400 || after === "" || ++restarts > LIST_RESTARTS) throw error;
+        after = "";
+        continue;
+      }
+      for (const entry of body.data) {
+        if (yielded.has(entry[key])) continue;
+        yielded.add(entry[key]);
+        yield entry;
+      }
       after = body.end;
+      if (after === null && body.away?.length > 0) away(body.away);
     }
   }
 

@@ -17,6 +17,12 @@ import { summarize } from "./results.js";
 const ASK_AGAIN = 4000; // ms
 const MOST = 300; // rows
 
+/** Sort entries by the time of acceptance and keep the last ones; several daemons have listed them. */
+function keepNewest(entries) {
+  const compare = (one, other) => Number(one.created > other.created) - Number(one.created < other.created);
+  entries.sort(compare).splice(0, Math.max(0, entries.length - MOST));
+}
+
 /** A table that keeps itself up to date while it is open. */
 export class Listing {
   /** `unauthorized` is called when the server wants a token. */
@@ -60,7 +66,7 @@ export class Listing {
         if (signal.aborted) return;
         byId("listing-hint").textContent = said(error);
         if (error.status === 401) this.unauthorized();
-        // 400: the daemon was started anew between two parts of the list, which begins again.
+        // 400: daemons were restarted again and again while the list was read.
         if (!isPassing(error) && error.status !== 400) return;
         pause = Math.max(pause, 1000 * (error.retryAfter ?? 0));
       }
@@ -70,11 +76,15 @@ export class Listing {
 
   async #update(signal) {
     const entries = [];
-    for await (const entry of this.client.evaluations({ ...this.#filter(), signal, tries: 1 })) {
+    let missing = [];
+    const away = (names) => (missing = names);
+    const wanted = { ...this.#filter(), signal, tries: 1, away };
+    for await (const entry of this.client.evaluations(wanted)) {
       entries.push(entry);
-      if (entries.length > MOST) entries.shift();
+      if (entries.length > 2 * MOST) keepNewest(entries);
     }
-    this.#show(entries.reverse());
+    keepNewest(entries);
+    this.#show(entries.reverse(), missing);
   }
 
   #filter() {
@@ -89,9 +99,10 @@ export class Listing {
   }
 
   /** Show these and no others; rows that stay are changed in place, with what has the focus. */
-  #show(entries) {
+  #show(entries, missing) {
     const hint = byId("listing-hint");
-    const found = entries.length ? counted(entries.length, "evaluation") : "No evaluations.";
+    let found = entries.length ? counted(entries.length, "evaluation") : "No evaluations.";
+    if (missing.length) found += ` Incomplete: no answer from ${missing.join(", ")}.`;
     if (hint.textContent !== found) hint.textContent = found;
     const rows = entries.map((entry) => {
       const row = this.rows.get(entry.evaluation_id) ?? this.#row(entry.evaluation_id);

@@ -1,0 +1,80 @@
+"""`GET /evaluations`: the caller's evaluations, on this daemon or on all that share its address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from tawebeval.core.peers import JointCursor, make_list_part, merge_parts
+from tawebeval.errors import MalformedRequest
+from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
+from tawebeval.evaluations.registry import LISTING_SIZE
+from tawebeval.web.context import WebContext
+from tawebeval.web.peers import OWN_LIST_HEADER, ListRequest
+from tawebeval.web.responses import (
+    NUMBER,
+    get_header,
+    get_query_argument,
+    get_query_arguments,
+)
+from tawebeval.web.server.request import ApiRequest
+
+
+async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str, Any]:
+    """Return the answer to a request. Raises: RequestError."""
+    context.check_listing_access(request.requestHeaders)
+    service = context.configuration.service
+    own_limit = _parse_own_limit(request)
+    if own_limit is None and service.other_daemons:
+        return await _list_all(context, request)
+    listing = await context.registry.list_evaluations(
+        get_query_argument(request, "after"),
+        request.caller,
+        parse_filter(get_query_arguments(request, is_filter_parameter)),
+        own_limit,
+    )
+    own = {} if own_limit is None else {"daemon": service.name}
+    return {**own, **attrs.asdict(listing)}
+
+
+async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
+    """Return the answer over all daemons: one part of each that has more, `LISTING_SIZE` in all."""
+    service = context.configuration.service
+    own, others = service.name, service.other_daemons
+    after = get_query_argument(request, "after") or ""
+    parameters = get_query_arguments(request, is_filter_parameter)
+    wanted = parse_filter(parameters)
+    before = JointCursor.parse(after, (own, *others))
+    cursors = before.find_unfinished((own, *others))
+    limit = max(1, LISTING_SIZE // max(1, len(cursors)))
+    parts = {}
+    if own in cursors:
+        listing = await context.registry.list_evaluations(
+            cursors[own], request.caller, wanted, limit
+        )
+        parts[own] = make_list_part(listing.end, listing.data)
+    asked = {name: url for name, url in others.items() if name in cursors}
+    authorization = request.requestHeaders.getRawHeaders(b"Authorization", [])
+    parts |= await context.peers.fetch_parts(
+        asked, cursors, ListRequest(authorization, parameters, limit)
+    )
+    joint = merge_parts(before, cursors, parts)
+    return {
+        "begin": after or None,
+        "end": joint.end,
+        "data": [entry.json for entry in joint.entries],
+        "away": joint.away,
+    }
+
+
+def _parse_own_limit(request: ApiRequest) -> int | None:
+    """Return the most entries for a daemon that asks; None for other clients."""
+    text = get_header(request.requestHeaders, OWN_LIST_HEADER)
+    if text is None:
+        return None
+    if not NUMBER.fullmatch(text) or not 0 < int(text) <= LISTING_SIZE:
+        raise MalformedRequest(
+            f"{OWN_LIST_HEADER}: {text[:80]!r} is not a number from 1 to {LISTING_SIZE}"
+        )
+    return int(text)

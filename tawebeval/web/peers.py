@@ -1,0 +1,211 @@
+"""Lists of evaluations of the other daemons that share this daemon's address.
+
+The operator has chosen the URLs, but a daemon may be away, hang, or answer with anything. Bounds:
+`DEADLINE` seconds, `ENTRY_BYTES` for each evaluation that an answer may have, `FAN_OUTS` lists at
+once. A request carries the caller's own credentials, and `OWN_LIST_HEADER`: its receiver asks
+nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import attrs
+from treq.client import HTTPClient
+from treq.content import collect
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import TimeoutError as TookTooLong
+from twisted.logger import Logger
+from twisted.web.client import BrowserLikePolicyForHTTPS
+from twisted.web.http import BAD_REQUEST, OK
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent
+
+from tawebeval import __version__
+from tawebeval.core.hosts import Address, HostPolicy, UrlServer, parse_url_server
+from tawebeval.core.peers import ListPart, make_cursor_error, parse_list_part
+from tawebeval.deferreds import make_one_shot_event
+from tawebeval.errors import ForbiddenHost, InvalidCursor, ServerBusy, TawebevalError
+from tawebeval.pinned_agent import (
+    AnswerLimit,
+    CachedPolicyForHTTPS,
+    PinnedAgent,
+    RequestFailed,
+    describe_request_failures,
+)
+from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
+
+OWN_LIST_HEADER = "Tawebeval-Own-List"
+"""Header of a request for the list of one daemon alone; its value is the most entries."""
+
+DEADLINE = 2.0
+"""Seconds in which a daemon has to answer."""
+
+FAN_OUTS = 16
+"""Lists over all daemons at once; further ones are refused."""
+
+ENTRY_BYTES = 48 * 1024
+"""Bytes of one evaluation in a list, at most: 20 KiB of results, and labels with their escapes."""
+
+_HEAD_BYTES = 16 * 1024
+_SILENCE = 5.0  # seconds in which a daemon that has missed the deadline is not asked again
+_LOG_INTERVAL = 60.0  # seconds between two lines about one daemon
+# The caller is refused there, for its token or its rate. The log is for faults of daemons.
+_REFUSALS = (400, 401, 403, 429)
+_EVERY_NETWORK = ("0.0.0.0/0", "::/0")  # the operator has chosen the hosts
+
+T = TypeVar("T")
+
+log = Logger()
+
+
+class _PeerFault(TawebevalError):
+    """An answer that is none of a daemon that works."""
+
+
+class _CallerRefused(TawebevalError):
+    """A daemon refuses this caller."""
+
+
+@attrs.frozen
+class ListRequest:
+    """A request for parts of lists; `limit` is the most entries of each.
+
+    `authorization` are the caller's headers of this name.
+    """
+
+    authorization: Sequence[bytes]
+    filter_parameters: Mapping[str, str]
+    limit: int
+
+
+@attrs.define(eq=False)
+class PeerLists:
+    """The lists of other daemons.
+
+    `agent` returns an agent for a server at an address, whose answers are limited.
+    """
+
+    _clock: Any
+    _resolver: CheckedResolver
+    _agent: Callable[[UrlServer, Address, AnswerLimit], IAgent]
+    _running: int = attrs.field(default=0, init=False)
+    # By URL, in seconds of the clock.
+    _silent_until: dict[str, float] = attrs.field(factory=dict, init=False)
+    _next_log: dict[str, float] = attrs.field(factory=dict, init=False)
+
+    async def fetch_parts(
+        self, urls: Mapping[str, str], cursors: Mapping[str, str | None], request: ListRequest
+    ) -> dict[str, ListPart]:
+        """Return the next parts of the lists of these daemons, without those that are away.
+
+        `urls` are the base URLs by name, `cursors` the cursors. Raises: ServerBusy; InvalidCursor,
+        if a daemon refuses its cursor.
+        """
+        if not urls:
+            return {}
+        if self._running >= FAN_OUTS:
+            raise ServerBusy("too many lists over all daemons at once; try again in a moment", 1)
+        self._running += 1
+        attempts = [
+            Deferred.fromCoroutine(self._fetch(name, url, cursors[name], request))
+            for name, url in urls.items()
+        ]
+        everything = gatherResults(attempts)
+        everything.addBoth(self._release)
+        # The requests go on when the client has left, and count as long as they last.
+        found = (await make_one_shot_event(everything).wait())()
+        for one in found:
+            if isinstance(one, InvalidCursor):
+                raise one
+        return {
+            name: one for name, one in zip(urls, found, strict=True) if isinstance(one, ListPart)
+        }
+
+    def _release(self, result: T) -> T:
+        self._running -= 1
+        return result
+
+    async def _fetch(
+        self, name: str, url: str, cursor: str | None, request: ListRequest
+    ) -> ListPart | InvalidCursor | None:
+        """Return a part; None if the daemon is away. Every failure becomes a result."""
+        if self._clock.seconds() < self._silent_until.get(url, 0):
+            return None
+        limit = AnswerLimit(_HEAD_BYTES + request.limit * ENTRY_BYTES)
+        attempt = Deferred.fromCoroutine(self._request(name, url, cursor, request, limit))
+        try:
+            return await attempt.addTimeout(DEADLINE, self._clock)
+        except TookTooLong:
+            limit.abort()
+            self._silent_until[url] = self._clock.seconds() + _SILENCE
+            self._log_fault(name, url, f"no answer within {DEADLINE:g} seconds")
+        except InvalidCursor as error:
+            return error
+        except _CallerRefused:
+            pass
+        except (_PeerFault, RequestFailed, ForbiddenHost, UnknownHost, LookupFailed) as error:
+            self._log_fault(name, url, str(error))
+        except Exception:  # noqa: BLE001  (the list goes on without this daemon)
+            log.failure("defect: the list of the daemon {name} cannot be read", name=name)
+        return None
+
+    async def _request(
+        self, name: str, url: str, cursor: str | None, request: ListRequest, limit: AnswerLimit
+    ) -> ListPart:
+        target = parse_url_server(url)
+        assert target is not None, "the configuration accepts URLs only"
+        address = await self._resolver.find_address(target, DEADLINE)
+        query = {**request.filter_parameters, **({"after": cursor} if cursor else {})}
+        headers = Headers(
+            {
+                b"Authorization": list(request.authorization),
+                b"User-Agent": [f"tawebeval/{__version__}".encode()],
+                OWN_LIST_HEADER.encode(): [str(request.limit).encode()],
+            }
+        )
+        body = bytearray()
+        with describe_request_failures(target.host):
+            response = await HTTPClient(self._agent(target, address, limit)).get(
+                f"{url}/evaluations?{urlencode(query)}",
+                headers=headers,
+                allow_redirects=False,  # the caller's token is for nobody else
+                unbuffered=True,
+                reactor=self._clock,
+            )
+            await collect(response, body.extend)
+        if response.code == BAD_REQUEST and cursor:
+            raise make_cursor_error(cursor)
+        if response.code in _REFUSALS:
+            raise _CallerRefused
+        if response.code != OK:
+            raise _PeerFault(f"status {response.code}")
+        try:
+            return parse_list_part(bytes(body), name)
+        except ValueError as error:
+            raise _PeerFault(str(error)) from None
+
+    def _log_fault(self, name: str, url: str, reason: str) -> None:
+        now = self._clock.seconds()
+        if now >= self._next_log.get(url, now):
+            self._next_log[url] = now + _LOG_INTERVAL
+            log.warn(
+                "the daemon {name} at {url} (service.peers) is left out of lists: {reason}",
+                name=name,
+                url=url,
+                reason=reason,
+            )
+
+
+def make_peer_lists(resolver: Resolver, reactor: Any) -> PeerLists:
+    """Return the lists of other daemons; `resolver` looks their hosts up."""
+    policy = HostPolicy(private_networks=_EVERY_NETWORK, settings_section="service.peers")
+    tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
+    return PeerLists(
+        reactor,
+        CheckedResolver(policy, resolver, reactor),
+        partial(PinnedAgent, reactor, tls_policy, DEADLINE),
+    )

@@ -1,0 +1,199 @@
+"""`core.peers`: cursors of lists, and the list over several daemons."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import Any
+
+import attrs
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.peers import (
+    JointCursor,
+    JointPart,
+    ListCursor,
+    ListEntry,
+    ListPart,
+    make_list_part,
+    merge_parts,
+    parse_list_cursor,
+    parse_list_part,
+)
+from tawebeval.errors import InvalidCursor
+
+MARK = "0123456789"
+NAMES = ("a", "b2", "judge")
+
+
+@attrs.define
+class FakeDaemon:
+    """A daemon with a list, by whose clock evaluations were accepted in any order."""
+
+    name: str
+    created: list[str]
+
+    def read_part(self, cursor: str | None, limit: int) -> ListPart:
+        """Return the part after a cursor, as the registry does."""
+        begin = parse_list_cursor(cursor).number if cursor else 0
+        end = min(begin + limit, len(self.created))
+        data = [
+            {"evaluation_id": f"{self.name}-{n}", "created": self.created[n]}
+            for n in range(begin, end)
+        ]
+        return make_list_part(
+            None if end == len(self.created) else str(ListCursor(MARK, end)), data
+        )
+
+
+def identify(entry: ListEntry) -> str:
+    """Return the identifier of an entry."""
+    identifier: str = orjson.loads(orjson.dumps(entry.json))["evaluation_id"]
+    return identifier
+
+
+class JointListTests(SynchronousTestCase):
+    """Clients that read the list over several daemons."""
+
+    @given(st.data())
+    def test_exactly_once(self, data: st.DataObject) -> None:
+        """Each evaluation is listed once, whatever clocks say and whoever is away meanwhile."""
+        times = st.lists(st.integers(0, 9).map(str), max_size=12)
+        daemons = {name: FakeDaemon(name, data.draw(times)) for name in NAMES}
+        before = {name: len(daemon.created) for name, daemon in daemons.items()}
+        listed: list[str] = []
+        after = ""
+        for attempt in range(100):
+            self.assertRegex(after, r"\A[A-Za-z0-9_-]*\Z")
+            cursor = JointCursor.parse(after, NAMES)
+            asked = cursor.find_unfinished(NAMES)
+            # In the end all are there, so that a client that asks again comes to an end.
+            away = data.draw(st.sets(st.sampled_from(NAMES))) if attempt < 20 else set()
+            parts = {
+                name: daemons[name].read_part(place, data.draw(st.integers(1, 5)))
+                for name, place in asked.items()
+                if name not in away
+            }
+            joint = merge_parts(cursor, asked, parts)
+            self.assertEqual(joint.away, sorted(away & set(asked)))
+            listed += map(identify, joint.entries)
+            if joint.end is not None:
+                self.assertNotEqual(joint.end, after)
+                after = joint.end
+            elif not joint.away:
+                break
+            if data.draw(st.booleans()):  # accepted while the list is read
+                daemons[data.draw(st.sampled_from(NAMES))].created.append("5")
+        else:
+            self.fail("the list has no end")
+        for name, daemon in daemons.items():
+            own = [each for each in listed if each.startswith(f"{name}-")]
+            self.assertEqual(own, [f"{name}-{n}" for n in range(len(own))])
+            self.assertTrue(before[name] <= len(own) <= len(daemon.created))
+
+    @given(st.lists(st.lists(st.integers(0, 99).map("{:02}".format)), max_size=3))
+    def test_order(self, times: list[list[str]]) -> None:
+        """Within a part the time decides, where the clocks of daemons do not go back."""
+        parts = {
+            name: make_list_part(None, [{"created": each} for each in sorted(created)])
+            for name, created in zip(NAMES, times, strict=False)
+        }
+        joint = merge_parts(JointCursor(), parts, parts)
+        found = [entry.created for entry in joint.entries]
+        self.assertEqual(found, sorted(chain(*times)))
+
+    def test_away(self) -> None:
+        """A list goes on while somebody answers; then it ends, and names those who are away."""
+        whole = make_list_part(None, [])
+        first = merge_parts(JointCursor(), ["a", "b2"], {"a": whole})
+        self.assertEqual(first, JointPart("a", [], ["b2"]))
+        place = JointCursor.parse("a", NAMES)
+        self.assertEqual(place.find_unfinished(["b2", "a"]), {"b2": None})
+        last = merge_parts(place, ["b2"], {})
+        self.assertEqual(last, JointPart(None, [], ["b2"]))
+        self.assertIsNone(merge_parts(place, ["b2"], {"b2": whole}).end)
+
+
+class CursorTests(SynchronousTestCase):
+    """Cursors in queries."""
+
+    cursors = st.dictionaries(
+        st.sampled_from(NAMES),
+        st.none() | st.builds(ListCursor, st.just(MARK), st.integers(1, 10**18 - 1)).map(str),
+    )
+
+    @given(cursors)
+    def test_round_trip(self, places: dict[str, str | None]) -> None:
+        """A cursor is read as it was written."""
+        text = str(JointCursor(places))
+        self.assertEqual(JointCursor.parse(text, NAMES).places, places)
+
+    def test_refused(self) -> None:
+        """What is no cursor is refused: also other daemons, and a daemon twice."""
+        place = f"{MARK}-1"
+        for text in (
+            "_", "a_", "a_a", "c", f"a-{place}_c", f"a-{MARK}-0", f"a-{MARK}-01", "a-",
+            f"a-{place}-", f"a-{MARK}-{10**18}", f"A-{place}", f"a-{place.upper()}x", "a b2",
+            f"a-{place}\n",
+        ):  # fmt: skip
+            with self.assertRaises(InvalidCursor, msg=text):
+                JointCursor.parse(text, NAMES)
+        for text in ("", "1", f"{MARK}-0", f"{MARK[1:]}-1", f"{MARK}-1_", f"{MARK}-٣"):
+            error = self.assertRaises(InvalidCursor, parse_list_cursor, text)
+            self.assertIn("begin again without `after`", str(error))
+        self.assertEqual(parse_list_cursor(place), ListCursor(MARK, 1))
+
+    @given(st.text())
+    def test_any_text(self, text: str) -> None:
+        """Any text is a cursor of this form, or refused."""
+        try:
+            cursor = JointCursor.parse(text, NAMES)
+        except InvalidCursor:
+            return
+        self.assertEqual(sorted(str(cursor)), sorted(text))
+
+
+class AnswerTests(SynchronousTestCase):
+    """Answers of daemons."""
+
+    def parse(self, **changes: Any) -> ListPart:
+        """Parse an answer of the daemon a."""
+        entry = {"evaluation_id": "a-1", "created": "2026", "new": [1]}
+        whole = {"daemon": "a", "begin": None, "end": f"{MARK}-1", "data": [entry], **changes}
+        return parse_list_part(orjson.dumps(whole), "a")
+
+    def test_good(self) -> None:
+        """An entry stays as it is, with members that this release does not know."""
+        part = self.parse()
+        self.assertEqual(part.end, f"{MARK}-1")
+        self.assertEqual(
+            orjson.dumps([one.json for one in part.entries]),
+            b'[{"evaluation_id":"a-1","created":"2026","new":[1]}]',
+        )
+
+    def test_garbage(self) -> None:
+        """Anything else is refused in words."""
+        for changes, words in (
+            ({"daemon": "b"}, "the answer is of the daemon 'b'"),
+            ({"end": "end"}, "malformed cursor"),
+            ({"end": 1}, "not a list of evaluations"),
+            ({"data": [{"evaluation_id": "a-1"}]}, "not a list of evaluations"),
+            ({"data": {}}, "not a list of evaluations"),
+        ):
+            with self.assertRaisesRegex(ValueError, re.escape(words)):
+                self.parse(**changes)
+        deep = b'{"daemon":"a","end":null,"data":[{"evaluation_id":"","created":"","x":%s}]}' % (
+            b"[" * 600 + b"]" * 600
+        )
+        for body in (b"", b"<html>", b"[]", b"1", b"\xff", b"[" * 10**5, deep):
+            with self.assertRaisesRegex(ValueError, "not a list of evaluations"):
+                parse_list_part(body, "a")
+
+    @given(st.binary())
+    def test_any_bytes(self, body: bytes) -> None:
+        """Nothing but a list is taken for one."""
+        with self.assertRaises(ValueError):
+            parse_list_part(body, "a")

@@ -1,0 +1,163 @@
+"""Three daemons behind HAProxy, by the configuration of `etc/proxies`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.integration.client import Answer, Client, text
+from tests.integration.harness import Daemon, RepositoryTestCase, until
+from tests.integration.proxies import CheckingHAProxy, HAProxyBeforeSeveral
+from tests.integration.proxy_case import lacking
+
+NAMES = ("a", "b", "c")
+
+
+def make_peers(daemons: Mapping[str, Daemon]) -> str:
+    """Make daemons that have not started yet know each other; return their addresses."""
+    urls = "".join(f"{name} = '{daemon.url}'\n" for name, daemon in daemons.items())
+    for daemon in daemons.values():
+        with (daemon.folder / "tawebeval.toml").open("a") as file:
+            file.write(f"[service.peers]\n{urls}")
+    return " ".join(f"127.0.0.1:{daemon.port}" for daemon in daemons.values())
+
+
+class SeveralCase(RepositoryTestCase):
+    """Each test has three daemons, and a client of the proxy before them."""
+
+    skip = lacking(HAProxyBeforeSeveral)
+    proxy_type = HAProxyBeforeSeveral
+    drain = 0.0
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.daemons = {name: Daemon(drain=self.drain, name=name) for name in NAMES}
+        proxy = self.proxy_type(make_peers(self.daemons), below=False)
+        self.addCleanup(proxy.remove)
+        for daemon in self.daemons.values():
+            self.addCleanup(daemon.remove)
+            daemon.start()
+        for daemon in self.daemons.values():
+            await daemon.ready()
+        proxy.start()
+        await proxy.ready()
+        self.client = self.make_client(proxy.url)
+
+    def make_client(self, url: str) -> Client:
+        """Return a client of an address."""
+        client = Client(url)
+        self.addCleanup(client.close)
+        return client
+
+    async def post(self, command: str = "echo hello", **headers: str) -> Answer:
+        """Return the answer to a form."""
+        return await self.client.post(self.repository.url, self.commit, command, headers=headers)
+
+    async def evaluate(self, command: str = "echo hello", **headers: str) -> str:
+        """Begin an evaluation; return its identifier."""
+        answer = await self.post(command, **headers)
+        self.assertEqual(answer.code, 200, answer.body)
+        return str(answer.json["evaluation_id"])
+
+    async def list_all(self) -> Any:
+        """Return the only part of the list."""
+        answer = await self.client.get("/evaluations")
+        self.assertEqual(answer.code, 200, answer.body)
+        self.assertIsNone(answer.json["end"])
+        return answer.json
+
+
+class SeveralTests(SeveralCase):
+    """Clients have one address, and each evaluation is asked of the daemon that has it."""
+
+    async def test_routing(self) -> None:
+        """All get some of the evaluations; all of what is asked of one reaches the right one."""
+        found = [await self.evaluate() for _ in range(6)]
+        self.assertEqual({identifier.partition("-")[0] for identifier in found}, set(NAMES))
+        for identifier in found:
+            self.assertEqual((await self.client.status(identifier))["evaluation_id"], identifier)
+            for _ in range(3):  # or it could be the right one's turn
+                older = await self.client.get(f"/evaluation_events?evaluation={identifier}")
+                self.assertEqual(older.code, 200, older.body)
+            doubled = await self.client.get(f"//evaluation//{identifier}/events")
+            self.assertEqual(doubled.code, 200, doubled.body)
+            events = await self.client.follow(identifier)
+            self.assertEqual(text(events), "hello\n")
+            self.assertEqual((await self.client.get(f"/evaluation/{identifier}")).code, 410)
+        for identifier in [await self.evaluate("exec sleep 600") for _ in NAMES]:
+            await self.client.cancel(identifier)
+        for daemon in self.daemons.values():
+            await daemon.nothing_left()
+        own = found[0].partition("-")[2]
+        for identifier in (own, f"any-{own}", f"d-{own}", "a", "x" * 40):
+            (await self.client.get(f"/evaluation/{identifier}")).problem(404)
+        self.assertEqual((await self.client.get("/health")).code, 200)
+
+    async def test_away(self) -> None:
+        """The list has the evaluations of all daemons; one that is away is told by its name."""
+        made = [await self.evaluate() for _ in range(6)]
+        for _ in NAMES:
+            listing = await self.list_all()
+            found = [one["evaluation_id"] for one in listing["data"]]
+            self.assertEqual((sorted(found), listing["away"]), (sorted(made), []))
+        await self.daemons["b"].kill()
+        there = sorted(one for one in made if not one.startswith("b-"))
+        asked = self.make_client(self.daemons["a"].url)
+        answer = (await asked.get("/evaluations")).json
+        self.assertEqual(sorted(one["evaluation_id"] for one in answer["data"]), there)
+        self.assertEqual(answer["away"], ["b"])
+        await self.daemons["a"].logged("(service.peers) is left out of lists: cannot connect")
+        again = (await asked.get(f"/evaluations?after={answer['end']}")).json
+        self.assertEqual((again["data"], again["end"], again["away"]), ([], None, ["b"]))
+        for identifier in made:
+            status = await self.client.get(f"/evaluation/{identifier}")
+            if identifier in there:
+                self.assertEqual(status.code, 200)
+            else:
+                status.problem(503)
+                self.assertEqual(status.header("Retry-After"), "5")
+
+    async def test_keys(self) -> None:
+        """A form that is sent again with its key gets the first answer, whoever is away."""
+        key = {"Idempotency-Key": "key"}
+        first = await self.evaluate(**key)
+        name = first.partition("-")[0]
+        for other in NAMES:
+            if other != name:
+                await self.daemons[other].kill()
+        self.assertEqual(await self.evaluate(**key), first)
+        await self.daemons[name].kill()
+        answer = await self.post(**key)
+        answer.problem(503)
+        self.assertEqual(answer.header("Retry-After"), "5")
+
+
+class DrainTests(SeveralCase):
+    """A daemon that stops, and has time for its running evaluations."""
+
+    proxy_type = CheckingHAProxy
+    drain = 600.0
+
+    async def test_drain(self) -> None:
+        """It gets no new forms, and its clients go on reading."""
+        self.daemon, proxied = self.daemons["a"], self.client
+        self.client = self.make_client(self.daemon.url)
+        identifier, gate = await self.begin_and_hold("echo late")
+        self.client = proxied
+        self.daemon.interrupt()
+        await until(self.have_forms_passed_by, "no form goes to the daemon that drains")
+        self.assertTrue(self.daemon.running)
+        page = await self.client.page(identifier)
+        self.assertEqual(text(page["data"]), "ready")
+        self.assertEqual((await self.list_all())["away"], [])
+        gate.write_text("\n")
+        self.assertEqual(text(await self.client.follow(identifier)), "readylate\n")
+        await until(lambda: not self.daemon.running, "the daemon stops")
+
+    async def have_forms_passed_by(self) -> bool:
+        """Tell whether the next forms are accepted by the other daemons."""
+        answers = [await self.post() for _ in range(2 * len(NAMES))]
+        return all(
+            answer.code == 200 and not answer.json["evaluation_id"].startswith("a-")
+            for answer in answers
+        )

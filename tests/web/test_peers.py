@@ -1,0 +1,381 @@
+"""`GET /evaluations` over several daemons, each of which is asked in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import attrs
+import msgspec
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import globalLogPublisher
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IBodyProducer
+from zope.interface import implementer
+
+from tawebeval.config import CallerSettings, Configuration, ServiceSettings
+from tawebeval.core.hosts import Address, HostPolicy, UrlServer
+from tawebeval.core.tokens import generate_token
+from tawebeval.pinned_agent import AnswerLimit, PinnedAgent
+from tawebeval.resolver import CheckedResolver
+from tawebeval.web import peers
+from tawebeval.web.peers import ListRequest, PeerLists, make_peer_lists
+from tests.cases import described
+from tests.cases.agents import MadeResponse
+from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
+from tests.fakes.resolver import FakeResolver
+
+NAMES = ("a", "b", "c")
+URLS = {name: f"http://{name}.example:8080" for name in NAMES}
+
+
+@implementer(IAgent)
+@attrs.define
+class DirectAgent:
+    """Hands requests to the site of a service; or does what `fates` has for the host."""
+
+    services: dict[str, Service]
+    fates: dict[str, Callable[[], Deferred[Any]]]
+    asked: list[tuple[str, Headers]] = attrs.field(factory=list)
+
+    def request(
+        self,
+        method: bytes,
+        uri: bytes,
+        headers: Headers | None = None,
+        bodyProducer: IBodyProducer | None = None,  # noqa: N803  (Twisted's name)
+    ) -> Deferred[Any]:
+        """Ask the service."""
+        assert headers is not None
+        url = uri.decode()
+        name = url.removeprefix("http://").partition(".")[0]
+        self.asked.append((url, headers))
+        if name in self.fates:
+            return self.fates[name]()
+        connection = self.services[name].connect()
+        pairs = {key.decode(): values[0].decode() for key, values in headers.getAllRawHeaders()}
+        connection.request(f"{method.decode()} /{url.split('/', 3)[3]}", **pairs)
+        answer = connection.answer()
+        return succeed(MadeResponse(answer.status, answer.body))
+
+
+class SeveralTestCase(SynchronousTestCase):
+    """Three services with the same tokens, of which each knows the others."""
+
+    def setUp(self) -> None:
+        made = {name: generate_token(name, os.urandom) for name in ("alice", "bob")}
+        self.tokens = {name: token for name, (token, _) in made.items()}
+        self.file = Path(self.mktemp())
+        self.file.write_text("\n".join(line for _, line in made.values()))
+        self.reactor = MemoryReactorClock()
+        self.services = {name: self.make_service(name) for name in NAMES}
+        self.fates: dict[str, Callable[[], Deferred[Any]]] = {}
+        self.agent = DirectAgent(self.services, self.fates)
+        for service in self.services.values():
+            self.connect_peers(service)
+
+    def make_service(self, name: str, **changes: Any) -> Service:
+        """Return a daemon."""
+        configuration = Configuration(
+            service=ServiceSettings(name=name, peers=URLS),
+            callers=CallerSettings(**{"requests_per_minute": 0, **changes}),
+        )
+        root = Path(self.mktemp()).resolve()
+        service = Service(
+            root, configuration, queued=1000, reactor=self.reactor, tokens=self.file,
+            random=os.urandom,
+        )  # fmt: skip
+        self.addCleanup(service.close)
+        return service
+
+    def connect_peers(self, service: Service) -> None:
+        """Let a service ask the others by the agent."""
+        policy = HostPolicy(private_networks=("0.0.0.0/0",))
+        resolver = CheckedResolver(policy, FakeResolver(["10.0.0.2"]), self.reactor)
+        service.context.peers = PeerLists(self.reactor, resolver, lambda *_: self.agent)
+
+    def restart(self, name: str) -> None:
+        """Replace a service by one that has lost its evaluations."""
+        self.services[name] = self.make_service(name)
+        self.connect_peers(self.services[name])
+
+    def evaluate(self, name: str, caller: str = "alice", **fields: bytes) -> str:
+        """Begin an evaluation at a daemon."""
+        connection = self.services[name].connect()
+        connection.request(
+            "POST /evaluate",
+            form(parts(**fields)),
+            Content_Type=MULTIPART,
+            Authorization=f"Bearer {self.tokens[caller]}",
+        )
+        self.reactor.advance(1)
+        identifier: str = connection.answer().json()["evaluation_id"]
+        return identifier
+
+    def send(self, name: str, query: str = "", caller: str = "alice", **more: str) -> Connection:
+        """Ask a daemon for a list."""
+        connection = self.services[name].connect()
+        headers = {"Authorization": f"Bearer {self.tokens[caller]}", **more}
+        connection.request(f"GET /evaluations{query}", **headers)
+        return connection
+
+    def ask(self, name: str, query: str = "", status: int = 200, **more: str) -> Answer:
+        """Return the answer of a daemon."""
+        answer = self.send(name, query, **more).answer()
+        self.assertEqual(answer.status, status, answer.body)
+        pairs = {key.lower(): value for key, value in answer.headers.items()}
+        described.check("GET", "/evaluations", Answer(answer.status, pairs, answer.body))  # type: ignore[arg-type]
+        return answer
+
+    def list_all(self, *names: str, query: str = "") -> list[str]:
+        """Return the identifiers of a list whose parts come from these daemons by turns."""
+        found: list[str] = []
+        after = ""
+        for turn in range(100):
+            name = names[turn % len(names)]
+            listing = self.ask(name, f"?after={after}{query}").json()
+            self.assertEqual(listing["begin"], after or None)
+            found += [one["evaluation_id"] for one in listing["data"]]
+            after = listing["end"]
+            if after is None:
+                self.assertEqual(listing["away"], [])
+                return found
+        raise AssertionError("the list has no end")
+
+    @property
+    def warnings(self) -> list[str]:
+        """The lines of the log about daemons that are left out."""
+        return [
+            event["reason"] for event in self.events if "left out" in event.get("log_format", "")
+        ]
+
+    def watch_log(self) -> None:
+        """Keep what is logged from now on."""
+        self.events: list[Any] = []
+        globalLogPublisher.addObserver(self.events.append)
+        self.addCleanup(globalLogPublisher.removeObserver, self.events.append)
+
+
+class JointListTests(SeveralTestCase):
+    """A caller's list over all daemons."""
+
+    def test_all(self) -> None:
+        """Any daemon lists the evaluations of all, in order of acceptance."""
+        mine = [self.evaluate(name) for name in ("a", "b", "c", "a", "b")]
+        theirs = self.evaluate("b", "bob")
+        for name in NAMES:
+            listing = self.ask(name).json()
+            self.assertEqual([one["evaluation_id"] for one in listing["data"]], mine)
+            self.assertEqual((listing["end"], listing["away"]), (None, []))
+        (one,) = self.ask("c", caller="bob").json()["data"]
+        self.assertEqual(one["evaluation_id"], theirs)
+
+    def test_parts(self) -> None:
+        """Parts may come from different daemons; they have up to 100 entries together."""
+        mine = [self.evaluate("abc"[n % 3 if n < 150 else 0]) for n in range(260)]
+        found = self.list_all(*NAMES)
+        self.assertEqual(sorted(found), sorted(mine))
+        for name in NAMES:
+            own = [each for each in found if each.startswith(f"{name}-")]
+            self.assertEqual(own, [each for each in mine if each.startswith(f"{name}-")])
+        first = self.ask("a")
+        listing = first.json()
+        self.assertEqual(len(listing["data"]), 99)
+        link = f'</evaluations?after={listing["end"]}>; rel="next"'
+        self.assertEqual(first.headers["Link"], link)
+        # The lists of b and c have ended: the rest has all the room.
+        second = self.ask("b", f"?after={listing['end']}").json()
+        third = self.ask("b", f"?after={second['end']}").json()
+        self.assertEqual(len(third["data"]), 94)
+        self.assertEqual(len(self.ask("b", "?after=b_c").json()["data"]), 100)
+
+    def test_filter(self) -> None:
+        """A filter holds everywhere."""
+        wanted = [self.evaluate(name, **{"metadata[team]": b"x y"}) for name in NAMES]
+        self.evaluate("b")
+        self.assertEqual(self.list_all("a", query="&metadata[team]=x+y"), wanted)
+        self.assertIn("state: 'x' is no state", self.ask("a", "?state=x", 400).json()["detail"])
+
+    def test_own(self) -> None:
+        """A daemon that is asked by another lists its own alone, and asks nobody."""
+        self.evaluate("a")
+        mine = [self.evaluate("b") for _ in range(3)]
+        listing = self.ask("b", Tawebeval_Own_List="2").json()
+        self.assertEqual([one["evaluation_id"] for one in listing["data"]], mine[:2])
+        self.assertEqual(set(listing), {"daemon", "begin", "end", "data"})
+        self.assertEqual(listing["daemon"], "b")
+        self.assertEqual(self.agent.asked, [])
+        rest = self.ask("b", f"?after={listing['end']}", Tawebeval_Own_List="100").json()
+        self.assertEqual([one["evaluation_id"] for one in rest["data"]], mine[2:])
+        for value in ("0", "x", "-1", "", "101"):
+            self.ask("b", status=400, Tawebeval_Own_List=value)
+
+    def test_alone(self) -> None:
+        """Without peers nothing is different."""
+        context = self.services["a"].context
+        alone = msgspec.structs.replace(context.configuration, service=ServiceSettings(name="a"))
+        self.evaluate("b")
+        context.configuration = alone  # as a reload does
+        self.assertEqual(self.ask("a").json(), {"begin": None, "end": None, "data": []})
+
+    def test_cursors(self) -> None:
+        """A cursor of nobody, of another start of some daemon, or of one alone is refused."""
+        for name in NAMES:
+            for _ in range(34):
+                self.evaluate(name)
+        end = self.ask("a").json()["end"]
+        for name in ("b", "a"):
+            self.restart(name)
+            for asked in NAMES:
+                problem = self.ask(asked, f"?after={end}", 400).json()
+                self.assertIn("begin again without `after`", problem["detail"])
+        alone = self.ask("c", Tawebeval_Own_List="1").json()["end"]
+        for cursor in (alone, "d", "a_a", "end", "1"):
+            self.ask("c", f"?after={cursor}", 400)
+            self.assertEqual(self.ask("c", f"?after=a_b_c-{alone}").status, 200)
+
+
+class AwayTests(SeveralTestCase):
+    """Daemons that do not answer as they should."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.mine = [self.evaluate(name) for name in ("a", "b", "c")]
+        self.watch_log()
+
+    def list_without(self, fate: Callable[[], Deferred[Any]]) -> None:
+        """Hold that a list of a is without b, but whole besides."""
+        self.fates["b"] = fate
+        listing = self.ask("a").json()
+        self.assertEqual(listing["away"], ["b"])
+        found = [one["evaluation_id"] for one in listing["data"]]
+        self.assertEqual(found, [self.mine[0], self.mine[2]])
+        self.assertEqual(listing["end"], "a_c")
+
+    def test_refused(self) -> None:
+        """The list is without a daemon that is stopped, and goes on where it is again."""
+        self.list_without(lambda: fail(ConnectionRefused()))
+        (reason,) = self.warnings
+        self.assertIn("cannot connect to b.example: connection was refused", reason)
+        last = self.ask("a", "?after=a_c").json()
+        self.assertEqual(last, {"begin": "a_c", "end": None, "data": [], "away": ["b"]})
+        del self.fates["b"]
+        found = self.ask("c", "?after=a_c").json()
+        self.assertEqual([one["evaluation_id"] for one in found["data"]], [self.mine[1]])
+        self.assertEqual((found["end"], found["away"]), (None, []))
+
+    def test_garbage(self) -> None:
+        """Whatever a daemon answers, the list goes on; the log has it once a minute."""
+        for status, body, reason in (
+            (200, b"<html>", "the answer is not a list of evaluations"),
+            (200, b'{"daemon":"c","end":null,"data":[]}', "the answer is of the daemon 'c'"),
+            (302, b"", "status 302"),
+            (404, b"", "status 404"),
+            (503, b"", "status 503"),
+        ):
+            made = MadeResponse(status, body)
+            self.list_without(lambda made=made: succeed(made))  # type: ignore[misc]
+            self.list_without(lambda made=made: succeed(made))  # type: ignore[misc]
+            self.assertEqual(self.warnings, [reason])
+            self.reactor.advance(60)
+            self.events.clear()
+
+    def test_caller_refused(self) -> None:
+        """If a daemon refuses the caller, that is no fault of the daemon."""
+        for status in (400, 401, 403, 429):
+            self.list_without(lambda status=status: succeed(MadeResponse(status, b"{}")))  # type: ignore[misc]
+        self.assertEqual(self.warnings, [])
+
+    def test_defect(self) -> None:
+        """A defect costs the list one daemon, too."""
+        self.list_without(lambda: fail(ZeroDivisionError()))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(self.services["a"].context.peers._running, 0)
+
+    def test_silent(self) -> None:
+        """A daemon that hangs is waited for, then left alone for some seconds."""
+        cancelled: list[Any] = []
+        self.fates["b"] = lambda: Deferred(cancelled.append)
+        asked = self.send("a")
+        self.assertEqual(asked.received, b"")
+        self.reactor.advance(peers.DEADLINE)
+        self.assertEqual(asked.answer().json()["away"], ["b"])
+        self.assertEqual(len(cancelled), 1)
+        self.assertEqual(self.warnings, ["no answer within 2 seconds"])
+        del self.fates["b"]
+        self.assertEqual(self.ask("a").json()["away"], ["b"])
+        self.reactor.advance(5)
+        self.assertEqual(self.ask("a").json()["away"], [])
+
+    def test_too_many(self) -> None:
+        """Lists are bounded while their requests last, also if their clients have left."""
+        waiting: list[Deferred[Any]] = []
+
+        def wait() -> Deferred[Any]:
+            waiting.append(Deferred())
+            return waiting[-1]
+
+        self.fates["b"] = wait
+        with mock.patch("tawebeval.web.peers.FAN_OUTS", 2):
+            first, second = self.send("a"), self.send("a")
+            first.lose()
+            refused = self.ask("a", status=503)
+            self.assertEqual(refused.headers["Retry-After"], "1")
+            self.assertIn("too many lists over all daemons", refused.json()["detail"])
+            waiting[0].callback(MadeResponse(503, b""))
+            third = self.send("a")
+            for each in waiting[1:]:
+                each.callback(MadeResponse(503, b""))
+            for answered in (second, third):
+                self.assertEqual(answered.answer().json()["away"], ["b"])
+        self.assertEqual(self.services["a"].context.peers._running, 0)
+
+
+class RequestTests(SeveralTestCase):
+    """What a daemon asks another."""
+
+    def test_credentials(self) -> None:
+        """The caller's token goes along, and nothing else of the client's request."""
+        self.ask("a", "?state=failed&other=1", Cookie="x=1", X_Forwarded_For="10.0.0.1")
+        urls = [url for url, _ in self.agent.asked]
+        query = "/evaluations?state=failed"
+        self.assertEqual(urls, [f"{URLS['b']}{query}", f"{URLS['c']}{query}"])
+        for _, headers in self.agent.asked:
+            pairs = {key.decode().lower(): values for key, values in headers.getAllRawHeaders()}
+            self.assertEqual(pairs["authorization"], [f"Bearer {self.tokens['alice']}".encode()])
+            self.assertEqual(pairs["tawebeval-own-list"], [b"33"])
+            self.assertEqual(set(pairs) & {"cookie", "x-forwarded-for", "origin"}, set())
+
+    def test_refused_here(self) -> None:
+        """A caller whom this daemon refuses makes no request to another."""
+        connection = self.services["a"].connect()
+        connection.request("GET /evaluations")
+        self.assertEqual(connection.answer().status, 401)
+        self.assertEqual(self.agent.asked, [])
+
+    def test_bounds(self) -> None:
+        """An answer has a bound that grows with the entries that it may have."""
+        limits: list[AnswerLimit] = []
+        reactor = MemoryReactorClock()
+        lists = make_peer_lists(FakeResolver(["10.0.0.9"]), reactor)
+        make = lists._agent
+
+        def agent(server: UrlServer, address: Address, limit: AnswerLimit) -> IAgent:
+            limits.append(limit)
+            made = make(server, address, limit)
+            self.assertIsInstance(made, PinnedAgent)
+            return made
+
+        lists._agent = agent
+        asked = ListRequest((), {}, 33)
+        found = Deferred.fromCoroutine(lists.fetch_parts({"b": URLS["b"]}, {"b": None}, asked))
+        self.assertEqual(limits[0].left, 16 * 1024 + 33 * peers.ENTRY_BYTES)
+        self.assertEqual(reactor.tcpClients[0][:2], ("10.0.0.9", 8080))
+        reactor.advance(peers.DEADLINE)
+        self.assertEqual(self.successResultOf(found), {})
