@@ -121,6 +121,7 @@ class ParseTests(SynchronousTestCase):
             "service = { name = '' }",
             "service = { name = 'judge2' }",
             "service = { name = '0123456789abcdef' }",
+            "service = { name = 'a', peers = { a = 'http://a', b = 'https://[::1]:1/judge' } }",
             "polls = { wait = 0 }",
             "polls = { wait = 3600 }",
             "service = { drain = 0 }",
@@ -377,6 +378,8 @@ class ProblemTests(SynchronousTestCase):
 class ErrorTests(SynchronousTestCase):
     """What stops the start, and what it says."""
 
+    peers = "[service]\nname = 'a'\n[service.peers]\n%s = '%s'\n"
+
     def check(self, text: str, start: str) -> None:
         """Hold that `text` is refused by a one-line message that begins with `start`."""
         error = self.assertRaises(ConfigurationError, parse_configuration, text)
@@ -535,6 +538,17 @@ class ErrorTests(SynchronousTestCase):
             ("[service]\nname = 'a-b'", "service.name: "),
             ("[service]\nname = 'a\\n'", "service.name: "),
             ("[service]\nname = '0123456789abcdefg'", "service.name: "),
+            ("[service.peers]\nb = 'http://b'", "service.peers: needs service.name"),
+            (self.peers % ("B", "http://b"), "service.peers: 'B' should be a daemon's name"),
+            (self.peers % ("b", "http://b/"), "service.peers.b: 'http://b/' should be a URL"),
+            (self.peers % ("b", "ftp://b"), "service.peers.b: 'ftp://b' should be a URL"),
+            (self.peers % ("b", "http://b?x"), "service.peers.b: 'http://b?x' should be a URL"),
+            (self.peers % ("b", "http://u:p@b"), "service.peers.b: the URL should be a URL"),
+            (self.peers % ("b", "http://b:0"), "service.peers.b: 'http://b:0' has an invalid port"),
+            (
+                self.peers % ("b", "http://b") + "".join(f"b{n} = 'http://b'\n" for n in range(15)),
+                "service.peers: has 16 other daemons; the limit is 15",
+            ),
             ("[sandbox]\nkind = 'docker'", "sandbox.kind: "),
             ("[sandbox]\nreadable = ['/opt/../etc']", "sandbox.readable[0]: "),
             ("[sandbox]\nreadable = ['/opt/']", "sandbox.readable[0]: "),

@@ -64,6 +64,21 @@ GIVEN_UP = "http://server/evaluation/x/events?wait=25&after=1"
 LEAST_PAUSES = 600
 """Seconds for which a client repeats a request for events."""
 
+LISTING = """
+import { Client } from "./client.mjs";
+const parts = %s;
+const asked = [];
+globalThis.fetch = async (url) => {
+  asked.push(url.searchParams.get("after"));
+  const part = parts.shift();
+  return new Response(JSON.stringify(part ?? {}), { status: part ? 200 : 400 });
+};
+const found = [];
+const client = new Client({ server: "http://server/" });
+const away = (names) => found.push(...names);
+for await (const one of client.evaluations({ away })) found.push(one.evaluation_id);
+console.log(JSON.stringify([...asked, ...found]));
+"""
 FAILING_NODE = """
 const pages = [{ evaluation_id: "x" }, { end: "1", data: [] }];
 let seconds = 0;
@@ -330,6 +345,28 @@ class PauseTests(TestCase):
         self.assertEqual(printed, f"a {json.dumps(PAUSES).replace('3.0', '3').replace(' ', '')}\n")
 
     test_node.skip = WITHOUT_NODE  # type: ignore[attr-defined]
+
+
+class ListTests(TestCase):
+    """`client.js` reads the list of evaluations."""
+
+    async def test_begun_again(self) -> None:
+        """A list that a restart cuts begins again; daemons that are away are named at its end."""
+        script = Path(self.mktemp()).absolute().with_suffix(".mjs")
+        client = Path(__file__).parents[2] / "tawebeval" / "web" / "static" / "client.js"
+        module = script.with_name("client.mjs")
+        shutil.copyfile(client, module)
+        parts = [
+            {"end": "x", "data": [{"evaluation_id": "a-1"}]},
+            None,
+            {"end": "y", "data": [{"evaluation_id": "a-1"}, {"evaluation_id": "b-1"}]},
+            {"end": None, "data": [{"evaluation_id": "a-2"}], "away": ["b", "c"]},
+        ]
+        script.write_text(LISTING % json.dumps(parts))
+        found = json.loads(await run_program(str(NODE), script))
+        self.assertEqual(found, ["", "x", "", "y", "a-1", "b-1", "a-2", "b", "c"])
+
+    test_begun_again.skip = WITHOUT_NODE  # type: ignore[attr-defined]
 
 
 class GiveUpTests(TestCase):

@@ -17,10 +17,10 @@ import { summarize } from "./results.js";
 const ASK_AGAIN = 4000; // ms
 const MOST = 300; // rows
 
-/** Sort entries by the time of acceptance and keep the last ones; several daemons have listed them. */
+/** Sort entries, which may be of several daemons, by time of acceptance; keep the last ones. */
 function keepNewest(entries) {
-  const compare = (one, other) => Number(one.created > other.created) - Number(one.created < other.created);
-  entries.sort(compare).splice(0, Math.max(0, entries.length - MOST));
+  entries.sort((one, other) => Date.parse(one.created) - Date.parse(other.created));
+  entries.splice(0, Math.max(0, entries.length - MOST));
 }
 
 /** A table that keeps itself up to date while it is open. */
