@@ -124,10 +124,9 @@ class RollingRestartTests(RepositoryTestCase):
             ],
             consumeErrors=True,
         )
-        await self.wait_for_forms(load)
         for daemon in self.daemons.values():
+            await self.wait_for_streams(daemon, load)
             await daemon.restart(signal.SIGTERM)
-            await self.wait_for_forms(load)
         self.are_restarted = True
         await load
         self.flushLoggedErrors(TaskStopped)  # treq stops a form twice if the connection is cut
@@ -141,12 +140,14 @@ class RollingRestartTests(RepositoryTestCase):
             f" {self.cuts} of them cut, {self.lists} lists, {time.monotonic() - began:.1f} s"
         )
 
-    async def wait_for_forms(self, load: Deferred[Any]) -> None:
-        """Wait until a quarter of the submitters can have gone on."""
-        wanted = len(self.forms) + max(1, SUBMITTERS // 4)
-        await until(
-            lambda: len(self.forms) >= wanted or load.called, "forms are accepted", LONG_PATIENCE
-        )
+    async def wait_for_streams(self, daemon: KeptDaemon, load: Deferred[Any]) -> None:
+        """Wait until a daemon has streams, which its end then cuts."""
+        async with Client(daemon.url) as client:
+
+            async def has_streams() -> bool:
+                return load.called or await client.streams() >= STREAMS // 10
+
+            await until(has_streams, "streams are open", LONG_PATIENCE)
 
     async def submit_often(self, number: int, readers: int) -> None:
         """Submit forms until all daemons are restarted, each when the one before is read."""
