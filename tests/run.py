@@ -8,6 +8,10 @@ with its processor time. Properties are tried on the same examples every time; w
 on others. The exit status is 0 only if tests ran and everything is well; with CI in the
 environment a test that was skipped is not.
 
+A part of `tests.integration` that failed beside the others is run once more, alone, and its
+second run counts: `unsteady: NAME` before the last line then says so. If more than a few
+parts have failed, none is run again.
+
 The last line is always `N passed, N failed, N skipped`.
 """
 
@@ -52,6 +56,9 @@ _TOGETHER = (
 _LONG = ("proxies_nginx", "proxies_haproxy", "submissions", "try", "page", "git_attacks", "total")
 
 _AT_ONCE = 4
+
+_RUN_AGAIN = 3
+"""How many parts may be run again after they failed: chance does not strike more of them."""
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
@@ -98,6 +105,10 @@ def parts() -> Sequence[Sequence[str]]:
     return [*first, *([name] for name in names if name not in chain(*first))]
 
 
+def _has_integration(part: Sequence[str]) -> bool:
+    return all(name.startswith("tests.integration.") for name in part)
+
+
 def _find(pattern: str) -> list[str]:
     """Return the names of the tests whose paths below `tests` match a pattern, sorted."""
     found = (ROOT / "tests").glob(pattern)
@@ -131,7 +142,8 @@ def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = Tr
         shown.append(b"trial ended with status %d\n" % trial.returncode)
         outcome = outcome._replace(failed=1)
     took = used.ru_utime + used.ru_stime, time.monotonic() - began
-    shown.append(b"%.1f s of processor time in %.1f s\n" % took)
+    name = " ".join(names[:1]) + " and others" * (len(names) > 1)
+    shown.append(b"%s: %.1f s of processor time in %.1f s\n" % (name.encode(), *took))
     _show(shown)
     return outcome
 
@@ -143,41 +155,54 @@ def _show(shown: list[bytes]) -> None:
     shown.clear()
 
 
-def run_parts(parts: Sequence[Sequence[str]], first: Sequence[str]) -> Outcome:
-    """Run the parts of the tests, some at a time, and return what they come to together.
+def run_parts(
+    parts: Sequence[Sequence[str]], first: Sequence[str]
+) -> tuple[Outcome, Sequence[str]]:
+    """Run the parts of the tests, some at a time.
 
+    Return what they come to together, and the names of parts that passed only when run again.
     `first` is the Python, a command, for the first part.
     """
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         run = partial(run_trial, at_once=False)
-        outcomes = threads.map(run, parts, chain([first], repeat([sys.executable])))
-        return Outcome(*map(sum, zip(*outcomes, strict=True)))
+        outcomes = list(threads.map(run, parts, chain([first], repeat([sys.executable]))))
+    failed = [at for at, outcome in enumerate(outcomes) if outcome.failed]
+    unsteady = []
+    if len(failed) <= _RUN_AGAIN:
+        for at in failed:
+            if _has_integration(parts[at]):
+                print(f"\nRunning {' '.join(parts[at])} again, alone", flush=True)
+                outcomes[at] = run_trial(parts[at], [sys.executable])
+                if not outcomes[at].failed:
+                    unsteady += parts[at]
+    return Outcome(*map(sum, zip(*outcomes, strict=True))), unsteady
 
 
-def run_covered() -> tuple[Outcome, bool]:
-    """Run all tests; return how they ended, and whether they cover the core."""
+def run_covered() -> tuple[Outcome, Sequence[str], bool]:
+    """Run all tests; return how they ended, which are unsteady, and if they cover the core."""
     coverage = [sys.executable, "-m", "coverage"]
     core = ",".join(f"tawebeval/{module}.py" for module in CORE)
     with tempfile.TemporaryDirectory(prefix="tawebeval-coverage-") as directory:
         os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
         # Whoever changes something is to learn of that, and not of what was there before.
         os.environ["TAWEBEVAL_SAME_EXAMPLES"] = "yes"
-        outcome = run_parts(parts(), [*coverage, "run"])
+        outcome, unsteady = run_parts(parts(), [*coverage, "run"])
         print("\nBranch coverage of the core:\n", flush=True)
         report = [*coverage, "report", f"--include={core}", "--no-skip-covered"]
         covered = subprocess.run([*report, "--fail-under=100"], cwd=ROOT).returncode == 0
-    return outcome, covered
+    return outcome, unsteady, covered
 
 
 def main(names: Sequence[str]) -> int:
     """Run the tests that are named, or all; the result is the exit status."""
+    unsteady: Sequence[str] = ()
     covered = True
     if names:
         print(f"Running {' '.join(names)} under trial", flush=True)
         outcome = run_trial(names, [sys.executable])
     else:
         print("Running all tests under trial", flush=True)
-        outcome, covered = run_covered()
+        outcome, unsteady, covered = run_covered()
     well = outcome.failed == 0
     print()
     if not covered:
@@ -189,6 +214,8 @@ def main(names: Sequence[str]) -> int:
     if outcome.skipped and os.environ.get("CI"):
         print("With CI set, no test may be skipped.")
         well = False
+    if unsteady:
+        print(f"unsteady: {', '.join(unsteady)} failed beside others, and passed alone")
     print(outcome)
     return 0 if well else 1
 

@@ -75,6 +75,39 @@ class SignalTests(SynchronousTestCase):
         self.assertEqual([number for number in ignored if mask & 1 << number - 1], [], done.stdout)
 
 
+class AgainTests(SynchronousTestCase):
+    """Parts that failed beside others."""
+
+    def run_parts(self, *parts: str, mended: str = "") -> tuple[run.Outcome, list[str], list[str]]:
+        """Return what parts come to if each first fails, but for `mended`, which passes again.
+
+        Also what is called unsteady, and what was run again.
+        """
+        ran: list[str] = []
+
+        def run_trial(names: list[str], *_: object, **__: object) -> run.Outcome:
+            again = names[0] in ran
+            ran.extend(names)
+            return run.Outcome(7, 0, 0) if again and names == [mended] else run.Outcome(0, 1, 0)
+
+        self.patch(run, "run_trial", run_trial)
+        with contextlib.redirect_stdout(io.StringIO()):
+            outcome, unsteady = run.run_parts([[part] for part in parts], [])
+        return outcome, list(unsteady), ran[len(parts) :]
+
+    def test_unsteady(self) -> None:
+        """Only integration tests are run again; who passes then is named, and counts so."""
+        one, other = "tests.integration.test_a", "tests.integration.test_b"
+        outcome, unsteady, again = self.run_parts("tests.core.test_c", one, other, mended=one)
+        self.assertEqual(again, [one, other])
+        self.assertEqual((outcome, unsteady), (run.Outcome(7, 2, 0), [one]))
+
+    def test_too_many(self) -> None:
+        """Where many have failed, it was no chance, and none is run again."""
+        outcome, unsteady, again = self.run_parts(*(f"tests.integration.test_{n}" for n in "abcd"))
+        self.assertEqual((outcome, unsteady, again), (run.Outcome(0, 4, 0), [], []))
+
+
 class TrialTests(SynchronousTestCase):
     """How trial's end is judged."""
 
