@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from tests.integration.client import failure, text
 from tests.integration.curl import CurlFailed, Http2Client
 from tests.integration.harness import until
-from tests.integration.proxy_case import ENDLESS, PER_CLIENT, WAITING, answered
+from tests.integration.proxy_case import ENDLESS, LONG_LINE, PER_CLIENT, WAITING, answered
 from tests.integration.raw import BOUNDARY, body_of, part
 from tests.integration.uploads import MIB
 
@@ -121,7 +121,7 @@ class Http2Tests:
         events = [json.loads(line) for line in [*first, *b"".join(rest).splitlines()]]
         failure(events, "cancelled")
         ready, *lines, _ = text(events).split("\n")  # the end may have come within a line
-        expected = [f"line {number}" for number in range(len(lines))]
+        expected = [LONG_LINE.format(number) for number in range(len(lines))]
         self.assertTrue((ready, lines) == ("ready", expected), "not what was printed")
 
 

@@ -26,9 +26,14 @@ from tests.integration.uploads import DESCRIBE, MIB, described
 
 WAITING = "printf one; exec sleep 600"
 COUNT = 20_000
-LINES = python(f"for number in range({COUNT}): print('line', number)")
+# Each line in one write: what is written in parts may become several events.
+LINES = python(f"for number in range({COUNT}): print(f'line {{number}}')")
 FEWER_LINES = LINES.replace(str(COUNT), "5000")
-ENDLESS = python("import itertools\nfor number in itertools.count(): print('line', number)")
+LONG_LINE = "line {:<1000}"
+"""Lines of an endless evaluator, which soon fill all that holds them on their way."""
+ENDLESS = python(
+    f"import itertools\nfor number in itertools.count(): print({LONG_LINE!r}.format(number))"
+)
 PRINTED = "".join(f"line {number}\n" for number in range(COUNT))
 FEWER_PRINTED = PRINTED.partition("line 5000\n")[0]
 PER_CLIENT = 100
@@ -217,10 +222,10 @@ class FollowingTests:
         path = f"/evaluation/{identifier}/events"
         with Connection(self.proxy.port, receives=16 * 1024) as connection:
             connection.send(asking(self.base_path + path, "application/jsonl"))
-            connection.read_until(b'"line 0"')
+            connection.read_until(b'"line 0 ')
             await self.paused(identifier)
         again = Reading.begin(self.plain, f"{path}?after=0&skip=1", Accept="application/jsonl")
-        await until(lambda: b'"line 1"' in again.received, "it goes on")
+        await until(lambda: b'"line 1 ' in again.received, "it goes on")
         await self.plain.cancel(identifier)
         await again.ended
         failure(again.lines(), "cancelled")
@@ -228,7 +233,7 @@ class FollowingTests:
     async def paused(self: Any, identifier: str) -> None:
         """Wait until an endless evaluator prints nothing more, for nobody takes it."""
         printed = 0
-        while printed != (printed := await self.printed(identifier)) or printed < COUNT:
+        while printed != (printed := await self.printed(identifier)) or printed < 1000:
             await deferLater(reactor, 0.5)
 
     async def printed(self: Any, identifier: str) -> int:
