@@ -171,7 +171,7 @@ class Client:
             status = await self.status(identifier)
             if status["ended"] is not None:
                 return status
-            await deferLater(reactor, 0.01)
+            await deferLater(reactor, 0.05)
 
     async def cancel(self, identifier: str) -> None:
         """End an evaluation."""
@@ -245,7 +245,7 @@ class Client:
             if word in text(page["data"]).split("\n"):
                 return
             assert not over, f"it has ended: {page}"
-            await deferLater(reactor, 0.01)
+            await deferLater(reactor, 0.05)
 
 
 def _field(name: str) -> str:

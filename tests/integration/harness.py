@@ -48,17 +48,21 @@ _GROUP = re.compile("(evaluation|spare)-.*")
 
 
 async def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """Wait for `condition()`, or what it awaits, to be true and return it; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
+    """Wait for `condition()`, or what it awaits, to be true and return it; fail after `seconds`.
+
+    Asks less often the longer it waits: questions are most of the work while others wait.
+    """
+    began = time.monotonic()
     while True:
         value = condition()
         if isinstance(value, Awaitable):
             value = await value
         if value:
             return value
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise AssertionError(f"not within {seconds:g} s: {what}")
-        await deferLater(reactor, 0.01)
+        await deferLater(reactor, min(max(waited / 10, 0.01), 0.1))
 
 
 def environment(**more: str) -> dict[str, str]:
