@@ -21,7 +21,7 @@ INSTALL_PYTHON ?= /usr/bin/python3
 INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
 	--sysconfdir "$(SYSCONFDIR)"
 
-.PHONY: help demo test fuzz test-machine check bench soak simulate man docs install uninstall deb image \
+.PHONY: help setup demo test fuzz test-machine check bench soak simulate man docs install uninstall deb image \
 	lock audit clean
 
 help: ## show this list
@@ -42,7 +42,12 @@ fuzz: ## try what strangers may send, for FUZZ_SECONDS=600; FUZZ_SEED=, TARGETS=
 
 test-machine: ## test the Debian package on Debian 12 and 13, with their kernels, in QEMU
 	$(SETUP) --extras test --needs git --wants $(MACHINES)
-	$(BIN)/python -m tests.machine $(SUITES)
+	$(BIN)/python -m tests.machine $(if $(PREPARE),--prepare) $(SUITES)
+
+# One after the other, so that nothing is installed while programs of the virtualenv run.
+setup: ## install what check, docs, test and test-machine use
+	$(SETUP) --extras check,docs,test --needs git --wants $(MACHINES)
+	$(SETUP) $$($(PYTHON) tests/programs.py)
 
 check: ## check style, types, and that imports point down
 	$(SETUP) --extras check,test
