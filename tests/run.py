@@ -12,7 +12,7 @@ A part of `tests.integration` that failed beside the others is run once more, al
 second run counts: `unsteady: NAME` before the last line then says so. If more than a few
 parts have failed, none is run again.
 
-The last line is always `N passed, N failed, N skipped`.
+The last line is always `N passed, N failed, N skipped`; the tests that failed stand before it.
 """
 
 from __future__ import annotations
@@ -64,11 +64,15 @@ _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
 
 class Outcome(NamedTuple):
-    """How many tests came to what. What trial calls an error is a failure here."""
+    """How many tests came to what. What trial calls an error is a failure here.
+
+    `names` are those that failed, as far as trial says.
+    """
 
     passed: int
     failed: int
     skipped: int
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
@@ -88,6 +92,17 @@ def read_summary(line: bytes) -> Outcome | None:
         failed = max(failed, 1)
     passed = counts.get("successes", 0) + counts.get("expectedFailures", 0)
     return Outcome(passed, failed, counts.get("skips", 0))
+
+
+def find_failed(printed: bytes) -> tuple[str, ...]:
+    """Return the names of the tests that failed, from what trial prints of each in the end."""
+    sections = printed.split(b"\n" + b"=" * 79 + b"\n")[1:]
+    failed = (each for each in sections if each.startswith((b"[FAIL]\n", b"[ERROR]\n")))
+    return tuple(
+        name.decode()
+        for each in failed
+        for name in re.findall(rb"(?m)^tests(?:\.\w+)*\.[A-Z]\w*\.\w+$", each)
+    )
 
 
 def parts() -> Sequence[Sequence[str]]:
@@ -120,7 +135,7 @@ def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = Tr
     command = [*python, "-m", "twisted.trial", *names]
     began = time.monotonic()
     outcome = None
-    shown = []
+    shown, printed = [], []
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
     ) as trial:
@@ -128,6 +143,7 @@ def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = Tr
         line = b""
         while some := trial.stdout.read(65536):
             shown.append(some)
+            printed.append(some)
             if at_once:
                 _show(shown)
             *lines, line = (line + some).splitlines(keepends=True)
@@ -141,6 +157,8 @@ def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = Tr
     elif trial.returncode and not outcome.failed:
         shown.append(b"trial ended with status %d\n" % trial.returncode)
         outcome = outcome._replace(failed=1)
+    if outcome.failed:
+        outcome = outcome._replace(names=find_failed(b"".join(printed)) or tuple(names[:1]))
     took = used.ru_utime + used.ru_stime, time.monotonic() - began
     name = " ".join(names[:1]) + " and others" * (len(names) > 1)
     shown.append(b"%s: %.1f s of processor time in %.1f s\n" % (name.encode(), *took))
@@ -175,7 +193,9 @@ def run_parts(
                 outcomes[at] = run_trial(parts[at], [sys.executable])
                 if not outcomes[at].failed:
                     unsteady += parts[at]
-    return Outcome(*map(sum, zip(*outcomes, strict=True))), unsteady
+    counts = map(sum, zip(*(outcome[:3] for outcome in outcomes), strict=True))
+    failures = chain.from_iterable(outcome.names for outcome in outcomes)
+    return Outcome(*counts, tuple(failures)), unsteady
 
 
 def run_covered() -> tuple[Outcome, Sequence[str], bool]:
@@ -216,6 +236,8 @@ def main(names: Sequence[str]) -> int:
         well = False
     if unsteady:
         print(f"unsteady: {', '.join(unsteady)} failed beside others, and passed alone")
+    for name in outcome.names:
+        print(f"failed: {name}")
     print(outcome)
     return 0 if well else 1
 

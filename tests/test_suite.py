@@ -47,6 +47,24 @@ class SummaryTests(SynchronousTestCase):
         self.assertIsNone(run.read_summary(b"test_x ... PASSED (successes=1)\n"))
 
 
+class NamesTests(SynchronousTestCase):
+    """The names of tests that failed."""
+
+    def test_sections(self) -> None:
+        """Those of failures and errors are found, and neither modules nor skipped tests."""
+        sections = (
+            "tests.integration.test_a\n  ATests\n    test_a ...   [FAIL]\n",
+            "[FAIL]\nTraceback:\n  tests.run.x\ntests.other\n\ntests.test_a.ATests.test_a\n",
+            "[SKIPPED]\nwithout root\n\ntests.test_b.BTests.test_b\n",
+            "[ERROR]\nTraceback:\n\ntests.test_c.CTests.test_c\ntests.test_c.CTests.test_d\n-----",
+        )
+        printed = ("\n" + "=" * 79 + "\n").join(sections)
+        expected = ("tests.test_a.ATests.test_a", "tests.test_c.CTests.test_c")
+        self.assertEqual(
+            run.find_failed(printed.encode()), (*expected, "tests.test_c.CTests.test_d")
+        )
+
+
 class SignalTests(SynchronousTestCase):
     """A suite that was started by `&` in a script, by cron or by nohup."""
 
