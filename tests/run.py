@@ -178,7 +178,7 @@ def run_parts(
 ) -> tuple[Outcome, Sequence[str]]:
     """Run the parts of the tests, some at a time.
 
-    Return what they come to together, and the names of parts that passed only when run again.
+    Return what they come to together, and the names of tests that passed only when run again.
     `first` is the Python, a command, for the first part.
     """
     with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -190,9 +190,9 @@ def run_parts(
         for at in failed:
             if _has_integration(parts[at]):
                 print(f"\nRunning {' '.join(parts[at])} again, alone", flush=True)
-                outcomes[at] = run_trial(parts[at], [sys.executable])
+                before, outcomes[at] = outcomes[at], run_trial(parts[at], [sys.executable])
                 if not outcomes[at].failed:
-                    unsteady += parts[at]
+                    unsteady += before.names
     counts = map(sum, zip(*(outcome[:3] for outcome in outcomes), strict=True))
     failures = chain.from_iterable(outcome.names for outcome in outcomes)
     return Outcome(*counts, tuple(failures)), unsteady

@@ -106,7 +106,9 @@ class AgainTests(SynchronousTestCase):
         def run_trial(names: list[str], *_: object, **__: object) -> run.Outcome:
             again = names[0] in ran
             ran.extend(names)
-            return run.Outcome(7, 0, 0) if again and names == [mended] else run.Outcome(0, 1, 0)
+            if again and names == [mended]:
+                return run.Outcome(7, 0, 0)
+            return run.Outcome(0, 1, 0, (f"{names[0]}.A.test_d",))
 
         self.patch(run, "run_trial", run_trial)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -118,12 +120,14 @@ class AgainTests(SynchronousTestCase):
         one, other = "tests.integration.test_a", "tests.integration.test_b"
         outcome, unsteady, again = self.run_parts("tests.core.test_c", one, other, mended=one)
         self.assertEqual(again, [one, other])
-        self.assertEqual((outcome, unsteady), (run.Outcome(7, 2, 0), [one]))
+        failed = ("tests.core.test_c.A.test_d", f"{other}.A.test_d")
+        self.assertEqual(outcome, run.Outcome(7, 2, 0, failed))
+        self.assertEqual(unsteady, [f"{one}.A.test_d"])
 
     def test_too_many(self) -> None:
         """Where many have failed, it was no chance, and none is run again."""
         outcome, unsteady, again = self.run_parts(*(f"tests.integration.test_{n}" for n in "abcd"))
-        self.assertEqual((outcome, unsteady, again), (run.Outcome(0, 4, 0), [], []))
+        self.assertEqual((outcome[:3], unsteady, again), ((0, 4, 0), [], []))
 
 
 class TrialTests(SynchronousTestCase):
