@@ -17,8 +17,8 @@ from twisted.internet.task import deferLater
 from demonstration.sandbox import NONE, settings_for_python, why_none
 from demonstration.unprivileged import SERVICE, give, is_root
 
-START_SECONDS = 20.0
-STOP_SECONDS = 15.0
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
 
 CONFIGURATION = """\
 # The repository of the demo is a directory of this machine.
@@ -132,7 +132,7 @@ class Daemon:
             if self._process.poll() is not None:
                 raise DemonstrationError(f"The daemon did not start.\n{self.log_tail()}")
             try:
-                response = await treq.get(f"{self.base_url}/health", timeout=5)
+                response = await treq.get(f"{self.base_url}/health", timeout=START_SECONDS)
                 await treq.content(response)
             except ConnectError:
                 pass
