@@ -65,7 +65,7 @@ from tawebeval.evaluations.snapshot import (
 )
 from tawebeval.linux.child import ProcessAdopter, StartedProcess
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.base import RunnerStatus, SandboxedRun
 from tawebeval.sandbox.environments import Environment, find_environment
 from tawebeval.sandbox.workspace import FileRefused, Workspace, derive_log_name
 from tawebeval.webhooks.callback import Callback
@@ -143,6 +143,7 @@ class Evaluation:
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
     _stop_reason: EvaluationFailure | None = None
+    runner: RunnerStatus | None = None  # where the evaluator runs, None on this machine
     _slots: RunSlots | None = None
     _startup: Deferred[None] | None = None
     _is_launching: bool = False
@@ -303,11 +304,15 @@ class Evaluation:
             sandboxed = self._sandboxed = self.context.sandbox.make_run(
                 self.workspace, checkout, limits, self._environment
             )
+            sandboxed.problem = self.request.problem
+            self.runner = sandboxed.runner
             self.markers = Markers.generate(self.context.random_bytes)
             parser = self._make_parser()
             run = self._make_run(sandboxed, parser)
             self._is_launching = True  # no cancelling from here on: the child would be lost
             started = await self.context.threads.run_in_thread(self.launch, sandboxed, checkout)
+            if sandboxed.has_own_queue:
+                await self._wait_for_begin(sandboxed, started)
             self._adopt(run, started, parser)
         except EvaluationFailure as error:
             await self._conclude(error)
@@ -368,6 +373,17 @@ class Evaluation:
         self.context.fetch_slots.release_slot(self.identifier)
         if self.state is EvaluationState.QUEUED:
             self._enter(EvaluationState.FETCHING)
+
+    async def _wait_for_begin(self, sandboxed: SandboxedRun, started: StartedProcess) -> None:
+        """Wait in the queue of a cluster, from which a stop takes the evaluation."""
+        self._enter(EvaluationState.QUEUED)
+        waiting = Deferred.fromCoroutine(sandboxed.wait_for_begin(started, self.context.spawner))
+        self._is_launching = False
+        if self._stop_reason is not None:  # while srun was started
+            waiting.cancel()
+        await waiting
+        self._is_launching = True
+        self._enter(EvaluationState.FETCHING)
 
     def _make_run(
         self,
@@ -436,7 +452,7 @@ class Evaluation:
         assert self._sandboxed is not None, "made before the start"
         keeper = self.context.run_keeper
         if keeper is None:
-            self.context.spawner.adopt_child(run, started)
+            self._sandboxed.connect_process(run, started, self.context.spawner)
         else:
             descriptors = self._sandboxed.list_descriptors()
             kept = keeper.keep_run(self.log_name + RUN, started, descriptors)

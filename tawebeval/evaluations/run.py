@@ -485,6 +485,16 @@ class EvaluatorRun(ProcessProtocol):
             self._timeout = self._clock.callLater(max(self._time_left, 0), self._on_timeout)
         self._pauses.set_paused(paused, now)
 
+    def suspend_clock(self) -> None:
+        """Stop the clock: the evaluator is to be begun again elsewhere."""
+        self._stop_clock()
+
+    def restart_clock(self) -> None:
+        """Give a run that was begun again its whole time."""
+        self._stop_clock()
+        self._time_left = self._sandboxed.limits.wall_clock
+        self.set_paused(False)
+
     def _stop_clock(self) -> None:
         if self._timeout is not None:
             self._timeout.cancel()

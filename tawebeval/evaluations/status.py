@@ -43,6 +43,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "usage": None,
         "error": None,
         "results": _build_results(evaluation),
+        "runner": evaluation.runner and attrs.asdict(evaluation.runner),
         "callback": None,
         "stderr": run.stderr if run else "",
         "events": {"buffered": ring.newest - ring.oldest, "discarded": ring.oldest},

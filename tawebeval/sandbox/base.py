@@ -53,6 +53,21 @@ class EvaluatorExit:
     signal: int | None = None
 
 
+@attrs.define
+class RunnerStatus:
+    """Where a run is that is not on this machine: a part of the status of its evaluation.
+
+    `queue_reason` is why the cluster has not started the `job` yet, in the cluster's own words.
+    `retries` is how often the run was begun again after the loss of a node.
+    """
+
+    kind: str
+    job: str | None = None
+    node: str | None = None
+    queue_reason: str | None = None
+    retries: int = 0
+
+
 def build_cpu_failure(limits: LimitSettings) -> EvaluationFailure:
     """Return the error of a run over its processor time."""
     what = f"used over {limits.cpu} seconds of processor time"
@@ -85,6 +100,9 @@ class SandboxedRun(ABC):
     """
 
     has_network = True  # whether the evaluator reaches the network
+    has_own_queue = False  # whether the started program waits until something else lets it run
+    runner: RunnerStatus | None = None  # None on this machine
+    problem: str | None = None  # the name of the problem, for kinds with settings by problem
 
     def __init__(
         self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox, limits: LimitSettings
@@ -158,6 +176,20 @@ class SandboxedRun(ABC):
         `directory` is a path of the daemon's. `start_evaluator` adds cgroups and the nice value.
         Raises: OSError.
         """
+
+    async def wait_for_begin(  # noqa: B027  (a kind may have no queue of its own)
+        self, started: StartedProcess, spawner: ProcessAdopter
+    ) -> None:
+        """Wait until the evaluator runs, with `has_own_queue`. Raises: EvaluationFailure.
+
+        It may be cancelled, and returns then after the end of the started program.
+        """
+
+    def connect_process(
+        self, run: ProcessProtocol, started: StartedProcess, spawner: ProcessAdopter
+    ) -> None:
+        """Let the started process drive `run`."""
+        spawner.adopt_child(run, started)
 
     @abstractmethod
     def send_signal(self, child: ProcessTransport, number: int) -> None:

@@ -105,8 +105,9 @@ _WAIT = (
     f""" exec "$@" 2>&3 3>&- {_NOTES}>&-; }}); exit $?"""
 )
 
-_ROOM = Path("/evaluation")  # where an evaluator finds its workspace
-_TOOLS, _RUNNER = _ROOM / "tools", _ROOM / "runner"
+ROOM = Path("/evaluation")
+"""The path under which an evaluator finds its workspace."""
+_TOOLS, _RUNNER = ROOM / "tools", ROOM / "runner"
 ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 # Of /etc: directories with hundreds of links, which would take long to copy; the second one only
@@ -380,7 +381,7 @@ class BubblewrapRun(SandboxedRun):
 
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
-        return self.workspace.make_sandboxed_view(_ROOM)
+        return self.workspace.make_sandboxed_view(ROOM)
 
     def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path

@@ -417,6 +417,42 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(len(self.evaluation.change_condition), 0)
 
 
+class ClusterTests(EvaluationTestCase):
+    """A sandbox with a queue of its own, such as a cluster's."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.sandbox.has_own_queue = True
+        self.world.sandbox.begin.shut = True
+
+    def test_queued(self) -> None:
+        """It is queued until the cluster runs it, and nothing of its clock passes."""
+        self.begin()
+        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
+        self.world.clock.advance(1000)
+        self.assertIsNone(self.evaluation.run)
+        self.world.sandbox.begin.open()
+        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.world.child.end()
+        self.world.turn()
+        self.assertIs(self.evaluation.state, EvaluationState.FINISHED)
+
+    def test_stopped(self) -> None:
+        """A stop takes it from the cluster's queue."""
+        self.begin()
+        self.evaluation.stop(CANCELLED)
+        self.assert_over(EvaluationState.CANCELLED, "cancelled")
+        self.assertEqual(self.world.sandbox.begin.cancelled, 1)
+        self.assertEqual(self.released, 1)
+
+    def test_lost(self) -> None:
+        """What the cluster does not run fails, with the cluster's reason."""
+        self.begin()
+        self.world.sandbox.begin.error = EvaluationFailure("node", "the node failed")
+        self.world.sandbox.begin.open()
+        self.assert_over(EvaluationState.FAILED, "node")
+
+
 class FetchTests(EvaluationTestCase):
     """Commits that are fetched over a network, before there is a place to run."""
 

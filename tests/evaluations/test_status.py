@@ -63,6 +63,7 @@ class StatusTests(EvaluationTestCase):
                 "usage": None,
                 "error": None,
                 "results": None,
+                "runner": None,
                 "callback": None,
                 "stderr": "",
                 "events": {"buffered": 0, "discarded": 0},

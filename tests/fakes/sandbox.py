@@ -12,15 +12,16 @@ from resource import struct_rusage
 from typing import Any
 
 import attrs
+from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import CgroupManager, ResourceUsage
-from tawebeval.linux.child import StartedProcess
+from tawebeval.linux.child import ProcessAdopter, StartedProcess
 from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
 from tawebeval.linux.privileges import User
-from tawebeval.sandbox.base import EvaluatorExit
+from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskUsage
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
@@ -56,6 +57,20 @@ class FakeSandboxedRun:
     free_disk_bytes: float = inf
     child: Any = None
     has_network: bool = True
+    has_own_queue: bool = False
+    runner: RunnerStatus | None = None
+    problem: str | None = None
+    begin: Gate = attrs.field(factory=Gate)
+
+    async def wait_for_begin(self, started: StartedProcess, spawner: ProcessAdopter) -> None:
+        """Wait until the gate `begin` is open."""
+        await self.begin.wait()
+
+    def connect_process(
+        self, run: ProcessProtocol, started: StartedProcess, spawner: ProcessAdopter
+    ) -> None:
+        """Let the process drive `run`."""
+        spawner.adopt_child(run, started)
 
     def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -171,6 +186,8 @@ class FakeSandbox:
         self.cells: list[FakeSandboxedRun] = []
         self.environments: list[Environment | None] = []  # of the cells
         self.orphan_reaper = Gate()
+        self.has_own_queue = False
+        self.begin = Gate()  # of all cells
         self.unable: OSError | None = None  # of cells that are made from now on
         self.limits = limits
 
@@ -184,7 +201,12 @@ class FakeSandbox:
         """Return a new cell."""
         self.environments.append(environment)
         cell = FakeSandboxedRun(
-            limits, workspace.make_unsandboxed_view(), self.orphan_reaper, unable=self.unable
+            limits,
+            workspace.make_unsandboxed_view(),
+            self.orphan_reaper,
+            unable=self.unable,
+            has_own_queue=self.has_own_queue,
+            begin=self.begin,
         )
         self.cells.append(cell)
         return self.cells[-1]
