@@ -317,6 +317,61 @@ class SandboxSettings(Section, frozen=True):
     readable: tuple[_AbsolutePath, ...] = ()
 
 
+_SlurmWord = Annotated[
+    str,
+    _matching(
+        r"[A-Za-z0-9_.:,=@&|*()\[\]-]*",
+        "a word of the characters A-Z a-z 0-9 _ . : , = @ & | * ( ) [ ] -",
+    ),
+]
+_SLURM_OPTIONS = (
+    *("comment", "contiguous", "exclude", "exclusive", "extra-node-info", "gpus", "gpus-per-node"),
+    *("hint", "licenses", "mincpus", "nice", "nodelist", "oversubscribe", "priority", "qos"),
+    *("reservation", "tmp", "wckey"),
+)
+_SlurmArgument = Annotated[
+    str,
+    _matching(
+        rf"--({'|'.join(_SLURM_OPTIONS)})(=[A-Za-z0-9_.:,=@\[\]/+-]+)?",
+        f"one of the options of srun --{', --'.join(_SLURM_OPTIONS)}, with =VALUE",
+    ),
+]
+
+
+_SlurmCount = Annotated[int, Meta(ge=0, le=10_000)]
+_SlurmArguments = Annotated[tuple[_SlurmArgument, ...], Meta(max_length=20)]
+_OptionalPath = Annotated[str, _matching(r"(/[^\0]+)?", "an absolute path, or empty")]
+
+
+class JobSettings(Section, frozen=True):
+    """`[environments.NAME.runner]`, `[problems.NAME.runner]`: options of Slurm's jobs.
+
+    What is empty, or 0, is as in `[runner]`.
+    """
+
+    partition: _SlurmWord = ""
+    account: _SlurmWord = ""
+    constraint: _SlurmWord = ""
+    gres: _SlurmWord = ""
+    cpus: _SlurmCount = 0
+    arguments: _SlurmArguments = ()
+
+
+class RunnerSettings(Section, frozen=True):
+    """`[runner]`: the machines that evaluators run on."""
+
+    kind: Literal["local", "slurm"] = "local"
+    shared: _OptionalPath = ""
+    python: _OptionalPath = ""
+    partition: _SlurmWord = ""
+    account: _SlurmWord = ""
+    constraint: _SlurmWord = ""
+    gres: _SlurmWord = ""
+    cpus: _SlurmCount = 0
+    arguments: _SlurmArguments = ()
+    retries: Annotated[int, Meta(ge=0, le=1)] = 0
+
+
 class MaximumSettings(Section, frozen=True):
     """`[limits.maximum]`: the most that a request may choose; 0: the default in `[limits]`."""
 
@@ -517,6 +572,7 @@ class EnvironmentSettings(Section, frozen=True):
     root: _AbsolutePath
     variables: dict[str, str] = msgspec.field(default_factory=dict)
     description: _Line = ""
+    runner: JobSettings = JobSettings()
 
     def __post_init__(self) -> None:
         _check_variables("variables", self.variables)
@@ -543,6 +599,7 @@ class ProblemSettings(Section, frozen=True):
     limits: dict[str, Any] = msgspec.field(default_factory=dict)
     fields: Annotated[tuple[_FieldName, ...], Meta(max_length=1000)] = ()
     title: _Line = ""
+    runner: JobSettings = JobSettings()
 
     def __post_init__(self) -> None:
         if bool(self.commit) == bool(self.branch):
@@ -577,6 +634,7 @@ class Configuration(Section, frozen=True):
     repositories: RepositorySettings = RepositorySettings()
     evaluations: EvaluationSettings = EvaluationSettings()
     sandbox: SandboxSettings = SandboxSettings()
+    runner: RunnerSettings = RunnerSettings()
     limits: LimitSettings = LimitSettings()
     buffers: BufferSettings = BufferSettings()
     polls: PollSettings = PollSettings()
@@ -610,6 +668,7 @@ def parse_configuration(text: str) -> Configuration:
     named = {table: _convert_named_tables(settings, table) for table in NAMED_TABLES}
     configuration = structs.replace(_convert(settings, Configuration), **named)
     _check_environments(configuration)
+    _check_runner(configuration)
     check_problems(configuration, configuration.problems)
     return configuration
 
@@ -709,6 +768,28 @@ def _check_environments(configuration: Configuration) -> None:
         raise ConfigurationError(
             'environments: an environment needs a sandbox, and sandbox.kind is "none"',
             "remove one of the two settings",
+        )
+
+
+def _check_runner(configuration: Configuration) -> None:
+    runner = configuration.runner
+    if runner.kind == "local":
+        return
+    if not runner.shared:
+        raise ConfigurationError(
+            'runner.shared: runner.kind = "slurm" needs a directory that this machine and all nodes'
+            " see under the same path",
+            "set runner.shared, and keep the state and the cache directory in it",
+        )
+    if configuration.sandbox.kind == "none":
+        raise ConfigurationError(
+            'runner.kind: the nodes run evaluators in a sandbox, and sandbox.kind is "none"',
+            "remove one of the two settings",
+        )
+    if configuration.service.lasting is True:
+        raise ConfigurationError(
+            'service.lasting: with runner.kind = "slurm" evaluations end with the daemon',
+            "set service.lasting = false",
         )
 
 

@@ -58,6 +58,9 @@ from tawebeval.resolver import CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
+from tawebeval.slurm.checks import check_shared_directories
+from tawebeval.slurm.cluster import SlurmSandbox
+from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
 from tawebeval.web.peers import make_peer_lists
@@ -141,6 +144,8 @@ class DaemonParts:
         """Apply the environments and problems of a configuration."""
         self.context.configuration = configuration
         self.application.context.configuration = configuration
+        if isinstance(self.context.sandbox, SlurmSandbox):
+            self.context.sandbox.configuration = configuration
 
     def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
         """Return the metrics of the parts; `log_lines` is None if twistd writes the log."""
@@ -374,7 +379,7 @@ def _make_context(
         threads=pools.work_threads,
         spawner=base.spawner,
         checkout_source=repositories,
-        sandbox=base.sandbox,
+        sandbox=_open_runner(base),
         limit_monitor=LimitMonitor(reactor, pools.monitor_threads, pools.disk_count_threads),
         # The servers of one caller may be slow, so a caller has half of the slots at most.
         fetch_slots=FairQueue(
@@ -390,6 +395,21 @@ def _make_context(
         quota_directories=free_quotas if base.directories.quota_directories else None,
         run_keeper=base.run_keeper,
         archive=archive,
+    )
+
+
+def _open_runner(base: BuilderParts) -> Sandbox:
+    """Return what evaluators run in: the daemon's own sandbox, or the nodes of a cluster."""
+    if base.configuration.runner.kind == "local":
+        return base.sandbox
+    directories = base.directories
+    check_shared_directories(base.configuration, (directories.state, directories.repositories))
+    return SlurmSandbox.create(
+        base.configuration,
+        base.sandbox,
+        SlurmCommands(base.reactor, base.spawner),
+        base.thread_pools.work_threads,
+        base.reactor,
     )
 
 

@@ -20,6 +20,7 @@ from twisted.internet.endpoints import serverFromString
 
 from tawebeval.config import Configuration
 from tawebeval.core.forwarded import TrustedProxies
+from tawebeval.daemon.directories import locate_directories
 from tawebeval.daemon.doctor_storage import StorageChecks
 from tawebeval.daemon.findings import Finding, Severity, report_problems, run_checks
 from tawebeval.daemon.lasting import (
@@ -51,6 +52,7 @@ from tawebeval.sandbox.probe import (
     find_sandbox_problems,
     open_sandbox,
 )
+from tawebeval.slurm.checks import check_cluster
 from tawebeval.web.auth import find_token_file
 
 _UNIT_REMEDY = "run the systemd-run command in docs/install.md"
@@ -83,6 +85,7 @@ class SystemChecks:
             ("python", self._check_python),
             ("sandbox", self._check_sandbox),
             ("environments", self._check_environments),
+            ("cluster", self._check_cluster),
             ("keeper", self._check_keeper),
             ("git", lambda: [check_git_version()]),
             *(
@@ -185,6 +188,16 @@ class SystemChecks:
                 self.configuration, self.storage.configuration_file, self.environment
             )
         yield f"evaluators can run in {', '.join(self.configuration.environments)}"
+
+    def _check_cluster(self) -> Iterator[str | Problem]:
+        if self.configuration.runner.kind == "slurm":
+            yield from check_cluster(
+                self.configuration,
+                locate_directories(self.environment),
+                self.privileges.user,
+                self.privileges.act_as_user,
+                self.environment,
+            )
 
     def _check_cgroups(self, cgroups: CgroupManager) -> Iterator[str | Problem | Finding]:
         remedy = (

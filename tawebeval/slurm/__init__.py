@@ -1,0 +1,19 @@
+"""Evaluators on the nodes of a Slurm cluster (`runner.kind = "slurm"`).
+
+The daemon runs one srun(1) for each evaluator, as its child. The job that srun starts is
+`python -m tawebeval.slurm`. It runs the evaluator in the node's own bubblewrap, by the same
+code as a daemon without a cluster, and sends stdout, stderr and the outcome as frames by its
+stdout. The daemon's orders come by its stdin. Trees, submissions and environments reach the nodes
+by a shared directory (`runner.shared`), under the same paths.
+
+- `frames`: the messages between daemon and node, in both directions.
+- `order`: what a node needs to know, a file of the shared directory.
+- `node`: the program on the node.
+- `jobs`: the options of srun; names and states of jobs; why a job was lost.
+- `commands`: squeue, scontrol and scancel, each with a deadline.
+- `transport`: `NodeTransport`, the process of a run: one srun, or two after the loss of a node.
+- `cluster`: `SlurmSandbox` and `SlurmRun`, which stand for those of `sandbox.base`.
+- `checks`: the checks of start and doctor, from here and by a job.
+
+`daemon.assembly` makes the `SlurmSandbox` beside the daemon's own sandbox, in which git runs.
+"""

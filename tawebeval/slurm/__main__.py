@@ -1,0 +1,11 @@
+"""`python -m tawebeval.slurm ORDER`, which a job runs: `tawebeval.slurm.node`."""
+
+import sys
+
+if __name__ == "__main__":
+    # The node speaks no TLS, and the import would take a third of the time to start an evaluator.
+    sys.modules["OpenSSL"] = None  # type: ignore[assignment]
+
+    from tawebeval.slurm.node import run_order
+
+    run_order()

@@ -1,0 +1,177 @@
+"""Checks of a cluster: by the daemon's start, and by `tawebeval doctor`, also with a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tawebeval.config import Configuration
+from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.linux.privileges import User
+from tawebeval.slurm.commands import DEADLINE, build_command_environment
+from tawebeval.slurm.jobs import NODE_PROGRAM, build_srun_options, merge_settings
+
+COMMANDS = ("srun", "squeue", "scontrol", "scancel")
+"""The commands of Slurm that the daemon runs."""
+
+_JOB_SECONDS = 90.0  # for the job of the check, with its wait for a node
+_INSTALL = "run `apt-get install slurm-client`, and set up this machine as a client of the cluster"
+
+
+def check_shared_directories(configuration: Configuration, directories: Sequence[Path]) -> None:
+    """Check that the daemon's directories lie in `runner.shared`. Raises: ConfigurationError."""
+    shared = Path(configuration.runner.shared)
+    for directory in directories:
+        if not directory.resolve().is_relative_to(shared.resolve()):
+            raise ConfigurationError(
+                f"runner.shared: {directory} is not in {shared}, so the nodes would not see it",
+                "name directories in it by STATE_DIRECTORY and CACHE_DIRECTORY",
+            )
+
+
+def check_cluster(
+    configuration: Configuration,
+    directories: Sequence[Path],
+    user: User | None,
+    act_as_user: Callable[[], AbstractContextManager[None]],
+    environment: Mapping[str, str],
+) -> Iterator[str | Problem]:
+    """Yield what works of a cluster, from this machine and by a job on a node. Blocks.
+
+    `directories` are the state and the cache. Raises: ConfigurationError, OSError.
+    """
+    missing = [name for name in COMMANDS if shutil.which(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"runner.kind: {', '.join(missing)} of Slurm is not installed", _INSTALL
+        )
+    check_shared_directories(configuration, directories)
+    run = _CommandRunner(user, build_command_environment(environment))
+    pinged = run("scontrol", "ping")
+    if " UP" not in pinged:
+        raise ConfigurationError(
+            f"runner.kind: the controller of Slurm does not answer: {pinged.strip()[:200]}",
+            "start slurmctld, or correct SLURM_CONF and munge of this machine",
+        )
+    yield "the controller of Slurm answers"
+    for place, partition in _list_partitions(configuration):
+        if f"PartitionName={partition}" not in run("scontrol", "show", "partition", partition):
+            raise ConfigurationError(
+                f"{place}.partition: the cluster has no partition {partition!r}",
+                "choose one that `sinfo` lists",
+            )
+    yield from _check_by_job(configuration, act_as_user, run)
+
+
+def _list_partitions(configuration: Configuration) -> Iterator[tuple[str, str]]:
+    tables = {
+        "runner": configuration.runner,
+        **{f"environments.{name}.runner": one.runner for name, one in _sorted(configuration, 0)},
+        **{f"problems.{name}.runner": one.runner for name, one in _sorted(configuration, 1)},
+    }
+    for place, settings in tables.items():
+        if settings.partition:
+            yield place, settings.partition
+
+
+def _sorted(configuration: Configuration, which: int) -> list[tuple[str, Any]]:
+    tables: Sequence[Mapping[str, Any]] = (configuration.environments, configuration.problems)
+    return sorted(tables[which].items())
+
+
+class _CommandRunner:
+    """Runs commands of Slurm as the daemon's user, and returns what they print. Blocks."""
+
+    def __init__(self, user: User | None, environment: Mapping[str, str]) -> None:
+        self._user = user
+        self._environment = environment
+
+    def __call__(self, *argv: str, timeout: float = DEADLINE) -> str:
+        user = self._user
+        try:
+            done = subprocess.run(
+                argv,
+                env=dict(self._environment),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+                check=False,
+                user=user.uid if user and os.geteuid() == 0 else None,
+                group=user.gid if user and os.geteuid() == 0 else None,
+                extra_groups=() if user and os.geteuid() == 0 else None,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer within {timeout:g} seconds"
+        return done.stdout.decode(errors="replace")
+
+
+def _check_by_job(
+    configuration: Configuration,
+    act_as_user: Callable[[], AbstractContextManager[None]],
+    run: _CommandRunner,
+) -> Iterator[str | Problem]:
+    """Yield what a job finds on its node."""
+    runner, token = configuration.runner, secrets.token_hex(16)
+    path = Path(runner.shared, f"tawebeval-doctor-{token[:8]}")
+    content = {"token": token, "sandbox": msgspec.to_builtins(configuration.sandbox)}
+    try:
+        with act_as_user():
+            path.touch(0o600)
+            path.write_text(json.dumps(content))
+    except OSError as error:
+        raise ConfigurationError(
+            f"runner.shared: {runner.shared}: {error.strerror}",
+            "let the daemon's user write there",
+        ) from None
+    options = build_srun_options(
+        merge_settings(runner), configuration.limits, f"tawebeval-doctor-{token[:8]}", 0
+    )
+    python = runner.python or sys.executable
+    try:
+        printed = run(
+            *("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_PROGRAM),
+            *("--check", str(path)),
+            timeout=_JOB_SECONDS,
+        )
+    finally:
+        run("scancel", f"--name=tawebeval-doctor-{token[:8]}")
+        with act_as_user():
+            path.unlink(missing_ok=True)
+    yield _judge_report(printed, token)
+
+
+def _judge_report(printed: str, token: str) -> str:
+    """Return what a job has found. Raises: ConfigurationError, if evaluators cannot run there."""
+    for line in printed.splitlines():
+        if line.startswith('{"node":'):
+            told = json.loads(line)
+            break
+    else:
+        said = " ".join(printed.split())[-300:] or "it printed nothing"
+        raise ConfigurationError(
+            f"runner.kind: a job does not run tawebeval: {said}",
+            "set runner.python to a Python on the nodes with tawebeval, and check the options in"
+            " [runner]",
+        )
+    where = f"on the node {told['node']}"
+    if told["problem"] is not None:
+        what, remedy = told["problem"]
+        raise ConfigurationError(f"runner.kind: {where} no evaluator can run: {what}", remedy)
+    if told["token"] != token:
+        raise ConfigurationError(
+            f"runner.shared: {where} the directory has other files than here",
+            "mount the same file system on this machine and all nodes",
+        )
+    return f"{where} bubblewrap works (Python {told['python']}), and the shared directory is seen"

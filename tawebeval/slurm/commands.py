@@ -1,0 +1,175 @@
+"""Slurm's commands squeue, scontrol and scancel, as children with a deadline.
+
+They take no thread: while the controller is away each waits for it, up to its deadline.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.error import ProcessTerminated
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from tawebeval.deferreds import run_in_background
+from tawebeval.linux.child import ProcessTransport
+from tawebeval.slurm.jobs import QUEUE_OPTIONS, QueuedJob, parse_job, parse_queue
+
+DEADLINE = 15.0
+"""Seconds for one command."""
+
+POLL = 2.0
+"""Seconds between the end of one squeue and the begin of the next, for all jobs together."""
+
+_AT_ONCE = 4  # commands
+_PRINTED = 4 * 2**20  # bytes of stdout that are kept
+_PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
+_CANCELS = 30  # attempts to cancel a job, one in each POLL
+
+log = Logger()
+
+
+def build_command_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of Slurm's commands, from that of the daemon."""
+    passed = {name: environment[name] for name in _PASSED if name in environment}
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", **passed}
+
+
+class CommandFailed(Exception):
+    """A command that has failed; `str()` is the end of its stderr."""
+
+
+class _Command(ProcessProtocol):
+    """One command: its stdout, and its end."""
+
+    def __init__(self, clock: Any) -> None:
+        self.ended = Deferred[str]()
+        self._clock = clock
+        self._printed = {1: bytearray(), 2: bytearray()}
+        self._is_late = False
+        self._deadline: IDelayedCall
+        self._process: ProcessTransport
+
+    def makeConnection(self, transport: Any) -> None:
+        self._process = transport
+        self._deadline = self._clock.callLater(DEADLINE, self._on_deadline)
+        super().makeConnection(transport)
+
+    def _on_deadline(self) -> None:
+        self._is_late = True
+        self._process.signal_group(9)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        printed = self._printed[childFD]
+        printed += data[: _PRINTED - len(printed)]
+
+    def processEnded(self, reason: Failure) -> None:
+        if self._deadline.active():
+            self._deadline.cancel()
+        if isinstance(reason.value, ProcessTerminated) or self._is_late:
+            said = self._printed[2][-400:].decode(errors="replace").strip()
+            if self._is_late:
+                said = f"no answer within {DEADLINE:g} seconds"
+            self.ended.errback(CommandFailed(said or str(reason.value)))
+        else:
+            self.ended.callback(self._printed[1].decode(errors="replace"))
+
+
+SpawnCommand = Callable[[ProcessProtocol, Sequence[str], Mapping[str, str], str], object]
+
+
+@attrs.define(eq=False)
+class SlurmCommands:
+    """Slurm's commands, a few at a time, and one watch of the queue for all waiting jobs."""
+
+    _clock: Any
+    _spawn: SpawnCommand
+    _environment: Mapping[str, str] = attrs.field(factory=build_command_environment)
+    _turns: DeferredSemaphore = attrs.field(factory=lambda: DeferredSemaphore(_AT_ONCE))
+    _watchers: dict[str, Callable[[QueuedJob], object]] = attrs.field(factory=dict)
+    _to_cancel: dict[str, int] = attrs.field(factory=dict)
+    _is_polling: bool = False
+    _is_failing: bool = False
+
+    async def run(self, *argv: str) -> str:
+        """Return the stdout of a command. Raises: CommandFailed, OSError."""
+        await self._turns.acquire()
+        try:
+            command = _Command(self._clock)
+            self._spawn(command, argv, self._environment, "/")
+            return await command.ended
+        finally:
+            self._turns.release()
+
+    async def show_job(self, identifier: str) -> Mapping[str, str]:
+        """Return the fields of a job, none if Slurm does not know it or does not answer."""
+        try:
+            return parse_job(await self.run("scontrol", "--oneliner", "show", "job", identifier))
+        except (CommandFailed, OSError) as error:
+            log.warn("the job {job} of Slurm is unknown: {error}", job=identifier, error=error)
+            return {}
+
+    def watch_job(self, name: str, on_state: Callable[[QueuedJob], object]) -> None:
+        """Call `on_state` now and then with what squeue says of a job."""
+        self._watchers[name] = on_state
+        self._poll()
+
+    def forget_job(self, name: str) -> None:
+        """End `watch_job`."""
+        self._watchers.pop(name, None)
+
+    def cancel_job(self, name: str) -> None:
+        """Cancel the jobs of a name, again and again until the queue has none, or it is hopeless.
+
+        A job of an srun that was killed would otherwise keep its node until its time is over.
+        """
+        self._to_cancel[name] = _CANCELS
+        self._poll()
+
+    def _poll(self) -> None:
+        if not self._is_polling:
+            self._is_polling = True
+            run_in_background(self._watch_queue(), log, "defect: Slurm's queue is not watched")
+
+    async def _watch_queue(self) -> None:
+        try:
+            while self._watchers or self._to_cancel:
+                await self._look()
+                pause = Deferred[None]()
+                self._clock.callLater(POLL, pause.callback, None)
+                await pause
+        finally:
+            self._is_polling = False
+
+    async def _look(self) -> None:
+        try:
+            jobs = parse_queue(await self.run("squeue", *QUEUE_OPTIONS))
+        except (CommandFailed, OSError) as error:
+            if not self._is_failing:  # once for each time that the controller is away
+                log.warn("the queue of Slurm is unknown: {error}", error=error)
+            self._is_failing = True
+            return
+        self._is_failing = False
+        for name, watcher in list(self._watchers.items()):
+            if name in jobs:
+                watcher(jobs[name])
+        # A job may come into the queue later than its cancellation.
+        for name in list(self._to_cancel):
+            self._to_cancel[name] -= 1
+            if self._to_cancel[name] <= 0:
+                del self._to_cancel[name]
+            elif name in jobs and jobs[name].state != "COMPLETING":
+                try:
+                    await self.run("scancel", jobs[name].identifier)
+                except (CommandFailed, OSError) as error:
+                    log.warn(
+                        "the job {name} of Slurm is not cancelled: {error}", name=name, error=error
+                    )
+            elif self._to_cancel[name] < _CANCELS - 2:
+                del self._to_cancel[name]

@@ -1,0 +1,105 @@
+"""Frames: the messages between the daemon and a node.
+
+A frame from the node is a byte for its kind, the length of its content in 4 bytes (big-endian), the
+content and a line feed. Slurm passes stdout of a job on by lines, so the line feed makes a frame
+arrive at once. srun writes its own messages to stderr, never between frames.
+
+To the node the daemon sends lines: `GRANT` and a number of bytes, `TERMINATE`, `KILL`. Slurm keeps
+megabytes of output on the way, so back-pressure does not rely on it: the node sends at most
+`WINDOW` bytes of stdout more than the daemon has granted. Nothing waits behind a full pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+import attrs
+
+WINDOW = 256 * 1024
+"""Bytes of stdout, and one read of the pipe, that may be on the way or wait in the daemon."""
+
+UNBOUNDED = 2**40
+"""A grant for whatever is left."""
+
+GRANT, TERMINATE, KILL = b"A", b"T", b"K"
+"""First bytes of the daemon's lines; that of a grant is followed by its bytes in decimal."""
+
+MAX_CONTENT = 2**20
+"""The most bytes of one frame: a read of a pipe, or the JSON of an outcome."""
+
+_HEADER = 5
+
+
+class FrameKind(Enum):
+    """What a frame has."""
+
+    BEGUN = b"B"  # JSON: the evaluator is about to be started; names job and node
+    STDOUT = b"O"
+    STDERR = b"E"
+    EXITED = b"D"  # nothing: the evaluator's processes have ended; their output may follow
+    OUTCOME = b"X"  # JSON: the last frame
+
+
+class BrokenFrame(Exception):
+    """Bytes that are no frame: the program on the node is not the one that was asked for."""
+
+
+def encode_frame(kind: FrameKind, content: bytes = b"") -> bytes:
+    """Return a frame."""
+    return b"%b%b%b\n" % (kind.value, len(content).to_bytes(4, "big"), content)
+
+
+@attrs.define
+class FrameParser:
+    """Parser of the frames of one job."""
+
+    _pending: bytearray = attrs.field(factory=bytearray)
+
+    def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yield the frames that `data` completes. Raises: BrokenFrame."""
+        pending = self._pending
+        pending += data
+        while len(pending) >= _HEADER:
+            try:
+                kind = FrameKind(bytes(pending[:1]))
+            except ValueError:
+                raise BrokenFrame(_show(pending)) from None
+            size = int.from_bytes(pending[1:_HEADER], "big")
+            if size > MAX_CONTENT:
+                raise BrokenFrame(_show(pending))
+            end = _HEADER + size
+            if len(pending) <= end:
+                return
+            if pending[end : end + 1] != b"\n":
+                raise BrokenFrame(_show(pending))
+            content = bytes(pending[_HEADER:end])
+            del pending[: end + 1]
+            yield kind, content
+
+
+def _show(data: bytearray) -> str:
+    return bytes(data[:200]).decode(errors="replace").strip()
+
+
+def encode_grant(size: int) -> bytes:
+    """Return the line by which the daemon grants bytes of stdout."""
+    return b"%b%d\n" % (GRANT, size)
+
+
+def encode_command(command: bytes) -> bytes:
+    """Return the line of `TERMINATE` or `KILL`."""
+    return command + b"\n"
+
+
+@attrs.define
+class LineParser:
+    """Parser of the daemon's lines, on the node."""
+
+    _pending: bytes = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Yield the first byte of each whole line, and the number behind it, 0 without one."""
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            yield line[:1], int(line[1:] or 0)

@@ -1,0 +1,144 @@
+"""Jobs of Slurm: the options of srun(1), the queue by squeue(1), and why a job was lost."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from tawebeval.config import JobSettings, LimitSettings, RunnerSettings
+from tawebeval.errors import EvaluationFailure, FailureReason
+
+NODE_PROGRAM = "tawebeval.slurm"
+"""What a job runs by `python -m`."""
+
+NODE_MEMORY = 192 * 2**20
+"""Bytes that the program on the node and the sandbox need beside the evaluator."""
+
+NODE_SECONDS = 120
+"""Seconds that a job may last beyond the evaluation's own limits."""
+
+QUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
+"""The options of squeue for `parse_queue`."""
+
+_MIB = 2**20
+_QUEUED = re.compile(r"job (\d+) (?:queued|has been allocated)|allocation (\d+)")
+_WORDS_SHOWN = 300  # characters of srun's words in a message
+
+
+@attrs.frozen
+class QueuedJob:
+    """A job as squeue shows it."""
+
+    identifier: str
+    state: str
+    reason: str
+    node: str
+
+
+def parse_queue(printed: str) -> Mapping[str, QueuedJob]:
+    """Return the jobs that squeue has printed, by their names."""
+    found = {}
+    for line in printed.splitlines():
+        identifier, name, state, reason, node = [*line.split("|"), *[""] * 5][:5]
+        if name:
+            found[name] = QueuedJob(identifier, state, reason, node)
+    return found
+
+
+def parse_job(printed: str) -> Mapping[str, str]:
+    """Return the fields of `scontrol show job --oneliner`."""
+    return dict(re.findall(r"(?:^|\s)([A-Za-z][\w:/]*)=(\S*)", printed))
+
+
+def find_job_identifier(words: str) -> str | None:
+    """Return the number of the job that srun names on stderr."""
+    told = _QUEUED.search(words)
+    return None if told is None else told[1] or told[2]
+
+
+def merge_settings(settings: RunnerSettings, *overrides: JobSettings) -> JobSettings:
+    """Return the settings of a job; the last one that is not empty counts."""
+    names = JobSettings.__struct_fields__
+    merged = {name: getattr(settings, name) for name in names}
+    for one in overrides:
+        for name in names:
+            merged[name] = getattr(one, name) or merged[name]
+    return JobSettings(**merged)
+
+
+def build_srun_options(
+    settings: JobSettings, limits: LimitSettings, name: str, paused: float
+) -> Iterator[str]:
+    """Yield the options of srun for one evaluator; `paused` is `evaluations.paused` in seconds."""
+    seconds = limits.wall_clock + paused + NODE_SECONDS
+    yield from (
+        f"--job-name={name}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={settings.cpus or 1}",
+        f"--mem={math.ceil((limits.memory + NODE_MEMORY) / _MIB)}M",
+        f"--time={min(math.ceil(seconds / 60), 525_600)}",
+        "--chdir=/",
+        "--export=NONE",
+        "--propagate=NONE",
+        "--mpi=none",
+        "--kill-on-bad-exit=1",
+    )
+    for option in ("partition", "account", "constraint", "gres"):
+        if value := getattr(settings, option):
+            yield f"--{option}={value}"
+    yield from settings.arguments
+
+
+def explain_loss(job: Mapping[str, str], words: str) -> EvaluationFailure:
+    """Return why a job has ended without an outcome.
+
+    `job` has the fields of `parse_job`, empty if Slurm does not answer; `words` is the end of what
+    srun has printed.
+    """
+    state = job.get("JobState", "")
+    node = job.get("NodeList", "")
+    where = f" on the node {node}" if node and node != "(null)" else ""
+    number = job.get("JobId")
+    named = f"the job {number} of Slurm{where}" if number else "the job of Slurm"
+    for states, reason, what in _LOSSES:
+        if state in states:
+            return EvaluationFailure(reason, f"{named} {what}", {"slurm": state})
+    for sign, reason, what in _SIGNS:
+        if re.search(sign, words):
+            return EvaluationFailure(reason, f"{named} {what}")
+    said = re.sub(r"\s+", " ", words).strip()[-_WORDS_SHOWN:]
+    said = f"; srun said: {said}" if said else ""
+    if not number:
+        return EvaluationFailure("lost", f"the evaluator was not run by Slurm{said}")
+    what = f"{named} ended without an outcome (state {state or 'unknown'}){said}"
+    return EvaluationFailure("node", what)
+
+
+_Loss = tuple[str, FailureReason, str]
+_LOSSES: Sequence[tuple[frozenset[str], FailureReason, str]] = (
+    (frozenset({"NODE_FAIL", "BOOT_FAIL"}), "node", "was lost: the node failed"),
+    (frozenset({"PREEMPTED"}), "preempted", "was preempted by another job"),
+    (frozenset({"OUT_OF_MEMORY"}), "memory", "used over its memory (limits.memory)"),
+    (frozenset({"TIMEOUT", "DEADLINE"}), "timeout", "was ended by Slurm's time limit"),
+    (frozenset({"CANCELLED", "REVOKED"}), "revoked", "was cancelled in Slurm"),
+)
+_SIGNS: Sequence[_Loss] = (
+    (r"(?i)node failure|NODE FAIL", "node", "was lost: the node failed"),
+    (r"(?i)preemption", "preempted", "was preempted by another job"),
+    (r"(?i)oom[-_ ]kill|out of memory", "memory", "used over its memory (limits.memory)"),
+    (r"DUE TO TIME LIMIT", "timeout", "was ended by Slurm's time limit"),
+    (
+        r"has been revoked|CANCELLED AT|job has been cancelled|allocation cancelled",
+        "revoked",
+        "was cancelled in Slurm",
+    ),
+)
+
+
+def is_out_of_memory(words: str) -> bool:
+    """Tell whether srun says that the kernel has killed a process of the job for its memory."""
+    return re.search(_SIGNS[2][0], words) is not None

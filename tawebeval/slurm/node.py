@@ -1,0 +1,404 @@
+"""The program on the node: runs one evaluator, and ends with it.
+
+    python -I -m tawebeval.slurm ORDER
+
+It reads the order, starts the evaluator in bubblewrap and watches its limits, as a daemon does.
+stdout has the frames, stdin the daemon's lines. The end of stdin means that srun or the daemon is
+gone: then the evaluator is killed. If this program itself is killed, bwrap ends with it, and the
+evaluator with bwrap.
+
+Limits are those of resources (setrlimit(2)) and of the disk. Slurm limits the memory of the whole
+job. This program makes no cgroups: the job's belong to Slurm.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+from twisted.internet.abstract import FileDescriptor
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessTerminated
+from twisted.internet.fdesc import readFromFD, setNonBlocking, writeToFD
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.internet.main import CONNECTION_LOST
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from tawebeval.config import Configuration, LimitSettings, SandboxSettings
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import ConfigurationError, EvaluationFailure
+from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.child import ProcessTransport, Spawner
+from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.reaper import OrphanReaper, become_subreaper
+from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
+from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.probe import close_sandbox, open_bubblewrap, probe_bubblewrap
+from tawebeval.slurm.frames import (
+    GRANT,
+    KILL,
+    TERMINATE,
+    WINDOW,
+    FrameKind,
+    LineParser,
+    encode_frame,
+)
+from tawebeval.slurm.order import Order, WrongVersion, read_order
+
+_THREADS = 3  # two of them poll limits
+_PLACE = "tawebeval-node-"
+_FRESH = 60.0  # seconds in which a new place may have no lock yet
+
+
+class FrameWriter(FileDescriptor):
+    """Writer of frames to stdout; `on_lost` is called if nobody reads them any more."""
+
+    def __init__(self, reactor: Any, descriptor: int, on_lost: Callable[[], object]) -> None:
+        super().__init__(reactor)
+        setNonBlocking(descriptor)
+        self._descriptor = descriptor
+        self._on_lost = on_lost
+        self.connected = 1
+
+    def fileno(self) -> int:
+        """Return the descriptor of stdout."""
+        return self._descriptor
+
+    def write_frame(self, kind: FrameKind, content: bytes = b"") -> None:
+        """Send a frame."""
+        self.write(encode_frame(kind, content))
+
+    def writeSomeData(self, data: bytes) -> int | Exception:
+        """Write what the pipe takes."""
+        written: int | Exception = CONNECTION_LOST
+        with suppress(OSError):
+            written = writeToFD(self._descriptor, data)
+        return written
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Tell the end, after `loseConnection` or a failed write."""
+        super().connectionLost(reason)
+        self._on_lost()
+
+
+@implementer(IReadDescriptor)
+class OrderReader:
+    """Reader of the daemon's lines from stdin; None is the end."""
+
+    def __init__(self, reactor: Any, take: Callable[[bytes | None, int], object]) -> None:
+        setNonBlocking(0)
+        self._reactor = reactor
+        self._take = take
+        self._lines = LineParser()
+        reactor.addReader(self)
+
+    def fileno(self) -> int:
+        """Return the descriptor of stdin."""
+        return 0
+
+    def logPrefix(self) -> str:
+        """Return the name for log lines."""
+        return type(self).__name__
+
+    def doRead(self) -> Any:
+        """Read what has arrived."""
+        return readFromFD(0, self._feed)
+
+    def _feed(self, data: bytes) -> None:
+        for command, number in self._lines.feed(data):
+            self._take(command, number)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Tell the end of stdin."""
+        self._reactor.removeReader(self)
+        self._take(None, 0)
+
+
+class NodeRun(ProcessProtocol):
+    """The evaluator on the node: sends its output and its outcome."""
+
+    def __init__(
+        self, order: Order, run: SandboxedRun, threads: WorkerThreads, reactor: Any
+    ) -> None:
+        self._order = order
+        self._run = run
+        self._threads = threads
+        self._reactor = reactor
+        self._writer = FrameWriter(reactor, 1, self._on_reader_lost)
+        self._window = WINDOW
+        self._stderr_left = order.limits.stderr + 1  # one more byte shows the excess
+        self._excess: EvaluationFailure | None = None
+        self._tree_ended = Deferred[None]()
+        self._is_connected = False
+        self._has_told = False
+        self._process: ProcessTransport
+
+    def begin(self, spawner: Spawner, monitor: LimitMonitor) -> None:
+        """Start the evaluator. Blocks, as this program has nothing else to do."""
+        environment = os.environ
+        begun = {"job": environment.get("SLURM_JOB_ID"), "node": environment.get("SLURMD_NODENAME")}
+        self._writer.write_frame(FrameKind.BEGUN, json.dumps(begun).encode())
+        order, run = self._order, self._run
+        started = run.start_evaluator(order.command, order.variables, order.directory)
+        spawner.adopt_child(self, started)
+        monitor.add_run(run, self.stop)
+        run.serve_submissions(self._reactor, self._threads, spawner)
+        self._monitor = monitor
+        OrderReader(self._reactor, self.take_command)
+
+    def makeConnection(self, transport: Any) -> None:
+        """Connect the started process."""
+        self._process = transport
+        self._is_connected = True
+        self._run.set_first_process(transport)
+        super().makeConnection(transport)
+
+    def take_command(self, command: bytes | None, number: int) -> None:
+        """Do what a line of the daemon says."""
+        if command == GRANT:
+            if self._window <= 0 < self._window + number:
+                self._process.resumeProducing()
+            self._window += number
+        elif command == TERMINATE:
+            self._signal(signal.SIGTERM)
+        elif command == KILL:
+            self._signal(signal.SIGKILL)
+        elif command is None:
+            self._on_reader_lost()
+
+    def _on_reader_lost(self) -> None:
+        """Kill the evaluator: nobody waits for it. After the outcome, end."""
+        if self._has_told:
+            if self._reactor.running:
+                self._reactor.stop()
+            return
+        self._has_told = True
+        if self._is_connected:
+            self._signal(signal.SIGKILL)
+            self._process.resumeProducing()
+        else:
+            self._reactor.stop()
+
+    def stop(self, failure: EvaluationFailure) -> None:
+        """Kill a run over a limit."""
+        self._excess = self._excess or failure
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._process.is_running:
+            self._run.send_signal(self._process, number)
+
+    def outReceived(self, data: bytes) -> None:
+        """Send stdout, and stop reading it when the window is full."""
+        self._writer.write_frame(FrameKind.STDOUT, data)
+        before = self._window
+        self._window -= len(data)
+        if self._window <= 0 < before:
+            self._process.pauseProducing()
+
+    def errReceived(self, data: bytes) -> None:
+        """Send stderr, up to its limit."""
+        data = data[: self._stderr_left]
+        self._stderr_left -= len(data)
+        if data:
+            self._writer.write_frame(FrameKind.STDERR, data)
+
+    def processExited(self, reason: Failure) -> None:
+        """Kill what the evaluator has left."""
+        Deferred.fromCoroutine(self._end_tree()).addErrback(self.fail)
+
+    async def _end_tree(self) -> None:
+        self._monitor.remove_run(self._run)
+        await self._run.kill_remaining_processes()
+        self._writer.write_frame(FrameKind.EXITED)
+        self._process.read_remaining_output()
+        self._tree_ended.callback(None)
+
+    def processEnded(self, reason: Failure) -> None:
+        """Tell the outcome: all output was sent."""
+        status, number = 0, None
+        if isinstance(reason.value, ProcessTerminated):
+            status, number = reason.value.exitCode, reason.value.signal
+        Deferred.fromCoroutine(self._conclude(status, number)).addErrback(self.fail)
+
+    async def _conclude(self, status: int | None, number: int | None) -> None:
+        await self._tree_ended
+        run, outcome, over = self._run, dict[str, Any](), self._excess
+        try:
+            outcome["exit"] = attrs.astuple(run.interpret_exit(status, number))
+        except EvaluationFailure as error:
+            outcome["unstarted"] = dump_failure(error)
+        waited = self._process.resource_usage
+        usage = await self._threads.run_in_thread(run.read_usage, waited)
+        seconds = usage.cpu_seconds
+        if seconds is None and waited is not None:
+            seconds = waited.ru_utime + waited.ru_stime
+        over = over or run.check_memory()
+        if outcome.get("exit") != (0, None):
+            over = over or await self._threads.run_in_thread(run.check_limits, True)
+        outcome["over"] = over and dump_failure(over)
+        outcome["usage"] = [seconds, usage.peak_memory_bytes]
+        await self._threads.run_in_thread(run.close)
+        self.tell_outcome(outcome)
+
+    def fail(self, failure: Failure) -> None:
+        """Tell that the evaluator could not be run, or not to its end."""
+        error = failure.value
+        if isinstance(error, ConfigurationError):
+            message = f"on the node {os.uname().nodename}: {error}"
+        else:
+            why = error.strerror if isinstance(error, OSError) else type(error).__name__
+            message = f"the node {os.uname().nodename} could not run the evaluator: {why}"
+            failure.printTraceback(sys.stderr)
+        self.tell_outcome({"unstarted": dump_failure(EvaluationFailure("lost", message))})
+
+    def tell_outcome(self, outcome: dict[str, Any]) -> None:
+        """Send the last frame, and end."""
+        self._has_told = True
+        self._writer.write_frame(FrameKind.OUTCOME, json.dumps(outcome).encode())
+        self._writer.loseConnection()
+
+
+def dump_failure(failure: EvaluationFailure) -> list[Any]:
+    """Return a failure as JSON."""
+    return [failure.reason, failure.message, dict(failure.extra_members)]
+
+
+def open_node_sandbox(
+    settings: SandboxSettings, limits: LimitSettings, place: Path, orphans: OrphanReaper
+) -> BubblewrapSandbox:
+    """Return the node's sandbox. Blocks. Raises: ConfigurationError, OSError.
+
+    Its files lie in `place`, a directory of the node.
+    """
+    write_sandbox_files(place)
+    configuration = msgspec.structs.replace(Configuration(), sandbox=settings, limits=limits)
+    sandbox = open_bubblewrap(configuration, place, CgroupManager([], {}, {}), orphans)
+    # The daemon reads files of the tree by the shared directory, so it is no overlay of this node.
+    sandbox.writable_trees.use_copies("on a node of a cluster")
+    return sandbox
+
+
+@contextmanager
+def make_place() -> Iterator[Path]:
+    """Make a directory of the node for the sandbox's own files, and remove it in the end. Blocks.
+
+    Those that killed programs have left are removed first: a living one holds a lock.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{_PLACE}*"):
+        with suppress(OSError):
+            status = path.lstat()
+            if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _FRESH:
+                with _open_locked(path):
+                    remove_tree(path)
+    place = Path(tempfile.mkdtemp(prefix=_PLACE))
+    try:
+        with _open_locked(place):
+            yield place
+    finally:
+        remove_tree(place)
+
+
+@contextmanager
+def _open_locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a directory. Raises: OSError, if another process holds it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def main() -> None:
+    """Run the order. Raises: OSError, ConfigurationError, WrongVersion."""
+    from twisted.internet import reactor as default_reactor
+
+    reactor: Any = default_reactor
+    order = read_order(Path(sys.argv[1]))
+    become_subreaper()
+    os.umask(0o022)
+    spawner = Spawner(reactor)
+    orphans = OrphanReaper(reactor, spawner)
+    threads = WorkerThreads.create(reactor, _THREADS, "work", is_abandoned=True)
+    with make_place() as place:
+        sandbox = open_node_sandbox(order.sandbox, order.limits, place, orphans)
+        threads.start()
+        run = NodeRun(
+            order,
+            sandbox.make_run(
+                order.workspace, order.make_checkout(), order.limits, order.environment
+            ),
+            threads,
+            reactor,
+        )
+
+        def begin() -> None:
+            try:
+                run.begin(spawner, LimitMonitor(reactor, threads, threads))
+            except (OSError, ConfigurationError):
+                run.fail(Failure())
+
+        reactor.callWhenRunning(begin)
+        reactor.run()
+        close_sandbox(sandbox)
+
+
+def check_node(path: Path) -> None:
+    """Print what evaluators would find on this node, for `tawebeval doctor`.
+
+    `path` is a file of the shared directory. Blocks. Raises: OSError, ConfigurationError.
+    """
+    from twisted.internet import reactor
+
+    report: dict[str, Any] = {
+        "node": os.environ.get("SLURMD_NODENAME", os.uname().nodename),
+        "python": platform.python_version(),
+        "token": None,
+        "problem": None,
+    }
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        what = f"{path}, which the daemon has written, cannot be read: {error.strerror}"
+        remedy = "mount the directory runner.shared on all nodes, under the same path"
+        report["problem"] = [what, remedy]
+    else:
+        report["token"] = told["token"]
+        sandbox = msgspec.convert(told["sandbox"], SandboxSettings)
+        try:
+            with make_place() as place:
+                orphans = OrphanReaper(reactor, Spawner(reactor))
+                opened = open_node_sandbox(sandbox, LimitSettings(), place, orphans)
+                found = probe_bubblewrap(opened)
+                report["problem"] = found and list(found)
+                close_sandbox(opened)
+        except ConfigurationError as error:
+            report["problem"] = list(error.problem)
+    print(json.dumps(report), flush=True)
+
+
+def run_order() -> None:
+    """Run the order named on the command line. Raises: SystemExit, with a message."""
+    try:
+        if sys.argv[1] == "--check":
+            check_node(Path(sys.argv[2]))
+        else:
+            main()
+    except (OSError, ConfigurationError, WrongVersion) as error:
+        sys.exit(f"tawebeval on {os.uname().nodename}: {error}")

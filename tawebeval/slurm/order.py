@@ -1,0 +1,112 @@
+"""The order of one job: what the node has to run, as a file of the shared directory.
+
+The file lies in the evaluation's directory, which the sandbox does not show, and only the daemon's
+user can read it. Nothing of it stands on a command line, which other users could read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+
+from tawebeval.config import LimitSettings, SandboxSettings
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.workspace import Workspace
+
+ORDER_NAME = "order"
+"""The name of the order's file in the evaluation's directory."""
+
+VERSION = 1
+"""The version of orders and frames: daemon and nodes must have the same."""
+
+
+@attrs.frozen
+class Order:
+    """An evaluator to run: everything that a run of a sandbox needs."""
+
+    command: str
+    variables: Mapping[str, str]
+    directory: Path
+    root: Path
+    quota_directory: Path | None
+    checkout: Path
+    commit_bytes: int
+    commit_files: int
+    limits: LimitSettings
+    sandbox: SandboxSettings
+    environment: Environment | None
+
+    @property
+    def workspace(self) -> Workspace:
+        """The evaluation's directories."""
+        return Workspace(self.root, self.quota_directory)
+
+    def make_checkout(self) -> Checkout:
+        """Return the checkout of the commit, which the daemon holds."""
+        commit = Commit("", "", self.commit_files, self.commit_bytes)
+        return Checkout(commit, self.checkout, lambda: None)
+
+    def write_file(self) -> Path:
+        """Write the order to the evaluation's directory; return its path. Blocks. Raises: OSError.
+
+        The file has its name once it is whole.
+        """
+        environment = self.environment
+        content: dict[str, Any] = {
+            "version": VERSION,
+            "command": self.command,
+            "variables": dict(self.variables),
+            "directory": str(self.directory),
+            "root": str(self.root),
+            "quota_directory": self.quota_directory and str(self.quota_directory),
+            "checkout": str(self.checkout),
+            "commit_bytes": self.commit_bytes,
+            "commit_files": self.commit_files,
+            "limits": msgspec.to_builtins(self.limits),
+            "sandbox": msgspec.to_builtins(self.sandbox),
+            "environment": environment
+            and [environment.name, str(environment.root), dict(environment.variables)],
+        }
+        path = self.root / ORDER_NAME
+        new = path.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        new.replace(path)
+        return path
+
+
+class WrongVersion(Exception):
+    """An order of another version of tawebeval."""
+
+
+def read_order(path: Path) -> Order:
+    """Return the order in a file. Blocks. Raises: OSError, WrongVersion."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    version = content.pop("version")
+    if version != VERSION:
+        raise WrongVersion(
+            f"the daemon's tawebeval sends orders of version {version}, and this node's takes"
+            f" version {VERSION}; install the same tawebeval on both"
+        )
+    quota, environment = content["quota_directory"], content["environment"]
+    return Order(
+        **{
+            **content,
+            "directory": Path(content["directory"]),
+            "root": Path(content["root"]),
+            "quota_directory": quota and Path(quota),
+            "checkout": Path(content["checkout"]),
+            "limits": msgspec.convert(content["limits"], LimitSettings),
+            "sandbox": msgspec.convert(content["sandbox"], SandboxSettings),
+            "environment": environment
+            and Environment(environment[0], Path(environment[1]), environment[2]),
+        }
+    )

@@ -1,0 +1,279 @@
+"""A Slurm cluster of two nodes on loopback, and test cases whose daemon runs evaluators there."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+from twisted.trial.unittest import SkipTest
+
+import tawebeval
+from tests.cases.patience import PATIENCE
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.ports import free_port
+from tests.integration.processes import descriptors, everybody
+from tests.integration.unprivileged import PYTHON, USER
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
+NODES = ("one", "two")
+CPUS = 4  # of each node, whatever the machine has
+
+_SLURM_CONF = """
+ClusterName=tawebeval{ctld}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ctld}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/{tracking}
+TaskPlugin=task/none
+MpiDefault=none
+SwitchType=switch/none
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+SchedulerParameters=bf_interval=2,sched_interval=2
+SlurmdTimeout=6
+KillWait=2
+ReturnToService=2
+JobCompType=jobcomp/none
+NodeName=one NodeHostname={host} NodeAddr=127.0.0.1 Port={one} CPUs={cpus} RealMemory=64000 \
+Feature=left
+NodeName=two NodeHostname={host} NodeAddr=127.0.0.1 Port={two} CPUs={cpus} RealMemory=64000 \
+Feature=right
+PartitionName=main Nodes=one,two Default=YES State=UP
+PartitionName=low Nodes=one,two State=UP PreemptMode=CANCEL PriorityTier=1
+"""
+_CGROUP_CONF = "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n"
+
+
+def find_missing() -> str | None:
+    """Return why no cluster can be started here; None if it can."""
+    if os.geteuid() != 0:
+        return "slurmd has to be root"
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    return f"without {', '.join(missing)}" if missing else None
+
+
+class Cluster:
+    """A running cluster: munged, slurmctld and a slurmd for each node, all of them its own."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-slurm-")).resolve()
+        self.folder.chmod(0o755)
+        self.configuration = self.folder / "slurm.conf"
+        self.environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
+        host = socket.gethostname().partition(".")[0]
+        freezer = Path("/sys/fs/cgroup/freezer").is_dir()
+        ports = {name: free_port() for name in ("ctld", *NODES)}
+        self.port = ports["ctld"]
+        self.configuration.write_text(
+            _SLURM_CONF.format(
+                folder=self.folder,
+                host=host,
+                cpus=CPUS,
+                tracking="cgroup" if freezer else "linuxproc",
+                **ports,
+            )
+        )
+        (self.folder / "cgroup.conf").write_text(_CGROUP_CONF)
+        (self.folder / "state").mkdir()
+        self.python = provide_python(self.folder)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        atexit.register(self.stop)
+
+    def start(self) -> None:
+        """Start all daemons."""
+        key = self.folder / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(os.urandom(128))
+        names = ("socket", "pid", "log", "seed")
+        paths = {"socket": "--socket", "pid": "--pid-file", "log": "--log-file"}
+        files = [f"{paths.get(name, '--seed-file')}={self.folder}/munge.{name}" for name in names]
+        self._spawn("munged", "munged", "--force", "--foreground", f"--key-file={key}", *files)
+        self.start_controller()
+        for node in NODES:
+            self.start_node(node)
+
+    def _spawn(self, name: str, *argv: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                argv,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start_controller(self) -> None:
+        """Start slurmctld."""
+        self._spawn("slurmctld", "slurmctld", "-D", "-f", str(self.configuration))
+
+    def start_node(self, node: str) -> None:
+        """Start a node's slurmd."""
+        self._spawn(node, "slurmd", "-D", "-N", node, "-f", str(self.configuration))
+
+    def kill_controller(self) -> None:
+        """End slurmctld as a loss of power would."""
+        self._kill("slurmctld")
+
+    def kill_node(self, node: str) -> None:
+        """End a node as a loss of power would: with all steps on it."""
+        steps = self.list_steps(node)
+        self._kill(node)
+        for step in steps:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(step, signal.SIGKILL)
+        # The controller would find out by itself, after SlurmdTimeout and a ping.
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=killed")
+
+    def _kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def list_steps(self, node: str) -> list[int]:
+        """Return the slurmstepd of a node, by their sockets: they hide their environment."""
+        spool = f"{self.folder}/spool-{node}/"
+        lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines())
+        inodes = {line[6] for line in lines if len(line) == 8 and line[7].startswith(spool)}
+        found = []
+        for pid in everybody():
+            with contextlib.suppress(OSError):
+                opened = (os.readlink(f"/proc/{pid}/fd/{one}") for one in descriptors(pid) or ())
+                if any(one.removeprefix("socket:[").rstrip("]") in inodes for one in opened):
+                    found.append(pid)
+        return found
+
+    def run(self, *argv: str) -> str:
+        """Return what a command of Slurm prints."""
+        done = subprocess.run(
+            argv, env=self.environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+        return done.stdout
+
+    def is_ready(self) -> bool:
+        """Tell whether both nodes can run jobs."""
+        return self.run("sinfo", "--noheader", "--format=%D %t", "--partition=main") == "2 idle\n"
+
+    def list_jobs(self) -> list[str]:
+        """Return the jobs that have not ended."""
+        return self.run("squeue", "--noheader", "--format=%i %T %N").splitlines()
+
+    async def settle(self) -> None:
+        """Wait until both nodes are there and idle; bring back what a test has killed."""
+        for node in NODES:
+            if node not in self._processes:
+                self.start_node(node)
+        if "slurmctld" not in self._processes:
+            self.start_controller()
+        await until(self.is_ready, "both nodes are idle", PATIENCE * 2)
+
+    def stop(self) -> None:
+        """End everything."""
+        if self._processes:
+            subprocess.run(
+                ["scancel", "--user=root,nobody"],
+                env=self.environment,
+                capture_output=True,
+                check=False,
+                timeout=PATIENCE,
+            )
+        for name in ("one", "two", "slurmctld", "munged"):
+            process = self._processes.pop(name, None)
+            if process is not None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+                process.kill()
+                process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self.stop)
+
+
+def provide_python(folder: Path) -> str:
+    """Return a Python with tawebeval that the daemons' user can run, as nodes have one."""
+    if USER is None or can_run(sys.executable):
+        return sys.executable
+    # The interpreter of the tests lies in a private home: let the machine's own do its work.
+    wrapper = folder / "python"
+    paths = ":".join((str(Path(tawebeval.__file__).parents[1]), *site.getsitepackages()))
+    wrapper.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={paths} exec {PYTHON} "$@"\n')
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+def can_run(program: str) -> bool:
+    """Tell whether the daemons' user can run a program."""
+    assert USER is not None, "the tests are root's"
+    try:
+        done = subprocess.run(
+            [program, "-c", ""],
+            user=USER.pw_uid,
+            group=USER.pw_gid,
+            extra_groups=(),
+            cwd="/",
+            check=False,
+            capture_output=True,
+        )
+    except PermissionError:
+        return False
+    return done.returncode == 0
+
+
+RUNNER = f"""
+[runner]
+kind = "slurm"
+shared = "{tempfile.gettempdir()}"
+python = "{{python}}"
+cpus = 1
+"""
+
+
+class SlurmTestCase(DaemonTestCase):
+    """Tests whose daemon runs evaluators on a cluster, which all classes share."""
+
+    template: ClassVar[str] = CONFIGURATION + RUNNER
+    cluster: ClassVar[Cluster]
+    _started: ClassVar[Cluster | None] = None
+    _classes: ClassVar[list[type[SlurmTestCase]]] = []
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        SlurmTestCase._classes.append(cls)
+
+    async def setUp(self) -> None:
+        missing = find_missing()
+        if missing:
+            raise SkipTest(missing)
+        if SlurmTestCase._started is None:
+            SlurmTestCase._started = SlurmTestCase.cluster = Cluster()
+            self.cluster.start()
+        await self.cluster.settle()
+        cls = type(self)
+        cls.configuration = cls.template.format(python=self.cluster.python)
+        cls.environment = {"SLURM_CONF": str(self.cluster.configuration)}
+        await super().setUp()
+
+    async def _stop_after_the_last(self) -> None:
+        await super()._stop_after_the_last()
+        if not any(cls._to_run for cls in self._classes) and SlurmTestCase._started is not None:
+            SlurmTestCase._started.stop()
+            SlurmTestCase._started = None

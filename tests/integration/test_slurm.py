@@ -1,0 +1,311 @@
+"""Evaluators on a cluster: a daemon, and a real Slurm of two nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from tempfile import gettempdir
+
+from twisted.internet.threads import deferToThread
+from twisted.internet.utils import getProcessOutput
+
+from tawebeval.config import Configuration, parse_configuration
+from tawebeval.errors import ConfigurationError
+from tawebeval.slurm.checks import check_cluster
+from tests.integration.attacks import bombs
+from tests.integration.client import failure, joined, python, text
+from tests.integration.harness import COMMAND, until
+from tests.integration.processes import alive, children, new_word, processes
+from tests.integration.slurm_case import CPUS, SlurmTestCase
+from tests.integration.test_blocks import HELPERS
+
+MIB = 2**20
+LINES = 20_000
+FLOOD = f"""
+import sys
+for i in range({LINES}):
+    sys.stdout.write(f"{{i:08d}}" + "x" * 1000 + "\\n")
+"""
+ENDLESS = 'import os\nwhile True: os.write(1, b"x" * 9999 + b"\\n")'
+BLOCKS = r"""
+block(b'{"a": 1}')
+with open(os.environ["TEMPORARY_DIRECTORY"] + "/content", "wb") as f: f.write(b"whole")
+file(AS_PATH % b"content", (os.environ["TEMPORARY_DIRECTORY"] + "/content").encode())
+say(open(os.environ["SUBMISSION_FILE_SOLUTION"], "rb").read())
+say(open("README", "rb").read())
+os.write(2, b"complaint\n")
+sys.exit(3)
+"""
+SPY = """
+import os, socket, sys
+for path in sys.argv[2:]:
+    print(os.path.exists(path))
+try:
+    socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+except OSError:
+    print("refused")
+print([name for name in os.environ if name.startswith("SLURM")])
+print(sorted(os.listdir("/evaluation")))
+"""
+MANY = int(os.environ.get("TAWEBEVAL_SLURM_JOBS", "4"))
+
+
+class RunTests(SlurmTestCase):
+    """Evaluators on a node behave as on this machine."""
+
+    async def test_events(self) -> None:
+        """Text, data, files and the exit arrive; the status names job and node."""
+        identifier = await self.begin(python(HELPERS + BLOCKS))
+        status = await self.client.ended(identifier)
+        events = await self.client.follow(identifier)
+        self.assertEqual(failure(events, "exit")["status"], 3)
+        found = joined(events)
+        self.assertEqual(found[0], [{"a": 1}])
+        self.assertEqual(found[1][0]["content_base64"], "d2hvbGU=")
+        self.assertEqual(found[2], "42\nan evaluator\n")
+        self.assertEqual(status["stderr"], "complaint\n")
+        self.assertEqual(status["exit"], {"status": 3, "signal": None})
+        self.assertGreater(status["usage"]["cpu_seconds"], 0)
+        runner = status["runner"]
+        self.assertIn(runner.pop("node"), ("one", "two"))
+        self.assertTrue(runner.pop("job").isdecimal())
+        self.assertEqual(runner, {"kind": "slurm", "queue_reason": None, "retries": 0})
+
+    async def test_back_pressure(self) -> None:
+        """A flood waits for its reader, stops its evaluator, and arrives exactly."""
+        word = new_word()
+        identifier = await self.begin(python(FLOOD, word))
+        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
+            pass
+        (flood,) = (pid for pid in processes(word) if not children(pid) and alive(pid))
+        channel = Path(f"/proc/{flood}/wchan")
+        await until(lambda: "pipe" in channel.read_text(), "the evaluator is blocked")
+        status = await self.client.status(identifier)
+        self.assertEqual(status["state"], "running")
+        self.assertLess(status["buffered_bytes"], 9 * MIB)
+        digest, cursor = sha256(), None
+        for _ in count():
+            page = await self.client.page(identifier, cursor, wait=10)
+            digest.update(text(page["data"]).encode())
+            cursor = page["end"]
+            if cursor is None:
+                break
+        expected = "".join(f"{i:08d}" + "x" * 1000 + "\n" for i in range(LINES))
+        self.assertEqual(digest.hexdigest(), sha256(expected.encode()).hexdigest())
+
+    async def test_cancel(self) -> None:
+        """An evaluator whose full road nobody reads is cancelled, and its output is kept."""
+        word = new_word()
+        identifier = await self.begin(python(ENDLESS, word))
+        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
+            pass
+        await self.client.cancel(identifier)
+        await until(lambda: not processes(word), "nothing is left on the node")
+        events = await self.client.follow(identifier)
+        failure(events, "cancelled")
+        *lines, _ = text(events).split("\n")
+        self.assertEqual(set(lines), {"x" * 9999})
+
+    async def test_survivors(self) -> None:
+        """Double forks in sessions of their own, deaf to all signals: not one lives on a node."""
+        word = new_word()
+        events = await self.run_command(python(bombs.STUBBORN, "go", word))
+        self.assertEqual(joined(events), ["ready\n"])
+        await until(lambda: not processes(word), "nothing is left on the node")
+        identifier = await self.begin_and_wait(python(bombs.STUBBORN, "stay", word))
+        await self.client.cancel(identifier)
+        await until(lambda: not processes(word), "nothing is left on the node")
+
+    async def test_limits(self) -> None:
+        """Time, memory and processes are limited on the node."""
+        identifiers = [
+            await self.begin("sleep 600", **{"limits[wall_clock]": "1"}),
+            await self.begin(python(bombs.HEAP), **{"limits[memory]": "64M"}),
+            await self.begin(
+                python(bombs.FORKS), **{"limits[processes]": "20", "limits[wall_clock]": "3"}
+            ),
+        ]
+        late, heap, forks = [await self.client.follow(one) for one in identifiers]
+        self.assertEqual(failure(late, "timeout")["limit"], "limits.wall_clock")
+        self.assertNotIn("unlimited", text(heap))
+        self.assertIn(failure_reason(heap), ("exit", "memory"))
+        failure(forks, "timeout")
+        self.assertNotIn("unlimited", text(forks))
+
+    async def test_disk(self) -> None:
+        """A file that was removed while it is open counts, too."""
+        program = """
+import os, time
+file = open("x", "wb", 0)
+os.unlink("x")
+file.write(bytes(2**24))
+time.sleep(600)
+"""
+        events = await self.run_command(python(program), **{"limits[disk]": "1M"})
+        failure(events, "disk")
+
+    async def test_spy(self) -> None:
+        """An evaluator sees neither orders nor Slurm, and cannot connect to its controller."""
+        port = self.cluster.port
+        folder = self.cluster.folder
+        paths = (self.daemon.state, folder, folder / "munge.socket", "/run/munge", "/etc/slurm")
+        events = await self.run_command(python(SPY, str(port), *map(str, paths)))
+        lines = text(events).splitlines()
+        self.assertEqual(lines[:-2], ["False"] * len(paths) + ["refused"])
+        self.assertEqual(lines[-2], "[]")
+        self.assertNotIn("order", lines[-1])
+
+
+def failure_reason(events: list[dict[str, object]]) -> object:
+    """Return the reason in the last event."""
+    payload = events[-1]["payload"]
+    assert isinstance(payload, dict), payload
+    return payload["reason"]
+
+
+class ClusterTests(SlurmTestCase):
+    """What happens in the cluster behind the daemon's back."""
+
+    async def test_scancel(self) -> None:
+        """A job that somebody cancels in Slurm is told as such."""
+        identifier = await self.begin_and_wait("echo ready; sleep 600")
+        job = (await self.client.status(identifier))["runner"]["job"]
+        self.cluster.run("scancel", job)
+        failure(await self.client.follow(identifier), "revoked")
+
+    async def test_controller(self) -> None:
+        """An evaluation goes on, ends and is told while the controller is away."""
+        identifier, gate = await self.begin_and_hold("echo on")
+        self.cluster.kill_controller()
+        gate.write_text("\n")
+        self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
+        self.cluster.start_controller()
+        self.assertEqual(joined(await self.run_command("echo again")), ["again\n"])
+
+    async def test_killed_daemon(self) -> None:
+        """An evaluator ends with a daemon that is killed, and its job with it."""
+        word = new_word()
+        await self.begin_and_wait(f"echo ready; sleep 600 && : {word}")
+        self.assertTrue(processes(word))
+        await self.daemon.kill()
+        await until(lambda: not processes(word), "nothing is left on the node")
+        await until(lambda: not self.cluster.list_jobs(), "no job is left")
+        self.daemon.start()
+        await self.daemon.ready()
+
+
+class DoctorTests(SlurmTestCase):
+    """`tawebeval doctor` and the start, with a cluster that is well and others."""
+
+    async def test_well(self) -> None:
+        """The command sends a job, which tells that its node is well."""
+        command = (COMMAND, "doctor", "--config", str(self.daemon.folder / "tawebeval.toml"))
+        environment = {
+            **self.cluster.environment,
+            "STATE_DIRECTORY": str(self.daemon.state),
+            "CACHE_DIRECTORY": str(self.daemon.cache),
+        }
+        said = await getProcessOutput(command[0], command[1:], environment, errortoo=True)
+        self.assertIn(b"bubblewrap works (Python 3.", said)
+        self.assertIn(b"the shared directory is seen", said)
+
+    async def test_faults(self) -> None:
+        """Each fault is named by its setting."""
+        well = (self.daemon.folder / "tawebeval.toml").read_text()
+        for old, new, what in (
+            ("cpus = 1", 'partition = "none"', "runner.partition: the cluster has no partition"),
+            (self.cluster.python, "/bin/false", "runner.kind: a job does not run tawebeval"),
+            (f'"{gettempdir()}"', '"/usr"', "is not in /usr, so the nodes would not see it"),
+        ):
+            configuration = parse_configuration(well.replace(old, new))
+            said = await deferToThread(self.find_fault, configuration)
+            self.assertIn(what, said)
+
+    def find_fault(self, configuration: Configuration) -> str:
+        """Return the error of the checks."""
+        directories = (self.daemon.state, self.daemon.cache)
+        with self.assertRaises(ConfigurationError) as found:
+            list(
+                check_cluster(
+                    configuration, directories, None, nullcontext, self.cluster.environment
+                )
+            )
+        return str(found.exception)
+
+
+class QueueTests(SlurmTestCase):
+    """A cluster without a free node."""
+
+    template = SlurmTestCase.template.replace("cpus = 1", f"cpus = {CPUS}")
+
+    async def test_queue(self) -> None:
+        """The wait is shown as queued, with Slurm's reason, and a cancel ends it."""
+        running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(2)]
+        waiting = await self.begin("echo late")
+
+        async def reason() -> object:
+            status = await self.client.status(waiting)
+            self.assertIn(status["state"], ("fetching", "queued"))
+            return status["runner"] and status["runner"]["queue_reason"]
+
+        self.assertIn(await until(reason, "the reason is shown"), ("Resources", "Priority"))
+        self.assertEqual((await self.client.status(waiting))["state"], "queued")
+        await self.client.cancel(waiting)
+        failure(await self.client.follow(waiting), "cancelled")
+        third = await self.begin("echo third")
+        await self.client.cancel(running[0])
+        self.assertEqual(joined(await self.client.follow(third)), ["third\n"])
+        await self.client.cancel(running[1])
+        await until(lambda: not self.cluster.list_jobs(), "no job is left")
+
+
+class NodeLossTests(SlurmTestCase):
+    """A node that fails, with one retry allowed."""
+
+    template = SlurmTestCase.template + "retries = 1\n"
+
+    async def test_loss(self) -> None:
+        """Only what has printed nothing is begun again, on the other node."""
+        gone = "[ -e gone ] && echo again && exit; touch gone; sleep 600"
+        identifier = await self.begin(f"{gone.replace('gone', '$HOME/gone')}")
+
+        async def node() -> object:
+            return (await self.client.status(identifier))["state"] == "running"
+
+        await until(node, "it runs")
+        status = await self.client.status(identifier)
+        first = status["runner"]["node"]
+        self.cluster.kill_node(first)
+
+        async def moved() -> object:
+            runner = (await self.client.status(identifier))["runner"]
+            return runner["retries"] == 1 and runner["node"] not in (None, first)
+
+        await until(moved, "it runs on the other node")
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        await self.client.cancel(identifier)
+        failure(await self.client.follow(identifier), "cancelled")
+        await self.cluster.settle()
+        identifier = await self.begin_and_wait("echo ready; sleep 600")
+        self.cluster.kill_node((await self.client.status(identifier))["runner"]["node"])
+        events = await self.client.follow(identifier)
+        failure(events, "node")
+        self.assertEqual(text(events), "ready\n")
+
+
+class ManyTests(SlurmTestCase):
+    """Many jobs at once, as many as TAWEBEVAL_SLURM_JOBS says; by itself only a few."""
+
+    template = SlurmTestCase.template.replace("running = 4", f"running = {MANY}")
+
+    async def test_many(self) -> None:
+        """All streams are exact, though most jobs have to wait in Slurm's queue."""
+        program = "import sys\nfor i in range(5000): print(sys.argv[1], i)"
+        names = [new_word() for _ in range(MANY)]
+        identifiers = [await self.begin(python(program, name)) for name in names]
+        for name, identifier in zip(names, identifiers, strict=True):
+            found = text(await self.client.follow(identifier))
+            self.assertEqual(found, "".join(f"{name} {i}\n" for i in range(5000)))

@@ -1,0 +1,1 @@
+"""Tests of `tawebeval.slurm`, without a cluster."""

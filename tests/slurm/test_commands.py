@@ -1,0 +1,137 @@
+"""`slurm.commands`: squeue, scontrol and scancel, with fake children and a Clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.slurm.commands import (
+    DEADLINE,
+    POLL,
+    CommandFailed,
+    SlurmCommands,
+    build_command_environment,
+)
+from tawebeval.slurm.jobs import QueuedJob
+
+
+class FakeCommand:
+    """A command that runs until the test ends it."""
+
+    def __init__(self, protocol: ProcessProtocol, argv: Sequence[str]) -> None:
+        self.protocol = protocol
+        self.argv = argv
+        self.signals: list[int] = []
+        protocol.makeConnection(self)
+
+    def signal_group(self, number: int) -> None:
+        """Note a signal."""
+        self.signals.append(number)
+
+    def end(self, printed: str = "", complaint: str = "") -> None:
+        """End, well without a complaint."""
+        self.protocol.childDataReceived(1, printed.encode())
+        self.protocol.childDataReceived(2, complaint.encode())
+        value = ProcessTerminated(1) if complaint else ProcessDone(0)
+        self.protocol.processEnded(Failure(value))
+
+
+class CommandTests(SynchronousTestCase):
+    """Commands that run, and the watch of the queue."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.running: list[FakeCommand] = []
+        self.commands = SlurmCommands(self.clock, self.spawn, {})
+
+    def spawn(
+        self,
+        protocol: ProcessProtocol,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str,
+    ) -> None:
+        """Start a fake command."""
+        self.running.append(FakeCommand(protocol, argv))
+
+    def run_command(self, *argv: str) -> Deferred[str]:
+        """Begin a command."""
+        return Deferred.fromCoroutine(self.commands.run(*argv))
+
+    def test_result(self) -> None:
+        """What it prints; or what it says when it fails."""
+        done = self.run_command("squeue")
+        self.running.pop().end("one\n")
+        self.assertEqual(self.successResultOf(done), "one\n")
+        done = self.run_command("squeue")
+        self.running.pop().end(complaint="Unable to contact slurm controller")
+        error = self.failureResultOf(done, CommandFailed).value
+        self.assertEqual(str(error), "Unable to contact slurm controller")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_deadline(self) -> None:
+        """A command that hangs is killed, and failed."""
+        done = self.run_command("squeue")
+        self.clock.advance(DEADLINE)
+        self.assertEqual(self.running[0].signals, [9])
+        self.running[0].end()
+        self.assertIn("no answer within 15 seconds", str(self.failureResultOf(done).value))
+
+    def test_turns(self) -> None:
+        """Four run at once; others wait."""
+        for _ in range(6):
+            self.run_command("scontrol")
+        self.assertEqual(len(self.running), 4)
+        self.running[0].end()
+        self.assertEqual(len(self.running), 5)
+
+    def test_watch(self) -> None:
+        """One squeue tells all watchers of their jobs, until the last is forgotten."""
+        told: list[QueuedJob] = []
+        self.commands.watch_job("a", told.append)
+        self.commands.watch_job("b", told.append)
+        self.assertEqual(len(self.running), 1)
+        self.running.pop().end("1|a|PENDING|Resources|\n2|b|RUNNING|None|one\n3|c|RUNNING||\n")
+        self.assertEqual([job.identifier for job in told], ["1", "2"])
+        self.commands.forget_job("a")
+        self.clock.advance(POLL)
+        self.running.pop().end(complaint="away")
+        self.commands.forget_job("b")
+        self.clock.advance(POLL)
+        self.assertEqual(self.running, [])
+
+    def test_cancel(self) -> None:
+        """A job is cancelled when the controller is back, and again until it is gone."""
+        self.commands.cancel_job("a")
+        self.running.pop().end(complaint="away")
+        for _ in range(2):
+            self.clock.advance(POLL)
+            self.running.pop().end("1|a|RUNNING||one\n")
+            self.assertEqual(self.running[-1].argv, ("scancel", "1"))
+            self.running.pop().end()
+        for _ in range(4):
+            self.clock.advance(POLL)
+            if self.running:
+                self.running.pop().end()
+        self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
+
+    def test_unknown(self) -> None:
+        """A job that scontrol does not know has no fields."""
+        done = Deferred.fromCoroutine(self.commands.show_job("7"))
+        self.assertEqual(self.running[0].argv[-1], "7")
+        self.running.pop().end(complaint="Invalid job id specified")
+        self.assertEqual(self.successResultOf(done), {})
+
+    def test_environment(self) -> None:
+        """Commands get the path of Slurm's configuration, and no secret."""
+        given = {"SLURM_CONF": "/c", "PATH": "/bin", "TOKEN": "x"}
+        self.assertEqual(
+            build_command_environment(given),
+            {"PATH": "/bin", "LC_ALL": "C", "SLURM_CONF": "/c"},
+        )

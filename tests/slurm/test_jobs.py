@@ -1,0 +1,120 @@
+"""`slurm.jobs`: options of srun, the queue, and why jobs are lost."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import JobSettings, LimitSettings, RunnerSettings
+from tawebeval.slurm.jobs import (
+    QueuedJob,
+    build_srun_options,
+    explain_loss,
+    find_job_identifier,
+    is_out_of_memory,
+    merge_settings,
+    parse_job,
+    parse_queue,
+)
+
+QUEUE = """\
+7|tawebeval-0123456789abcdef-0|PENDING|Resources|
+8|other|RUNNING|None|one
+broken
+"""
+JOB = (
+    "JobId=5 JobName=tawebeval-x UserId=nobody(65534) JobState=NODE_FAIL Reason=None"
+    " TimeLimit=00:12:00 NodeList=one BatchHost=one"
+)
+
+
+class OptionTests(SynchronousTestCase):
+    """The options of srun."""
+
+    def test_merged(self) -> None:
+        """A problem's settings count more than an environment's, and these than the runner's."""
+        runner = RunnerSettings(partition="main", account="group", cpus=2, arguments=("--qos=low",))
+        environment = JobSettings(partition="gpu", gres="gpu:1")
+        problem = JobSettings(partition="large", arguments=("--exclusive",))
+        self.assertEqual(
+            merge_settings(runner, environment, problem),
+            JobSettings("large", "group", "", "gpu:1", 2, ("--exclusive",)),
+        )
+
+    def test_options(self) -> None:
+        """Memory and time come from the limits; what is empty is left out."""
+        limits = LimitSettings(wall_clock=61, memory=2**20 * 100)
+        settings = JobSettings(partition="main", arguments=("--qos=low",))
+        options = list(build_srun_options(settings, limits, "name", 600))
+        for option in ("--job-name=name", "--mem=292M", "--time=14", "--cpus-per-task=1"):
+            self.assertIn(option, options)
+        self.assertEqual(options[-2:], ["--partition=main", "--qos=low"])
+
+
+class QueueTests(SynchronousTestCase):
+    """What Slurm's commands print."""
+
+    def test_queue(self) -> None:
+        """Jobs by their names; a line of another form does no harm."""
+        found = parse_queue(QUEUE)
+        name = "tawebeval-0123456789abcdef-0"
+        self.assertEqual(found[name], QueuedJob("7", "PENDING", "Resources", ""))
+        self.assertEqual(found["other"].node, "one")
+
+    def test_job(self) -> None:
+        """The fields of a job."""
+        job = parse_job(JOB)
+        self.assertEqual((job["JobId"], job["JobState"]), ("5", "NODE_FAIL"))
+        self.assertEqual(job["UserId"], "nobody(65534)")
+
+    def test_identifier(self) -> None:
+        """The number of the job in srun's words."""
+        for words in (
+            "srun: job 12 queued and waiting for resources",
+            "srun: Job allocation 12 has been revoked",
+        ):
+            self.assertEqual(find_job_identifier(words), "12")
+        self.assertIsNone(find_job_identifier("srun: error: Invalid partition"))
+
+
+class LossTests(SynchronousTestCase):
+    """Why a job has ended without an outcome."""
+
+    def test_states(self) -> None:
+        """Each state of Slurm has its reason, and the message names job and node."""
+        reasons = {
+            "NODE_FAIL": "node",
+            "BOOT_FAIL": "node",
+            "PREEMPTED": "preempted",
+            "OUT_OF_MEMORY": "memory",
+            "TIMEOUT": "timeout",
+            "DEADLINE": "timeout",
+            "CANCELLED": "revoked",
+            "FAILED": "node",
+        }
+        for state, reason in reasons.items():
+            failure = explain_loss(parse_job(JOB.replace("NODE_FAIL", state)), "")
+            self.assertEqual(failure.reason, reason, state)
+            self.assertIn("the job 5 of Slurm on the node one", failure.message)
+
+    def test_words(self) -> None:
+        """Without an answer of the controller the words of srun count."""
+        reasons = {
+            "srun: error: Node failure on one": "node",
+            "slurmstepd: error: *** STEP 5.0 ON one CANCELLED DUE TO PREEMPTION ***": "preempted",
+            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0.": "memory",
+            "slurmstepd: error: *** STEP 5.0 CANCELLED AT 10:00 DUE TO TIME LIMIT ***": "timeout",
+            "slurmstepd: error: *** STEP 5.0 ON one CANCELLED AT 2026-01-01 ***": "revoked",
+        }
+        for words, reason in reasons.items():
+            self.assertEqual(explain_loss({}, words).reason, reason, words)
+
+    def test_refused(self) -> None:
+        """A job that Slurm does not take is a fault of the configuration, with srun's words."""
+        failure = explain_loss({}, "srun: error: invalid partition specified: none\n")
+        self.assertEqual(failure.reason, "lost")
+        self.assertIn("srun said: srun: error: invalid partition specified: none", failure.message)
+
+    def test_memory(self) -> None:
+        """What Slurm says of the kernel's choice."""
+        self.assertTrue(is_out_of_memory("srun: error: one: task 0: Out Of Memory"))
+        self.assertFalse(is_out_of_memory("srun: error: one: task 0: Killed"))
