@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
 from tawebeval.core.peers import JointCursor, make_list_part, merge_parts
-from tawebeval.errors import MalformedRequest
+from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
 from tawebeval.evaluations.registry import LISTING_SIZE
 from tawebeval.web.context import WebContext
@@ -50,14 +51,15 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     limit = max(1, LISTING_SIZE // max(1, len(cursors)))
     parts = {}
     if own in cursors:
-        listing = await context.registry.list_evaluations(
-            cursors[own], request.caller, wanted, limit
-        )
-        parts[own] = make_list_part(listing.end, listing.data)
+        with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
+            listing = await context.registry.list_evaluations(
+                cursors[own], request.caller, wanted, limit
+            )
+            parts[own] = make_list_part(listing.end, listing.data)
     asked = {name: url for name, url in others.items() if name in cursors}
     authorization = request.requestHeaders.getRawHeaders(b"Authorization", [])
     parts |= await context.peers.fetch_parts(
-        asked, cursors, ListRequest(authorization, parameters, limit)
+        asked, cursors, ListRequest(request.caller, authorization, parameters, limit)
     )
     joint = merge_parts(before, cursors, parts)
     return {

@@ -2,12 +2,13 @@
 
 The operator has chosen the URLs, but a daemon may be away, hang, or answer with anything. Bounds:
 `DEADLINE` seconds, `ENTRY_BYTES` for each evaluation that an answer may have, `FAN_OUTS` lists at
-once. A request carries the caller's own credentials, and `OWN_LIST_HEADER`: its receiver asks
-nobody else.
+once, `FAN_OUTS_PER_CALLER` of them for one caller. A request carries the caller's own credentials,
+and `OWN_LIST_HEADER`: its receiver asks nobody else.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -20,13 +21,14 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.logger import Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
-from twisted.web.http import BAD_REQUEST, OK
+from twisted.web.http import BAD_REQUEST, FORBIDDEN, OK, UNAUTHORIZED
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
 from tawebeval.core.hosts import Address, HostPolicy, UrlServer, parse_url_server
 from tawebeval.core.peers import ListPart, make_cursor_error, parse_list_part
+from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import make_one_shot_event
 from tawebeval.errors import ForbiddenHost, InvalidCursor, ServerBusy, TawebevalError
 from tawebeval.pinned_agent import (
@@ -47,14 +49,16 @@ DEADLINE = 2.0
 FAN_OUTS = 16
 """Lists over all daemons at once; further ones are refused."""
 
+FAN_OUTS_PER_CALLER = 4
+"""Those of one caller with a token."""
+
 ENTRY_BYTES = 48 * 1024
 """Bytes of one evaluation in a list, at most: 20 KiB of results, and labels with their escapes."""
 
+_TOO_MANY_REQUESTS = 429  # RFC 6585
 _HEAD_BYTES = 16 * 1024
 _SILENCE = 5.0  # seconds in which a daemon that has missed the deadline is not asked again
 _LOG_INTERVAL = 60.0  # seconds between two lines about one daemon
-# The caller is refused there, for its token or its rate. The log is for faults of daemons.
-_REFUSALS = (400, 401, 403, 429)
 _EVERY_NETWORK = ("0.0.0.0/0", "::/0")  # the operator has chosen the hosts
 
 T = TypeVar("T")
@@ -67,16 +71,18 @@ class _PeerFault(TawebevalError):
 
 
 class _CallerRefused(TawebevalError):
-    """A daemon refuses this caller."""
+    """A daemon refuses this caller, who has asked for it: for the filter or the rate."""
 
 
 @attrs.frozen
 class ListRequest:
-    """A request for parts of lists; `limit` is the most entries of each.
+    """A request of a caller for parts of lists; `limit` is the most entries of each.
 
-    `authorization` are the caller's headers of this name.
+    `caller` is the caller's name, that of ANONYMOUS without tokens. `authorization` are the
+    caller's headers of this name.
     """
 
+    caller: str
     authorization: Sequence[bytes]
     filter_parameters: Mapping[str, str]
     limit: int
@@ -92,7 +98,7 @@ class PeerLists:
     _clock: Any
     _resolver: CheckedResolver
     _agent: Callable[[UrlServer, Address, AnswerLimit], IAgent]
-    _running: int = attrs.field(default=0, init=False)
+    _running: Counter[str] = attrs.field(factory=Counter, init=False)  # lists by caller
     # By URL, in seconds of the clock.
     _silent_until: dict[str, float] = attrs.field(factory=dict, init=False)
     _next_log: dict[str, float] = attrs.field(factory=dict, init=False)
@@ -107,15 +113,17 @@ class PeerLists:
         """
         if not urls:
             return {}
-        if self._running >= FAN_OUTS:
+        caller = request.caller
+        has_share = caller == ANONYMOUS or self._running[caller] < FAN_OUTS_PER_CALLER
+        if not has_share or self._running.total() >= FAN_OUTS:
             raise ServerBusy("too many lists over all daemons at once; try again in a moment", 1)
-        self._running += 1
+        self._running[caller] += 1
         attempts = [
             Deferred.fromCoroutine(self._fetch(name, url, cursors[name], request))
             for name, url in urls.items()
         ]
         everything = gatherResults(attempts)
-        everything.addBoth(self._release)
+        everything.addBoth(self._release, caller)
         # The requests go on when the client has left, and count as long as they last.
         found = (await make_one_shot_event(everything).wait())()
         for one in found:
@@ -125,8 +133,8 @@ class PeerLists:
             name: one for name, one in zip(urls, found, strict=True) if isinstance(one, ListPart)
         }
 
-    def _release(self, result: T) -> T:
-        self._running -= 1
+    def _release(self, result: T, caller: str) -> T:
+        self._running -= Counter([caller])  # forgets a caller without lists
         return result
 
     async def _fetch(
@@ -179,8 +187,12 @@ class PeerLists:
             await collect(response, body.extend)
         if response.code == BAD_REQUEST and cursor:
             raise make_cursor_error(cursor)
-        if response.code in _REFUSALS:
+        if response.code in (BAD_REQUEST, _TOO_MANY_REQUESTS):
             raise _CallerRefused
+        if response.code in (UNAUTHORIZED, FORBIDDEN):  # this daemon has accepted the token
+            raise _PeerFault(
+                f"status {response.code}: it refuses a caller; are its callers.tokens the same?"
+            )
         if response.code != OK:
             raise _PeerFault(f"status {response.code}")
         try:

@@ -22,6 +22,7 @@ from zope.interface import implementer
 from tawebeval.config import CallerSettings, Configuration, ServiceSettings
 from tawebeval.core.hosts import Address, HostPolicy, UrlServer
 from tawebeval.core.tokens import generate_token
+from tawebeval.errors import ServerBusy
 from tawebeval.pinned_agent import AnswerLimit, PinnedAgent
 from tawebeval.resolver import CheckedResolver
 from tawebeval.web import peers
@@ -287,16 +288,25 @@ class AwayTests(SeveralTestCase):
             self.events.clear()
 
     def test_caller_refused(self) -> None:
-        """If a daemon refuses the caller, that is no fault of the daemon."""
-        for status in (400, 401, 403, 429):
+        """A filter or rate that a daemon refuses is no fault of the daemon; other tokens are."""
+        for status in (400, 429, 401):
+            self.assertEqual(self.warnings, [])
             self.list_without(lambda status=status: succeed(MadeResponse(status, b"{}")))  # type: ignore[misc]
-        self.assertEqual(self.warnings, [])
+        reason = "status 401: it refuses a caller; are its callers.tokens the same?"
+        self.assertEqual(self.warnings, [reason])
+
+    def test_own_disk(self) -> None:
+        """If this daemon's own archive does not answer, this one is away."""
+        registry = self.services["a"].context.registry
+        busy = mock.AsyncMock(side_effect=ServerBusy("the disk does not answer", 5))
+        with mock.patch.object(registry, "list_evaluations", busy):
+            self.assertEqual(self.ask("a").json()["away"], ["a"])
 
     def test_defect(self) -> None:
         """A defect costs the list one daemon, too."""
         self.list_without(lambda: fail(ZeroDivisionError()))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.services["a"].context.peers._running, 0)
+        self.assertEqual(self.services["a"].context.peers._running, {})
 
     def test_silent(self) -> None:
         """A daemon that hangs is waited for, then left alone for some seconds."""
@@ -315,6 +325,14 @@ class AwayTests(SeveralTestCase):
 
     def test_too_many(self) -> None:
         """Lists are bounded while their requests last, also if their clients have left."""
+        self.check_bound("FAN_OUTS")
+
+    def test_too_many_of_a_caller(self) -> None:
+        """The lists of one caller leave others some."""
+        self.check_bound("FAN_OUTS_PER_CALLER")
+
+    def check_bound(self, name: str) -> None:
+        """Check that the third list is refused where this bound is 2."""
         waiting: list[Deferred[Any]] = []
 
         def wait() -> Deferred[Any]:
@@ -322,7 +340,7 @@ class AwayTests(SeveralTestCase):
             return waiting[-1]
 
         self.fates["b"] = wait
-        with mock.patch("tawebeval.web.peers.FAN_OUTS", 2):
+        with mock.patch(f"tawebeval.web.peers.{name}", 2):
             first, second = self.send("a"), self.send("a")
             first.lose()
             refused = self.ask("a", status=503)
@@ -334,7 +352,7 @@ class AwayTests(SeveralTestCase):
                 each.callback(MadeResponse(503, b""))
             for answered in (second, third):
                 self.assertEqual(answered.answer().json()["away"], ["b"])
-        self.assertEqual(self.services["a"].context.peers._running, 0)
+        self.assertEqual(self.services["a"].context.peers._running, {})
 
 
 class RequestTests(SeveralTestCase):
@@ -373,7 +391,7 @@ class RequestTests(SeveralTestCase):
             return made
 
         lists._agent = agent
-        asked = ListRequest((), {}, 33)
+        asked = ListRequest("", (), {}, 33)
         found = Deferred.fromCoroutine(lists.fetch_parts({"b": URLS["b"]}, {"b": None}, asked))
         self.assertEqual(limits[0].left, 16 * 1024 + 33 * peers.ENTRY_BYTES)
         self.assertEqual(reactor.tcpClients[0][:2], ("10.0.0.9", 8080))
