@@ -260,7 +260,7 @@ class _ImageReader:
         images = {}
         for image in listed[:_MAX_LAYERS]:
             data = self._read(image.config)
-            images[f"sha256:{hashlib.sha256(data).hexdigest()}"] = image, data
+            images[f"sha256:{hashlib.sha256(data).hexdigest()}"] = image
         if digest and digest not in images:
             raise ConfigurationError(
                 f"the archive has no image with the ID {digest}: {_enumerate(images)}",
@@ -269,8 +269,8 @@ class _ImageReader:
         if not digest and len(images) != 1:
             raise _ambiguous(images)
         chosen = digest or next(iter(images))
-        image, data = images[chosen]
-        diff_ids = self._read_diff_ids(data, len(image.layers))
+        image = images[chosen]
+        diff_ids = self._read_diff_ids(self._read(image.config), len(image.layers))
         layers = [
             _Layer(name, "", None, content_digest)
             for name, content_digest in zip(image.layers, diff_ids, strict=True)
