@@ -451,6 +451,11 @@ class FairQueue:
         return len(self._waiters)
 
     @property
+    def has_free_slot(self) -> bool:
+        """Whether a slot is free, perhaps because a waiter is not ready."""
+        return len(self._running) < self.slot_count
+
+    @property
     def waiting_caller_count(self) -> int:
         """Number of callers that have waiters."""
         return len(self._lines)
@@ -594,7 +599,7 @@ class FairQueue:
 
     def _find_next(self) -> _Waiter | None:
         """Return the next waiter that is ready, or None."""
-        if len(self._running) < self.slot_count:
+        if self.has_free_slot:
             for line in self._eligible:
                 if self._admits(line.caller):
                     return line.ready[0]

@@ -20,30 +20,30 @@ class RetrySchedule:
     """Schedule of the retries of all clients, for a queue of `slot_count` slots.
 
     The measured interval is the mean over about as many ends as twice the slots, because
-    evaluations that begin together often end together. Only ends count while others wait: without
-    waiters the slots are idle. All times are in seconds of one clock.
+    evaluations that begin together often end together. Only ends count at which all slots were in
+    use: others come more rarely. All times are in seconds of one clock.
     """
 
     def __init__(self, slot_count: int) -> None:
         self._interval = _ASSUMED_RUN / slot_count
         self._measured = slot_count  # ends in the mean
         self._most_measured = max(_MEASURED_ENDS, 2 * slot_count)
-        self._since: float | None = None  # the last end, or the first waiter; None without waiters
+        self._since: float | None = None  # the last end, or since when all are used; None otherwise
         # The latest time given to a client: of each caller over its share, of all others by None.
         self._planned: dict[str | None, float] = {}
         self._purge_at = _PURGED_CALLERS
 
-    def note_waiter(self, now: float) -> None:
-        """Note that an evaluation waits."""
+    def note_full_use(self, now: float) -> None:
+        """Note that all slots are in use."""
         if self._since is None:
             self._since = now
 
-    def note_end(self, now: float, *, has_waiters: bool) -> None:
-        """Note the end of an evaluation, and whether others wait."""
+    def note_end(self, now: float, *, is_in_full_use: bool) -> None:
+        """Note the end of an evaluation, and whether all slots are still in use."""
         if self._since is not None:
             self._measured = min(self._measured + 1, self._most_measured)
             self._interval += (now - self._since - self._interval) / self._measured
-        self._since = now if has_waiters else None
+        self._since = now if is_in_full_use else None
 
     def estimate_interval(self, now: float) -> float:
         """Return the seconds between two ends; the time since the last one counts if it is long."""

@@ -258,8 +258,8 @@ class EvaluationRegistry:
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
-        if self.run_queue.waiter_count:
-            self._retries.note_waiter(self._clock.seconds())
+        if not self.run_queue.has_free_slot:
+            self._retries.note_full_use(self._clock.seconds())
         return evaluation.identifier
 
     # Another process of the daemon goes on
@@ -441,7 +441,7 @@ class EvaluationRegistry:
                 record.upload_share.remove_user()
             evaluation.save_end()
             self._retries.note_end(
-                self._clock.seconds(), has_waiters=self.run_queue.waiter_count > 0
+                self._clock.seconds(), is_in_full_use=not self.run_queue.has_free_slot
             )
             self.run_queue.dispatch_slots()
             self._drain.on_drain_progress()

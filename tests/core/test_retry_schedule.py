@@ -16,7 +16,7 @@ def measured(interval: float, slots: int = 4) -> RetrySchedule:
     """Return a schedule after ends at this interval; the last was at 0."""
     schedule = RetrySchedule(slots)
     for number in range(-200, 1):
-        schedule.note_end(number * interval, has_waiters=True)
+        schedule.note_end(number * interval, is_in_full_use=True)
     return schedule
 
 
@@ -29,17 +29,17 @@ class IntervalTests(SynchronousTestCase):
         schedule = measured(0.5)
         self.assertAlmostEqual(schedule.estimate_interval(0.1), 0.5, 2)
         for number in range(1, 200):
-            schedule.note_end(number * 3, has_waiters=True)
+            schedule.note_end(number * 3, is_in_full_use=True)
         self.assertAlmostEqual(schedule.estimate_interval(597), 3, 1)
 
     def test_batches(self) -> None:
         """Evaluations that begin and end together count as many, however long none has ended."""
         schedule = RetrySchedule(100)
-        schedule.note_waiter(0)
+        schedule.note_full_use(0)
         self.assertLess(abs(schedule.estimate_interval(60) - 0.7), 0.2)
         for batch in range(1, 10):
             for number in range(100):
-                schedule.note_end(batch * 60 + number / 100, has_waiters=True)
+                schedule.note_end(batch * 60 + number / 100, is_in_full_use=True)
                 self.assertLess(
                     abs(schedule.estimate_interval(batch * 60 + number / 100) - 0.6), 0.4
                 )
@@ -47,11 +47,11 @@ class IntervalTests(SynchronousTestCase):
     def test_idle(self) -> None:
         """Time without waiters does not count."""
         schedule = measured(0.5)
-        schedule.note_end(0.5, has_waiters=False)
+        schedule.note_end(0.5, is_in_full_use=False)
         self.assertAlmostEqual(schedule.estimate_interval(9999), 0.5, 2)
-        schedule.note_waiter(9999)
-        schedule.note_waiter(9999.2)
-        schedule.note_end(9999.5, has_waiters=True)
+        schedule.note_full_use(9999)
+        schedule.note_full_use(9999.2)
+        schedule.note_end(9999.5, is_in_full_use=True)
         self.assertAlmostEqual(schedule.estimate_interval(9999.5), 0.5, 2)
 
     def test_standstill(self) -> None:
@@ -81,9 +81,9 @@ class PlanTests(SynchronousTestCase):
         for step, seconds, count in steps:
             now += seconds
             if step.endswith("end"):
-                schedule.note_end(now, has_waiters=step == "end")
+                schedule.note_end(now, is_in_full_use=step == "end")
             elif step == "waiter":
-                schedule.note_waiter(now)
+                schedule.note_full_use(now)
             else:
                 caller = "alice" if step == "refuse a caller" else None
                 self.assertIn(schedule.plan_retry(now, caller, count), range(1, 121))
@@ -95,7 +95,7 @@ class PlanTests(SynchronousTestCase):
         self.assertLessEqual(set(range(1, 100)), set(found))
         self.assertLessEqual(max(found), 101)
         self.assertLessEqual(max(found.values()), 3)
-        schedule.note_end(0, has_waiters=False)
+        schedule.note_end(0, is_in_full_use=False)
         self.assertEqual(schedule.plan_retry(300), 1)
 
     def test_beyond(self) -> None:

@@ -49,6 +49,28 @@ class RetryTests(RegistryTestCase):
         self.assertGreater(self.refuse(), 5)
 
 
+class IdleRetryTests(RegistryTestCase):
+    """The same where slots were idle before."""
+
+    running, queued = 2, 1
+    configuration = Configuration(limits=LimitSettings(wall_clock=1000))
+
+    def test_lone_evaluations(self) -> None:
+        """Ends count only of times in which all slots were in use."""
+        self.world.repositories.remote = True
+        for _ in range(40):
+            self.world.repositories.gate.shut = True
+            self.accept()  # it waits, but not for a slot
+            self.world.repositories.gate.open()
+            self.world.clock.advance(60)
+            self.world.child.end()
+            self.world.turn()
+        for _ in range(3):
+            self.accept()
+        error = self.assertRaises(ServerBusy, self.accept)
+        self.assertLessEqual(error.retry_after, 6)  # two slots, each for 10 s as none was measured
+
+
 class KeptTests(RegistryTestCase):
     """Evaluations that have ended and are not read to their end."""
 
