@@ -28,6 +28,7 @@ from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus, Sandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import ROOM
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.submissions import SOCKET_NAME
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.frames import KILL, TERMINATE
@@ -197,6 +198,7 @@ class SlurmRun(SandboxedRun):
         for _, directory in self.make_workspace_view().writable_paths:
             remove_tree(directory)
             directory.mkdir()
+        (self.workspace.root / SOCKET_NAME).unlink(missing_ok=True)
         return self._start_srun(attempt)
 
     def connect_process(

@@ -269,8 +269,7 @@ class NodeLossTests(SlurmTestCase):
 
     async def test_loss(self) -> None:
         """Only what has printed nothing is begun again, on the other node."""
-        gone = "[ -e gone ] && echo again && exit; touch gone; sleep 600"
-        identifier = await self.begin(f"{gone.replace('gone', '$HOME/gone')}")
+        identifier = await self.begin("mkfifo ~/gate; read line < ~/gate; echo again")
 
         async def node() -> object:
             return (await self.client.status(identifier))["state"] == "running"
@@ -286,8 +285,10 @@ class NodeLossTests(SlurmTestCase):
 
         await until(moved, "it runs on the other node")
         self.assertEqual((await self.client.status(identifier))["state"], "running")
-        await self.client.cancel(identifier)
-        failure(await self.client.follow(identifier), "cancelled")
+        await until(lambda: list(self.daemon.state.glob("evaluations/*/home/gate")), "it waits")
+        (gate,) = self.daemon.state.glob("evaluations/*/home/gate")
+        gate.write_text("\n")
+        self.assertEqual(joined(await self.client.follow(identifier)), ["again\n"])
         await self.cluster.settle()
         identifier = await self.begin_and_wait("echo ready; sleep 600")
         self.cluster.kill_node((await self.client.status(identifier))["runner"]["node"])
