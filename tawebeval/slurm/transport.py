@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from resource import struct_rusage
@@ -44,6 +43,7 @@ SRUN_PATIENCE = 60.0
 
 _END_PATIENCE = 5.0  # seconds for srun to end after a bad outcome: its last words may explain it
 _WORDS = 8 * 1024  # bytes of srun's words that are kept
+_PIECE = 64 * 1024  # bytes of stdout that a run takes at once
 _GRANTED = 64 * 1024  # bytes of stdout that one grant is for, at least
 
 log = Logger()
@@ -154,7 +154,8 @@ class NodeTransport:
     """The process of a run: a `ProcessTransport` over one srun, or over two after a loss.
 
     `begun` has None once the evaluator runs, or the reason why it does not. Output that comes
-    before `connect`, or while the run has paused it, waits here: `frames.WINDOW` bounds it. A job
+    before `connect`, or while the run has paused it, waits here: `frames.WINDOW` bounds it. stderr,
+    which has no window, never waits: the order of the two pipes is not kept. A job
     is begun again, by `start_again`, only if it was lost before the evaluator printed anything.
     """
 
@@ -173,7 +174,7 @@ class NodeTransport:
     loss: EvaluationFailure | None = None
     _attempt: Attempt = attrs.field(init=False)
     _run: Any = None  # the protocol
-    _held: deque[tuple[int, bytes]] = attrs.field(factory=deque)
+    _held: bytearray = attrs.field(factory=bytearray)  # stdout
     _consumed: int = 0  # bytes that no grant was sent for
     _has_printed: bool = False
     _is_paused: bool = False
@@ -276,10 +277,14 @@ class NodeTransport:
             if self._run is not None:
                 self._run.restart_clock()
             self.begun.set_value(None)
-        elif kind in (FrameKind.STDOUT, FrameKind.STDERR):
+        elif kind is FrameKind.STDOUT:
             self._has_printed = True
-            self._held.append((1 if kind is FrameKind.STDOUT else 2, content))
+            self._held += content
             self._plan()
+        elif kind is FrameKind.STDERR:
+            self._has_printed = True
+            if self._run is not None:  # connected by `begun`
+                self._run.childDataReceived(2, content)
         elif kind is FrameKind.EXITED:
             self._exit()
         else:
@@ -369,11 +374,11 @@ class NodeTransport:
         """Deliver one piece, so that other runs have their turns."""
         self._is_turn_due = False
         held, run = self._held, self._run
-        if held and (held[0][0] == 2 or not self._is_paused):
-            descriptor, content = held.popleft()
-            run.childDataReceived(descriptor, content)
-            if descriptor == 1:
-                self._grant(len(content))
+        if held and not self._is_paused:
+            content = bytes(held[:_PIECE])
+            del held[:_PIECE]
+            run.childDataReceived(1, content)
+            self._grant(len(content))
             self._plan()
         elif not held and self._is_over and not self._has_ended and not self.is_running:
             self._has_ended = True

@@ -97,11 +97,13 @@ class FakeRun(ProcessProtocol):
     def __init__(self) -> None:
         self.out = b""
         self.err = b""
+        self.pieces = 0
         self.told: list[str] = []
         self.clock: list[str] = []
 
     def outReceived(self, data: bytes) -> None:
         self.out += data
+        self.pieces += 1
 
     def errReceived(self, data: bytes) -> None:
         self.err += data
@@ -220,6 +222,24 @@ class RunTests(TransportTests):
         self.turn()
         self.assertEqual(len(self.run_.out), 4 * 65536)
         self.assertEqual(self.read_lines(), b"A65536\n" * 4)
+
+    def test_stderr(self) -> None:
+        """What comes from stderr passes stdout that a paused run holds up."""
+        self.connect()
+        self.transport.pauseProducing()
+        self.srun.tell(FrameKind.STDOUT, b"x")
+        self.srun.tell(FrameKind.STDERR, b"one")
+        self.assertEqual((self.run_.out, self.run_.err), (b"", b"one"))
+
+    def test_pieces(self) -> None:
+        """Small frames that wait are joined."""
+        self.connect()
+        self.transport.pauseProducing()
+        for _ in range(1000):
+            self.srun.tell(FrameKind.STDOUT, b"x")
+        self.transport.resumeProducing()
+        self.turn()
+        self.assertEqual((self.run_.out, self.run_.pieces), (b"x" * 1000, 1))
 
     def test_signals(self) -> None:
         """TERM and KILL go to the node; one that is deaf is given up, with its job."""
