@@ -179,6 +179,7 @@ class NodeTransport:
     _has_printed: bool = False
     _is_paused: bool = False
     _is_turn_due: bool = False
+    _is_stopped: bool = False  # no srun is started any more
     _is_killed: bool = False
     _is_over: bool = False  # nothing more comes from the node
     _has_ended: bool = False
@@ -214,11 +215,15 @@ class NodeTransport:
 
     async def abandon(self) -> None:
         """End an srun whose evaluator was never connected; return after its end."""
-        self._retries = 0
-        attempt = self._attempt
-        attempt.is_closed = True
-        self._give_up(attempt)
-        await attempt.ended.wait()
+        self._is_stopped = True
+        self._close()
+        await self.begun.wait()
+        await self._attempt.ended.wait()
+
+    def _close(self) -> None:
+        """Give up an srun whose evaluator is not wanted any more, begun or not."""
+        self._attempt.is_closed = True
+        self._give_up(self._attempt)
 
     def _give_up(self, attempt: Attempt) -> None:
         """End srun and its job, whatever the node does."""
@@ -234,9 +239,9 @@ class NodeTransport:
 
     def send_command(self, command: bytes) -> None:
         """Send `TERMINATE` or `KILL` to the node; after `KILL` do not wait for long."""
-        self._retries = 0
+        self._is_stopped = True
         if not self._attempt.has_begun:  # it waits for another node
-            self._give_up(self._attempt)
+            self._close()
             return
         self._attempt.send(encode_command(command))
         if command == KILL and not self._is_killed:
@@ -310,8 +315,6 @@ class NodeTransport:
     def on_srun_end(self, attempt: Attempt) -> None:
         """Take the end of srun: the outcome is here, or the job was lost."""
         self._commands.forget_job(attempt.name)
-        if attempt.is_closed or attempt is not self._attempt:
-            return
         if self.outcome is not None:
             if is_out_of_memory(attempt.srun_words) and not self.outcome.is_good:
                 self.loss = explain_loss({"JobState": "OUT_OF_MEMORY"}, "")
@@ -322,10 +325,12 @@ class NodeTransport:
     async def _explain(self, attempt: Attempt) -> None:
         """Find out why a job was lost, and begin it again, or end."""
         words, identifier = attempt.srun_words, attempt.identifier
-        job = await self._commands.show_job(identifier) if identifier is not None else {}
+        job: Mapping[str, str] = {}
+        if identifier is not None and not self._is_stopped:
+            job = await self._commands.show_job(identifier)
         loss = explain_loss(job, words)
         self._commands.cancel_job(attempt.name)
-        if loss.reason in ("node", "preempted") and self._retries and not self._has_printed:
+        if self._may_repeat and loss.reason in ("node", "preempted"):
             self._retries -= 1
             log.warn("{why}; the evaluator is begun again", why=loss.message)
             try:
@@ -341,12 +346,18 @@ class NodeTransport:
         self._exit()
         self._finish()
 
+    @property
+    def _may_repeat(self) -> bool:
+        return bool(self._retries) and not (self._is_stopped or self._has_printed)
+
     async def _repeat(self) -> None:
         self.status.retries += 1
         self.status.node = None
         if self._run is not None:
             self._run.suspend_clock()
         self.adopt(*await self._start_again(self.status.retries))
+        if self._is_stopped:  # meanwhile
+            self._close()
 
     def _finish(self) -> None:
         """Tell the ends of the pipes, after what is held."""

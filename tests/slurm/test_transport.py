@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
@@ -133,6 +133,7 @@ class TransportTests(SynchronousTestCase):
         self.commands = FakeCommands()
         self.spawner = FakeSpawner()
         self.status = RunnerStatus("slurm")
+        self.gate: Deferred[None] = succeed(None)
         self.lines, orders = self.pipe()
         self.transport = NodeTransport(
             *(self.clock, self.spawner, self.commands, self.status),  # type: ignore[arg-type]
@@ -152,7 +153,8 @@ class TransportTests(SynchronousTestCase):
         return reading, writing
 
     async def start_again(self, attempt: int) -> tuple[StartedProcess, str, int]:
-        """Start another srun."""
+        """Start another srun, once `gate` is open."""
+        await self.gate
         self.lines, orders = self.pipe()
         return StartedProcess(10, -1, -1, -1), f"job-{attempt}", orders
 
@@ -350,4 +352,32 @@ class RetryTests(TransportTests):
         self.srun.end(1)
         self.turn()
         self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assertEqual(len(self.spawner.children), 2)
+
+    def test_stopped_between(self) -> None:
+        """A stop while another srun is started ends that one, too."""
+        self.connect()
+        self.gate = Deferred()
+        self.srun.end(1)
+        self.transport.send_command(TERMINATE)
+        self.gate.callback(None)
+        self.assertEqual((self.srun.signals, self.commands.cancelled[-1]), ([15], "job-1"))
+        self.srun.begin("two")
+        self.srun.end(1)
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assertEqual((self.run_.clock, len(self.spawner.children)), (["suspend"], 2))
+
+    def test_cancelled_between(self) -> None:
+        """A cancellation between two sruns waits for the end of the second."""
+        self.srun.say("srun: job 5 queued and waiting for resources\n")
+        self.gate = Deferred()
+        self.srun.end(1)
+        self.begun.cancel()
+        self.assertNoResult(self.begun)
+        self.gate.callback(None)
+        self.assertEqual((self.srun.signals, self.commands.cancelled[-1]), ([15], "job-1"))
+        self.assertNoResult(self.begun)
+        self.srun.end(1)
+        self.failureResultOf(self.begun, CancelledError)
         self.assertEqual(len(self.spawner.children), 2)
