@@ -290,6 +290,10 @@ class RepositorySettings(Section, frozen=True):
         _check_networks(self.private_networks)
 
 
+PAUSES_IN_ALL = 10
+"""Multiplies `evaluations.paused` for the sum of all pauses, however much was read in between."""
+
+
 class EvaluationSettings(Section, frozen=True):
     """`[evaluations]`: numbers and times of evaluations."""
 

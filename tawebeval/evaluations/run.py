@@ -25,6 +25,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from tawebeval.config import PAUSES_IN_ALL
 from tawebeval.core import text
 from tawebeval.core.budget import RingShare
 from tawebeval.core.events import EventBatch
@@ -55,7 +56,6 @@ MIN_READ_RATE = 64 * 1024
 """Bytes of events per second that make up for a second in which a run waits for its readers."""
 
 _WANTED = 4  # divides `evaluations.paused` for a run whose slot another evaluation waits for
-_IN_ALL = 10  # multiplies it for the sum of all pauses, however much was read in between
 
 # A run over one of these limits gets no grace time in which it could take more. A run that is over
 # its time, or is cancelled, may clean up.
@@ -527,7 +527,7 @@ class EvaluatorRun(ProcessProtocol):
         why = " while other evaluations waited for its run slot" if wanted else ""
         if pauses.owed >= most:
             self.stop(build_slow_reader_failure(limit, f"for {pauses.owed:.0f} seconds{why}"))
-        elif pauses.total >= most * _IN_ALL:
+        elif pauses.total >= most * PAUSES_IN_ALL:
             self.stop(
                 build_slow_reader_failure(limit, f"for {pauses.total:.0f} seconds in all{why}")
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from tawebeval.config import JobSettings, LimitSettings, RunnerSettings
+from tawebeval.config import PAUSES_IN_ALL, JobSettings, LimitSettings, RunnerSettings
 from tawebeval.errors import EvaluationFailure, FailureReason
 
 NODE_PROGRAM = "tawebeval.slurm"
@@ -73,7 +73,7 @@ def build_srun_options(
     settings: JobSettings, limits: LimitSettings, name: str, paused: float
 ) -> Iterator[str]:
     """Yield the options of srun for one evaluator; `paused` is `evaluations.paused` in seconds."""
-    seconds = limits.wall_clock + paused + NODE_SECONDS
+    seconds = limits.wall_clock + paused * PAUSES_IN_ALL + NODE_SECONDS
     yield from (
         f"--job-name={name}",
         "--nodes=1",

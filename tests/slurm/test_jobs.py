@@ -45,7 +45,7 @@ class OptionTests(SynchronousTestCase):
         limits = LimitSettings(wall_clock=61, memory=2**20 * 100)
         settings = JobSettings(partition="main", arguments=("--qos=low",))
         options = list(build_srun_options(settings, limits, "name", 600))
-        for option in ("--job-name=name", "--mem=292M", "--time=14", "--cpus-per-task=1"):
+        for option in ("--job-name=name", "--mem=292M", "--time=104", "--cpus-per-task=1"):
             self.assertIn(option, options)
         self.assertEqual(options[-2:], ["--partition=main", "--qos=low"])
 
