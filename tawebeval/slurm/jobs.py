@@ -115,7 +115,7 @@ def explain_loss(job: Mapping[str, str], words: str) -> EvaluationFailure:
     if not number:
         return EvaluationFailure("lost", f"the evaluator was not run by Slurm{said}")
     what = f"{named} ended without an outcome (state {state or 'unknown'}){said}"
-    return EvaluationFailure("node", what)
+    return EvaluationFailure("lost", what)  # such as a program that the node does not have
 
 
 _Loss = tuple[str, FailureReason, str]

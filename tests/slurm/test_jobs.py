@@ -89,7 +89,8 @@ class LossTests(SynchronousTestCase):
             "TIMEOUT": "timeout",
             "DEADLINE": "timeout",
             "CANCELLED": "revoked",
-            "FAILED": "node",
+            "FAILED": "lost",  # the program on the node: the next one would fail, too
+            "COMPLETED": "lost",
         }
         for state, reason in reasons.items():
             failure = explain_loss(parse_job(JOB.replace("NODE_FAIL", state)), "")
