@@ -22,7 +22,7 @@ from tawebeval.core.budget import RingBudget
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
-from tawebeval.daemon.directories import DaemonDirectories, locate_archive
+from tawebeval.daemon.directories import DaemonDirectories, derive_daemon_label, locate_archive
 from tawebeval.daemon.lasting import open_run_keeper
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
@@ -410,6 +410,7 @@ def _open_runner(base: BuilderParts) -> Sandbox:
         SlurmCommands(base.reactor, base.spawner),
         base.thread_pools.work_threads,
         base.reactor,
+        derive_daemon_label(directories.state),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from resource import struct_rusage
+from secrets import token_hex
 from typing import Any
 
 import attrs
@@ -46,7 +47,8 @@ class SlurmSandbox:
     """The sandbox of `runner.kind = "slurm"`.
 
     `limits`, `cgroups`, `orphan_reaper` and `writable_trees` are those of the daemon's own sandbox,
-    by which srun is started. A reload replaces `configuration`.
+    by which srun is started. A reload replaces `configuration`. `job_prefix` begins the names of
+    this daemon's jobs, and of no others.
     """
 
     configuration: Configuration
@@ -57,6 +59,7 @@ class SlurmSandbox:
     commands: SlurmCommands
     threads: WorkerThreads
     clock: Any
+    job_prefix: str
 
     @classmethod
     def create(
@@ -66,10 +69,17 @@ class SlurmSandbox:
         commands: SlurmCommands,
         threads: WorkerThreads,
         clock: Any,
+        label: str,
     ) -> SlurmSandbox:
-        """Return the sandbox beside the daemon's own, `local`."""
+        """Return the sandbox beside the daemon's own, `local`.
+
+        `label` is the daemon's. Jobs that an earlier one of this label has left are cancelled.
+        """
+        every = f"tawebeval-{label}-"
+        prefix = f"{every}{token_hex(3)}-"
+        clock.callWhenRunning(commands.cancel_left_jobs, every, prefix)
         own = (local.limits, local.cgroups, local.orphan_reaper, local.writable_trees)
-        return cls(configuration, *own, commands, threads, clock)
+        return cls(configuration, *own, commands, threads, clock, prefix)
 
     def make_run(
         self,
@@ -147,7 +157,7 @@ class SlurmRun(SandboxedRun):
             return started, orders
 
     def _name_job(self, attempt: int) -> str:
-        return f"tawebeval-{self.workspace.root.name[:_NAME_LENGTH]}-{attempt}"
+        return f"{self._sandbox.job_prefix}{self.workspace.root.name[:_NAME_LENGTH]}-{attempt}"
 
     def _make_srun_spec(self, attempt: int) -> LaunchSpec:
         configuration, environment = self._configuration, self._environment

@@ -31,6 +31,7 @@ _AT_ONCE = 4  # commands
 _PRINTED = 4 * 2**20  # bytes of stdout that are kept
 _PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
 _CANCELS = 30  # attempts to cancel a job, one in each POLL
+_LOOKS = 5  # for jobs that a killed daemon has left
 
 log = Logger()
 
@@ -94,6 +95,8 @@ class SlurmCommands:
     _turns: DeferredSemaphore = attrs.field(factory=lambda: DeferredSemaphore(_AT_ONCE))
     _watchers: dict[str, Callable[[QueuedJob], object]] = attrs.field(factory=dict)
     _to_cancel: dict[str, int] = attrs.field(factory=dict)
+    _is_left: Callable[[str], bool] = attrs.field(default=lambda _: False)
+    _looks_left: int = 0
     _is_polling: bool = False
     _is_failing: bool = False
 
@@ -132,6 +135,15 @@ class SlurmCommands:
         self._to_cancel[name] = _CANCELS
         self._poll()
 
+    def cancel_left_jobs(self, prefix: str, own: str) -> None:
+        """Cancel the jobs whose names have a prefix, but not `own`: a killed daemon has left them.
+
+        A killed daemon's last srun may still be on its way, so the queue is looked at a few times.
+        """
+        self._is_left = lambda name: name.startswith(prefix) and not name.startswith(own)
+        self._looks_left = _LOOKS
+        self._poll()
+
     def _poll(self) -> None:
         if not self._is_polling:
             self._is_polling = True
@@ -139,7 +151,7 @@ class SlurmCommands:
 
     async def _watch_queue(self) -> None:
         try:
-            while self._watchers or self._to_cancel:
+            while self._watchers or self._to_cancel or self._looks_left:
                 await self._look()
                 pause = Deferred[None]()
                 self._clock.callLater(POLL, pause.callback, None)
@@ -159,6 +171,10 @@ class SlurmCommands:
         for name, watcher in list(self._watchers.items()):
             if name in jobs:
                 watcher(jobs[name])
+        if self._looks_left:
+            self._looks_left -= 1
+            for name in filter(self._is_left, jobs):
+                self._to_cancel.setdefault(name, _CANCELS)
         # A job may come into the queue later than its cancellation.
         for name in list(self._to_cancel):
             self._to_cancel[name] -= 1

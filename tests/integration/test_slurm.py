@@ -261,6 +261,19 @@ class QueueTests(SlurmTestCase):
         await self.client.cancel(running[1])
         await until(lambda: not self.cluster.list_jobs(), "no job is left")
 
+    async def test_killed_daemon(self) -> None:
+        """A job that still waits when its daemon is killed is cancelled by the next one."""
+        for _ in range(2):
+            await self.begin_and_wait("echo ready; sleep 600")
+        await self.begin("echo late")
+        await until(lambda: len(self.cluster.list_jobs()) == 3, "the third job waits")
+        (waiting,) = (job for job in self.cluster.list_jobs() if "PENDING" in job)
+        self.cluster.run("scontrol", "hold", waiting.split()[0])
+        await self.daemon.kill()
+        self.daemon.start()
+        await self.daemon.ready()
+        await until(lambda: not self.cluster.list_jobs(), "no job is left")
+
 
 class NodeLossTests(SlurmTestCase):
     """A node that fails, with one retry allowed."""

@@ -121,6 +121,18 @@ class CommandTests(SynchronousTestCase):
                 self.running.pop().end()
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
+    def test_left(self) -> None:
+        """Jobs that a killed daemon has left are cancelled, and no others."""
+        self.commands.cancel_left_jobs("d-", "d-2-")
+        self.running.pop().end(complaint="away")
+        self.clock.advance(POLL)
+        self.running.pop().end("1|d-1-a|PENDING||\n2|d-2-b|RUNNING||one\n3|e-1-c|RUNNING||one\n")
+        self.assertEqual(self.running[0].argv, ("scancel", "1"))
+        for _ in range(5):
+            self.running.pop().end()
+            self.clock.advance(POLL)
+        self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
+
     def test_unknown(self) -> None:
         """A job that scontrol does not know has no fields."""
         done = Deferred.fromCoroutine(self.commands.show_job("7"))
