@@ -14,6 +14,7 @@ from secrets import token_hex
 from typing import Any
 
 import attrs
+import msgspec
 from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import Configuration, LimitSettings
@@ -133,7 +134,8 @@ class SlurmRun(SandboxedRun):
             self._checkout.path,
             commit.size,
             commit.file_count,
-            self.limits,
+            # Each node would stop its evaluator, all at once: the file system is shared.
+            msgspec.structs.replace(self.limits, free_disk=0),
             self._configuration.sandbox,
             self._environment,
         ).write_file()

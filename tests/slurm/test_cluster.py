@@ -1,0 +1,40 @@
+"""`slurm.cluster`: what a run orders of a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration, LimitSettings
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.child import StartedProcess
+from tawebeval.sandbox.workspace import Workspace
+from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
+from tawebeval.slurm.order import ORDER_NAME, read_order
+
+
+class OrderTests(SynchronousTestCase):
+    """The order of a run, without its srun."""
+
+    def test_limits(self) -> None:
+        """A node holds all limits but that of the disk which it shares."""
+        root = Path(self.mktemp()).resolve()
+        root.mkdir()
+        unused: Any = None
+        sandbox = SlurmSandbox(
+            *(Configuration(), LimitSettings(), CgroupManager([], {}, {})),
+            *(unused, unused, unused, unused, Clock(), "tawebeval-test-"),
+        )
+        checkout = Checkout(Commit("", "", 1, 1), root, lambda: None)
+        limits = LimitSettings(free_disk=7, disk=5000)
+        run = sandbox.make_run(Workspace(root), checkout, limits)
+        started = StartedProcess(9, -1, -1, -1)
+        self.patch(SlurmRun, "_start_srun", lambda *_: (started, -1))
+        self.assertIs(run.start_evaluator("true", {}, root), started)
+        expected = msgspec.structs.replace(limits, free_disk=0)
+        self.assertEqual(read_order(root / ORDER_NAME).limits, expected)
