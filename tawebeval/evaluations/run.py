@@ -421,6 +421,7 @@ class EvaluatorRun(ProcessProtocol):
         self._kill: IDelayedCall | None = None
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self._is_left = False
+        self._is_suspended = False
         self._process: ProcessTransport
 
     @property
@@ -480,17 +481,19 @@ class EvaluatorRun(ProcessProtocol):
             return  # the reactor keeps a cancelled timeout until its time
         self._stop_clock()
         now = self._clock.seconds()
-        if not paused and self._process.is_running:
+        if not paused and self._process.is_running and not self._is_suspended:
             self._running_since = now
             self._timeout = self._clock.callLater(max(self._time_left, 0), self._on_timeout)
         self._pauses.set_paused(paused, now)
 
     def suspend_clock(self) -> None:
-        """Stop the clock: the evaluator is to be begun again elsewhere."""
+        """Stop the clock until `restart_clock`: the evaluator is to be begun again elsewhere."""
+        self._is_suspended = True
         self._stop_clock()
 
     def restart_clock(self) -> None:
         """Give a run that was begun again its whole time."""
+        self._is_suspended = False
         self._stop_clock()
         self._time_left = self._sandboxed.limits.wall_clock
         self.set_paused(False)

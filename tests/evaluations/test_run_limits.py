@@ -63,6 +63,15 @@ class TimeoutTests(RunTestCase):
         self.run.set_paused(False)
         self.assertEqual(self.clock.getDelayedCalls(), timeouts)
 
+    def test_suspended(self) -> None:
+        """A reader does not start the clock of a run that is to be begun again."""
+        self.run.suspend_clock()
+        self.run.set_paused(True)
+        self.run.set_paused(False)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.run.restart_clock()
+        self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+
     def test_no_clock_after_the_exit(self) -> None:
         """The clock stands when the process has exited, whoever holds its stdout."""
         self.orphans.shut = True
