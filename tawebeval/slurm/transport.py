@@ -315,6 +315,7 @@ class NodeTransport:
     def on_srun_end(self, attempt: Attempt) -> None:
         """Take the end of srun: the outcome is here, or the job was lost."""
         self._commands.forget_job(attempt.name)
+        self.status.queue_reason = None
         if self.outcome is not None:
             if is_out_of_memory(attempt.srun_words) and not self.outcome.is_good:
                 self.loss = explain_loss({"JobState": "OUT_OF_MEMORY"}, "")
@@ -352,7 +353,7 @@ class NodeTransport:
 
     async def _repeat(self) -> None:
         self.status.retries += 1
-        self.status.node = None
+        self.status.job = self.status.node = None
         if self._run is not None:
             self._run.suspend_clock()
         self.adopt(*await self._start_again(self.status.retries))

@@ -328,10 +328,11 @@ class RetryTests(TransportTests):
         self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
 
     def test_queued(self) -> None:
-        """A job that was lost before it began is begun again, too."""
-        self.srun.say("srun: job 5 queued and waiting for resources\n")
+        """A job that was lost before it began is begun again, too, and not shown any more."""
+        self.commands.watched["job-0"](QueuedJob("5", "PENDING", "Resources", ""))
         self.srun.end(1)
         self.assertNoResult(self.begun)
+        self.assertEqual((self.status.job, self.status.queue_reason), (None, None))
         self.connect()
         self.assertEqual(self.status.retries, 1)
 
