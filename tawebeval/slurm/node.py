@@ -351,7 +351,7 @@ def main() -> None:
         def begin() -> None:
             try:
                 run.begin(spawner, LimitMonitor(reactor, threads, threads))
-            except (OSError, ConfigurationError):
+            except Exception:  # noqa: BLE001  (the daemon waits for an outcome)
                 run.fail(Failure())
 
         reactor.callWhenRunning(begin)
