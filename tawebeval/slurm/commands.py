@@ -112,6 +112,8 @@ class SlurmCommands:
 
     async def show_job(self, identifier: str) -> Mapping[str, str]:
         """Return the fields of a job, none if Slurm does not know it or does not answer."""
+        if self._is_failing:  # many jobs would wait for a controller that is away
+            return {}
         try:
             return parse_job(await self.run("scontrol", "--oneliner", "show", "job", identifier))
         except (CommandFailed, OSError) as error:
@@ -157,7 +159,7 @@ class SlurmCommands:
                 self._clock.callLater(POLL, pause.callback, None)
                 await pause
         finally:
-            self._is_polling = False
+            self._is_polling = self._is_failing = False
 
     async def _look(self) -> None:
         try:

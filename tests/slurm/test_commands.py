@@ -140,6 +140,18 @@ class CommandTests(SynchronousTestCase):
         self.running.pop().end(complaint="Invalid job id specified")
         self.assertEqual(self.successResultOf(done), {})
 
+    def test_away(self) -> None:
+        """While squeue fails no job is asked for: many would wait for the controller."""
+        self.commands.watch_job("a", lambda _: None)
+        self.running.pop().end(complaint="away")
+        done = Deferred.fromCoroutine(self.commands.show_job("7"))
+        self.assertEqual(self.successResultOf(done), {})
+        self.commands.forget_job("a")
+        self.clock.advance(POLL)
+        Deferred.fromCoroutine(self.commands.show_job("7"))
+        self.assertEqual(self.running[0].argv[-1], "7")
+        self.running.pop().end()
+
     def test_environment(self) -> None:
         """Commands get the path of Slurm's configuration, and no secret."""
         given = {"SLURM_CONF": "/c", "PATH": "/bin", "TOKEN": "x"}
