@@ -19,6 +19,7 @@ from twisted.logger import Logger
 
 from tawebeval.archive.recorder import LAST_WRITES
 from tawebeval.config import Configuration
+from tawebeval.slurm.transport import STOP_SECONDS
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
 _STOP_MARGIN = 11.0  # seconds of a stop in addition to the configured ones
@@ -88,6 +89,8 @@ def compute_stop_timeout(configuration: Configuration) -> float:
         seconds += configuration.callbacks.timeout
     if configuration.archive.enabled:
         seconds += LAST_WRITES
+    if configuration.runner.kind == "slurm":
+        seconds += STOP_SECONDS
     return seconds
 
 

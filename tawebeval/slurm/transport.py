@@ -38,6 +38,9 @@ from tawebeval.slurm.jobs import QueuedJob, explain_loss, find_job_identifier, i
 KILL_PATIENCE = 10.0
 """Seconds after which a node that does not answer to `KILL` is given up."""
 
+STOP_SECONDS = 2 * KILL_PATIENCE
+"""The most seconds from `KILL` to the end of a run: its srun has as many to end as the node."""
+
 SRUN_PATIENCE = 60.0
 """Seconds after the outcome for srun to end; it waits for a controller that is away."""
 

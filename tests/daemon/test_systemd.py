@@ -14,7 +14,13 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import CallbackSettings, Configuration, EvaluationSettings, ServiceSettings
+from tawebeval.config import (
+    CallbackSettings,
+    Configuration,
+    EvaluationSettings,
+    RunnerSettings,
+    ServiceSettings,
+)
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tests.fakes.world import FakeNotifier
 
@@ -276,6 +282,12 @@ class LongestStopTests(SynchronousTestCase):
             callbacks=CallbackSettings(timeout=20),
         )
         self.assertEqual(compute_stop_timeout(settings), 118)
+
+    def test_cluster(self) -> None:
+        """Nodes that do not answer are waited for."""
+        without = compute_stop_timeout(Configuration())
+        settings = RunnerSettings(kind="slurm", shared="/shared")
+        self.assertEqual(compute_stop_timeout(Configuration(runner=settings)), without + 20)
 
     def test_callbacks(self) -> None:
         """Their last attempts are waited for, where there are any."""
