@@ -25,6 +25,7 @@ COMMANDS = ("srun", "squeue", "scontrol", "scancel")
 """The commands of Slurm that the daemon runs."""
 
 _JOB_SECONDS = 90.0  # for the job of the check, with its wait for a node
+_LATE = "no answer within {:g} seconds"
 _INSTALL = "run `apt-get install slurm-client`, and set up this machine as a client of the cluster"
 
 
@@ -113,7 +114,7 @@ class _CommandRunner:
                 extra_groups=() if user and os.geteuid() == 0 else None,
             )
         except subprocess.TimeoutExpired:
-            return f"no answer within {timeout:g} seconds"
+            return _LATE.format(timeout)
         return done.stdout.decode(errors="replace")
 
 
@@ -159,6 +160,11 @@ def _judge_report(printed: str, token: str) -> str:
             told = json.loads(line)
             break
     else:
+        if printed == _LATE.format(_JOB_SECONDS):
+            raise ConfigurationError(
+                f"runner.kind: no node was free within {_JOB_SECONDS:g} seconds",
+                "look at `sinfo` and `squeue`, and check again when a node is free",
+            )
         said = " ".join(printed.split())[-300:] or "it printed nothing"
         raise ConfigurationError(
             f"runner.kind: a job does not run tawebeval: {said}",
