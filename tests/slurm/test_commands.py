@@ -88,8 +88,10 @@ class CommandTests(SynchronousTestCase):
         for _ in range(6):
             self.run_command("scontrol")
         self.assertEqual(len(self.running), 4)
-        self.running[0].end()
-        self.assertEqual(len(self.running), 5)
+        self.running.pop().end()
+        self.assertEqual(len(self.running), 4)
+        while self.running:
+            self.running.pop().end()
 
     def test_watch(self) -> None:
         """One squeue tells all watchers of their jobs, until the last is forgotten."""
