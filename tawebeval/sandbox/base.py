@@ -182,7 +182,7 @@ class SandboxedRun(ABC):
     ) -> None:
         """Wait until the evaluator runs, with `has_own_queue`. Raises: EvaluationFailure.
 
-        It may be cancelled, and returns then after the end of the started program.
+        A cancellation is raised after the end of the started program.
         """
 
     def connect_process(
