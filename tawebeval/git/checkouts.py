@@ -26,12 +26,12 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.counters import CacheCounters
 from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.linux.filetree import remove_tree, walk_tree
+from tawebeval.sandbox.disk_usage import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
 _NAME = re.compile(
     rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(CHECKOUT_SUFFIX)}", re.ASCII
 )
-_BLOCK = 4096  # bytes on the disk
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)  # of rename(2): either, by the file system
 # Errors that say nothing of the tree.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -97,7 +97,7 @@ class CheckoutCache:
             return
         count, size = map(int, described.groups())
         # The most that it may take: a file rarely fills its last block.
-        self._add(_StoredCheckout(path, size + count * _BLOCK, is_complete=None))
+        self._add(_StoredCheckout(path, size + count * BLOCK_BYTES, is_complete=None))
 
     async def provide_checkout(
         self,

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import ParamSpec
 
@@ -355,7 +356,7 @@ def _judge(status: int, output: bytes) -> Problem | None:
     said = said or f"bwrap exited with status {status}"
     remedies = _UNIT_REMEDIES if _is_main_process() else {}
     inside = {} if remedies else _list_container_remedies()
-    for sign, remedy in {**inside, **_REMEDIES, **inside, **remedies}.items():
+    for sign, remedy in chain(inside.items(), {**_REMEDIES, **remedies}.items()):
         if sign in said:
             sysctls = list(_find_forbidding_sysctls()) if sign in _NO_NAMESPACE else []
             if sysctls:

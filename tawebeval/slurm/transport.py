@@ -158,8 +158,8 @@ class NodeTransport:
 
     `begun` has None once the evaluator runs, or the reason why it does not. Output that comes
     before `connect`, or while the run has paused it, waits here: `frames.WINDOW` bounds it. stderr,
-    which has no window, never waits: the order of the two pipes is not kept. A job
-    is begun again, by `start_again`, only if it was lost before the evaluator printed anything.
+    which has no window, never waits: the order of the two pipes is not kept. A job is begun again,
+    by `start_again`, only if it was lost before the evaluator printed anything.
     """
 
     _clock: Any
@@ -183,10 +183,9 @@ class NodeTransport:
     _is_paused: bool = False
     _is_turn_due: bool = False
     _is_stopped: bool = False  # no srun is started any more
-    _is_killed: bool = False
     _is_over: bool = False  # nothing more comes from the node
     _has_ended: bool = False
-    _kill: IDelayedCall | None = None
+    _kill: IDelayedCall | None = None  # None until the first `KILL`
 
     @property
     def slow_read_seconds(self) -> float:
@@ -247,8 +246,7 @@ class NodeTransport:
             self._close()
             return
         self._attempt.send(encode_command(command))
-        if command == KILL and not self._is_killed:
-            self._is_killed = True
+        if command == KILL and self._kill is None:
             self._kill = self._clock.callLater(KILL_PATIENCE, self._on_deaf_node)
 
     def _on_deaf_node(self) -> None:
