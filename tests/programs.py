@@ -98,9 +98,8 @@ def options(names: Sequence[str]) -> Iterator[str]:
     for option, kind in (("--needs", True), ("--wants", False)):
         if things := [use.things.replace(" ", ",") for use in uses if use.needed == kind]:
             yield f"{option}={','.join(things)}"
-    for use in uses:
-        if use.npm:
-            yield f"--npm={use.npm}"
+    if packages := [use.npm for use in uses if use.npm]:
+        yield f"--npm={','.join(packages)}"
 
 
 def skipped(names: Sequence[str]) -> Iterator[str]:
