@@ -2,35 +2,13 @@
 
 import { byId, bytes, counted, element } from "./dom.js";
 import { brief, isBrief } from "./values.js";
+import { TONES, verdictWords } from "./verdict.js";
 
 const MOST_CASES = 500; // rows
 const LONGEST = 2000; // characters of a text that are shown
 const REDRAW = 50; // ms in which cases are gathered before they are shown
-const VERDICTS = {
-  accepted: "yes",
-  wrong_answer: "no",
-  time_limit: "no",
-  memory_limit: "no",
-  output_limit: "no",
-  runtime_error: "no",
-  compile_error: "no",
-  partial: "partly",
-  skipped: "partly",
-  judge_error: "no",
-};
 const COLUMNS = ["points", "time", "memory"]; // which are hidden while they are empty
 const TEXTS = ["message", "expected", "printed"];
-
-/** Whether a data value is a case as docs/evaluators.md describes it. */
-export function isCase(payload) {
-  const { type, case: name, verdict } = payload ?? {};
-  return type === "case" && typeof name === "string" && Object.hasOwn(VERDICTS, verdict);
-}
-
-/** Return a verdict in words. */
-export function verdictWords(verdict) {
-  return verdict.replaceAll("_", " ");
-}
 
 /** The table. It follows the newest case unless its reader has scrolled up. */
 export class Cases {
@@ -122,7 +100,7 @@ function makeRow({ name, verdict, message, expected, printed, ...cells }) {
     head.append(element("details", {}, element("summary", {}, label), words));
   }
   const result = element("td", { className: "result" });
-  result.append(element("span", { className: VERDICTS[verdict] }, verdictWords(verdict)));
+  result.append(element("span", { className: TONES[verdict] }, verdictWords(verdict)));
   const others = COLUMNS.map((key) => element("td", { className: key }, cells[key] ?? ""));
   return element("tr", {}, head, result, ...others);
 }

@@ -14,8 +14,9 @@ import {
   said,
   setBusy,
 } from "./dom.js";
-import { Results, summarize } from "./results.js";
+import { Results } from "./results.js";
 import { parse } from "./values.js";
+import { summarize } from "./verdict.js";
 
 const ASK_AGAIN = 1500; // ms between two looks at the status
 const TICK = 200; // ms between two looks at the clock

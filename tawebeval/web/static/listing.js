@@ -12,7 +12,7 @@ import {
   setBusy,
   setOptions,
 } from "./dom.js";
-import { summarize } from "./results.js";
+import { summarize } from "./verdict.js";
 
 const ASK_AGAIN = 4000; // ms
 const MOST = 300; // rows

@@ -1,8 +1,9 @@
 /** What an evaluator sends as data: goals and scores, files, and whatever else it likes. */
 
-import { Cases, isCase, verdictWords } from "./cases.js";
+import { Cases } from "./cases.js";
 import { byId, bytes, counted, element } from "./dom.js";
 import { brief, isBrief, tree } from "./values.js";
+import { isCase, isProgress } from "./verdict.js";
 
 const MOST_VALUES = 500;
 const MOST_FILES = 50;
@@ -52,8 +53,9 @@ export class Results {
     const type = payload?.type;
     if (isCase(payload)) {
       if (!this.cases.add(payload)) this.#addData(payload);
-    } else if (type === "progress" && isProgress(payload)) return;
-    else if (type === "goal_result" && "goal" in payload) this.#addGoal("goal", payload);
+    } else if (isProgress(payload)) {
+      if (Object.keys(payload).length > 3) this.#addData(payload);
+    } else if (type === "goal_result" && "goal" in payload) this.#addGoal("goal", payload);
     else if (type === "score" && "score" in payload) {
       this.#addGoal(payload.goal == null ? "name" : "goal", payload);
     } else if (type === "file" && typeof payload.content_base64 === "string") {
@@ -78,7 +80,7 @@ export class Results {
     const [, resultCell, scoreCell] = row.cells;
     if (typeof result === "boolean") {
       resultCell.textContent = result ? "reached" : "not reached";
-      resultCell.className = result ? "result yes" : "result no";
+      resultCell.className = result ? "result good" : "result bad";
     } else if (result !== undefined) {
       resultCell.textContent = brief(result);
     }
@@ -131,34 +133,6 @@ export class Results {
     note.textContent = `The first ${counted(this.forgotten[which], thing)} are no longer shown.`;
     if (which === "data") entries.start = this.forgotten[which] + 1;
   }
-}
-
-/** Return the `results` of a status in a few words each, the most telling first. */
-export function summarize(results) {
-  if (!results) return [];
-  const { score, goals, goals_omitted: omitted, cases } = results;
-  const said = [];
-  if (score) said.push(`score ${score.score}${score.maximum === null ? "" : ` of ${score.maximum}`}`);
-  const reached = Object.values(goals);
-  if (reached.length > 0) {
-    const all = omitted > 0 ? `over ${reached.length} goals` : counted(reached.length, "goal");
-    said.push(`${reached.filter(Boolean).length} of ${all} reached`);
-  }
-  const { accepted = 0, ...others } = cases;
-  const counts = Object.entries(others).map(([name, count]) => [verdictWords(name), Number(count)]);
-  const total = counts.reduce((sum, [, count]) => sum + count, Number(accepted));
-  if (total > 0) {
-    const rest = counts.map(([words, count]) => `${count.toLocaleString("en")} ${words}`);
-    const why = rest.length > 0 ? ` (${rest.join(", ")})` : "";
-    said.push(`${Number(accepted).toLocaleString("en")} of ${counted(total, "case")} accepted${why}`);
-  }
-  return said;
-}
-
-/** Whether a value says only how far the evaluator is. */
-function isProgress({ type, done, total, ...others }) {
-  const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
-  return Object.keys(others).length === 0 && isCount(done) && isCount(total);
 }
 
 /** Whether a row of the table says as much as these members, of a goal or a score, do. */

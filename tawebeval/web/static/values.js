@@ -29,6 +29,12 @@ function keepDigits(_, value, context) {
   return new ExactNumber(source);
 }
 
+/** Return a number of JSON as a Number; NaN for anything else. */
+export function numberOf(value) {
+  if (value instanceof ExactNumber) return Number(value.source);
+  return typeof value === "number" ? value : NaN;
+}
+
 /** Return an element that shows a value; what is inside of it can be opened and closed. */
 export function tree(value, name, open = true) {
   const label = name === undefined ? [] : [element("span", { className: "key" }, `${name}: `)];
