@@ -28,7 +28,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## judge example solutions and show the events; keep the page open with KEEP=1
-	$(SETUP) --extras test --needs git --wants g++,$(SANDBOX)
+	$(SETUP) --needs git --wants g++,$(SANDBOX)
 	$(BIN)/python examples/demo.py $(if $(KEEP),--keep)
 
 test: ## run the tests; a part of them with TESTS=tests.core.test_ring
