@@ -215,6 +215,8 @@ def run_covered() -> tuple[Outcome, Sequence[str], bool]:
 
 def main(names: Sequence[str]) -> int:
     """Run the tests that are named, or all; the result is the exit status."""
+    # Without it a fifth of the processor time is spent on compiling what each daemon imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     unsteady: Sequence[str] = ()
     covered = True
     if names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -9,6 +10,12 @@ import shutil
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests import programs, run
+
+DEBIAN = (
+    "bash caddy chromium crun curl dash fakeroot fish g++ gcc git git-lfs jq lintian mmdebstrap"
+    " perl podman skopeo slurmctld slurmd umoci zsh"
+)
+"""Packages of Debian that are called like their program."""
 
 
 class ProgramsTests(SynchronousTestCase):
@@ -46,6 +53,24 @@ class ProgramsTests(SynchronousTestCase):
         everything = list(programs.options([]))
         self.assertEqual(list(programs.options(["tests"])), everything)
         self.assertIn("--needs=git,libseccomp.so.2,/usr/bin/python3,bwrap,curl", everything)
+
+    def test_packages(self) -> None:
+        """scripts/bootstrap knows the Debian package of each program that is called otherwise."""
+        things = {thing for use in programs.USES for thing in use.things.split()}
+        makefile = (run.ROOT / "Makefile").read_text()
+        for listed in re.findall(r"(?m)^[A-Z]+ := ((?:[^\s,]+,)+\S+)$", makefile):
+            things |= {*listed.split(",")}
+        script = (run.ROOT / "scripts" / "bootstrap").read_text()
+        (packages,) = re.findall(r"(?ms)^PACKAGES = (\{.*?^\})", script)
+        self.assertIn("munged", things)
+        self.assertIn("qemu-system-x86_64", things)
+        self.assertEqual(things - {*DEBIAN.split()} - {*ast.literal_eval(packages)}, set())
+
+    def test_npm(self) -> None:
+        """Packages of npm are in one option, of which scripts/bootstrap reads the last."""
+        uses = [programs.Use(name, "tests", npm=f"{name}-js") for name in ("one", "two")]
+        self.patch(programs, "USES", uses)
+        self.assertEqual(list(programs.options([])), ["--wants=one,two", "--npm=one-js,two-js"])
 
     def test_skipped(self) -> None:
         """Each reason is told once, with the modules; for tests that need nothing there is none."""

@@ -27,7 +27,7 @@ from tests.cases.messages import check_words
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
-from tests.integration.processes import children
+from tests.integration.processes import alive, children
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
 
@@ -203,10 +203,10 @@ class Daemon:
         found = [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]
         return [Path(path) for path in reversed(found)]
 
-    def leftovers(self) -> list[str]:
-        """Return what there is of evaluations: children, also dead ones, directories, forms."""
+    def leftovers(self, dead: bool = True) -> list[str]:
+        """Return what there is of evaluations: children, `dead` ones too, directories, forms."""
         found = self.children() if self.running else []
-        return [f"child {pid}" for pid in found] + self.remains()
+        return [f"child {pid}" for pid in found if dead or alive(pid)] + self.remains()
 
     def children(self) -> list[int]:
         """Return its children, also dead ones, but for what mounts overlays as long as it runs."""
@@ -227,12 +227,12 @@ class Daemon:
         newest = max(spares, key=lambda name: int(name.rpartition("-")[2]), default=None)
         return [path for path in found if path.name != newest]
 
-    async def nothing_left(self) -> None:
-        """Wait until nothing is left of any evaluation."""
+    async def nothing_left(self, dead: bool = True) -> None:
+        """Wait until nothing is left of any evaluation; `dead` orphans are reaped each second."""
         try:
-            await until(lambda: not self.leftovers(), "nothing is left")
+            await until(lambda: not self.leftovers(dead), "nothing is left")
         except AssertionError as error:
-            raise AssertionError(f"{error}, but {self.leftovers()}") from None
+            raise AssertionError(f"{error}, but {self.leftovers(dead)}") from None
 
     def check_log(self) -> None:
         """Fail where a defect stands in what was logged since the last time."""
@@ -290,7 +290,8 @@ class RepositoryTestCase(TestCase):
 class DaemonTestCase(RepositoryTestCase):
     """Tests that share one daemon, started for the first of them and stopped after the last.
 
-    After each of them nothing may be left of its evaluations, and no defect in the log.
+    After each of them nothing may be left of its evaluations, and no defect in the log; after the
+    last one no dead child either.
     """
 
     configuration: ClassVar[str] = CONFIGURATION
@@ -333,7 +334,8 @@ class DaemonTestCase(RepositoryTestCase):
         try:
             if self.daemon.running:
                 await self.client.cancel_all()
-            await self.daemon.nothing_left()
+            is_last = self._to_run <= {self._testMethodName}
+            await self.daemon.nothing_left(dead=is_last)
         finally:
             await self.client.close()
             self.daemon.check_log()
