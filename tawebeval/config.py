@@ -591,7 +591,9 @@ class EnvironmentSettings(Section, frozen=True):
 class ProblemSettings(Section, frozen=True):
     """`[problems.NAME]`: an evaluator with all that a submission does not choose.
 
-    `fields` are the names of the submission's fields, empty for any; `title` is for people.
+    `fields` are the names of the submission's fields, empty for any; `title` and `description` are
+    for people. `statement` is the path of a file of Markdown; `daemon.reload` replaces the path by
+    the file's text.
     """
 
     repository: str
@@ -603,6 +605,8 @@ class ProblemSettings(Section, frozen=True):
     limits: dict[str, Any] = msgspec.field(default_factory=dict)
     fields: Annotated[tuple[_FieldName, ...], Meta(max_length=1000)] = ()
     title: _Line = ""
+    description: _Line = ""
+    statement: _OptionalPath = ""
     runner: JobSettings = JobSettings()
 
     def __post_init__(self) -> None:
@@ -658,6 +662,9 @@ NAMED_TABLES: Mapping[str, type[Section]] = {
     "problems": ProblemSettings,
 }
 """The tables whose keys are names, each with a table of these settings: `[environments.NAME]`."""
+
+MAX_STATEMENT_BYTES = 64 * KIB
+"""Bytes of a problem's statement."""
 
 MAX_NAMED_TABLES: Mapping[str, int] = {"environments": 100, "problems": 1000}
 """The most names in each of `NAMED_TABLES`."""

@@ -6,9 +6,7 @@ here blocks.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import tarfile
 from pathlib import Path
 from typing import IO
@@ -18,11 +16,11 @@ import zstandard
 
 from tawebeval.archive.files import DamagedFile, make_compressor
 from tawebeval.core.form import EvaluationRequest, unpack_request
+from tawebeval.linux.filetree import open_regular_file
 from tawebeval.sandbox.workspace import Workspace
 
 _REQUEST = "request"
 _MAX_REQUEST = 64 * 1024 * 1024  # bytes; the limits of the form are far lower
-_NO_FOLLOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @attrs.frozen
@@ -40,7 +38,7 @@ def pack_submission(workspace: Workspace, limit: int, target: Path) -> bool:
     Return whether it was written. Raises: OSError, which may be FileNotFoundError for files that
     were removed meanwhile; `target` is then incomplete. Raises: DamagedFile.
     """
-    with _open_file(workspace.request_file) as file:
+    with open_regular_file(workspace.request_file) as file:
         packed = file.read(limit + 1)
     if len(packed) > limit:
         return False
@@ -57,15 +55,6 @@ def pack_submission(workspace: Workspace, limit: int, target: Path) -> bool:
     return True
 
 
-def _open_file(path: Path) -> IO[bytes]:
-    # Without a sandbox an evaluator may have put anything in place of the file.
-    file = open(os.open(path, _NO_FOLLOW), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
-    return file
-
-
 def _unpack(packed: bytes) -> EvaluationRequest:
     try:
         return unpack_request(packed)
@@ -74,7 +63,7 @@ def _unpack(packed: bytes) -> EvaluationRequest:
 
 
 def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    with _open_file(path) as file:
+    with open_regular_file(path) as file:
         status = os.fstat(file.fileno())
         member = tarfile.TarInfo(name)
         member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o600

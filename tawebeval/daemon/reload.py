@@ -16,6 +16,7 @@ from twisted.application.service import Service
 from twisted.logger import Logger
 
 from tawebeval.config import (
+    MAX_STATEMENT_BYTES,
     Configuration,
     Section,
     add_problems,
@@ -25,7 +26,8 @@ from tawebeval.config import (
 from tawebeval.daemon.runtime import EarlyHangupHandler
 from tawebeval.daemon.startup import check_environments
 from tawebeval.daemon.systemd import SystemdNotifier
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, format_size
+from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.ownership import digest_file
 from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
 
@@ -230,12 +232,13 @@ def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configu
     """Read the configuration at `path`; without a path return the defaults. Blocks.
 
     `listen` replaces its endpoints unless it is empty. The file of `evaluations.problems` adds
-    problems. Raises: ConfigurationError.
+    problems; the texts of statements replace their paths. Raises: ConfigurationError.
     """
     configuration = Configuration() if path is None else _read(path, parse_configuration)
     if configuration.evaluations.problems:
         problems = Path(configuration.evaluations.problems)
         configuration = _read(problems, partial(add_problems, configuration))
+    configuration = _read_statements(configuration)
     return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
 
 
@@ -253,6 +256,33 @@ def _read(path: Path, parse: Callable[[str], Configuration]) -> Configuration:
         return parse(text)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _read_statements(configuration: Configuration) -> Configuration:
+    """Replace the paths of statements by their texts. Blocks. Raises: ConfigurationError."""
+    problems = {
+        name: msgspec.structs.replace(problem, statement=_read_statement(name, problem.statement))
+        if problem.statement
+        else problem
+        for name, problem in configuration.problems.items()
+    }
+    return msgspec.structs.replace(configuration, problems=problems)
+
+
+def _read_statement(name: str, path: str) -> str:
+    setting = f"problems.{name}.statement: {path}"
+    try:
+        with open_regular_file(Path(path).resolve()) as file:
+            content = file.read(MAX_STATEMENT_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{setting}: cannot read the file: {error.strerror}") from None
+    if len(content) > MAX_STATEMENT_BYTES:
+        limit = format_size(MAX_STATEMENT_BYTES)
+        raise ConfigurationError(f"{setting}: the file is over {limit}; shorten the statement")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{setting}: the file is not UTF-8") from None
 
 
 def find_changed_settings(one: Section, other: Section, table: str = "") -> Iterator[str]:

@@ -61,6 +61,7 @@ from tawebeval.evaluations.restart import FoundEvaluation, FoundEvaluations
 from tawebeval.evaluations.shutdown import Drain
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, KeptCallback, load_callback
 from tawebeval.evaluations.status import build_status, format_time
+from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.callback import Callback
@@ -584,6 +585,27 @@ class EvaluationRegistry:
             yield KeptSubmission(unpack_request(packed), workspace, record.upload_share)
         finally:
             self._in_use -= Counter([identifier])
+
+    async def read_submission(self, identifier: str, caller: str = "") -> list[dict[str, Any]]:
+        """Return the files of an evaluation as `read_submitted_files`.
+
+        Raises: EvaluationNotFound, EvaluationExpired, SubmissionDiscarded; ServerBusy and OSError
+        for archived files.
+        """
+        record = self.records.find_record(identifier, caller, reads=False)
+        try:
+            if record is not None and not record.evaluation.state.has_ended:
+                workspace, upload = record.evaluation.workspace, record.evaluation.upload_directory
+                roots = [workspace] if upload is None else [Workspace(upload), workspace]
+                return await self._read_files(roots)
+            async with self.use_kept_submission(identifier, caller) as kept:
+                return await self._read_files([kept.workspace])
+        except FileNotFoundError:
+            raise SubmissionDiscarded from None
+
+    async def _read_files(self, roots: Sequence[Workspace]) -> list[dict[str, Any]]:
+        directories = [root.submission_directory for root in roots]
+        return await self.context.threads.run_in_thread(read_submitted_files, directories)
 
     def _discard_kept_submissions(self, size: int) -> bool:
         """Discard kept files of `size` bytes or more, those of the first end first.

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import attrs
 
@@ -83,6 +84,18 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 2**30  # maximum bytes to copy by one call
 # Errors of copy_file_range(2) between two file systems, where sendfile(2) works.
 _APART = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def open_regular_file(path: Path) -> IO[bytes]:
+    """Open a file to read it, and do not follow a link in its place.
+
+    Raises: OSError; FileNotFoundError also for anything but a regular file.
+    """
+    file = open(os.open(path, _READ | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
+    return file
 
 
 def make_sealed_file(name: str, content: bytes) -> int:

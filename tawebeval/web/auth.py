@@ -164,6 +164,7 @@ def read_token_file(path: Path) -> TokenHashes:
     return read_secret_file(path, parse_tokens)
 
 
+PROBLEM_DOCUMENT_ROUTE = "/problems/<name>"
 PROBLEM_ROUTE = "/problems/<name>/evaluate"
 RERUN_ROUTE = "/evaluation/<identifier>/rerun"
 
@@ -172,9 +173,11 @@ _PROBLEM_TOKEN_ROUTES = frozenset(
         ("POST", PROBLEM_ROUTE),
         ("POST", RERUN_ROUTE),  # `make_form_receiver` checks the problem
         ("GET", "/problems"),
+        ("GET", PROBLEM_DOCUMENT_ROUTE),
         ("GET", "/evaluation/<identifier>"),
         ("DELETE", "/evaluation/<identifier>"),
         ("GET", "/evaluation/<identifier>/events"),
+        ("GET", "/evaluation/<identifier>/submission"),
         ("GET", "/evaluation_events"),
     }
 )
@@ -192,10 +195,11 @@ def check_problem_access(
     known = ("GET" if method == "HEAD" else method, route)
     if known not in _PROBLEM_TOKEN_ROUTES:
         raise AccessDenied(
-            "the token is restricted to problems: it permits POST /problems/NAME/evaluate, GET"
-            " /problems, and to read, cancel and rerun evaluations by identifier; use another token"
+            "the token is restricted to problems: it permits GET /problems, GET /problems/NAME, POST"
+            " /problems/NAME/evaluate, and to read, cancel and rerun evaluations by identifier; use"
+            " another token"
         )
-    if route == PROBLEM_ROUTE and parameters["name"] not in problems:
+    if route in (PROBLEM_DOCUMENT_ROUTE, PROBLEM_ROUTE) and parameters["name"] not in problems:
         raise AccessDenied(
             f"the token does not permit the problem {parameters['name'][:80]!r}; GET /problems"
             " lists the permitted ones"

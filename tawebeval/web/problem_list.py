@@ -1,4 +1,4 @@
-"""The list of problems that callers may use."""
+"""The problems that callers may use: their list, and the document of one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from tawebeval.config import Configuration
 from tawebeval.core.form import DEFAULT_ENVIRONMENT
 from tawebeval.core.limits import LIMIT_UNITS, LimitRange, parse_limits
+from tawebeval.errors import ProblemNotFound
 
 LISTING_SIZE = 100
 """Problems in one answer, at most."""
@@ -34,6 +35,16 @@ def list_problems(
     }
 
 
+def describe_problem(configuration: Configuration, name: str) -> dict[str, Any]:
+    """Return the document of a problem, with its statement. Raises: ProblemNotFound."""
+    if name not in configuration.problems:
+        raise ProblemNotFound(name)
+    return {
+        **_describe(configuration, name, configuration.limits.requestable_ranges),
+        "statement": configuration.problems[name].statement,
+    }
+
+
 def _describe(
     configuration: Configuration, name: str, ranges: Mapping[str, LimitRange]
 ) -> dict[str, Any]:
@@ -43,6 +54,7 @@ def _describe(
     return {
         "name": name,
         "title": problem.title,
+        "description": problem.description,
         "fields": problem.fields,
         "environment": problem.environment or DEFAULT_ENVIRONMENT,
         "limits": {name: getattr(held, name) for name in LIMIT_UNITS},

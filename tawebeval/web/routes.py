@@ -31,12 +31,18 @@ from tawebeval.evaluations.filters import is_filter_parameter
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path
-from tawebeval.web.auth import PROBLEM_ROUTE, RERUN_ROUTE, check_problem_access, is_trusted_origin
+from tawebeval.web.auth import (
+    PROBLEM_DOCUMENT_ROUTE,
+    PROBLEM_ROUTE,
+    RERUN_ROUTE,
+    check_problem_access,
+    is_trusted_origin,
+)
 from tawebeval.web.context import WebContext
 from tawebeval.web.events import read_page, send_events
 from tawebeval.web.fastpath import PollFastPath
 from tawebeval.web.listing import list_evaluations
-from tawebeval.web.problem_list import list_problems
+from tawebeval.web.problem_list import describe_problem, list_problems
 from tawebeval.web.responses import (
     cast_request,
     get_query_argument,
@@ -116,6 +122,17 @@ def make_app(context: WebContext) -> Klein:
         if end is not None:
             target = f"{base_path}{path}?{urlencode({'after': end, **query})}"
             request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
+
+    @app.route(PROBLEM_DOCUMENT_ROUTE, methods=["GET"])
+    def read_problem(request: IRequest, name: str) -> bytes:
+        """Return the document of a problem."""
+        return prepare_json_response(request, describe_problem(context.configuration, name))
+
+    @app.route("/evaluation/<identifier>/submission", methods=["GET"])
+    async def submission(request: IRequest, identifier: str) -> bytes:
+        """Return the submitted files of an evaluation."""
+        files = await registry.read_submission(identifier, cast_request(request).caller)
+        return prepare_json_response(request, {"files": files})
 
     @app.route("/evaluation/<identifier>/events", methods=["GET"])
     async def events(request: IRequest, identifier: str) -> bytes:

@@ -26,7 +26,7 @@ REACHED = {"200", "404", "415", "422"}
 OTHERWISE_CONFIGURED = {"GET /metrics 404", "HEAD /metrics 404"}
 """What is among these, but only where the operator lets nobody have the metrics."""
 
-UNREACHED = {"evaluateProblem", "rerun"}
+UNREACHED = {"evaluateProblem", "readProblem", "rerun"}
 """Operations on what made-up requests do not name: a problem, an evaluation that has ended."""
 
 

@@ -38,7 +38,8 @@ FORM = SCHEMAS["Form"]
 
 SECURED = {
     *("evaluate", "readStatus", "cancel", "readEvents", "listEvaluations", "readOlderEvents"),
-    *("listEnvironments", "evaluateProblem", "listProblems", "rerun"),
+    *("listEnvironments", "evaluateProblem", "listProblems", "readProblem", "rerun"),
+    "readSubmission",
 }
 ALL = {
     *SECURED,
@@ -50,7 +51,7 @@ ALL = {
     "readPart",
 }
 FORMS = {"evaluate", "evaluateProblem", "rerun"}
-OF_ONE = {"readStatus", "readEvents", "readOlderEvents"}
+OF_ONE = {"readStatus", "readEvents", "readOlderEvents", "readSubmission"}
 
 OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.MalformedRequest: ALL,
@@ -59,8 +60,8 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.ResourceMoved: set(),  # without any operation's path
     errors.EvaluationNotFound: {*OF_ONE, "cancel", "rerun"},
     errors.EvaluationNotEnded: {"rerun"},
-    errors.SubmissionDiscarded: {"rerun"},
-    errors.ProblemNotFound: {"evaluateProblem"},
+    errors.SubmissionDiscarded: {"rerun", "readSubmission"},
+    errors.ProblemNotFound: {"evaluateProblem", "readProblem"},
     errors.EvaluationExpired: {*OF_ONE, "rerun"},
     errors.DiscardedCursor: {"readEvents", "readOlderEvents"},
     errors.NotAcceptable: {"readEvents"},
@@ -71,7 +72,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.HTTPVersionNotSupported: {"readEvents"},
     errors.IdempotencyKeyReused: FORMS,
     errors.Unauthorized: {*SECURED, "readMetrics"},
-    errors.AccessDenied: {"readMetrics", *FORMS, "cancel", "listEvaluations"},
+    errors.AccessDenied: {"readMetrics", *FORMS, "cancel", "listEvaluations", "readProblem"},
     errors.ServerNotReady: {"readReadiness"},
     errors.ForeignOrigin: {*FORMS, "cancel", "readEvents", "listEvaluations"},
     errors.CallerShareExceeded: SECURED,
@@ -88,6 +89,8 @@ OTHERS = {
     "evaluateProblem": {"200"},
     "rerun": {"200"},
     "listProblems": {"200"},
+    "readProblem": {"200"},
+    "readSubmission": {"200"},
     "readStatus": {"200"},
     "cancel": {"204"},
     "readEvents": {"101", "200", "204"},

@@ -25,6 +25,8 @@ PROBLEMS = {
         limits={"memory": "256M", "cpu": 400},
         fields=("source",),
         title="First",
+        description="The first one.",
+        statement="# First\n",
     ),
     "two": ProblemSettings(URL, "./run", commit=OID),
 }
@@ -118,7 +120,7 @@ class ProblemTests(WebTestCase):
         fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
         connection.send(head("POST /problems/three/evaluate", fields))
         self.assertEqual(connection.answer().status, 404)
-        for path in ("/problems/one", "/problems/one/evaluate/", "/problems//evaluate"):
+        for path in ("/problems/one/evaluate/", "/problems/three", "/problems/evaluate"):
             self.request("GET", path, 404)
         self.request("GET", "/problems/one/evaluate", 405)
 
@@ -165,6 +167,15 @@ class ProblemTests(WebTestCase):
         self.assertEqual((one["title"], one["fields"]), ("First", ["source"]))
         self.assertEqual((one["limits"]["cpu"], two["limits"]["cpu"]), (400, 300))
         self.assertNotIn(URL, str(listed))
+
+    def test_document(self) -> None:
+        """The document has the members of the list, and the statement."""
+        one, two = self.request("GET", "/problems").json()["data"]
+        self.assertEqual(one["description"], "The first one.")
+        document = self.request("GET", "/problems/one").json()
+        self.assertEqual(document, {**one, "statement": "# First\n"})
+        self.assertEqual(self.request("GET", "/problems/two").json(), {**two, "statement": ""})
+        self.request("HEAD", "/problems/one")
 
     def test_pages(self) -> None:
         """So many at a time; `end` and `Link` lead on."""
@@ -241,6 +252,7 @@ class TokenTests(CallerTestCase):
         self.call("GET", f"/evaluation_events?evaluation={identifier}", 200, "student")
         listed = self.call("GET", "/problems", 200, "student").json()["data"]
         self.assertEqual([one["name"] for one in listed], ["one"])
+        self.call("GET", "/problems/one", 200, "student")
         self.assertEqual(len(self.call("GET", "/problems", 200, "alice").json()["data"]), 2)
         cancelled = self.ask("DELETE", place, headers={"Authorization": self.headers["student"]})
         self.child.end(-15)
@@ -252,6 +264,8 @@ class TokenTests(CallerTestCase):
         answer = self.submit("two", 403).json()
         self.assertIn("does not permit the problem 'two'", answer["detail"])
         self.submit("three", 403)
+        for name in ("two", "three"):
+            self.call("GET", f"/problems/{name}", 403, "student")
         self.call("GET", "/evaluations", 403, "student")
         self.call("GET", "/nowhere", 403, "student")
         self.call("GET", "/health", 200, "student")
@@ -304,9 +318,11 @@ class TokenTests(CallerTestCase):
             ("POST", "/problems/<name>/evaluate"),
             ("POST", "/evaluation/<identifier>/rerun"),
             ("GET", "/problems"),
+            ("GET", "/problems/<name>"),
             ("GET", "/evaluation/<identifier>"),
             ("DELETE", "/evaluation/<identifier>"),
             ("GET", "/evaluation/<identifier>/events"),
+            ("GET", "/evaluation/<identifier>/submission"),
             ("GET", "/evaluation_events"),
         }
         open_to_all = {"/", "/health", "/health/ready", "/metrics", "/openapi.json"}

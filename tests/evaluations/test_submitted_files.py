@@ -1,0 +1,79 @@
+"""`evaluations.submitted_files`: what an answer has of the files of a submission."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64decode
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.evaluations.submitted_files import (
+    MAX_CONTENT_BYTES,
+    MAX_FILES,
+    read_submitted_files,
+)
+
+
+class SubmittedFileTests(SynchronousTestCase):
+    """Files below a directory."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.root.mkdir()
+
+    def add(self, field: str, content: bytes, filename: str = "a.txt") -> Path:
+        """Write a file."""
+        path = self.root / field / filename
+        path.parent.mkdir()
+        path.write_bytes(content)
+        return path
+
+    def test_contents(self) -> None:
+        """Text is text; what is no UTF-8, or has control characters, is base64."""
+        texts = (b"", b"print()\n", b"\tb\r\n\x0c", "\u00e0\u2028".encode())
+        others = (b"\xff", b"a\0", b"\x1b[0m")
+        for number, content in enumerate((*texts, *others)):
+            self.add(f"f{number}", content)
+        found = read_submitted_files([self.root])
+        self.assertEqual([one["field"] for one in found], [f"f{n}" for n in range(7)])
+        self.assertEqual([one["text"].encode() for one in found[:4]], list(texts))
+        self.assertEqual([b64decode(one["base64"]) for one in found[4:]], list(others))
+        for one, content in zip(found, (*texts, *others), strict=True):
+            self.assertEqual((one["filename"], one["size"]), ("a.txt", len(content)))
+            self.assertEqual(len({"text", "base64"} & set(one)), 1)
+
+    def test_bounds(self) -> None:
+        """A file over what is left is only named, and a smaller one after it has its content."""
+        self.add("a", b"x" * (MAX_CONTENT_BYTES - 1))
+        self.add("b", b"xy")
+        self.add("c", b"z")
+        found = read_submitted_files([self.root])
+        self.assertEqual(["text" in one for one in found], [True, False, True])
+        self.assertEqual(found[1], {"field": "b", "filename": "a.txt", "size": 2})
+        for number in range(MAX_FILES):
+            self.add(f"d{number:04}", b"")
+        self.assertEqual(len(read_submitted_files([self.root])), MAX_FILES)
+
+    def test_directories(self) -> None:
+        """The first directory that is there counts: a start moves the files."""
+        self.add("a", b"1")
+        missing = self.root / "missing"
+        for directories in ([missing, self.root], [self.root, missing], [self.root]):
+            self.assertEqual(read_submitted_files(directories)[0]["text"], "1")
+        self.assertRaises(FileNotFoundError, read_submitted_files, [missing, missing])
+
+    def test_links(self) -> None:
+        """Nothing is read that an evaluator without a sandbox has put in place of a file."""
+        secret = Path(self.mktemp()).absolute()
+        secret.mkdir()
+        (secret / "a.txt").write_text("secret")
+        (self.root / "linked").symlink_to(secret)
+        self.assertEqual(read_submitted_files([self.root]), [])
+        path = self.add("a", b"")
+        path.unlink()
+        path.symlink_to(secret / "a.txt")
+        self.assertRaises(OSError, read_submitted_files, [self.root])
+        path.unlink()
+        os.mkfifo(path)
+        self.assertRaises(FileNotFoundError, read_submitted_files, [self.root])
