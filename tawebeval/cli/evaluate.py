@@ -26,8 +26,9 @@ from tawebeval.cli.runtime import (
     make_screen,
     run_with_client,
 )
-from tawebeval.client import Client, ClientError, InvalidRequest
-from tawebeval.client.http import check_encodable
+from tawebeval.client import ClientError, InvalidRequest
+from tawebeval.client.forms import check_encodable
+from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.form import FIELD_NAME_PATTERN, LABEL_NAME, MAX_DEPTH, MAX_SEED, draw_seed
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.text import get_base_name

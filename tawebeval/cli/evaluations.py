@@ -34,8 +34,9 @@ from tawebeval.cli.runtime import (
     make_screen,
     run_with_client,
 )
-from tawebeval.client import Client, EvaluationGone, Refused, UnknownEvaluation
+from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
+from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.states import SHOWN_STATES
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")

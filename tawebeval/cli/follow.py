@@ -17,7 +17,6 @@ from twisted.internet.task import LoopingCall
 from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import FAILED, GOOD, WRONG
 from tawebeval.client import (
-    Client,
     ClientError,
     EvaluationError,
     EvaluationGone,
@@ -27,6 +26,7 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
+from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.segi import StrayMarkers
 from tawebeval.core.text import get_base_name
 from tawebeval.linux.ownership import get_user_name

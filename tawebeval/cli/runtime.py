@@ -17,9 +17,10 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
 from tawebeval.cli.output import OutputError, Screen, wants_colour
-from tawebeval.client import Client, ClientError, Refused, Unavailable
-from tawebeval.client.client import normalize_server_url
+from tawebeval.client import ClientError, Refused, Unavailable
 from tawebeval.client.http import is_loopback
+from tawebeval.client.settings import normalize_server_url
+from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.daemon.runtime import use_monotonic_clock
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.ownership import read_secret_file

@@ -4,19 +4,27 @@ Every request is repeated until a usable response comes, and no event is lost or
 cursor advances only when a whole page has arrived, and the next page is requested only when the
 caller has taken the last one. So a slow caller slows the evaluator down.
 
-- `Client` needs a running Twisted reactor. Its methods are those of the HTTP API.
-- `blocking.BlockingClient` offers the same methods to programs without a reactor.
+Three clients have the same methods, those of the HTTP API:
+
+- `Client` (`sync_client`) blocks. Threads may share one, and so may processes after a fork.
+- `AsyncClient` (`async_client`) is for asyncio and trio.
+- `twisted_client.TwistedClient` is for Twisted programs, and alone needs Twisted.
+
+The other modules only compute. `operations` has one generator for each method: it yields the
+requests to send and takes the responses. `http` decides what a response or failure means, `forms`
+encodes submissions. `settings` has the arguments that the clients share.
+
 - `Text`, `Data`, `File`, `EvaluationError` and `Unknown` are the events (`events`); `Page` holds
   consecutive ones.
 - `ClientError` is the base of all exceptions (`errors`): `Unavailable` when no usable response
   came, `Refused` and its subclasses when the server refuses the request.
-- `Session` (`http`) sends one request as often as its `Backoff` allows.
 
 Callers are other people's programs (docs/clients.md) and the package `cli`. The daemon does not
-import the client, and the client imports only `core` and `errors` of the package.
+import the client, and the client imports only `core` and `errors` of the package. It is also
+distributed without the daemon, as `tawebeval-client`.
 """
 
-from tawebeval.client.client import Client
+from tawebeval.client.async_client import AsyncClient
 from tawebeval.client.errors import (
     ClientError,
     EvaluationGone,
@@ -27,9 +35,11 @@ from tawebeval.client.errors import (
     UnknownEvaluation,
 )
 from tawebeval.client.events import Data, EvaluationError, Event, File, Page, Text, Unknown
-from tawebeval.client.http import Named
+from tawebeval.client.forms import Named
+from tawebeval.client.sync_client import Client
 
 __all__ = [
+    "AsyncClient",
     "Client",
     "ClientError",
     "Data",

@@ -1,17 +1,19 @@
 """The exceptions of the client.
 
-`str()` of each is a sentence for people. It may quote the server: escape it before a terminal
-shows it.
+`str()` of each is a sentence for people. It may quote the server, whose control characters are
+escaped.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from http.client import responses
+from http import HTTPStatus
 from typing import Any
 
 from tawebeval.errors import TawebevalError
+
+_LONGEST_QUOTE = 2000  # characters of a server's words in a message
 
 
 class ClientError(TawebevalError):
@@ -71,20 +73,35 @@ class EvaluationGone(Refused):
         return self.members.get("oldest")
 
 
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _KINDS = {401: Forbidden, 403: Forbidden, 404: UnknownEvaluation, 410: EvaluationGone}
 
 
-def build_refusal(status: int, body: bytes) -> Refused:
-    """Return the exception for a response whose status is no success; `body` may be anything."""
+def make_printable(text: str) -> str:
+    """Return the words of a server for a message: shortened, and without control characters."""
+    short = text[:_LONGEST_QUOTE] + "…" * (len(text) > _LONGEST_QUOTE)
+    return "".join(
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
+        for one in short
+    )
+
+
+def build_refusal(status: int, body: bytes, location: str = "") -> Refused:
+    """Return the exception for a response whose status is no success; `body` may be anything.
+
+    `location` is where a redirect leads, which is not followed.
+    """
     members = _members(body)
     message = members.get("message") or members.get("detail")
     if not isinstance(message, str):
-        answer = f"{status} {responses.get(status, '')}".strip()
+        answer = f"{status} {_PHRASES.get(status, '')}".strip()
         message = f"the server answers {answer} without an explanation"
+        if location:
+            message = f"the server answers {answer} and names another URL, {location}"
         if 300 <= status < 400 or status in (404, 405):  # those of another server, or site
             message += "; is it a tawebeval server? Check https:// and the path of the URL"
     kind = _KINDS.get(status, InvalidRequest if 400 <= status < 500 else Refused)
-    return kind(status, message, members)
+    return kind(status, make_printable(message), members)
 
 
 def _members(body: bytes) -> Mapping[str, Any]:

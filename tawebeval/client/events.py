@@ -13,6 +13,7 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -84,7 +85,10 @@ class EvaluationError:
 
 @attrs.frozen
 class Unknown:
-    """An event of a type that this version does not know; `written` is the JSON of its payload."""
+    """An event of a type that this version does not know; `written` is the JSON of its payload.
+
+    Without a type it is not an event at all: `type` is empty, and `written` the whole JSON.
+    """
 
     type: str
     written: str
@@ -114,10 +118,21 @@ class _WireEvent(msgspec.Struct):
     time: datetime | None = None
 
 
+class _UntimedEvent(msgspec.Struct):
+    type: str
+    payload: msgspec.Raw
+
+
 class _WirePage(msgspec.Struct):
     begin: str | None
     end: str | None
     data: list[_WireEvent]
+
+
+class _RawPage(msgspec.Struct):
+    begin: str | None
+    end: str | None
+    data: list[msgspec.Raw]
 
 
 def parse_page(body: bytes, after: str | None) -> Page:
@@ -140,15 +155,37 @@ def _decode(body: bytes) -> _WirePage:
     a value that is too deep here. Its payloads are then cut out before the page is parsed.
     """
     try:
-        return msgspec.json.decode(body, type=_WirePage)
+        return _decode_events(body)
     except RecursionError:
         rest, payloads = _cut_payloads(body)
-    page = msgspec.json.decode(rest, type=_WirePage)
+    page = _decode_events(rest)
     for event in page.data:
         payload = bytes(event.payload)
         if payload.startswith(b"["):
             event.payload = msgspec.Raw(payloads[int(payload[1:-1])])
     return page
+
+
+def _decode_events(body: bytes) -> _WirePage:
+    """Return a page; what is no event gets an empty type. Raises ValueError, RecursionError."""
+    try:
+        return msgspec.json.decode(body, type=_WirePage)
+    except msgspec.ValidationError:
+        page = msgspec.json.decode(body, type=_RawPage)
+    return _WirePage(page.begin, page.end, [_decode_event(raw) for raw in page.data])
+
+
+def _decode_event(raw: msgspec.Raw) -> _WireEvent:
+    """Return an event, without a `time` that is none."""
+    try:
+        return msgspec.json.decode(raw, type=_WireEvent)
+    except msgspec.ValidationError:
+        pass
+    try:
+        event = msgspec.json.decode(raw, type=_UntimedEvent)
+    except msgspec.ValidationError:
+        return _WireEvent("", raw)
+    return _WireEvent(event.type, event.payload)
 
 
 def _cut_payloads(body: bytes) -> tuple[bytes, list[bytes]]:
@@ -181,7 +218,8 @@ def _event(event: _WireEvent, cursor: str) -> Event:
     written = bytes(event.payload).decode()
     common: dict[str, Any] = {"cursor": cursor, "time": event.time}
     if event.type == "text":
-        return Text(msgspec.json.decode(event.payload, type=str), **common)
+        with suppress(ValueError):
+            return Text(msgspec.json.decode(event.payload, type=str), **common)
     if event.type == "data":
         return _parse_special(written, common) or Data(written, **common)
     return Unknown(event.type, written, **common)

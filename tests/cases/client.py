@@ -13,7 +13,8 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.client import Client, Event, Text
+from tawebeval.client import Event, Text
+from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.config import (
     BufferSettings,
     Configuration,
@@ -44,7 +45,7 @@ class Line:
 
     service: Service
     agent: BreakingAgent
-    client: Client
+    client: TwistedClient
     told: list[tuple[str, float]]
     _flush: Callable[[], None]
 
@@ -70,7 +71,7 @@ class Line:
             "told": lambda why, seconds: told.append((why, seconds)),
             **(client or {}),
         }
-        made = Client("http://localhost:8080/", token, **arguments)
+        made = TwistedClient("http://localhost:8080/", token, **arguments)
         return cls(service, agent, made, told, inner.flush)
 
     def add_silent_peer(self, name: str) -> None:

@@ -27,7 +27,7 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
-from tawebeval.client.client import normalize_server_url
+from tawebeval.client.settings import normalize_server_url
 from tawebeval.config import Configuration, PollSettings, ProblemSettings
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import generate_token

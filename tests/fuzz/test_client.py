@@ -22,8 +22,9 @@ from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from tawebeval.client import Client, ClientError, Event, Page
+from tawebeval.client import ClientError, Event, Page
 from tawebeval.client.events import split_cursor
+from tawebeval.client.twisted_client import TwistedClient
 from tests.cases.client import REQUEST
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
 
@@ -121,7 +122,7 @@ LIES = st.builds(
     st.sampled_from([*[None] * 6, ConnectionDone, ConnectionLost]),
 )
 
-ASKING: dict[str, Callable[[Client], Any]] = {
+ASKING: dict[str, Callable[[TwistedClient], Any]] = {
     "evaluate": lambda client: client.evaluate({"source": b"x", "b": "y"}, **REQUEST),
     "events": lambda client: client.events("a"),
     "pages": lambda client: client.pages("a", "2", limit=9),
@@ -204,7 +205,7 @@ class ClientTests(SynchronousTestCase):
         """There is a result or an error of the client, and an end."""
         reactor, server = MemoryReactorClock(), LyingServer(lies)
         reactor.callFromThread = lambda call: reactor.callLater(0, call)
-        client = Client(
+        client = TwistedClient(
             "http://127.0.0.1:1/",
             reactor=reactor,
             agent=Agent.usingEndpointFactory(reactor, server, HTTPConnectionPool(reactor)),

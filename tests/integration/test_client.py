@@ -10,7 +10,7 @@ from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
 
 from tawebeval.client import Client, Data, EvaluationError, Event, InvalidRequest, Text
-from tawebeval.client.blocking import BlockingClient
+from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.integration.client import joined, python
 from tests.integration.cutting_proxy import CuttingProxy
@@ -41,12 +41,12 @@ class ClientTests(DaemonTestCase):
             "evaluator_cmd": command,
         }
 
-    async def through(self, seed: int, longest: int) -> tuple[Client, CuttingProxy]:
+    async def through(self, seed: int, longest: int) -> tuple[TwistedClient, CuttingProxy]:
         """Return a client whose connections are cut."""
         proxy = CuttingProxy(self.daemon.port, seed, longest=longest)
         port = await proxy.listen()
         self.addCleanup(proxy.stop)
-        client = Client(f"http://127.0.0.1:{port}", asking=SOON, following=SOON)
+        client = TwistedClient(f"http://127.0.0.1:{port}", asking=SOON, following=SOON)
         self.addCleanup(client.close)
         return client, proxy
 
@@ -86,7 +86,7 @@ class ClientTests(DaemonTestCase):
                 print("", os.environ["EVALUATION_DATA_BEGIN"], value, sep="\\n")
                 print(os.environ["EVALUATION_DATA_END"])
             """
-        async with Client(self.daemon.url, following=SOON) as client:
+        async with TwistedClient(self.daemon.url, following=SOON) as client:
             command = python(textwrap.dedent(program))
             identifier = await client.evaluate({"source": "x"}, **self.fields(command))
             events = [event async for event in client.events(identifier)]
@@ -101,7 +101,7 @@ class ClientTests(DaemonTestCase):
         source = self.folder / "huge"
         with source.open("wb") as file:
             file.truncate(100 * 2**20)
-        async with Client(self.daemon.url) as client:
+        async with TwistedClient(self.daemon.url) as client:
             with self.assertRaises(InvalidRequest) as caught:
                 await client.evaluate({"source": source}, **self.fields("true"))
         self.assertEqual(caught.exception.status, 413)
@@ -110,7 +110,7 @@ class ClientTests(DaemonTestCase):
         """The blocking client does the same in a thread of its own."""
 
         def script() -> list[Event]:
-            with BlockingClient(self.daemon.url) as client:
+            with Client(self.daemon.url) as client:
                 identifier = client.evaluate(
                     {"source": Path(__file__)},
                     **self.fields('cat "$SUBMISSION_FILE_SOURCE"; exit 4'),

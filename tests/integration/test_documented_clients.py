@@ -207,11 +207,11 @@ class ProgramTests(DaemonTestCase):
         await self.show_cut(sys.executable, "follow.py", source)
 
     async def test_blocking(self) -> None:
-        """The program with `BlockingClient`."""
-        await self.show(sys.executable, "use.py", documented("python", "BlockingClient"))
+        """The program with `Client`."""
+        await self.show(sys.executable, "use.py", documented("python", "with Client("))
 
     async def test_twisted(self) -> None:
-        """The program with `Client`."""
+        """The program with `TwistedClient`."""
         await self.show(sys.executable, "use.py", documented("python", "react(main"))
 
     async def test_node(self) -> None:

@@ -1,23 +1,17 @@
-"""`client.http`: when a request is repeated, and when not."""
+"""`client.twisted_client`: when a request is repeated, and when not."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import attrs
 from OpenSSL.SSL import Error as TlsError
 from OpenSSL.SSL import SysCallError
 from service_identity import VerificationError
-from treq.client import HTTPClient
-from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionLost, DNSLookupError, NoRouteError
 from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
-from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import Clock, Cooperator
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
-from twisted.trial.unittest import TestCase
 from twisted.web._newclient import ParseError, RequestTransmissionFailed, ResponseNeverReceived
 from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
@@ -25,7 +19,6 @@ from twisted.web.iweb import IAgent, IResponse
 from zope.interface import implementer
 
 from tawebeval.client import (
-    Client,
     EvaluationGone,
     Forbidden,
     InvalidRequest,
@@ -33,14 +26,10 @@ from tawebeval.client import (
     Unavailable,
     UnknownEvaluation,
 )
-from tawebeval.client import client as client_module
-from tawebeval.client.http import Request, Session, is_plain_http
+from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.agents import BreakingAgent, Fate, MadeResponse
 from tests.cases.client import REQUEST, ClientTestCase, gathered, text
-from tests.integration.receivers import full_socket
-
-reactor: Any = installed
 
 OTHER_SERVER = "is it a tawebeval server? Check https:// and the path of the URL"
 
@@ -139,46 +128,36 @@ class RepeatTests(ClientTestCase):
                 self.assertEqual(len(self.line.agent.asked), 1)
 
     def break_off(
-        self, *errors: Exception, base: str = "http://localhost:8080", plain: Any = None
+        self,
+        *errors: Exception | None,
+        base: str = "http://localhost:8080",
+        probed: MadeResponse | None = None,
     ) -> str:
         """Have each of two attempts end by an error; return the message of Unavailable.
 
         The last error counts for all further attempts; None is a response that says "later".
-        `plain()` answers whether the server speaks plain HTTP.
+        `probed` is the response to a request without TLS.
         """
         coming = iter(errors)
-        asked: list[object] = []
+        self.asked: list[str] = []
 
-        def request(*arguments: object) -> Deferred[Any]:
-            asked.append(arguments)
+        def request(_: object, method: bytes, uri: bytes, *__: object) -> Deferred[Any]:
+            self.asked.append(uri.decode())
+            if uri.endswith(b"/health"):
+                return fail(ConnectError()) if probed is None else succeed(probed)
             error = next(coming, errors[-1])
             return succeed(MadeResponse(503, b"")) if error is None else fail(error)
 
-        async def is_plain_http() -> bool:
-            self.probes += 1
-            return bool(plain and plain())
-
-        self.probes = 0
         self.patch(BreakingAgent, "request", request)
-        clock = self.line.service.reactor
-        session = Session(
-            HTTPClient(self.line.agent),
+        client = TwistedClient(
             base,
-            {},
-            clock,
-            Cooperator(scheduler=lambda call: clock.callLater(0, call)),
-            random.random,
-            clock.seconds,
-            lambda why, seconds: None,
-            lambda: None,
-            lambda sent, total: None,
-            is_plain_http,
+            reactor=self.line.service.reactor,
+            agent=self.line.agent,
+            asking=Backoff(2, 1, 10),
         )
         with self.assertRaises(Unavailable) as caught:
-            self.line.wait(
-                session.send_request(Request("GET", "/"), Backoff(2, 1, 10), lambda _: None)
-            )
-        self.attempts = len(asked)
+            self.line.wait(client.status("x"))
+        self.attempts = len([url for url in self.asked if not url.endswith("/health")])
         self.refused = caught.exception.is_refused_connection
         return str(caught.exception)
 
@@ -202,42 +181,41 @@ class RepeatTests(ClientTestCase):
                 message = self.break_off(kind([Failure(reason)]), base="https://localhost")
                 self.assertIn(words, message)
                 self.assertEqual(self.attempts, attempts, reason)
-                certificate = "certificate" in message
-                self.assertEqual(self.probes, 0 if certificate else attempts, message)
+                is_probed = "certificate" not in message and "HTTP;" not in message
+                self.assertEqual(len(self.asked) - attempts, is_probed, message)
         message = self.break_off(ResponseNeverReceived([Failure(ParseError("x", b"\x15\x03"))]))
         self.assertIn("check the URL, or try https://localhost:8080", message)
 
     def test_plain_http(self) -> None:
         """An https URL of a server without TLS fails at once, and the right URL is proposed."""
         expected = "https://a:81/b speaks plain HTTP, not TLS; use http://a:81/b"
+        broken = ResponseNeverReceived([Failure(ConnectionLost())])
+        health = MadeResponse(401, b'{"message": "no"}')
         for reason in (ConnectionLost(), TlsError([("", "", "wrong version number")])):
-            broken = ResponseNeverReceived([Failure(reason)])
-            message = self.break_off(broken, base="https://a:81/b", plain=lambda: True)
-            self.assertEqual((message, self.attempts, self.probes), (expected, 1, 1))
-        self.break_off(ResponseNeverReceived([Failure(ConnectionLost())]), plain=lambda: True)
-        self.assertEqual((self.attempts, self.probes), (2, 0))  # an http URL
+            unread = ResponseNeverReceived([Failure(reason)])
+            message = self.break_off(unread, base="https://a:81/b", probed=health)
+            self.assertEqual(message, expected)
+            self.assertEqual(self.asked, ["https://a:81/b/evaluation/x", "http://a:81/b/health"])
+        self.break_off(broken, probed=health)
+        self.assertEqual(len(self.asked), 2)  # an http URL
+        self.break_off(None, broken, base="https://a", probed=health)
+        self.assertEqual(len(self.asked), 2)  # it has answered
+        proxy = MadeResponse(502, b"<html>")
+        self.assertIn("broke", self.break_off(broken, base="https://a", probed=proxy))
 
-    def test_silent_plain_http(self) -> None:
-        """A server that is silent for a second is asked without TLS, once."""
-        for plain, attempts, words in (
-            (True, 1, "https://a speaks plain HTTP, not TLS; use http://a"),
-            (False, 2, "no answer from https://a within 60 seconds"),
-        ):
-            self.line = self.make()
-            clock = self.line.service.reactor
-            begun = clock.seconds()
-            probes: list[float] = []
-            self.patch(client_module, "is_plain_http", Probe(plain, clock, probes))
-            self.line.agent.fate = lambda: Fate.SILENT
-            secure = Client(
-                "https://a", reactor=clock, agent=self.line.agent, asking=Backoff(2, 1, 10)
-            )
-            with self.assertRaises(Unavailable) as caught:
-                self.line.wait(secure.status("x"))
-            self.assertEqual(str(caught.exception), words)
-            self.assertEqual(len(self.line.agent.asked), attempts)
-            self.assertEqual(len(probes), attempts)
-            self.assertEqual(probes[0] - begun, 1)
+    def test_silent(self) -> None:
+        """A server that is silent is asked again, once without TLS."""
+        self.line.agent.fate = lambda: Fate.SILENT
+        secure = TwistedClient(
+            "https://a",
+            reactor=self.line.service.reactor,
+            agent=self.line.agent,
+            asking=Backoff(2, 1, 10),
+        )
+        with self.assertRaises(Unavailable) as caught:
+            self.line.wait(secure.status("x"))
+        self.assertEqual(str(caught.exception), "no answer from https://a within 60 seconds")
+        self.assertEqual(len(self.line.agent.asked), 3)
 
     def test_no_host(self) -> None:
         """A host without an address fails at once; one that has answered is looked up again."""
@@ -274,7 +252,7 @@ class RepeatTests(ClientTestCase):
                     asked.append(uri)
                     return fail(DNSLookupError("x"))
 
-            client = Client(server, reactor=Clock(), agent=Recorder())
+            client = TwistedClient(server, reactor=Clock(), agent=Recorder())
             self.failureResultOf(Deferred.fromCoroutine(client.status("x")), Unavailable)
             self.assertEqual(asked, [sent + b"evaluation/x"])
 
@@ -309,7 +287,7 @@ class RepeatTests(ClientTestCase):
         identifier = self.line.begin()
         self.line.child.print(b"a\n")
         self.line.fail_once(Fate.REFUSED)
-        other = Client(
+        other = TwistedClient(
             "http://localhost:8080", reactor=self.line.service.reactor, agent=self.line.agent
         )
         page = self.line.wait(anext(other.pages(identifier)))
@@ -317,7 +295,9 @@ class RepeatTests(ClientTestCase):
 
     def test_host(self) -> None:
         """A name that no host can have is not asked for again and again."""
-        client = Client("http://a..b", reactor=self.line.service.reactor, agent=self.line.agent)
+        client = TwistedClient(
+            "http://a..b", reactor=self.line.service.reactor, agent=self.line.agent
+        )
         with self.assertRaises(Unavailable) as caught:
             self.line.wait(client.status("x"))
         self.assertIn("http://a..b: ", str(caught.exception))
@@ -354,59 +334,3 @@ class RepeatTests(ClientTestCase):
             self.assertIn(words, str(caught.exception))
             self.assertEqual(caught.exception.status, status)
             self.assertEqual(self.line.told, [])
-
-
-@attrs.frozen
-class Probe:
-    """Answers whether a server speaks plain HTTP, and notes when it is asked."""
-
-    answer: bool
-    clock: Any
-    asked: list[float]
-
-    async def __call__(self, reactor: Any, base: str) -> bool:
-        self.asked.append(self.clock.seconds())
-        return self.answer
-
-
-class PlainHttpTests(TestCase):
-    """Real servers, asked without TLS."""
-
-    async def test_answers(self) -> None:
-        """An answer of HTTP counts, unless it is the 400 of a server that expects TLS."""
-        for says, plain in (
-            (b"HTTP/1.1 200 OK\r\n\r\n", True),
-            (b"HTTP/1.0 401 Unauthorized\r\n\r\n", True),
-            (b"HTTP/1.1 400 The plain HTTP request was sent to HTTPS port\r\n\r\n", False),
-            (b"SSH-2.0-OpenSSH_9.2\r\n", False),
-            (b"\x15\x03\x01\x00\x02\x02\x46", False),
-            (b"", False),
-        ):
-            answering = Factory.forProtocol(Answering)
-            answering.says = says
-            port = reactor.listenTCP(0, answering, interface="127.0.0.1")
-            url = f"https://127.0.0.1:{port.getHost().port}/base"
-            self.assertIs(await is_plain_http(reactor, url), plain, says)
-            await port.stopListening()
-        self.assertIs(await is_plain_http(reactor, url), False)
-
-    async def test_no_answer(self) -> None:
-        """A server that is silent, and a port that nobody can connect to, do not speak it."""
-        silent = reactor.listenTCP(0, Factory.forProtocol(Protocol), interface="127.0.0.1")
-        self.addCleanup(silent.stopListening)
-        with full_socket() as full:
-            for port in (silent.getHost().port, full):
-                url = f"https://127.0.0.1:{port}"
-                self.assertIs(await is_plain_http(reactor, url, timeout=0.2), False)
-
-
-class Answering(Protocol):
-    """A server that says the same to everybody."""
-
-    factory: Any
-
-    def dataReceived(self, data: bytes) -> None:
-        """Answer."""
-        assert self.transport is not None
-        self.transport.write(self.factory.says)
-        self.transport.loseConnection()

@@ -1,0 +1,141 @@
+"""The client for asyncio and trio."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from weakref import WeakKeyDictionary
+
+import anyio
+import anyio.to_thread
+import attrs
+import httpx
+
+from tawebeval.client.async_methods import AsyncMethods
+from tawebeval.client.forms import FormBody
+from tawebeval.client.http import Failure, FailureKind, Send
+from tawebeval.client.httpx_values import (
+    EXCHANGE_ERRORS,
+    POOL_ERRORS,
+    POOL_SETTINGS,
+    BodyCollector,
+    classify_error,
+    make_tls_context,
+)
+from tawebeval.client.operations import Outcome, Pause
+
+
+@attrs.define(eq=False, slots=False)
+class AsyncClient(AsyncMethods):
+    """The client of one server for asyncio and trio. Connections are kept until `close`.
+
+    It may be made outside of an event loop, and be used in several, one after the other or at the
+    same time: each has connections of its own. Files are read in threads.
+
+    `tls` replaces the system's settings of TLS, `transport` the connections. Proxies are those of
+    the environment. For all other arguments see `ClientSettings`.
+    """
+
+    tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)
+    transport: httpx.AsyncBaseTransport | None = attrs.field(default=None, kw_only=True, repr=False)
+    _pools: WeakKeyDictionary[object, httpx.AsyncClient] = attrs.field(
+        factory=WeakKeyDictionary, init=False, repr=False
+    )
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections of this event loop. The next request opens new ones."""
+        pool = self._pools.pop(_get_loop(), None)
+        if pool is not None:
+            await pool.aclose()
+
+    async def do_step(self, step: Send | Pause) -> Outcome | None:
+        """Do a step of an operation. Raises OSError for a file that cannot be read."""
+        if isinstance(step, Pause):
+            await anyio.sleep(step.seconds)
+            return None
+        with ExitStack() as opened:
+            headers, content, length = dict(step.headers), None, 0
+            if step.form is not None:
+                in_threads = step.form.has_files
+                if in_threads:
+                    body = await anyio.to_thread.run_sync(step.form.open_body, opened)
+                else:
+                    body = step.form.open_body(opened)
+                length = body.length
+                headers["Content-Length"] = str(length)
+                content = self._count(body, in_threads=in_threads)
+            return await self._exchange(step, headers, content, step.get_timeout(length))
+
+    async def _exchange(
+        self,
+        send: Send,
+        headers: dict[str, str],
+        content: AsyncIterator[bytes] | None,
+        timeout: float,
+    ) -> Outcome:
+        try:
+            pool = self._get_pool()
+        except POOL_ERRORS as error:
+            return Failure(FailureKind.INVALID_PROXY, str(error))
+        limits = httpx.Timeout(timeout, connect=send.connect_timeout)
+        try:
+            with anyio.fail_after(timeout):
+                async with pool.stream(
+                    send.method, send.url, headers=headers, content=content, timeout=limits
+                ) as response:
+                    body = BodyCollector()
+                    async for piece in response.aiter_bytes():
+                        body.add(piece)
+                    return body.make_response(response)
+        except (*EXCHANGE_ERRORS, TimeoutError) as error:
+            return classify_error(error, timeout)
+
+    async def _count(self, body: FormBody, *, in_threads: bool) -> AsyncIterator[bytes]:
+        sent = 0
+        pieces = body.pieces()
+        while True:
+            if in_threads:
+                piece = await anyio.to_thread.run_sync(next, pieces, b"")
+            else:
+                piece = next(pieces, b"")
+            if not piece:
+                return
+            yield piece
+            sent += len(piece)
+            self.uploaded(sent, body.length)
+
+    def _get_pool(self) -> httpx.AsyncClient:
+        loop = _get_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            for other in list(self._pools):
+                if isinstance(other, asyncio.AbstractEventLoop) and other.is_closed():
+                    del self._pools[other]  # its connections keep it alive
+            pool = self._pools[loop] = httpx.AsyncClient(
+                transport=self.transport,
+                verify=self.tls or make_tls_context(self.server),
+                **POOL_SETTINGS,
+            )
+        return pool
+
+
+def _get_loop() -> object:
+    """Return the running event loop of asyncio, or the token of trio's. Raises RuntimeError."""
+    trio = sys.modules.get("trio")
+    if trio is not None:
+        try:
+            token: object = trio.lowlevel.current_trio_token()
+        except RuntimeError:
+            pass
+        else:
+            return token
+    return asyncio.get_running_loop()

@@ -1,0 +1,111 @@
+"""What both drivers for httpx share: pools of connections, responses and failures as values."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+import httpx
+
+from tawebeval.client.http import MAX_BODY, Failure, FailureKind, Response
+
+POOL_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
+"""What httpx raises for proxies of the environment that it cannot use."""
+EXCHANGE_ERRORS = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+"""What httpx raises for a request that gets no response."""
+POOL_SETTINGS: dict[str, Any] = {
+    "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=())),
+    "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
+}
+"""The settings of a pool: no cookies, and as many connections as there are requests."""
+
+_DISCONNECTED = "the server closed the connection"
+
+
+def classify_error(error: Exception, timeout: float) -> Failure:
+    """Return why a request with a `timeout` in seconds got no response."""
+    match error:
+        case httpx.TimeoutException() | TimeoutError():
+            return Failure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
+        case BodyTooLarge():
+            return Failure(FailureKind.TOO_LARGE)
+        case httpx.ProxyError():
+            return Failure(FailureKind.PROXY, str(error))
+        case httpx.InvalidURL() | httpx.UnsupportedProtocol() | UnicodeError():
+            return Failure(FailureKind.INVALID_URL, str(error))
+        case httpx.RemoteProtocolError() if str(error).startswith("illegal status line"):
+            return Failure(FailureKind.NO_HTTP)
+    kind = FailureKind.UNREACHABLE if isinstance(error, httpx.ConnectError) else FailureKind.BROKEN
+    for cause in _causes(error):
+        match cause:
+            case ssl.SSLCertVerificationError() if "ostname mismatch" in cause.verify_message or (
+                "IP address mismatch" in cause.verify_message
+            ):
+                return Failure(FailureKind.OTHER_HOST)
+            case ssl.SSLCertVerificationError():
+                return Failure(FailureKind.UNTRUSTED, cause.verify_message)
+            case ssl.SSLEOFError() | ssl.SSLZeroReturnError() | ssl.SSLSyscallError():
+                return Failure(FailureKind.BROKEN, _DISCONNECTED)
+            case ssl.SSLError():
+                return Failure(FailureKind.NO_TLS, _describe_tls_error(cause))
+            case socket.gaierror():
+                return Failure(FailureKind.UNKNOWN_HOST)
+            case ConnectionRefusedError():
+                return Failure(FailureKind.REFUSED)
+            case OSError(errno=int(number)):
+                return Failure(kind, os.strerror(number).lower())
+    return Failure(kind, str(error).strip(" .") or _DISCONNECTED)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and all that led to it."""
+    rest: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while rest:
+        one = rest.pop(0)
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            rest += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+
+
+def _describe_tls_error(error: ssl.SSLError) -> str:
+    reason: str | None = error.reason
+    return (reason or str(error)).lower().replace("_", " ")
+
+
+class BodyCollector:
+    """The body of a response, up to `MAX_BODY` bytes."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._room = MAX_BODY
+
+    def add(self, piece: bytes) -> None:
+        """Add a piece. Raises BodyTooLarge."""
+        self._room -= len(piece)
+        if self._room < 0:
+            raise BodyTooLarge("too large")
+        self._pieces.append(piece)
+
+    def make_response(self, response: httpx.Response) -> Response:
+        """Return the response with this body and the first value of each header."""
+        headers: dict[str, str] = {}
+        for name, value in response.headers.raw:
+            headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+        return Response(response.status_code, headers, b"".join(self._pieces))
+
+
+class BodyTooLarge(httpx.TransportError):
+    """A body of more than `MAX_BODY` bytes."""
+
+
+def make_tls_context(base: str) -> ssl.SSLContext:
+    """Return the TLS settings for the server at a URL: the system's authorities for https."""
+    if base.startswith("https:"):
+        return ssl.create_default_context()  # of SSL_CERT_FILE, if it is set
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading authorities takes 10 ms and more

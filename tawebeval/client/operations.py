@@ -1,0 +1,540 @@
+"""The operations of the API as generators, which say what to do and take what has come of it.
+
+An operation yields a `Send` and gets a `Response` or a `Failure`, or yields a `Pause` and gets
+None; its result is that of the operation. A stream also yields `Items`, whose items its caller has
+to take before the next step. Drivers do the steps (`sync_client.run_operation`).
+
+Every request of the API can be repeated: a form by its `Idempotency-Key`, all others by themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Generic, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode
+from uuid import uuid4
+
+import attrs
+import msgspec
+
+from tawebeval import __version__
+from tawebeval.client.errors import (
+    EvaluationGone,
+    InvalidRequest,
+    Unavailable,
+    UnknownEvaluation,
+    build_refusal,
+)
+from tawebeval.client.events import Event, Page, parse_page, split_cursor
+from tawebeval.client.forms import Content, SubmissionForm
+from tawebeval.client.http import (
+    Failure,
+    FailureKind,
+    Parsed,
+    Response,
+    Send,
+    is_plain_answer,
+    make_probe,
+    parse_response,
+)
+from tawebeval.client.settings import ClientSettings
+from tawebeval.core.backoff import Backoff, RequestOutcome, classify_status, parse_retry_after
+
+_WAIT = 25  # seconds for which the server may hold a request for events
+_TIMEOUT = 30.0  # seconds for a connection, and for an answer beyond `_WAIT`
+_FIRST_CONNECTION = 5.0  # seconds after which a server of https may speak plain HTTP
+_POLL = 0.5  # seconds between two requests to a server that neither waits nor says Retry-After
+_PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
+_NO_CONTENT = 204
+
+_LIST_RESTARTS = 5  # times that a list begins again
+_SUMMARY = ("evaluation_id", "state", "created")  # members of an evaluation in a list
+
+Document: TypeAlias = dict[str, Any]
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Pause:
+    """A pause of so many seconds."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Items(Generic[T]):
+    """Items of a stream for its caller."""
+
+    items: Sequence[T]
+
+
+Outcome: TypeAlias = Response | Failure
+Operation: TypeAlias = Generator[Send | Pause, Outcome | None, T]
+Stream: TypeAlias = Generator[Send | Pause | Items[T], Outcome | None, None]
+
+
+def document_method(method: Callable[..., object], operation: Callable[..., object]) -> None:
+    """Give a method the name, description and parameters of the operation that it does."""
+    functools.update_wrapper(method, operation)
+    signature = inspect.signature(operation)
+    client, *parameters = signature.parameters.values()
+    result = str(signature.return_annotation)
+    if result.startswith("Operation["):
+        result = result.removeprefix("Operation[").removesuffix("]")
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[client.replace(name="self", annotation=client.empty), *parameters],
+        return_annotation=result.replace("Stream[", "Iterator["),
+    )
+
+
+@attrs.frozen
+class _Request:
+    """A request that can be repeated; `path` includes the query.
+
+    `can_wait_for_daemon`: repeat the request also if nothing listens at a loopback address and the
+    server has not answered before.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    form: SubmissionForm | None = None
+    timeout: float = 60.0
+    can_wait_for_daemon: bool = False
+
+
+def _send_request(
+    client: ClientSettings,
+    request: _Request,
+    backoff: Backoff,
+    parse: Callable[[Response], Parsed],
+) -> Operation[Parsed]:
+    """Send a request until `parse` accepts a response, and return its result.
+
+    `parse` raises ValueError for a body that is not one of this API. Raises Refused for a status
+    that a repetition would get as well; Unavailable when the attempts are used up, another one
+    would be of no use, or `Retry-After` exceeds `backoff.longest_retry_after`.
+    """
+    made = 0
+    while True:
+        asked = 0.0
+        outcome = yield from _attempt(client, request, made)
+        if isinstance(outcome, Response):
+            meaning = classify_status(outcome.status)
+            if meaning is RequestOutcome.ACCEPTED:
+                parsed = parse_response(outcome, parse)
+                if not isinstance(parsed, Failure):
+                    if made:
+                        client.answered()
+                    return parsed
+                outcome = parsed
+        if isinstance(outcome, Failure):
+            refused = outcome.kind is FailureKind.REFUSED
+            why = outcome.explain(client.server)
+            if outcome.is_final(
+                client.server,
+                has_answered=client.has_answered,
+                can_wait=request.can_wait_for_daemon,
+            ):
+                raise Unavailable(why, refused)
+        else:
+            location = outcome.get_header("Location")
+            refusal = build_refusal(outcome.status, outcome.body, location)
+            if meaning is RequestOutcome.REFUSED or outcome.status in _PERMANENT:
+                raise refusal
+            refused, why = False, f"{client.server}: {refusal}"
+            asked = _get_retry_after(client, outcome)
+        made += 1
+        pause = backoff.draw_delay(made, client.chance(), asked)
+        if pause is None:
+            later = f"; the server asks to retry after {asked:.0f} seconds" if asked else ""
+            raise Unavailable(f"{why}{later}", refused)
+        client.told(why, pause)
+        yield Pause(pause)
+
+
+def _attempt(client: ClientSettings, request: _Request, made: int) -> Operation[Outcome]:
+    """Send a request once; find out whether the server of an https URL speaks plain HTTP."""
+    headers = {"User-Agent": f"tawebeval/{__version__}", **request.headers}
+    if client.token:
+        headers["Authorization"] = f"Bearer {client.token}"
+    if request.form is not None:
+        headers["Content-Type"] = request.form.content_type
+    is_first = client.server.startswith("https:") and not client.has_answered and not made
+    outcome = yield from _exchange(
+        Send(
+            request.method,
+            client.server + request.path,
+            headers,
+            request.form,
+            request.timeout,
+            _FIRST_CONNECTION if is_first else _TIMEOUT,
+        )
+    )
+    if isinstance(outcome, Response):
+        client.has_answered = True
+    elif is_first and outcome.may_be_plain_http:
+        probed = yield from _exchange(make_probe(client.server))
+        if is_plain_answer(probed):
+            return Failure(FailureKind.PLAIN_HTTP)
+    return outcome
+
+
+def _exchange(send: Send) -> Operation[Outcome]:
+    outcome = yield send
+    assert outcome is not None
+    return outcome
+
+
+def _get_retry_after(client: ClientSettings, response: Response) -> float:
+    """Return the seconds that `Retry-After` asks for, 0 without the header."""
+    header = response.get_header("Retry-After").encode("latin-1", "replace")
+    return parse_retry_after(header, client.time())
+
+
+def evaluate(
+    client: ClientSettings,
+    submission: Mapping[str, Content],
+    *,
+    repository: str,
+    commit: str,
+    evaluator_cmd: str,
+    branch: str | None = None,
+    depth: int | None = None,
+    directory: str | None = None,
+    seed: int | None = None,
+    environment: str | None = None,
+    callback_url: str | None = None,
+    limits: Mapping[str, str | float] = MappingProxyType({}),
+    metadata: Mapping[str, str] = MappingProxyType({}),
+    key: str | None = None,
+) -> Operation[str]:
+    """Begin an evaluation and return its identifier.
+
+    `submission` maps each field to its content: text or bytes, which become the file
+    `<field>.txt`, a `Path`, sent under its own name, or a `Named`. All other fields are those
+    of `POST /evaluate` (docs/api.md); `limits` maps names such as `memory` to numbers, or to
+    texts such as "256M". `metadata` maps names of labels to texts. `key` is the
+    `Idempotency-Key`: repeated attempts begin one evaluation. A program that may be restarted
+    stores a `key` of its own, and finds the evaluation of its last attempt by it.
+
+    Raises InvalidRequest, Forbidden, Unavailable; ValueError for an invalid file name and for
+    text that is not UTF-8; OSError for a file that cannot be read.
+    """
+    fields = {
+        "repository[url]": repository,
+        "repository[branch]": branch,
+        "repository[depth]": depth,
+        "commit_oid": commit,
+        "directory": directory,
+        "evaluator_cmd": evaluator_cmd,
+        "seed": seed,
+        "environment": environment,
+        "callback_url": callback_url,
+        **_limit_fields(limits),
+        **_label_fields(metadata),
+    }
+    return (yield from _begin(client, "/evaluate", submission, fields, key))
+
+
+def evaluate_problem(
+    client: ClientSettings,
+    problem: str,
+    submission: Mapping[str, Content],
+    *,
+    callback_url: str | None = None,
+    metadata: Mapping[str, str] = MappingProxyType({}),
+    key: str | None = None,
+) -> Operation[str]:
+    """Begin an evaluation for a problem of the server, as `evaluate` does otherwise.
+
+    Raises InvalidRequest also for an unknown problem.
+    """
+    fields = {"callback_url": callback_url, **_label_fields(metadata)}
+    path = f"/problems/{quote(problem, safe='')}/evaluate"
+    try:
+        return (yield from _begin(client, path, submission, fields, key))
+    except UnknownEvaluation as error:
+        raise InvalidRequest(error.status, str(error), error.members) from None
+
+
+def rerun(
+    client: ClientSettings,
+    identifier: str,
+    *,
+    commit: str | None = None,
+    seed: int | None = None,
+    callback_url: str | None = None,
+    limits: Mapping[str, str | float] = MappingProxyType({}),
+    metadata: Mapping[str, str] = MappingProxyType({}),
+    key: str | None = None,
+) -> Operation[str]:
+    """Begin an evaluation as an ended one, with its files, commit, seed, limits and labels.
+
+    The arguments replace these. Returns the new identifier. Raises UnknownEvaluation,
+    EvaluationGone (also if only the files are discarded), and as `evaluate`.
+    """
+    fields = {
+        "commit_oid": commit,
+        "seed": seed,
+        "callback_url": callback_url,
+        **_limit_fields(limits),
+        **_label_fields(metadata),
+    }
+    return (yield from _begin(client, f"{_path_of(identifier)}/rerun", {}, fields, key))
+
+
+def _begin(
+    client: ClientSettings,
+    path: str,
+    submission: Mapping[str, Content],
+    fields: Mapping[str, str | float | None],
+    key: str | None,
+) -> Operation[str]:
+    """Send a form without the fields that are None, and return the identifier."""
+    given = {name: str(value) for name, value in fields.items() if value is not None}
+    headers = {"Idempotency-Key": key or uuid4().hex}
+    request = _Request("POST", path, headers, SubmissionForm(given, submission))
+    return (yield from _send_request(client, request, client.asking, _identifier))
+
+
+def events(
+    client: ClientSettings, identifier: str, after: str | None = None, *, times: bool = False
+) -> Stream[Event]:
+    """Yield the events of an evaluation as they come, each once and in order.
+
+    For `after`, `times` and the exceptions see `pages`.
+    """
+    return _follow(client, identifier, after, None, times, lambda page: page.events)
+
+
+def pages(
+    client: ClientSettings,
+    identifier: str,
+    after: str | None = None,
+    *,
+    limit: int | None = None,
+    times: bool = False,
+) -> Stream[Page]:
+    """Yield the pages of an evaluation as they come, up to its end; none is empty.
+
+    `after` is the `cursor` of an event or the `end` of a page; reading continues there. None
+    reads from the beginning. `limit` is the size of a page in bytes of JSON, which at least
+    one event may exceed; None leaves the size to the server. `times` adds to each event the
+    `time` when the server stored it. Requesting the next page acknowledges the last one, and
+    the server discards it. A program that must not lose an event stores the cursor together
+    with its own result.
+
+    Raises UnknownEvaluation, Forbidden, Unavailable; EvaluationGone also for an evaluation
+    that the server knew before; ValueError for an invalid cursor.
+    """
+    return _follow(client, identifier, after, limit, times, lambda page: (page,))
+
+
+def _follow(
+    client: ClientSettings,
+    identifier: str,
+    after: str | None,
+    limit: int | None,
+    times: bool,
+    unpack: Callable[[Page], Sequence[T]],
+) -> Stream[T]:
+    """Yield what `unpack` returns for each page of an evaluation."""
+    path = _path_of(identifier) + "/events"
+    after, skip = split_cursor(after)
+    known = False
+    while True:
+        request = _Request(
+            "GET",
+            path + _query(after=after, limit=limit, times=1 if times else None),
+            {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
+            timeout=_WAIT + _TIMEOUT,
+            can_wait_for_daemon=True,
+        )
+        try:
+            page, pause = yield from _send_request(
+                client, request, client.following, functools.partial(_page, client, after)
+            )
+        except UnknownEvaluation as error:
+            if not known:
+                raise
+            raise EvaluationGone(error.status, str(error), error.members) from None
+        known = True
+        if page.end is None:
+            return
+        rest = page.events[skip:]
+        skip -= len(page.events) - len(rest)
+        if rest:
+            yield Items(unpack(attrs.evolve(page, events=rest)))
+        elif pause:
+            yield Pause(pause)
+        after = page.end
+
+
+def _page(client: ClientSettings, after: str | None, response: Response) -> tuple[Page, float]:
+    """Return a page, and the seconds to pause if the server does not hold requests."""
+    page = parse_page(response.body, after)
+    if page.events or "wait=" in response.get_header("Preference-Applied"):
+        return page, 0
+    return page, _get_retry_after(client, response) or _POLL
+
+
+def status(client: ClientSettings, identifier: str) -> Operation[Document]:
+    """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
+    request = _Request("GET", _path_of(identifier))
+    return (yield from _send_request(client, request, client.asking, _document))
+
+
+def cancel(client: ClientSettings, identifier: str) -> Operation[None]:
+    """Cancel an evaluation; return when none of its processes runs. May be repeated."""
+    request = _Request("DELETE", _path_of(identifier))
+    yield from _send_request(client, request, client.asking, _check_cancelled)
+
+
+def environments(client: ClientSettings) -> Operation[list[Document]]:
+    """Return the environments of the server: name, description and digest of each."""
+    request = _Request("GET", "/environments")
+    return (yield from _send_request(client, request, client.asking, _environments))
+
+
+def evaluations(
+    client: ClientSettings,
+    *,
+    state: str | None = None,
+    metadata: Mapping[str, str] = MappingProxyType({}),
+    since: datetime | None = None,
+    until: datetime | None = None,
+    problem: str | None = None,
+    on_away: Callable[[Sequence[str]], object] = lambda names: None,
+) -> Stream[Document]:
+    """Yield the caller's evaluations that the server still has, each once, oldest first.
+
+    Only those in this state, of this problem, with these labels, and accepted from `since` on,
+    before `until`; both times have a time zone. Raises InvalidRequest for a state, problem or
+    label that cannot be.
+
+    Where several daemons share the server's address, those of each daemon are in this order. At
+    the end `on_away` is called with the names of daemons that have not answered, if there are
+    any: the list is without evaluations of theirs.
+    """
+    times = {
+        name: None if moment is None else moment.isoformat()
+        for name, moment in (("since", since), ("until", until))
+    }
+    wanted = {"state": state, "problem": problem, **times, **_label_fields(metadata)}
+    return _list(client, "/evaluations", wanted, _SUMMARY, on_away)
+
+
+def problems(client: ClientSettings) -> Stream[Document]:
+    """Yield the problems of the server that the caller may use, in the order of their names."""
+    return _list(client, "/problems", {}, ("name",), lambda names: None)
+
+
+def _list(
+    client: ClientSettings,
+    path: str,
+    wanted: Mapping[str, str | None],
+    members: Sequence[str],
+    on_away: Callable[[Sequence[str]], object],
+) -> Stream[Document]:
+    """Yield the entries of a list, which have these members; the first one identifies them."""
+    after: str | None = None
+    yielded: set[str] = set()
+    restarts = 0
+    while True:
+        request = _Request("GET", path + _query(after=after, **wanted))
+        try:
+            listing = yield from _send_request(
+                client, request, client.asking, functools.partial(_listing, members)
+            )
+        except InvalidRequest:
+            # A daemon was restarted since the last part: the list begins again.
+            restarts += 1
+            if after is None or restarts > _LIST_RESTARTS:
+                raise
+            after = None
+            continue
+        found = {entry[members[0]]: entry for entry in listing.data}
+        new = [entry for name, entry in found.items() if name not in yielded]
+        yielded.update(found)
+        yield Items(new)
+        after = listing.end
+        if after is None:
+            if listing.away:
+                on_away(listing.away)
+            return
+
+
+def _path_of(identifier: str) -> str:
+    return f"/evaluation/{quote(identifier, safe='')}"
+
+
+def _label_fields(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {f"metadata[{name}]": value for name, value in metadata.items()}
+
+
+def _limit_fields(limits: Mapping[str, str | float]) -> dict[str, str | float]:
+    return {f"limits[{name}]": value for name, value in limits.items()}
+
+
+def _query(**parameters: str | int | None) -> str:
+    """Return the query of a URL, without parameters that are None or empty."""
+    given = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _document(response: Response) -> Document:
+    return _check_members(_decode(response, Document), "state")
+
+
+def _check_members(document: Document, *names: str) -> Document:
+    """Return a document that has these members, all strings. Raises ValueError."""
+    for name in names:
+        if not isinstance(document.get(name), str):
+            raise ValueError(f"unexpected answer: it has no {name}")  # noqa: TRY004
+    return document
+
+
+class _Accepted(msgspec.Struct):
+    evaluation_id: str
+
+
+class _Listing(msgspec.Struct):
+    end: str | None
+    data: list[Document]
+    away: list[str] = []
+
+
+class _Environments(msgspec.Struct):
+    data: list[Document]
+
+
+def _environments(response: Response) -> list[Document]:
+    return [_check_members(one, "name") for one in _decode(response, _Environments).data]
+
+
+def _identifier(response: Response) -> str:
+    return _decode(response, _Accepted).evaluation_id
+
+
+def _check_cancelled(response: Response) -> None:
+    if response.status != _NO_CONTENT:
+        raise ValueError(f"unexpected answer: the status is {response.status}")
+
+
+def _listing(members: Iterable[str], response: Response) -> _Listing:
+    listing = _decode(response, _Listing)
+    for one in listing.data:
+        _check_members(one, *members)
+    return listing
+
+
+def _decode(response: Response, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(response.body, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"unexpected answer: {error}") from None

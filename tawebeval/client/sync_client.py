@@ -1,0 +1,277 @@
+"""The client for programs without an event loop: blocks until the result is there.
+
+Each thread may use the same `Client`. After a fork the child gets connections of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakSet
+
+import attrs
+import httpcore
+import httpx
+
+from tawebeval.client import operations
+from tawebeval.client.http import Failure, FailureKind, Send
+from tawebeval.client.httpx_values import (
+    EXCHANGE_ERRORS,
+    POOL_ERRORS,
+    POOL_SETTINGS,
+    BodyCollector,
+    classify_error,
+    make_tls_context,
+)
+from tawebeval.client.operations import (
+    Items,
+    Operation,
+    Outcome,
+    Pause,
+    Stream,
+    document_method,
+)
+from tawebeval.client.settings import ClientSettings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PIECE = 1 << 14  # bytes that are sent until the deadline is looked at again
+
+
+def _block(
+    operation: Callable[Concatenate[ClientSettings, P], Operation[T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Return the method that does all steps of an operation."""
+
+    def run(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        steps = operation(client, *args, **kwargs)
+        outcome: Outcome | None = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            outcome = client.do_step(step)
+
+    document_method(run, operation)
+    return run
+
+
+def _iterate(
+    stream: Callable[Concatenate[ClientSettings, P], Stream[T]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """Return the method that does the steps of a stream, and yields its items."""
+
+    def iterate(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        steps = stream(client, *args, **kwargs)
+        outcome: Outcome | None = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration:
+                return
+            if isinstance(step, Items):
+                yield from step.items
+                outcome = None
+            else:
+                outcome = client.do_step(step)
+
+    document_method(iterate, stream)
+    return iterate
+
+
+@attrs.define(eq=False, slots=False)
+class Client(ClientSettings):
+    """The client of one server, whose methods block. Connections are kept until `close`.
+
+    `tls` replaces the system's settings of TLS, `transport` the connections (as in tests:
+    `httpx.MockTransport`). Proxies are those of the environment (HTTP_PROXY, HTTPS_PROXY,
+    ALL_PROXY, NO_PROXY). For all other arguments see `ClientSettings`.
+    """
+
+    tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)
+    transport: httpx.BaseTransport | None = attrs.field(default=None, kw_only=True, repr=False)
+    _pool: httpx.Client | None = attrs.field(default=None, init=False, repr=False)
+    _making: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
+    _deadline: _Deadline = attrs.field(factory=lambda: _Deadline(), init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        _clients.add(self)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections. The next request opens new ones."""
+        with self._making:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    evaluate = _block(operations.evaluate)
+    evaluate_problem = _block(operations.evaluate_problem)
+    rerun = _block(operations.rerun)
+    events = _iterate(operations.events)
+    pages = _iterate(operations.pages)
+    status = _block(operations.status)
+    cancel = _block(operations.cancel)
+    environments = _block(operations.environments)
+    evaluations = _iterate(operations.evaluations)
+    problems = _iterate(operations.problems)
+
+    def do_step(self, step: Send | Pause) -> Outcome | None:
+        """Do a step of an operation. Raises OSError for a file that cannot be read. Blocks."""
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        with ExitStack() as opened:
+            headers, content, length = dict(step.headers), None, 0
+            if step.form is not None:
+                body = step.form.open_body(opened)
+                length = body.length
+                headers["Content-Length"] = str(length)
+                content = self._count(body.pieces(), length)
+            return self._exchange(step, headers, content, step.get_timeout(length))
+
+    def _exchange(
+        self, send: Send, headers: dict[str, str], content: Iterator[bytes] | None, timeout: float
+    ) -> Outcome:
+        try:
+            pool = self._get_pool()
+        except POOL_ERRORS as error:
+            return Failure(FailureKind.INVALID_PROXY, str(error))
+        self._deadline.at = time.monotonic() + timeout
+        limits = httpx.Timeout(timeout, connect=send.connect_timeout)
+        try:
+            with pool.stream(
+                send.method, send.url, headers=headers, content=content, timeout=limits
+            ) as response:
+                body = BodyCollector()
+                for piece in response.iter_bytes():
+                    body.add(piece)
+                return body.make_response(response)
+        except EXCHANGE_ERRORS as error:
+            return classify_error(error, timeout)
+
+    def _count(self, pieces: Iterable[bytes], total: int) -> Iterator[bytes]:
+        sent = 0
+        for piece in pieces:
+            yield piece
+            sent += len(piece)
+            self.uploaded(sent, total)
+
+    def _get_pool(self) -> httpx.Client:
+        with self._making:
+            if self._pool is None:
+                self._pool = self._make_pool()
+            return self._pool
+
+    def _make_pool(self) -> httpx.Client:
+        """Return a pool without cookies whose connections end at the deadline of a request."""
+        pool = httpx.Client(
+            transport=self.transport,
+            verify=self.tls or make_tls_context(self.server),
+            **POOL_SETTINGS,
+        )
+        # httpx has a timeout for each read alone, and no parameter for the network of its pool.
+        for transport in (pool._transport, *pool._mounts.values()):
+            inner: Any = getattr(transport, "_pool", None)
+            if inner is not None:
+                inner._network_backend = _DeadlineBackend(inner._network_backend, self._deadline)
+        return pool
+
+    def _forget_connections(self) -> None:
+        """Leave the connections to the parent process."""
+        self._pool = None
+        self._making = threading.Lock()  # another thread of the parent may hold the old one
+
+
+_clients: WeakSet[Client] = WeakSet()
+
+
+def _forget_all_connections() -> None:
+    for client in list(_clients):
+        client._forget_connections()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_connections)
+
+
+class _Deadline(threading.local):
+    """The time (`time.monotonic`) when the request of a thread has to be over."""
+
+    at = 0.0
+
+    def cap(self, timeout: float | None, error: type[Exception]) -> float:
+        """Return the seconds that one call may take. Raises `error` if none are left."""
+        left = self.at - time.monotonic()
+        if left <= 0:
+            raise error("deadline")
+        return left if timeout is None else min(timeout, left)
+
+
+class _DeadlineBackend(httpcore.NetworkBackend):
+    """A network whose connections keep a deadline, however slowly bytes arrive."""
+
+    def __init__(self, network: httpcore.NetworkBackend, deadline: _Deadline) -> None:
+        self._network, self._deadline = network, deadline
+
+    def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, *args: Any, **kwargs: Any
+    ) -> httpcore.NetworkStream:
+        """Connect. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
+        timeout = self._deadline.cap(timeout, httpcore.ConnectTimeout)
+        stream = self._network.connect_tcp(host, port, timeout, *args, **kwargs)
+        return _DeadlineStream(stream, self._deadline)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep between two attempts to connect."""
+        self._network.sleep(seconds)
+
+
+class _DeadlineStream(httpcore.NetworkStream):
+    """A connection that keeps a deadline."""
+
+    def __init__(self, stream: httpcore.NetworkStream, deadline: _Deadline) -> None:
+        self._stream, self._deadline = stream, deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return some bytes. Raises httpcore.ReadTimeout, httpcore.ReadError."""
+        timeout = self._deadline.cap(timeout, httpcore.ReadTimeout)
+        return self._stream.read(max_bytes, timeout)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
+        for start in range(0, len(buffer), _PIECE):
+            left = self._deadline.cap(timeout, httpcore.WriteTimeout)
+            self._stream.write(buffer[start : start + _PIECE], left)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        """Begin TLS. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
+        timeout = self._deadline.cap(timeout, httpcore.ConnectTimeout)
+        stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _DeadlineStream(stream, self._deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        """Return what httpcore asks about the connection."""
+        return self._stream.get_extra_info(info)

@@ -1,0 +1,339 @@
+"""`client.sync_client`: the client that blocks, over real connections and made ones."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
+from tawebeval.client import httpx_values as values_module
+from tawebeval.client.http import Send
+from tawebeval.client.twisted_client import TwistedClient
+from tawebeval.core.backoff import Backoff
+from tests.cases.patience import PATIENCE
+
+ONCE = Backoff(1, 0, 0)
+SOON = Backoff(3, 0, 0)
+FIELDS: dict[str, Any] = {"repository": "u", "commit": "c" * 40, "evaluator_cmd": "x"}
+STATUS = b'{"state":"running"}'
+
+
+def answer(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
+    """Return a response with a body of JSON."""
+    head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
+    return head % (status, more, len(body)) + body
+
+
+class Server:
+    """A server that answers each connection by a function of the socket, in a thread of its own."""
+
+    def __init__(self, *serve: Callable[[socket.socket], None]) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.accepted = 0
+        self._serve = serve
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listening.accept()
+            except OSError:
+                return
+            serve = self._serve[min(self.accepted, len(self._serve) - 1)]
+            self.accepted += 1
+            threading.Thread(target=self._handle, args=(serve, connection), daemon=True).start()
+
+    def _handle(self, serve: Callable[[socket.socket], None], connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            serve(connection)
+
+    def close(self) -> None:
+        """Accept no more."""
+        self.listening.shutdown(socket.SHUT_RDWR)
+        self.listening.close()
+
+
+def say(*responses: bytes) -> Callable[[socket.socket], None]:
+    """Return what answers each request of a connection, the last one for ever."""
+
+    def serve(connection: socket.socket) -> None:
+        count = 0
+        while read_head(connection):
+            connection.sendall(responses[min(count, len(responses) - 1)])
+            count += 1
+
+    return serve
+
+
+def read_head(connection: socket.socket) -> bytes:
+    """Return the head of a request, empty at the end of the connection."""
+    read = b""
+    while not read.endswith(b"\r\n\r\n"):
+        some = connection.recv(1)
+        if not some:
+            return b""
+        read += some
+    return read
+
+
+def cut(connection: socket.socket) -> None:
+    """Close the connection in the middle of a response."""
+    read_head(connection)
+    connection.sendall(answer(STATUS)[:-1])
+
+
+def dribble(connection: socket.socket, *, head: bool) -> None:
+    """Answer a byte at a time, for ever."""
+    read_head(connection)
+    if not head:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        connection.sendall(b"X" if head else b"1\r\n \r\n")
+        time.sleep(0.02)
+
+
+class SyncClientTests(SynchronousTestCase):
+    """`Client`."""
+
+    def serve(self, *serve: Callable[[socket.socket], None]) -> Server:
+        """Return a running server."""
+        server = Server(*serve)
+        self.addCleanup(server.close)
+        return server
+
+    def fail_request(self, server: str, **settings: Any) -> str:
+        """Return the words of a request that fails."""
+        with Client(server, asking=ONCE, **settings) as client:
+            error = self.assertRaises(Unavailable, client.status, "x")
+        return str(error)
+
+    def test_connection(self) -> None:
+        """A connection is used again, until the client is closed."""
+        server = self.serve(say(answer(STATUS)))
+        client = Client(server.url)
+        for _ in range(3):
+            self.assertEqual(client.status("x"), {"state": "running"})
+        self.assertEqual(server.accepted, 1)
+        client.close()
+        client.status("x")
+        self.assertEqual(server.accepted, 2)
+        client.close()
+
+    def test_threads(self) -> None:
+        """Threads share a client."""
+        server = self.serve(say(answer(STATUS)))
+        found: list[Any] = []
+        with Client(server.url) as client:
+
+            def ask() -> None:
+                found.append(client.status("x"))
+
+            threads = [threading.Thread(target=ask) for _ in range(20)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE)
+        self.assertEqual(found, [{"state": "running"}] * 20)
+
+    def test_fork(self) -> None:
+        """A child process opens a connection of its own, whatever the parent is doing."""
+        server = self.serve(say(answer(STATUS)))
+        with Client(server.url) as client:
+            client.status("x")
+            client._making.acquire()  # as another thread may
+            child = os.fork()
+            if child == 0:
+                try:
+                    os._exit(0 if client.status("x") == {"state": "running"} else 1)
+                finally:
+                    os._exit(2)
+            client._making.release()
+            _, status = os.waitpid(child, 0)
+            self.assertEqual(status, 0)
+            self.assertEqual(server.accepted, 2)
+            client.status("x")
+            self.assertEqual(server.accepted, 2)
+
+    def test_deadline(self) -> None:
+        """A response that comes a byte at a time ends with the time of its request."""
+        for head in (True, False):
+            server = self.serve(lambda connection, head=head: dribble(connection, head=head))
+            with Client(server.url) as client:
+                begun = time.monotonic()
+                outcome = client.do_step(Send("GET", f"{server.url}/", timeout=0.3))
+                self.assertLess(time.monotonic() - begun, PATIENCE / 2)
+            self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
+
+    def test_too_large(self) -> None:
+        """A body over the limit is not read further."""
+        self.patch(values_module, "MAX_BODY", 1000)
+        server = self.serve(say(answer(b" " * 2000)))
+        self.assertIn("is larger than", self.fail_request(server.url))
+
+    def test_failures(self) -> None:
+        """Each failure is told in words."""
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            refusing = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        for url, words in (
+            (refusing, "connection refused"),
+            ("http://nowhere.invalid", "no address is known for the host nowhere.invalid"),
+            ("http://a..b", "check the URL"),
+            (self.serve(say(b"SSH-2.0-\x1b[31m\r\n\r\n")).url, "does not speak HTTP; check"),
+            (self.serve(read_head).url, "broke: Server disconnected"),
+            (self.serve(lambda _: None).url, "broke: connection reset by peer"),
+            (self.serve(cut).url, "broke: peer closed connection without sending complete"),
+            (self.serve(say(answer(b"{"))).url, "broke: unexpected answer: "),
+        ):
+            message = self.fail_request(url)
+            self.assertIn(words, message)
+            self.assertTrue(message.isprintable(), message)
+
+    def test_plain_http(self) -> None:
+        """An https URL of a server without TLS is told as such."""
+        server = self.serve(
+            lambda connection: connection.sendall(b"HTTP/1.0 400 no\r\n\r\n"),
+            say(answer(b"{}")),
+        )
+        secure = server.url.replace("http", "https")
+        self.assertEqual(
+            self.fail_request(secure), f"{secure} speaks plain HTTP, not TLS; use {server.url}"
+        )
+
+    def test_no_tls(self) -> None:
+        """A server that speaks neither is told as such."""
+        server = self.serve(lambda connection: connection.sendall(b"SSH-2.0\r\n" * 9))
+        self.assertIn("does not speak TLS", self.fail_request(server.url.replace("http", "https")))
+
+    def test_proxies(self) -> None:
+        """Proxies of the environment that cannot be used are told, and none is asked for them."""
+        for proxy, words in (
+            ("socks5://127.0.0.1:1", "HTTP_PROXY"),
+            ("other://127.0.0.1:1", "HTTP_PROXY"),
+            ("http://[::1", "HTTP_PROXY"),
+        ):
+            self.patch(os, "environ", {**os.environ, "HTTP_PROXY": proxy, "NO_PROXY": ""})
+            self.assertIn(words, self.fail_request("http://judge.example.org"))
+        refusing = self.serve(say(b"HTTP/1.1 407 Authenticate\r\nContent-Length: 0\r\n\r\n"))
+        self.patch(os, "environ", {**os.environ, "HTTP_PROXY": "", "HTTPS_PROXY": refusing.url})
+        message = self.fail_request("https://judge.example.org", tls=ssl.create_default_context())
+        self.assertIn("the proxy for https://judge.example.org answers: 407", message)
+
+    def test_redirect(self) -> None:
+        """A redirect is not followed, so that the token reaches no other server."""
+        other = self.serve(say(answer(STATUS)))
+        moved = answer(b"", b"302 Found", b"Location: %b/\x1b\r\n" % other.url.encode())
+        server = self.serve(say(moved.replace(b"\x1b", b"x")))
+        with Client(server.url, "secret") as client:
+            error = self.assertRaises(Refused, client.status, "x")
+        self.assertIn(f"names another URL, {other.url}", str(error))
+        self.assertEqual(other.accepted, 0)
+
+    def test_cookies(self) -> None:
+        """Cookies are neither kept nor an error."""
+        heads: list[bytes] = []
+
+        def serve(connection: socket.socket) -> None:
+            while head := read_head(connection):
+                heads.append(head)
+                connection.sendall(answer(STATUS, more=b"Set-Cookie: a=\xff\xe9; path=/\r\n"))
+
+        with Client(self.serve(serve).url) as client:
+            client.status("x")
+            client.status("x")
+        self.assertNotIn(b"cookie", heads[1].lower())
+
+    def test_form(self) -> None:
+        """A form is sent with its length, piece by piece, and again after a failure."""
+        file = Path(self.mktemp())
+        file.write_bytes(b"x" * 200_000)
+        bodies: list[bytes] = []
+        sent: list[tuple[int, int]] = []
+
+        def handle(request: httpx.Request) -> httpx.Response:
+            bodies.append(request.read())
+            self.assertEqual(int(request.headers["Content-Length"]), len(bodies[-1]))
+            if len(bodies) == 1:
+                raise httpx.WriteError("cut")
+            return httpx.Response(200, json={"evaluation_id": "a"})
+
+        client = Client(
+            "http://a",
+            asking=SOON,
+            uploaded=lambda *piece: sent.append(piece),
+            transport=httpx.MockTransport(handle),
+        )
+        self.assertEqual(client.evaluate({"source": file, "t": "é"}, **FIELDS), "a")
+        self.assertEqual(bodies[0], bodies[1])
+        self.assertIn(b"x" * 200_000, bodies[0])
+        self.assertEqual(sent[-1], (len(bodies[0]), len(bodies[0])))
+        with self.assertRaises(FileNotFoundError):
+            client.evaluate({"source": file.with_name("b")}, **FIELDS)
+
+    def test_early_response(self) -> None:
+        """A response before the end of a form is read."""
+        file = Path(self.mktemp())
+        with file.open("wb") as opened:
+            opened.truncate(50 << 20)
+
+        def serve(connection: socket.socket) -> None:
+            read_head(connection)
+            connection.sendall(answer(b'{"message":"too large"}', b"413 Too Large"))
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 16):
+                pass
+
+        with Client(self.serve(serve).url) as client:
+            error = self.assertRaises(InvalidRequest, client.evaluate, {"source": file}, **FIELDS)
+        self.assertEqual(error.status, 413)
+
+    def test_events(self) -> None:
+        """Events are read page by page; a page is acknowledged when all of its events are taken."""
+        asked: list[str] = []
+        pages = {
+            None: b'{"begin":null,"end":"2","data":[{"type":"text","payload":"a"}]}',
+            "2": b'{"begin":"2","end":"end","data":[{"type":"text","payload":"b"}]}',
+            "end": b'{"begin":"end","end":null,"data":[]}',
+        }
+
+        def handle(request: httpx.Request) -> httpx.Response:
+            after = request.url.params.get("after")
+            asked.append(str(after))
+            return httpx.Response(200, content=pages[after])
+
+        client = Client("http://a", transport=httpx.MockTransport(handle))
+        events = client.events("x")
+        self.assertEqual(next(events), Text("a"))
+        self.assertEqual(asked, ["None"])
+        self.assertEqual(list(events), [Text("b")])
+        self.assertEqual([page.end for page in client.pages("x")], ["2", "end"])
+
+    def test_same_methods(self) -> None:
+        """All clients have the same methods, with the same parameters and descriptions."""
+
+        def describe(client: type) -> dict[str, Any]:
+            found = {}
+            for name, method in inspect.getmembers(client, inspect.isfunction):
+                if not name.startswith("_") and name not in ("close", "do_step"):
+                    found[name] = (list(inspect.signature(method).parameters), method.__doc__)
+            return found
+
+        expected = describe(Client)
+        self.assertEqual(len(expected), 10)
+        self.assertEqual(describe(AsyncClient), expected)
+        self.assertEqual(describe(TwistedClient), expected)
+        signature = inspect.signature(Client.pages)
+        self.assertEqual(signature.return_annotation, "Iterator[Page]")
+        self.assertEqual(inspect.signature(Client.status).return_annotation, "Document")
