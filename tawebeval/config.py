@@ -240,6 +240,7 @@ class CallerSettings(Section, frozen=True):
     kept: _OptionalCount = 2000
     buffers: _OptionalBytes = 40 * MIB
     requests_per_minute: _OptionalCount = 6000
+    link_days: Annotated[float, Meta(ge=0, le=366)] = 30
 
 
 class CredentialSettings(Section, frozen=True):

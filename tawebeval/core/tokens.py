@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from hashlib import sha256
 
 import attrs
@@ -55,6 +55,11 @@ class TokenHashes:
     """The tokens of a file."""
 
     _tokens: Sequence[Token] = attrs.field(repr=False)
+
+    @property
+    def callers(self) -> Set[str]:
+        """The names of the callers."""
+        return {token.caller for token in self._tokens}
 
     def find_token(self, authorization: Sequence[bytes]) -> Token:
         """Return the token of a request; `authorization` has the values of these headers.

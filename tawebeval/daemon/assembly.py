@@ -21,6 +21,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
+from tawebeval.core.links import LinkSigner
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
 from tawebeval.daemon.directories import DaemonDirectories, derive_daemon_label, locate_archive
 from tawebeval.daemon.lasting import open_run_keeper
@@ -63,6 +64,7 @@ from tawebeval.slurm.cluster import SlurmSandbox
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
+from tawebeval.web.links import EvaluationLinks, LinkFile
 from tawebeval.web.peers import make_peer_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
@@ -449,10 +451,24 @@ def _make_application(
         base.reactor,
         base.thread_pools.upload_threads,
         make_peer_lists(base.thread_pools.peer_resolver, base.reactor),
+        _make_links(base),
         monitoring.operator_sources,
         monitoring.request_log,
     )
     return KleinApplication(context)
+
+
+def _make_links(base: BuilderParts) -> EvaluationLinks:
+    directories = base.directories
+    return EvaluationLinks(
+        LinkFile(directories.state / "links"),
+        LinkSigner(directories.identifier_key),
+        base.authentication,
+        base.reactor,
+        time,
+        os.urandom,
+        base.thread_pools.upload_threads,
+    )
 
 
 def _reload_services(reloader: Reloader, reactor: Any) -> Iterator[Service]:

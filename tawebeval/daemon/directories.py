@@ -6,6 +6,7 @@ $STATE_DIRECTORY/evaluations/   one workspace for each evaluation
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
 $STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environment_store`)
 $STATE_DIRECTORY/archive/       ended evaluations, unless `archive.directory` is set
+$STATE_DIRECTORY/links          the links that read one evaluation
 $STATE_DIRECTORY/quotas/        quota directories, one for each evaluation, if root has created them
 $CACHE_DIRECTORY/repositories/  fetched repositories
 """
@@ -39,6 +40,7 @@ _EVALUATION_ENTRIES = ("uploads", "evaluations")
 
 STATE_ENTRIES = (
     *("lock", "key", "key.new", "accounts", "archive", "environments", "quotas"),
+    *("links", "links.new"),
     *_EVALUATION_ENTRIES,
 )
 CACHE_ENTRIES = ("lock", "repositories")

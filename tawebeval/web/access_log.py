@@ -16,13 +16,11 @@ from werkzeug.exceptions import HTTPException
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
 from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.web.auth import EVENTS_ROUTE
 
 OTHER_ROUTE = "other"
 """Route or method of a request that has none of the API's: clients can send any number of others.
 """
-
-EVENTS_ROUTE = "/evaluation/<identifier>/events"
-"""Route of pages and streams."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)

@@ -49,6 +49,13 @@ class RateLimit:
             bucket, limit, setting = token.digest, token.requests_per_minute, "rate of the token"
         if not limit:
             return
+        self.take(bucket, limit, setting)
+
+    def take(self, bucket: str | bytes, limit: int, setting: str) -> None:
+        """Count a request in a bucket of `limit` requests a minute; `setting` names the limit.
+
+        Raises: OverShare, without counting, if the bucket is empty.
+        """
         now = self._seconds()
         left, since = self._left.get(bucket, (limit, now))
         left = min(limit, left + (now - since) * limit / 60)
@@ -59,6 +66,10 @@ class RateLimit:
                 max(1, ceil(wait)),
             )
         self._left[bucket] = left - 1, now
+
+    def forget(self, bucket: str | bytes) -> None:
+        """Drop a bucket."""
+        self._left.pop(bucket, None)
 
 
 @attrs.define
@@ -104,6 +115,12 @@ class Authentication:
                 "a token of kind `read` cannot submit or cancel; use another token of the caller"
             )
         return token
+
+    def has_caller(self, name: str) -> bool:
+        """Return whether the caller has a token; without tokens only ANONYMOUS exists."""
+        if self._tokens is None:
+            return name == ANONYMOUS
+        return name in self._tokens.callers
 
     def list_reloadables(self) -> Iterator[Reloadable[TokenHashes]]:
         """Yield the token file as a reloadable, if there is one."""
@@ -167,6 +184,10 @@ def read_token_file(path: Path) -> TokenHashes:
 PROBLEM_DOCUMENT_ROUTE = "/problems/<name>"
 PROBLEM_ROUTE = "/problems/<name>/evaluate"
 RERUN_ROUTE = "/evaluation/<identifier>/rerun"
+EVENTS_ROUTE = "/evaluation/<identifier>/events"
+STATUS_ROUTE = "/evaluation/<identifier>"
+SUBMISSION_ROUTE = "/evaluation/<identifier>/submission"
+LINKS_ROUTE = "/evaluation/<identifier>/links"
 
 _PROBLEM_TOKEN_ROUTES = frozenset(
     {
@@ -174,13 +195,26 @@ _PROBLEM_TOKEN_ROUTES = frozenset(
         ("POST", RERUN_ROUTE),  # `make_form_receiver` checks the problem
         ("GET", "/problems"),
         ("GET", PROBLEM_DOCUMENT_ROUTE),
-        ("GET", "/evaluation/<identifier>"),
-        ("DELETE", "/evaluation/<identifier>"),
-        ("GET", "/evaluation/<identifier>/events"),
-        ("GET", "/evaluation/<identifier>/submission"),
+        ("GET", STATUS_ROUTE),
+        ("DELETE", STATUS_ROUTE),
+        ("GET", EVENTS_ROUTE),
+        ("GET", SUBMISSION_ROUTE),
+        ("POST", LINKS_ROUTE),
+        ("DELETE", LINKS_ROUTE),
         ("GET", "/evaluation_events"),
     }
 )
+
+_LINK_ROUTES = frozenset({STATUS_ROUTE, EVENTS_ROUTE, SUBMISSION_ROUTE})
+
+
+def check_link_access(method: str, route: str) -> None:
+    """Raise AccessDenied unless a link permits the request, whether or not the link is valid."""
+    if method not in ("GET", "HEAD") or route not in _LINK_ROUTES:
+        raise AccessDenied(
+            "a link permits only GET of /evaluation/ID, /evaluation/ID/events and"
+            " /evaluation/ID/submission; use a token"
+        )
 
 
 def check_problem_access(
@@ -195,9 +229,9 @@ def check_problem_access(
     known = ("GET" if method == "HEAD" else method, route)
     if known not in _PROBLEM_TOKEN_ROUTES:
         raise AccessDenied(
-            "the token is restricted to problems: it permits GET /problems, GET /problems/NAME, POST"
-            " /problems/NAME/evaluate, and to read, cancel and rerun evaluations by identifier; use"
-            " another token"
+            "the token is restricted to problems: it permits GET /problems, GET /problems/NAME,"
+            " POST /problems/NAME/evaluate, and to read, share, cancel and rerun evaluations by"
+            " identifier; use another token"
         )
     if route in (PROBLEM_DOCUMENT_ROUTE, PROBLEM_ROUTE) and parameters["name"] not in problems:
         raise AccessDenied(

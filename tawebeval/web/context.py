@@ -17,6 +17,7 @@ from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.access_log import RequestLog
 from tawebeval.web.auth import Authentication, check_read_origin, check_write_origin
+from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import PeerLists
 from tawebeval.web.responses import get_header
 
@@ -42,7 +43,7 @@ class WebContext:
     `upload_directory` is the directory of arriving forms, written by `threads`. A reload replaces
     `configuration`. `clock` is for deadlines; `read_wall_clock` returns the time of day in seconds
     since the epoch; `random_bytes(n)` returns n random bytes. `peers` are the lists of the other
-    daemons.
+    daemons; `links` are the links that read one evaluation.
     """
 
     registry: EvaluationRegistry
@@ -53,6 +54,7 @@ class WebContext:
     clock: IReactorTime
     threads: WorkerThreads
     peers: PeerLists
+    links: EvaluationLinks
     operator_sources: OperatorSources = attrs.field(factory=OperatorSources)
     request_log: RequestLog = attrs.field(factory=RequestLog)
     read_wall_clock: Callable[[], float] = time.time

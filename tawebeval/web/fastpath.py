@@ -26,9 +26,10 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
+from tawebeval.core.links import find_bearer_link
 from tawebeval.core.pages import EventPage
 from tawebeval.errors import RequestError
-from tawebeval.web.access_log import EVENTS_ROUTE
+from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.context import WebContext
 from tawebeval.web.events import OFFERED_TYPES, PAGE_TYPE, EventPoll, negotiate_media_type
 from tawebeval.web.responses import NO_STORE_HEADERS, NUMBER_PATTERN, parse_prefer_wait
@@ -271,7 +272,10 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
     headers = Headers()
     for name, value in _HEADERS.findall(block):
         headers.addRawHeader(name, value.strip(b" \t"))
+    authorization = headers.getRawHeaders(b"Authorization", [])
     if any(map(headers.hasHeader, _NOT_PLAIN)) or not _keeps_connection(headers):
+        return None
+    if find_bearer_link(authorization) is not None:  # it has bounds of its own
         return None
     hosts = headers.getRawHeaders(b"Host", [])
     if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
@@ -291,7 +295,7 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
     answer.addRawHeader(b"Vary", b"Accept")
     return PollHeaders(
         client,
-        headers.getRawHeaders(b"Authorization", []),
+        authorization,
         parse_prefer_wait(headers),
         *_split_at_date(answer),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from ipaddress import ip_address
@@ -28,19 +29,26 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.archive_reader import require_archived
 from tawebeval.evaluations.filters import is_filter_parameter
+from tawebeval.evaluations.status import format_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path
 from tawebeval.web.auth import (
+    EVENTS_ROUTE,
+    LINKS_ROUTE,
     PROBLEM_DOCUMENT_ROUTE,
     PROBLEM_ROUTE,
     RERUN_ROUTE,
+    STATUS_ROUTE,
+    SUBMISSION_ROUTE,
+    check_link_access,
     check_problem_access,
     is_trusted_origin,
 )
 from tawebeval.web.context import WebContext
 from tawebeval.web.events import read_page, send_events
 from tawebeval.web.fastpath import PollFastPath
+from tawebeval.web.links import find_link, parse_link_lifetime
 from tawebeval.web.listing import list_evaluations
 from tawebeval.web.problem_list import describe_problem, list_problems
 from tawebeval.web.responses import (
@@ -128,13 +136,13 @@ def make_app(context: WebContext) -> Klein:
         """Return the document of a problem."""
         return prepare_json_response(request, describe_problem(context.configuration, name))
 
-    @app.route("/evaluation/<identifier>/submission", methods=["GET"])
+    @app.route(SUBMISSION_ROUTE, methods=["GET"])
     async def submission(request: IRequest, identifier: str) -> bytes:
         """Return the submitted files of an evaluation."""
         files = await registry.read_submission(identifier, cast_request(request).caller)
         return prepare_json_response(request, {"files": files})
 
-    @app.route("/evaluation/<identifier>/events", methods=["GET"])
+    @app.route(EVENTS_ROUTE, methods=["GET"])
     async def events(request: IRequest, identifier: str) -> bytes:
         """Return a page of events, or a stream."""
         return await send_events(context, cast_request(request), identifier)
@@ -157,18 +165,46 @@ def make_app(context: WebContext) -> Klein:
     static_files.add_static_routes(app)
     _add_operator_routes(app, context)
 
-    @app.route("/evaluation/<identifier>", methods=["GET"])
-    async def status(request: IRequest, identifier: str) -> bytes:
+    async def read_status(identifier: str, caller: str) -> dict[str, Any]:
         """Return the status document of an evaluation, also of an archived one."""
-        caller = cast_request(request).caller
         try:
-            document = registry.get_status(identifier, caller)
+            return registry.get_status(identifier, caller)
         except EvaluationExpired as error:
             archived = registry.archived.read_status(identifier, caller)
-            document = await require_archived(archived, error)
+            return await require_archived(archived, error)
+
+    @app.route(STATUS_ROUTE, methods=["GET"])
+    async def status(request: IRequest, identifier: str) -> bytes:
+        """Return the status document of an evaluation."""
+        document = await read_status(identifier, cast_request(request).caller)
         return prepare_json_response(request, document)
 
-    @app.route("/evaluation/<identifier>", methods=["DELETE"])
+    @app.route(LINKS_ROUTE, methods=["POST"])
+    async def make_link(request: IRequest, identifier: str) -> bytes:
+        """Make a link that only reads an evaluation."""
+        lifetime = parse_link_lifetime(request, context.configuration.callers)
+        caller = cast_request(request).caller
+        await read_status(identifier, caller)  # the evaluation is there, and is the caller's
+        try:
+            link, expires = await context.links.make_link(identifier, caller, lifetime)
+        except OSError as error:
+            raise problems.report_storage_error(error, "link") from None
+        document = {"link": link, "expires": format_time(expires)}
+        return prepare_json_response(request, document)
+
+    @app.route(LINKS_ROUTE, methods=["DELETE"])
+    async def revoke_links(request: IRequest, identifier: str) -> bytes:
+        """Revoke all links of an evaluation, also of one that is forgotten."""
+        with suppress(EvaluationExpired):
+            registry.get_status(identifier, cast_request(request).caller)
+        try:
+            await context.links.revoke_links(identifier)
+        except OSError as error:
+            raise problems.report_storage_error(error, "revocation") from None
+        request.setResponseCode(NO_CONTENT)
+        return b""
+
+    @app.route(STATUS_ROUTE, methods=["DELETE"])
     async def cancel(request: IRequest, identifier: str) -> bytes:
         """Cancel an evaluation; respond once it has ended."""
         cast_request(request).has_to_wait = True
@@ -236,12 +272,25 @@ class KleinApplication:
         """
         if collapse_slashes(cast_request(request).path) in _OPEN_PATHS:
             return ANONYMOUS
+        link = find_link(cast_request(request))
+        if link is not None:
+            return self._identify_link_reader(cast_request(request), link)
         token = self.context.identify_token(request.method, request.requestHeaders)
         if token.problems is not None:
             check_problem_access(token.problems, *self._match_request(request))
         cast_request(request).permitted_problems = token.problems
         cast_request(request).is_read_only = token.is_read_only
         return token.caller
+
+    def _identify_link_reader(self, request: ApiRequest, link: str) -> str:
+        """Count a request by a link; return the caller of the link's evaluation."""
+        method, route, parameters = self._match_request(request)
+        check_link_access(method, route)
+        caller = self.context.links.add_reader(
+            request, parameters["identifier"], link, request.channel.forceAbortClient
+        )
+        request.uses_link = request.is_read_only = True
+        return caller
 
     def _match_request(self, request: IRequest) -> tuple[str, str, Mapping[str, Any]]:
         """Return the method, the route and its parameters, with which a form is received."""
@@ -278,13 +327,13 @@ class KleinApplication:
     def record_answer(self, request: IRequest, status: int, seconds: float) -> None:
         """Count a response by its route; log it if the access log is enabled."""
         done, request_log = cast_request(request), self.context.request_log
+        self.context.links.remove_reader(done)
         method, route = self.routes.match_route(done.method, done.path)
         request_log.record_answer(method, route, status, None if done.has_to_wait else seconds)
         if request_log.is_enabled:
             path, client = decode_path(done.path), done.remote_address.address
-            request_log.write_line(
-                client, done.caller, method, path, status, done.sentLength, seconds
-            )
+            caller = f"link of {done.caller}" if done.uses_link else done.caller
+            request_log.write_line(client, caller, method, path, status, done.sentLength, seconds)
 
     def record_refusal(self, status: int, address: str) -> None:
         """Count the refusal of a connection or of a malformed request."""

@@ -43,6 +43,7 @@ class FileTests(SynchronousTestCase):
         self.assertEqual(
             {tokens.find_token([b"Bearer " + t]).caller for t in (b"a", b"b")}, {"alice"}
         )
+        self.assertEqual(tokens.callers, {"alice"})
 
     def test_broken(self) -> None:
         """What is anything else is refused with its line."""

@@ -26,11 +26,13 @@ from tawebeval.archive.recorder import DiskArchive
 from tawebeval.archive.store import ArchiveStore
 from tawebeval.config import Configuration
 from tawebeval.core.identifiers import IdentifierIssuer
+from tawebeval.core.links import LinkSigner
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.status import format_time
 from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext
+from tawebeval.web.links import EvaluationLinks, LinkFile
 from tawebeval.web.peers import make_peer_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
@@ -255,6 +257,15 @@ class Service:
             self.reactor,
             self.uploading,
             make_peer_lists(FakeResolver(), self.reactor),
+            EvaluationLinks(
+                LinkFile(self.root / "links"),
+                LinkSigner(b"k" * 32),
+                self.access,
+                self.reactor,
+                lambda: EPOCH + self.reactor.seconds(),
+                straw(3),
+                self.uploading,
+            ),
             read_wall_clock=lambda: EPOCH + self.reactor.seconds(),
         )
         application = KleinApplication(self.context)

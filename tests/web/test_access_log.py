@@ -9,7 +9,8 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.pages import EventPage
 from tawebeval.sandbox.workspace import derive_log_name
-from tawebeval.web.access_log import EVENTS_ROUTE, OTHER_ROUTE, RouteTable
+from tawebeval.web.access_log import OTHER_ROUTE, RouteTable
+from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS
 from tests.cases.polls import NoFastPath
 from tests.cases.web import WebTestCase

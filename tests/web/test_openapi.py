@@ -39,7 +39,7 @@ FORM = SCHEMAS["Form"]
 SECURED = {
     *("evaluate", "readStatus", "cancel", "readEvents", "listEvaluations", "readOlderEvents"),
     *("listEnvironments", "evaluateProblem", "listProblems", "readProblem", "rerun"),
-    "readSubmission",
+    *("readSubmission", "makeLink", "revokeLinks"),
 }
 ALL = {
     *SECURED,
@@ -51,6 +51,7 @@ ALL = {
     "readPart",
 }
 FORMS = {"evaluate", "evaluateProblem", "rerun"}
+CHANGING = {*FORMS, "cancel", "makeLink", "revokeLinks"}
 OF_ONE = {"readStatus", "readEvents", "readOlderEvents", "readSubmission"}
 
 OCCURS: dict[type[errors.RequestError], set[str]] = {
@@ -58,11 +59,11 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.InvalidField: {*FORMS, "readOlderEvents"},
     errors.InvalidCursor: {"readEvents", "readOlderEvents", "listEvaluations"},
     errors.ResourceMoved: set(),  # without any operation's path
-    errors.EvaluationNotFound: {*OF_ONE, "cancel", "rerun"},
+    errors.EvaluationNotFound: {*OF_ONE, "cancel", "rerun", "makeLink", "revokeLinks"},
     errors.EvaluationNotEnded: {"rerun"},
     errors.SubmissionDiscarded: {"rerun", "readSubmission"},
     errors.ProblemNotFound: {"evaluateProblem", "readProblem"},
-    errors.EvaluationExpired: {*OF_ONE, "rerun"},
+    errors.EvaluationExpired: {*OF_ONE, "rerun", "makeLink"},
     errors.DiscardedCursor: {"readEvents", "readOlderEvents"},
     errors.NotAcceptable: {"readEvents"},
     errors.RequestTooLarge: ALL,
@@ -72,9 +73,9 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.HTTPVersionNotSupported: {"readEvents"},
     errors.IdempotencyKeyReused: FORMS,
     errors.Unauthorized: {*SECURED, "readMetrics"},
-    errors.AccessDenied: {"readMetrics", *FORMS, "cancel", "listEvaluations", "readProblem"},
+    errors.AccessDenied: {"readMetrics", *CHANGING, "listEvaluations", "readProblem"},
     errors.ServerNotReady: {"readReadiness"},
-    errors.ForeignOrigin: {*FORMS, "cancel", "readEvents", "listEvaluations"},
+    errors.ForeignOrigin: {*CHANGING, "readEvents", "listEvaluations"},
     errors.CallerShareExceeded: SECURED,
     errors.ServerBusy: ALL,
     errors.ServerStopping: ALL,
@@ -91,6 +92,8 @@ OTHERS = {
     "listProblems": {"200"},
     "readProblem": {"200"},
     "readSubmission": {"200"},
+    "makeLink": {"200"},
+    "revokeLinks": {"204"},
     "readStatus": {"200"},
     "cancel": {"204"},
     "readEvents": {"101", "200", "204"},
@@ -164,7 +167,7 @@ class DocumentTests(SynchronousTestCase):
         for path, part in parts(DOCUMENT):
             if "/content/" in path and path.rpartition("/content/")[2].count("/") == 1:
                 self.assertTrue("example" in part or part.get("examples"), path)
-            if "in" in part and "name" in part:
+            if "in" in part and "name" in part and "securitySchemes" not in path:
                 self.assertTrue("example" in part or part.get("examples"), path)
 
     def test_problems(self) -> None:

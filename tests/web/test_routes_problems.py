@@ -323,6 +323,8 @@ class TokenTests(CallerTestCase):
             ("DELETE", "/evaluation/<identifier>"),
             ("GET", "/evaluation/<identifier>/events"),
             ("GET", "/evaluation/<identifier>/submission"),
+            ("POST", "/evaluation/<identifier>/links"),
+            ("DELETE", "/evaluation/<identifier>/links"),
             ("GET", "/evaluation_events"),
         }
         open_to_all = {"/", "/health", "/health/ready", "/metrics", "/openapi.json"}

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IHalfCloseableDescriptor
 from zope.interface import alsoProvides
 
 from tawebeval.config import CallerSettings, Configuration
-from tawebeval.web.access_log import EVENTS_ROUTE
+from tawebeval.web.auth import EVENTS_ROUTE
 from tests.cases.web import StreamTestCase
 from tests.fakes.clients import Answer
 from tests.fakes.streams import KEY, UPGRADE, SocketFollower

@@ -67,7 +67,8 @@ class ApiRequest(Request):
 
     `has_to_wait` is whether the response waits for events or for the end of an evaluation.
     `permitted_problems` are the problems to which the token is restricted; None: it is not.
-    `is_read_only` is whether the request has a token that only reads.
+    `uses_link` is whether the request has a link, `is_read_only` whether it has a link or a token
+    that only reads.
     """
 
     channel: ApiChannel
@@ -75,6 +76,7 @@ class ApiRequest(Request):
     caller = ANONYMOUS
     permitted_problems: Collection[str] | None = None
     is_read_only = False
+    uses_link = False
     # Whether the answer is to wait for events, or for the end of an evaluation.
     has_to_wait = False
     remote_address: RemoteAddress

@@ -34,7 +34,8 @@ export class Refused extends Error {
 export class Client {
   /**
    * `server` is the daemon's URL, ending in a slash; by default the one that serves this file.
-   * `token` is sent with each request, unless it is empty. `notice` is called with
+   * `token` is sent with each request, unless it is empty; a `link` takes its place, and reads one
+   * evaluation (`status`, `submission`, `pages`, `stream`). `notice` is called with
    * `{ why, seconds, attempt }` before the pause that precedes each retry, and with null when the
    * server answers again. `parse` reads JSON; a replacement of `JSON.parse` may keep the digits of
    * large numbers. Throws TypeError for a token that a header cannot contain.
@@ -42,9 +43,10 @@ export class Client {
    * All methods take an AbortSignal, `signal`, and throw its reason when it is aborted. They
    * throw Refused if a retry cannot help, and the last error after `tries` attempts.
    */
-  constructor({ server, token = "", notice = () => {}, parse = JSON.parse } = {}) {
+  constructor({ server, token = "", link = "", notice = () => {}, parse = JSON.parse } = {}) {
     this.server = new URL(server ?? new URL("..", import.meta.url));
-    this.headers = new Headers(token ? { Authorization: `Bearer ${token}` } : {});
+    const bearer = link || token;
+    this.headers = new Headers(bearer ? { Authorization: `Bearer ${bearer}` } : {});
     this.notice = notice;
     this.parse = parse;
   }
@@ -77,6 +79,28 @@ export class Client {
   /** Return the status document. Acknowledges nothing. */
   async status(id, { signal, tries = 8 } = {}) {
     return (await this.#ask(place(id), {}, { signal, tries })).body;
+  }
+
+  /**
+   * Return the submitted files: `{ field, filename, size, text }`, or with `base64` in place of
+   * `text`, or without both if there is too much.
+   */
+  async submission(id, { signal, tries = 8 } = {}) {
+    return (await this.#ask(`${place(id)}/submission`, {}, { signal, tries })).body.files;
+  }
+
+  /**
+   * Make a link that only reads this evaluation, for `lifetime` seconds or the server's default.
+   * Return `{ link, expires }`.
+   */
+  async makeLink(id, { lifetime, signal, tries = 8 } = {}) {
+    const path = `${place(id)}/links${lifetime === undefined ? "" : `?lifetime=${lifetime}`}`;
+    return (await this.#ask(path, { method: "POST" }, { signal, tries })).body;
+  }
+
+  /** Revoke all links of an evaluation. */
+  async revokeLinks(id, { signal, tries = 8 } = {}) {
+    await this.#ask(`${place(id)}/links`, { method: "DELETE" }, { signal, tries });
   }
 
   /** Cancel an evaluation; return when none of its processes runs. */

@@ -1,0 +1,284 @@
+"""Links that only read one evaluation: those that hold, and the requests that use them.
+
+The daemon keeps for each evaluation with links its caller, a generation and the latest expiry. A
+revocation removes them, and cuts the requests and streams of the evaluation's links. Bounds:
+`MAX_LINKED` evaluations, `MAX_LINKED_PER_CALLER` of one caller; the requests of links have slots
+and rates of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+from twisted.internet.defer import DeferredLock
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.web.http import parse_qs
+from twisted.web.iweb import IRequest
+
+from tawebeval.archive.files import move_durably
+from tawebeval.config import CallerSettings
+from tawebeval.core.links import GENERATION_BYTES, LinkSigner, find_bearer_link
+from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import (
+    AccessDenied,
+    CallerShareExceeded,
+    MalformedRequest,
+    ServerBusy,
+    Unauthorized,
+)
+from tawebeval.linux.filetree import open_regular_file
+from tawebeval.web.auth import Authentication, RateLimit
+from tawebeval.web.responses import get_query_number
+from tawebeval.web.server.request import ApiRequest
+
+MAX_LINKED = 5000
+"""Evaluations with links, at most."""
+
+MAX_LINKED_PER_CALLER = 1000
+"""Those of one caller with a token."""
+
+MAX_READERS = 200
+"""Requests and streams of all links at once, at most."""
+
+MAX_READERS_OF_ONE = 50
+"""Those of the links of one evaluation."""
+
+DEFAULT_LIFETIME = 7 * 86400
+"""Seconds for which a link holds if its maker does not choose."""
+
+REQUESTS_PER_MINUTE = 6000
+"""Requests of all links in a minute, at most."""
+
+REQUESTS_PER_MINUTE_OF_ONE = 1200
+"""Those of the links of one evaluation."""
+
+_EVERY = ""  # the bucket of all links
+_RETRY_AFTER = 10  # seconds, if too many requests of links run
+_DAY = 86400
+_MAX_FILE_BYTES = 16 * 2**20
+
+log = Logger()
+
+
+class LinkGrant(msgspec.Struct, frozen=True):
+    """The links of one evaluation; `expires` is that of the last, in seconds since the epoch."""
+
+    caller: str
+    generation: bytes
+    expires: int
+
+
+@attrs.define(eq=False)
+class LinkFile:
+    """The file in which links outlive the daemon. Its methods block."""
+
+    path: Path
+
+    def read_grants(self) -> dict[str, LinkGrant]:
+        """Return the grants by identifier; none if there is no file, or a damaged one."""
+        try:
+            with open_regular_file(self.path) as file:
+                content = file.read(_MAX_FILE_BYTES)
+            return msgspec.json.decode(content, type=dict[str, LinkGrant])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            words = "{path}: links to evaluations are lost: {error}"
+            log.error(words, path=self.path, error=error)  # noqa: TRY400
+            return {}
+
+    def write_grants(self, grants: dict[str, LinkGrant]) -> None:
+        """Replace the content durably. Raises: OSError."""
+        new = self.path.with_name(f"{self.path.name}.new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(grants))
+        move_durably(new, self.path)
+
+
+@attrs.define(eq=False)
+class _Reader:
+    """A request that uses a link, until its response ends."""
+
+    identifier: str
+    abort: Callable[[], object]
+    timer: IDelayedCall
+
+
+@attrs.define(eq=False)
+class EvaluationLinks:
+    """All links of the daemon, over the `file`; `random_bytes(n)` returns n random bytes."""
+
+    _file: LinkFile
+    _signer: LinkSigner
+    _authentication: Authentication
+    _clock: IReactorTime
+    _read_wall_clock: Callable[[], float]
+    _random_bytes: Callable[[int], bytes]
+    _threads: WorkerThreads
+    grants: dict[str, LinkGrant] = attrs.field(init=False)
+    _rate: RateLimit = attrs.field(init=False)
+    # By request; and how many each evaluation has.
+    _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)
+    _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    _lock: DeferredLock = attrs.field(factory=DeferredLock, init=False)
+    _version: int = attrs.field(default=0, init=False)
+    _written_version: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.grants = self._file.read_grants()
+        self._rate = RateLimit(0, self._clock.seconds)
+
+    @property
+    def reader_count(self) -> int:
+        """Number of requests and streams that use a link now."""
+        return len(self._readers)
+
+    async def make_link(self, identifier: str, caller: str, lifetime: int) -> tuple[str, int]:
+        """Return a new link of an evaluation, and its expiry in seconds since the epoch.
+
+        `lifetime` is in seconds. Raises: ServerBusy, CallerShareExceeded, OSError.
+        """
+        self._drop_expired()
+        known = self.grants.get(identifier)
+        if known is None:
+            self._check_room(caller)
+        expires = int(self._read_wall_clock()) + lifetime
+        generation = known.generation if known else self._random_bytes(GENERATION_BYTES)
+        latest = max(expires, known.expires if known else 0)
+        self._change(identifier, LinkGrant(caller, generation, latest))
+        await self._save()
+        return self._signer.sign_link(identifier, generation, expires), expires
+
+    async def revoke_links(self, identifier: str) -> None:
+        """Revoke all links of an evaluation, and cut the requests that use them.
+
+        Raises: OSError; then they are revoked only as long as the daemon runs.
+        """
+        if identifier in self.grants:
+            self._change(identifier, None)
+        for reader in list(self._readers.values()):
+            if reader.identifier == identifier:
+                reader.abort()
+        await self._save()
+
+    def add_reader(
+        self, request: Any, identifier: str, link: str, abort: Callable[[], object]
+    ) -> str:
+        """Count a request by a link; return the name of the evaluation's caller.
+
+        `abort` ends the request when the link expires or is revoked. Raises: Unauthorized, the same
+        for every reason; CallerShareExceeded.
+        """
+        caller, expires = self._check_link(identifier, link)
+        if self.reader_count >= MAX_READERS or self._counts[identifier] >= MAX_READERS_OF_ONE:
+            raise CallerShareExceeded(
+                "too many requests by links to evaluations at the same time; try again later",
+                _RETRY_AFTER,
+            )
+        self._rate.take(identifier, REQUESTS_PER_MINUTE_OF_ONE, "for the links of an evaluation")
+        self._rate.take(_EVERY, REQUESTS_PER_MINUTE, "for all links")
+        left = max(0.0, expires - self._read_wall_clock())
+        self._readers[request] = _Reader(identifier, abort, self._clock.callLater(left, abort))
+        self._counts[identifier] += 1
+        return caller
+
+    def remove_reader(self, request: Any) -> None:
+        """Count a request no more, if it uses a link: its response has ended."""
+        reader = self._readers.pop(request, None)
+        if reader is not None:
+            self._counts -= Counter([reader.identifier])
+            if reader.timer.active():
+                reader.timer.cancel()
+
+    def _check_link(self, identifier: str, link: str) -> tuple[str, int]:
+        grant = self.grants.get(identifier)
+        generation = grant.generation if grant else bytes(GENERATION_BYTES)
+        expires = self._signer.read_expiry(link, identifier, generation)
+        if (
+            grant is None
+            or expires is None
+            or expires <= self._read_wall_clock()
+            or not self._authentication.has_caller(grant.caller)
+        ):
+            raise Unauthorized(
+                "the link to the evaluation is unknown, expired or revoked; ask for a new one"
+            )
+        return grant.caller, expires
+
+    def _check_room(self, caller: str) -> None:
+        if len(self.grants) >= MAX_LINKED:
+            raise ServerBusy(
+                f"{MAX_LINKED} evaluations have links; revoke some by DELETE"
+                " /evaluation/ID/links, or try again when some have expired",
+                _RETRY_AFTER,
+            )
+        own = sum(grant.caller == caller for grant in self.grants.values())
+        if caller != ANONYMOUS and own >= MAX_LINKED_PER_CALLER:
+            raise CallerShareExceeded(
+                f"{MAX_LINKED_PER_CALLER} of your evaluations have links; revoke some by DELETE"
+                " /evaluation/ID/links, or try again when some have expired",
+                _RETRY_AFTER,
+            )
+
+    def _drop_expired(self) -> None:
+        now = self._read_wall_clock()
+        for identifier in [name for name, grant in self.grants.items() if grant.expires <= now]:
+            self._change(identifier, None)
+
+    def _change(self, identifier: str, grant: LinkGrant | None) -> None:
+        self._version += 1
+        if grant is not None:
+            self.grants[identifier] = grant
+        else:
+            del self.grants[identifier]
+            self._rate.forget(identifier)
+
+    async def _save(self) -> None:
+        """Return when the present grants are on the disk. Raises: OSError."""
+        version = self._version
+        async with self._lock:
+            if self._written_version < version:
+                version, grants = self._version, dict(self.grants)
+                await self._threads.run_in_thread(self._file.write_grants, grants)
+                self._written_version = version
+
+
+def find_link(request: ApiRequest) -> str | None:
+    """Return the link of a request, from `Authorization: Bearer` or `?link=`; None without one.
+
+    The link may be none of this daemon. Raises: MalformedRequest, for more than one.
+    """
+    authorization = request.requestHeaders.getRawHeaders(b"Authorization", [])
+    query = request.uri.partition(b"?")[2]
+    given = [value.decode("latin-1") for value in parse_qs(query, True).get(b"link", [])]
+    in_header = find_bearer_link(authorization)
+    if len(given) > 1 or (given and authorization):
+        raise MalformedRequest(
+            "link: the query parameter is repeated, or the request has a token or link in the"
+            " header Authorization, too; send one of them"
+        )
+    return given[0] if given else in_header
+
+
+def parse_link_lifetime(request: IRequest, settings: CallerSettings) -> int:
+    """Return `?lifetime=N` in seconds, or the default. Raises: AccessDenied, MalformedRequest."""
+    most = int(settings.link_days * _DAY)
+    if not most:
+        raise AccessDenied("links are disabled; the operator can set callers.link_days")
+    lifetime = get_query_number(request, "lifetime")
+    if lifetime is None:
+        return min(DEFAULT_LIFETIME, most)
+    if not 0 < lifetime <= most:
+        raise MalformedRequest(
+            f"lifetime: {lifetime} should be from 1 to {most} seconds (callers.link_days)"
+        )
+    return lifetime

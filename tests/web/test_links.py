@@ -1,0 +1,388 @@
+"""`web`: links that only read one evaluation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from twisted.logger import capturedLogs, formatEvent
+
+from tawebeval.config import ArchiveSettings, CallerSettings, Configuration
+from tawebeval.core.tokens import generate_token
+from tawebeval.web import links as module
+from tawebeval.web.links import LinkFile
+from tests.cases.web import CallerTestCase, WebTestCase
+from tests.fakes.clients import Answer, Connection
+from tests.fakes.streams import LineFollower, SocketFollower, SourceFollower
+from tests.fakes.world import read_again
+
+HOUR = 3600
+
+
+class LinkTestCase(CallerTestCase):
+    """An evaluation of alice, who may ask as often as she likes."""
+
+    callers = CallerSettings(requests_per_minute=0, running=2)
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.identifier = self.begin("alice").json()["id"]
+        self.path = f"/evaluation/{self.identifier}"
+
+    def share(self, query: str = "", status: int = 200, caller: str = "alice") -> Any:
+        """Make a link."""
+        answer = self.call("POST", f"{self.path}/links{query}", status, caller)
+        return answer.json()["link"] if status == 200 else answer.json()
+
+    def revoke(self, status: int = 204, caller: str = "alice") -> None:
+        """Revoke all links."""
+        self.call("DELETE", f"{self.path}/links", status, caller)
+
+    def read(self, link: str, path: str = "", status: int = 200, method: str = "GET") -> Answer:
+        """Make a request by a link, in both ways; return one of the answers."""
+        self.headers["link"] = f"Bearer {link}"
+        path = path if path.startswith("/evaluation/") else f"{self.path}{path}"
+        first = self.call(method, path, status, "link")
+        if "/evaluations" not in path:
+            sign = "&" if "?" in path else "?"
+            second = self.call(method, f"{path}{sign}link={link}", status, None)
+            self.assertEqual(second.body, first.body)
+        return first
+
+    @property
+    def links(self) -> module.EvaluationLinks:
+        """The links of the service."""
+        return self.service.context.links
+
+    def turn(self) -> None:
+        """Let happen what is due."""
+        self.service.reactor.pump([0] * 6)
+
+
+class LinkTests(LinkTestCase):
+    """What a link permits."""
+
+    def test_read(self) -> None:
+        """Status, events and files, and nothing is acknowledged."""
+        self.child.print(b"a\nb\n")
+        link = self.share()
+        self.assertEqual(self.read(link).json()["state"], "running")
+        self.assertEqual(self.read(link, "/submission").json()["files"][0]["text"], "print()\n")
+        for query in ("", "?after=2", "?after=1&limit=1"):
+            self.read(link, f"/events{query}")
+        self.finish()
+        self.read(link, "/events?after=end")
+        self.read(link, "/events", method="HEAD")
+        page = self.call("GET", f"{self.path}/events", 200, "alice").json()
+        self.assertEqual([one["payload"] for one in page["data"]], ["a", "\n", "b", "\n"])
+
+    def test_discarded(self) -> None:
+        """What the owner has acknowledged is 410, with the oldest cursor."""
+        self.child.print(b"a\nb\n")
+        link = self.share()
+        self.call("GET", f"{self.path}/events?after=2", 200, "alice")
+        self.assertEqual(self.read(link, "/events", 410).json()["oldest"], "2")
+        self.read(link, "/events?after=2")
+        self.finish()
+        self.call("GET", f"{self.path}/events?after=end", 200, "alice")
+        self.read(link, "/events", 410)
+        self.read(link, "", 410)
+
+    def test_refused(self) -> None:
+        """Every other request is 403, whether or not the link is one."""
+        for link in (self.share(), "link_" + "A" * 28):
+            for method, path in (
+                *(("DELETE", ""), ("POST", "/rerun"), ("POST", "/links"), ("DELETE", "/links")),
+                *(("GET", "/evaluations"), ("POST", "/evaluate")),
+                ("GET", "/nowhere"),
+            ):
+                whole = path if path.startswith(("/evaluat", "/nowhere")) else f"{self.path}{path}"
+                self.headers["link"] = f"Bearer {link}"
+                answer = self.call(method, whole, 403, "link")
+                self.assertIn("a link permits only", answer.json()["detail"])
+        self.assertEqual(self.call("GET", self.path, 200, "alice").json()["state"], "running")
+
+    def test_no_oracle(self) -> None:
+        """All that is no good link of the evaluation gets the same 401."""
+        other = self.begin("bob").json()["id"]
+        link = self.share()
+        wrong = {
+            self.read(each, path, 401).body
+            for each in (link[:-1], "link_", "link_" + "A" * 28, link[:-1] + "~")
+            for path in ("", "/events", "/submission")
+        }
+        for identifier in (other, "a" * 40, "x"):
+            wrong.add(self.read(link, f"/evaluation/{identifier}", 401).body)
+        for path in (
+            *(f"evaluation/{other}%2f..%2f{self.identifier}", "problems", "environments"),
+            *(f"evaluation/{self.identifier}/../{other}", f"evaluation_events?evaluation={other}"),
+        ):
+            connection = self.connect()
+            connection.request(f"GET /{path}", Authorization=f"Bearer {link}")
+            self.assertEqual(connection.answer().status, 403)
+        self.revoke()
+        wrong.add(self.read(link, "", 401).body)
+        self.assertEqual(len(wrong), 1)
+
+    def test_ambiguous(self) -> None:
+        """A request has a token or one link."""
+        link = self.share()
+        self.call("GET", f"{self.path}?link={link}&link={link}", 400, None)
+        self.call("GET", f"{self.path}?link={link}", 400, "alice")
+        self.call("GET", f"{self.path}?link=", 401, None)
+        self.call("GET", f"{self.path}?%6cink={link}", 200, None)
+
+    def test_makers(self) -> None:
+        """Tokens of the caller make links, also those that are restricted to problems.
+
+        Tokens that only read make none.
+        """
+        lines = [self.file.read_text()]
+        for name, restriction in (
+            ("reader", {"is_read_only": True}),
+            ("student", {"problems": ["one"]}),
+        ):
+            settings: dict[str, Any] = restriction
+            token, line = generate_token("alice", os.urandom, **settings)
+            self.headers[name] = f"Bearer {token}"
+            lines.append(line)
+        self.file.write_text("\n".join(lines))
+        read_again(self.service.access)
+        self.share(status=403, caller="reader")
+        self.share(status=404, caller="bob")
+        self.revoke(404, "bob")
+        link = self.share(caller="student")
+        self.read(link)
+        self.revoke(caller="student")
+        self.read(link, status=401)
+        self.finish()
+        self.call("GET", f"{self.path}/events?after=end", 200, "alice")
+        self.share(status=410)
+        self.revoke()
+
+    def test_lifetime(self) -> None:
+        """A link holds as long as its maker wants, within the operator's maximum."""
+        short, long = self.share("?lifetime=1"), self.share(f"?lifetime={30 * 24 * HOUR}")
+        default = self.share()
+        for query in ("0", f"{30 * 24 * HOUR + 1}", "x", "-1"):
+            self.share(f"?lifetime={query}", 400)
+        self.read(short)
+        self.service.reactor.advance(1)
+        self.read(short, status=401)
+        self.read(default)
+        with mock.patch.object(self.links, "_read_wall_clock", lambda: 4e9):
+            self.read(long, status=401)
+
+    def test_disabled(self) -> None:
+        """The operator may want no links."""
+        link = self.share()
+        callers = CallerSettings(requests_per_minute=0, link_days=0)
+        self.service.context.configuration = Configuration(callers=callers)
+        self.assertIn("callers.link_days", self.share(status=403)["detail"])
+        self.read(link)  # until it expires or is revoked
+
+    def test_removed_caller(self) -> None:
+        """The links of a caller without a token hold no more."""
+        link = self.share()
+        self.file.write_text(self.file.read_text().split("\n")[1])
+        read_again(self.service.access)
+        self.read(link, status=401)
+
+    def test_logged(self) -> None:
+        """The access log has whose link was used, and no link."""
+        link = self.share()
+        self.service.context.request_log.is_enabled = True
+        with capturedLogs() as events:
+            self.read(link, "/events?after=")
+        lines = [str(formatEvent(event)) for event in events]
+        self.assertEqual(len(lines), 2)
+        for line in lines:
+            self.assertIn("'link of alice'", line)
+            self.assertNotIn("link_", line)
+
+
+class TokenlessTests(WebTestCase):
+    """Without tokens."""
+
+    def test_header(self) -> None:
+        """A poll by a link, also by a damaged one, acknowledges nothing."""
+        identifier = self.evaluate()
+        self.child.print(b"a\n")
+        path = f"/evaluation/{identifier}"
+        link = self.request("POST", f"{path}/links").json()["link"]
+        connection = self.connect()
+        for sent, status in ((link, 200), (link[:-1], 401)):
+            headers = {"Host": "localhost", "Authorization": f"Bearer {sent}"}
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            connection.send(f"GET {path}/events?after=1 HTTP/1.1\r\n{lines}\r\n".encode())
+            self.assertEqual(connection.answer().status, status)
+        self.assertEqual(len(self.page(identifier)["data"]), 2)
+        self.request("DELETE", f"{path}/links", 204)
+
+
+class EndTests(LinkTestCase):
+    """Requests that wait, and streams, when the link ends."""
+
+    def begin_all(self, link: str) -> list[Connection]:
+        """Begin a poll that waits, and a stream of each kind."""
+        poll = self.connect()
+        poll.request(f"GET {self.path}/events?after=0&wait=30&link={link}")
+        streams = [
+            kind(self.service, self.identifier, f"?link={link}").connection
+            for kind in (LineFollower, SourceFollower, SocketFollower)
+        ]
+        self.turn()
+        self.assertEqual(self.links.reader_count, 4)
+        return [poll, *streams]
+
+    def check_cut(self, connections: list[Connection]) -> None:
+        """Hold that all are cut, and nothing is left of them."""
+        self.assertEqual([one.aborted for one in connections], [True] * 4)
+        for one in connections:
+            one.lose()
+        self.assertEqual(self.links.reader_count, 0)
+        record = self.service.registry.records[self.identifier]
+        self.assertEqual(record.readers.observers, 0)
+
+    def test_revoked(self) -> None:
+        """A revocation cuts all of the evaluation, and no reader of another one."""
+        link = self.share()
+        connections = self.begin_all(link)
+        own = self.connect()
+        target = f"{self.path}/events?after=0&wait=30"
+        own.request(f"GET {target}", Authorization=self.headers["alice"])
+        self.revoke()
+        self.check_cut(connections)
+        self.assertFalse(own.aborted)
+        self.assertNotEqual(self.share(), link)
+        self.read(link, status=401)
+
+    def test_expired(self) -> None:
+        """So does the expiry."""
+        link = self.share("?lifetime=5")
+        connections = self.begin_all(link)
+        self.service.reactor.advance(4)
+        self.assertEqual([one.aborted for one in connections], [False] * 4)
+        self.service.reactor.advance(1)
+        self.check_cut(connections)
+
+
+class BoundTests(LinkTestCase):
+    """The bounds of links, which are not those of their makers."""
+
+    def test_slots(self) -> None:
+        """So many at once, of one evaluation and in all; the owner is not affected."""
+        link = self.share()
+        for bound in ("MAX_READERS", "MAX_READERS_OF_ONE"):
+            with mock.patch.object(module, bound, 2):
+                after = self.call("GET", f"{self.path}/events", 200, "alice").json()["end"]
+                waiting = [self.connect(), self.connect()]
+                for one in waiting:
+                    one.request(f"GET {self.path}/events?after={after}&wait=30&link={link}")
+                self.assertIn("retry-after", self.read(link, status=429).headers)
+                self.call("GET", self.path, 200, "alice")
+                self.child.print(b"x\n")
+                self.turn()
+                self.assertEqual([one.answer().status for one in waiting], [200, 200])
+                self.read(link)
+            self.assertEqual(self.links.reader_count, 0)
+
+    def test_rates(self) -> None:
+        """So many in a minute, and none of them counts for the owner."""
+        self.service.access.rate_limit.per_minute = 2
+        link = self.share()
+        for bound in ("REQUESTS_PER_MINUTE", "REQUESTS_PER_MINUTE_OF_ONE"):
+            with mock.patch.object(module, bound, 4):
+                self.read(link)
+                self.read(link)
+                self.read(link, status=429)
+            self.service.reactor.advance(60)
+        self.call("GET", self.path, 200, "alice")
+
+    def test_linked(self) -> None:
+        """So many evaluations have links, in all and of one caller, until some expire."""
+        link = self.share("?lifetime=5")
+        other = self.begin("bob").json()["id"]
+        place = f"/evaluation/{other}/links"
+        with mock.patch.object(module, "MAX_LINKED", 1):
+            self.call("POST", place, 503, "bob")
+            self.read(self.share("?lifetime=1"))
+        with mock.patch.object(module, "MAX_LINKED_PER_CALLER", 1):
+            self.call("POST", place, 200, "bob")
+            self.call("DELETE", place, 204, "bob")
+        with mock.patch.object(module, "MAX_LINKED_PER_CALLER", 0):
+            self.call("POST", place, 429, "bob")
+        self.service.reactor.advance(5)
+        self.read(link, status=401)
+        with mock.patch.object(module, "MAX_LINKED", 1):
+            self.call("POST", place, 200, "bob")
+        self.assertEqual(list(self.links.grants), [other])
+
+
+class ArchivedTests(LinkTestCase):
+    """Links of archived evaluations."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        configuration = Configuration(callers=self.callers, archive=ArchiveSettings(enabled=True))
+        self.service = type(self.service)(
+            Path(self.mktemp()).resolve(), configuration, tokens=self.file
+        )
+        self.client, self.agent = self.service.treq()
+        self.identifier = self.begin("alice").json()["id"]
+        self.path = f"/evaluation/{self.identifier}"
+
+    def test_archived(self) -> None:
+        """They read what the archive has, and are made for it, too."""
+        link = self.share()
+        self.child.print(b"a\n")
+        self.finish()
+        self.call("GET", f"{self.path}/events?after=end", 200, "alice")
+        self.service.reactor.pump([0.1, 0.1])
+        for each in (link, self.share()):
+            self.assertTrue(self.read(each).json()["archived"])
+            self.assertEqual(self.read(each, "/events").json()["data"][0]["payload"], "a")
+            self.read(each, "/submission")
+        self.revoke()
+        self.read(link, status=401)
+
+
+class FileTests(LinkTestCase):
+    """The file in which links outlive the daemon."""
+
+    @property
+    def file_path(self) -> Path:
+        """The file."""
+        return self.service.root / "links"
+
+    def test_kept(self) -> None:
+        """Links and revocations are on the disk before they are answered."""
+        self.share()
+        self.assertEqual(LinkFile(self.file_path).read_grants(), self.links.grants)
+        self.assertEqual(self.file_path.stat().st_mode & 0o777, 0o600)
+        self.revoke()
+        self.assertEqual(LinkFile(self.file_path).read_grants(), {})
+
+    def test_damaged(self) -> None:
+        """A file that cannot be read costs the links, and is logged."""
+        for content in (b"", b"{", b"[]", b'{"a": 1}', b"\xff", b'{"a":{"caller":1}}'):
+            self.file_path.write_bytes(content)
+            with capturedLogs() as events:
+                self.assertEqual(LinkFile(self.file_path).read_grants(), {})
+            self.assertIn("links to evaluations are lost", str(formatEvent(events[0])))
+        self.file_path.unlink()
+        self.file_path.symlink_to("/etc/passwd")
+        self.assertEqual(LinkFile(self.file_path).read_grants(), {})
+
+    def test_full_disk(self) -> None:
+        """A link that cannot be kept is refused; a revocation counts at once all the same."""
+        link = self.share()
+        (self.service.root / "links.new").mkdir()
+        self.assertIn("the link cannot be stored", self.share(status=503)["detail"])
+        self.revoke(503)
+        self.read(link, status=401)
+        (self.service.root / "links.new").rmdir()
+        self.revoke()
+        self.assertEqual(LinkFile(self.file_path).read_grants(), {})
