@@ -1,8 +1,8 @@
 """Run the tests under trial: `python tests/run.py [NAME...]`, all of them without a NAME.
 
 Without a NAME trial is run for each module of `tests.integration` by itself, but for a few
-that belong together, once for the tests of the core, and once for all other tests, five at
-a time: real daemons wait a lot. The tests of the core alone have to cover all its branches:
+that belong together, once for the tests of the core, and once for all other tests, six at a
+time: real daemons wait a lot. The tests of the core alone have to cover all its branches:
 coverage doubles their processor time. The output of each trial is shown when it has ended,
 with its processor time. Properties are tried on the same examples every time; with a NAME,
 on others. The exit status is 0 only if tests ran and everything is well; with CI in the
@@ -53,9 +53,12 @@ _TOGETHER = (
 )
 
 # The longest of the others, which begin first.
-_LONG = ("proxies_nginx", "proxies_haproxy", "submissions", "try", "page", "git_attacks", "total")
+_LONG = (
+    *("proxies_nginx", "proxies_haproxy", "archive", "full_disk", "submissions", "try", "page"),
+    *("git_attacks", "total", "drain", "streams"),
+)
 
-_AT_ONCE = 5
+_AT_ONCE = 6
 
 _RUN_AGAIN = 3
 """How many parts may be run again after they failed: chance does not strike more of them."""

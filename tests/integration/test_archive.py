@@ -257,7 +257,7 @@ class LastingTests(RoundsCase):
 
     async def test_killed(self) -> None:
         """The archive has exactly the events that readers got, each once, and the status."""
-        await self.run_rounds(30, 10, signal.SIGKILL)
+        await self.run_rounds(16, 5, signal.SIGKILL)
 
     async def check_courses(self, courses: list[Course]) -> None:
         """Compare the archive with what readers got."""

@@ -42,7 +42,7 @@ print(segi.run(["cat", home + "/own"], read=[home + "/own"]).stdout)
 for reason, command, options in (
     ("output", ["yes"], {"output": 1000}),
     ("wall", ["sleep", "60"], {"wall": 0.3}),
-    ("time", ["sh", "-c", "while :; do :; done"], {"time": 1}),
+    ("time", ["sh", "-c", "while :; do :; done"], {"time": 1, "wall": 200}),
 ):
     done = segi.run(command, **options)
     assert done.reason == reason, done
