@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from weakref import WeakKeyDictionary
@@ -44,6 +45,7 @@ class AsyncClient(AsyncMethods):
     _pools: WeakKeyDictionary[object, httpx.AsyncClient] = attrs.field(
         factory=WeakKeyDictionary, init=False, repr=False
     )
+    _making: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -53,7 +55,8 @@ class AsyncClient(AsyncMethods):
 
     async def close(self) -> None:
         """Close the connections of this event loop. The next request opens new ones."""
-        pool = self._pools.pop(_get_loop(), None)
+        with self._making:
+            pool = self._pools.pop(_get_loop(), None)
         if pool is not None:
             await pool.aclose()
 
@@ -115,16 +118,17 @@ class AsyncClient(AsyncMethods):
 
     def _get_pool(self) -> httpx.AsyncClient:
         loop = _get_loop()
-        pool = self._pools.get(loop)
-        if pool is None:
-            for other in list(self._pools):
-                if isinstance(other, asyncio.AbstractEventLoop) and other.is_closed():
-                    del self._pools[other]  # its connections keep it alive
-            pool = self._pools[loop] = httpx.AsyncClient(
-                transport=self.transport,
-                verify=self.tls or make_tls_context(self.server),
-                **POOL_SETTINGS,
-            )
+        with self._making:
+            pool = self._pools.get(loop)
+            if pool is None:
+                for other in list(self._pools):
+                    if isinstance(other, asyncio.AbstractEventLoop) and other.is_closed():
+                        del self._pools[other]  # its connections keep it alive
+                pool = self._pools[loop] = httpx.AsyncClient(
+                    transport=self.transport,
+                    verify=self.tls or make_tls_context(self.server),
+                    **POOL_SETTINGS,
+                )
         return pool
 
 

@@ -81,8 +81,7 @@ def make_printable(text: str) -> str:
     """Return the words of a server for a message: shortened, and without control characters."""
     short = text[:_LONGEST_QUOTE] + "…" * (len(text) > _LONGEST_QUOTE)
     return "".join(
-        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
-        for one in short
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in short
     )
 
 

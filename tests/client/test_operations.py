@@ -1,4 +1,4 @@
-"""`client.client`: every operation, against the daemon's site in memory."""
+"""`client.operations`: every operation, against the daemon's site in memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import (
+    ClientError,
     Data,
     EvaluationError,
     EvaluationGone,
@@ -24,10 +25,15 @@ from tawebeval.client import (
     Forbidden,
     InvalidRequest,
     Named,
+    Refused,
     Text,
+    Unavailable,
     UnknownEvaluation,
+    operations,
 )
-from tawebeval.client.settings import normalize_server_url
+from tawebeval.client.http import Failure, FailureKind, Response, Send
+from tawebeval.client.operations import Pause
+from tawebeval.client.settings import ClientSettings, normalize_server_url
 from tawebeval.config import Configuration, PollSettings, ProblemSettings
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import generate_token
@@ -493,3 +499,161 @@ class BreakingLineTests(SynchronousTestCase):
 
         line.wait(follow(), meanwhile)
         return found
+
+
+def play(operation: Any, *outcomes: Any) -> tuple[list[Any], Any]:
+    """Return the steps of an operation that gets these outcomes, and its result or exception."""
+    coming = iter(outcomes)
+    steps: list[Any] = []
+    outcome = None
+    while True:
+        try:
+            steps.append(operation.send(outcome))
+        except StopIteration as end:
+            return steps, end.value
+        except ClientError as error:
+            return steps, error
+        outcome = next(coming) if isinstance(steps[-1], Send) else None
+
+
+def json_response(body: str, status: int = 200, **headers: str) -> Response:
+    """Return a response with a body of JSON."""
+    return Response(status, {"content-type": "application/json", **headers}, body.encode())
+
+
+RUNNING = json_response('{"state":"running"}')
+BROKEN = Failure(FailureKind.BROKEN, "cut")
+
+
+class StepTests(SynchronousTestCase):
+    """The steps of operations, without a network."""
+
+    def setUp(self) -> None:
+        self.told: list[str] = []
+        self.client = self.make("http://a/b/", "secret")
+
+    def make(self, server: str, token: str | None = None) -> ClientSettings:
+        """Return the settings of a client that makes two attempts."""
+        return ClientSettings(
+            server,
+            token,
+            asking=Backoff(2, 8, 8, 100),
+            following=Backoff(2, 8, 8, 100),
+            told=lambda why, seconds: self.told.append(why),
+            answered=lambda: self.told.append("answered"),
+            chance=lambda: 0.5,
+            time=lambda: 1000.0,
+        )
+
+    def test_request(self) -> None:
+        """A request has the token, the version, and a limit for the whole exchange."""
+        steps, result = play(operations.status(self.client, "x/y"), RUNNING)
+        self.assertEqual(result, {"state": "running"})
+        (sent,) = steps
+        self.assertEqual((sent.method, sent.url), ("GET", "http://a/b/evaluation/x%2Fy"))
+        self.assertEqual(sent.headers["Authorization"], "Bearer secret")
+        self.assertTrue(sent.headers["User-Agent"].startswith("tawebeval/"))
+        self.assertEqual((sent.timeout, sent.connect_timeout), (60, 30))
+
+    def test_rerun(self) -> None:
+        """A rerun has the replaced fields alone, and the caller's key."""
+        operation = operations.rerun(self.client, "x", seed=3, limits={"cpu": 2}, key="k")
+        steps, result = play(operation, json_response('{"evaluation_id":"y"}'))
+        self.assertEqual(result, "y")
+        (sent,) = steps
+        self.assertEqual((sent.method, sent.url), ("POST", "http://a/b/evaluation/x/rerun"))
+        self.assertEqual(sent.headers["Idempotency-Key"], "k")
+        self.assertEqual(sent.form.fields, {"seed": "3", "limits[cpu]": "2"})
+
+    def test_retry(self) -> None:
+        """A failed attempt is repeated after a pause; the last one is an error."""
+        steps, result = play(operations.status(self.client, "x"), BROKEN, RUNNING)
+        self.assertEqual(steps[1:], [Pause(4), steps[0]])
+        self.assertEqual(result, {"state": "running"})
+        self.assertEqual(self.told, ["the connection to http://a/b broke: cut", "answered"])
+        steps, result = play(operations.status(self.client, "x"), BROKEN, BROKEN)
+        self.assertIsInstance(result, Unavailable)
+        self.assertEqual(len(steps), 3)
+
+    def test_statuses(self) -> None:
+        """Statuses that a repetition would get as well are told at once; others are repeated."""
+        for status, headers, pauses, kind in (
+            (503, {"retry-after": "7"}, [Pause(11)], Unavailable),
+            (503, {"retry-after": "Thu, 01 Jan 1970 00:16:45 GMT"}, [Pause(9)], Unavailable),
+            (503, {"retry-after": "é☃"}, [Pause(4)], Unavailable),
+            (503, {"retry-after": "101"}, [], Unavailable),
+            (429, {}, [Pause(4)], Unavailable),
+            (501, {}, [], Refused),
+            (302, {"location": "https://b"}, [], Refused),
+            (404, {}, [], UnknownEvaluation),
+        ):
+            response = json_response("", status, **headers)
+            steps, result = play(operations.status(self.client, "x"), response, response)
+            self.assertIsInstance(result, kind)
+            self.assertEqual([step for step in steps if isinstance(step, Pause)], pauses, status)
+        self.assertEqual(len([step for step in steps if isinstance(step, Send)]), 1)
+
+    def test_plain_http(self) -> None:
+        """The server of an https URL is asked without TLS once, before it has answered."""
+        for first, probed, words, sent in (
+            (BROKEN, json_response("{}"), "use http://a", 2),
+            (BROKEN, Response(502, {}, b"<html>"), "broke", 3),
+            (Failure(FailureKind.UNTRUSTED), None, "not trusted", 1),
+        ):
+            outcomes = [one for one in (first, probed, BROKEN) if one is not None]
+            steps, result = play(operations.status(self.make("https://a", "t"), "x"), *outcomes)
+            self.assertIn(words, str(result))
+            sends = [step for step in steps if isinstance(step, Send)]
+            self.assertEqual(len(sends), sent)
+            self.assertEqual(sends[0].connect_timeout, 5)
+            if sent > 1:
+                self.assertEqual((sends[1].url, sends[1].headers), ("http://a:443/health", {}))
+            if sent > 2:
+                self.assertEqual(sends[2].connect_timeout, 30)
+
+    def test_answers_of_others(self) -> None:
+        """What no tawebeval answers is an error at once."""
+        client = self.client
+        for operation, response, words in (
+            (operations.status(client, "x"), json_response("{}"), "it has no state"),
+            (operations.cancel(client, "x"), RUNNING, "the status is 200"),
+            (operations.environments(client), json_response('{"data":[{}]}'), "it has no name"),
+            (operations.status(client, "x"), Response(200, {}, b"<html>"), "instead of JSON"),
+        ):
+            steps, result = play(operation, response)
+            self.assertIsInstance(result, Unavailable)
+            self.assertIn(words, str(result))
+            self.assertEqual(len(steps), 1)
+
+    def test_page_of_another_place(self) -> None:
+        """A page that does not begin at the cursor is no answer."""
+        page = json_response('{"begin":"9","end":"10","data":[]}')
+        _, result = play(operations.pages(self.client, "x", "8"), page)
+        self.assertIn("it begins at '9'", str(result))
+
+    def test_forgotten(self) -> None:
+        """An evaluation that is unknown after its first page is gone."""
+        page = json_response('{"begin":null,"end":"1","data":[]}')
+        unknown = json_response("{}", 404)
+        steps, result = play(operations.events(self.client, "x"), page, unknown)
+        self.assertIsInstance(result, EvaluationGone)
+        self.assertEqual(steps[1], Pause(0.5))
+        held = json_response(
+            '{"begin":null,"end":"1","data":[]}', **{"preference-applied": "wait=25"}
+        )
+        steps, _ = play(operations.events(self.client, "x"), held, unknown)
+        self.assertFalse(any(isinstance(step, Pause) for step in steps))
+
+    def test_list_that_always_begins_again(self) -> None:
+        """A list begins again five times."""
+        part = json_response('{"end":"1","data":[]}')
+        refusal = json_response("{}", 400)
+        steps, result = play(operations.problems(self.client), *[part, refusal] * 6)
+        self.assertIsInstance(result, InvalidRequest)
+        self.assertEqual(len([step for step in steps if isinstance(step, Send)]), 12)
+
+    def test_deep(self) -> None:
+        """A document that is nested too deeply is no answer."""
+        response = json_response('{"state":' + "[" * 100_000)
+        _, result = play(operations.status(self.client, "x"), response, response)
+        self.assertIn("unexpected answer", str(result))

@@ -1,0 +1,179 @@
+"""`client.async_client`: the client for asyncio and trio."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import attrs
+import httpx
+import trio
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.client import AsyncClient, Text, Unavailable
+from tawebeval.client import httpx_values as values_module
+from tawebeval.client.http import Send
+from tawebeval.core.backoff import Backoff
+
+ONCE = Backoff(1, 0, 0)
+FIELDS: dict[str, Any] = {"repository": "u", "commit": "c" * 40, "evaluator_cmd": "x"}
+PAGES = {
+    None: b'{"begin":null,"end":"2","data":[{"type":"text","payload":"a"}]}',
+    "2": b'{"begin":"2","end":"end","data":[{"type":"text","payload":"b"}]}',
+    "end": b'{"begin":"end","end":null,"data":[]}',
+}
+
+
+def answer(request: httpx.Request) -> httpx.Response:
+    """Answer a request as a daemon does."""
+    if request.method == "POST":
+        return httpx.Response(200, json={"evaluation_id": str(len(request.content))})
+    if request.url.path.endswith("/events"):
+        return httpx.Response(200, content=PAGES[request.url.params.get("after")])
+    return httpx.Response(200, json={"state": "running"})
+
+
+class Silent(httpx.AsyncBaseTransport):
+    """A transport that never answers."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Wait for ever, in either kind of loop."""
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+@attrs.frozen
+class Failing(httpx.AsyncBaseTransport):
+    """A transport that fails."""
+
+    error: Exception
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Fail."""
+        raise self.error
+
+
+LOOPS: dict[str, Callable[[Callable[[], Awaitable[Any]]], Any]] = {
+    "asyncio": lambda main: asyncio.run(main()),  # type: ignore[arg-type]
+    "trio": trio.run,
+}
+
+
+class AsyncClientTests(SynchronousTestCase):
+    """`AsyncClient`, in each kind of event loop."""
+
+    def test_all(self) -> None:
+        """Events are read, forms sent with the files that they name."""
+        file = Path(self.mktemp())
+        file.write_bytes(b"x" * 300_000)
+        sent: list[tuple[int, int]] = []
+        client = AsyncClient(
+            "http://a",
+            transport=httpx.MockTransport(answer),
+            uploaded=lambda *piece: sent.append(piece),
+        )
+
+        async def main() -> list[Any]:
+            async with client:
+                large = await client.evaluate({"source": file}, **FIELDS)
+                small = await client.evaluate({"source": b"x"}, **FIELDS)
+                with self.assertRaises(FileNotFoundError):
+                    await client.evaluate({"source": file.with_name("absent")}, **FIELDS)
+                events = [event async for event in client.events("x")]
+                return [int(large) - int(small) > 299_000, events, await client.status("x")]
+
+        for name, run in LOOPS.items():
+            expected = [True, [Text("a"), Text("b")], {"state": "running"}]
+            self.assertEqual(run(main), expected, name)
+            self.assertEqual(sent[-1][0], sent[-1][1])
+
+    def test_pause(self) -> None:
+        """A pause lets other tasks run; the request is repeated after it."""
+        answers = iter([httpx.Response(503), httpx.Response(200, json={"state": "queued"})] * 2)
+        client = AsyncClient(
+            "http://a",
+            asking=Backoff(2, 0.01, 0.01),
+            transport=httpx.MockTransport(lambda _: next(answers)),
+        )
+
+        async def main() -> Any:
+            return await client.status("x")
+
+        for run in LOOPS.values():
+            self.assertEqual(run(main), {"state": "queued"})
+
+    def test_failures(self) -> None:
+        """Failures are those of `Client`; the whole exchange has a time limit."""
+        for transport, words in (
+            (Silent(), "no answer from it within 0 seconds"),
+            (Failing(httpx.ReadError("cut.")), "the connection to it broke: cut"),
+            (httpx.MockTransport(lambda _: httpx.Response(200, content=b"xx")), "larger than"),
+        ):
+            self.patch(values_module, "MAX_BODY", 1)
+            client = AsyncClient("http://a", transport=transport)
+
+            async def main(client: AsyncClient = client) -> Any:
+                return await client.do_step(Send("GET", "http://a/", timeout=0.05))
+
+            for run in LOOPS.values():
+                self.assertIn(words, run(main).explain("it"))
+
+    def test_proxies(self) -> None:
+        """Proxies of the environment that cannot be used are told."""
+        self.patch(os, "environ", {**os.environ, "HTTP_PROXY": "other://a", "NO_PROXY": ""})
+        client = AsyncClient("http://judge.example.org", asking=ONCE)
+
+        async def main() -> None:
+            await client.status("x")
+
+        for run in LOOPS.values():
+            self.assertIn("HTTP_PROXY", str(self.assertRaises(Unavailable, run, main)))
+
+    def test_loops(self) -> None:
+        """Each loop has connections of its own, which are dropped after its end."""
+        client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
+
+        async def main() -> int:
+            await client.status("x")
+            return len(client._pools)
+
+        for _ in range(3):
+            self.assertEqual(asyncio.run(main()), 1)
+        trio.run(main)
+        gc.collect()
+        self.assertEqual(asyncio.run(main()), 1)
+
+    def test_closed(self) -> None:
+        """A client that was closed, or never used, can be closed."""
+        client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
+
+        async def main() -> int:
+            await client.close()
+            await client.status("x")
+            await client.close()
+            return len(client._pools)
+
+        for run in LOOPS.values():
+            self.assertEqual(run(main), 0)
+
+    def test_threads(self) -> None:
+        """Loops in several threads use a client at the same time."""
+        client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
+        found: list[Any] = []
+
+        async def main() -> None:
+            events = client.events("x")
+            found.append([event async for event in events])
+
+        threads = [threading.Thread(target=lambda: asyncio.run(main())) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(found, [[Text("a"), Text("b")]] * 8)
