@@ -30,7 +30,7 @@ from benchmarks.report import markdown, text
 from benchmarks.simulated import Costs, EventClock, SimulatedDaemon
 from tawebeval.client.settings import REQUEST_BACKOFF
 from tawebeval.config import Configuration
-from tawebeval.core.pages import DUMMY_END
+from tawebeval.core.pages import DUMMY_END_CURSOR
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationExpired, EvaluationNotFound, RequestError, ServerBusy
 
@@ -246,7 +246,7 @@ class Simulation:
             cursor = page.end
             if page.is_final:
                 failure = registry.get_status(identifier, caller)["error"]
-                registry.read_page(identifier, DUMMY_END, caller)
+                registry.read_page(identifier, DUMMY_END_CURSOR, caller)
                 return None if failure is None else str(failure["reason"])
 
 

@@ -26,7 +26,7 @@ from tawebeval.core.form import (
     find_size_limit,
     parse_form,
 )
-from tawebeval.core.forwarded import UNIX_PEERS, TrustedProxies
+from tawebeval.core.forwarded import UNIX_SOCKET_PEERS, TrustedProxies
 from tawebeval.core.hosts import parse_url_server
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
 from tawebeval.core.limits import (
@@ -36,14 +36,14 @@ from tawebeval.core.limits import (
     describe_limit,
     parse_size,
 )
-from tawebeval.core.tokens import CALLER_NAME
+from tawebeval.core.tokens import CALLER_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, InvalidField, format_size
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-OWN_PATHS = frozenset(
+RESERVED_URL_PATHS = frozenset(
     {"environments", "evaluate", "evaluation", "evaluation_events", "evaluations", "health"}
     | {"metrics", "openapi.json", "problems", "static"}
 )
@@ -135,7 +135,7 @@ _Maximum = Annotated[int, Meta(ge=0, le=10**9)]
 _CallerName = Annotated[
     str,
     _matching(
-        CALLER_NAME.pattern,
+        CALLER_NAME_PATTERN.pattern,
         "a caller's name: up to 64 of the characters A-Z a-z 0-9 . _ @ -, the first a letter or"
         " digit",
     ),
@@ -534,7 +534,7 @@ class HttpSettings(Section, frozen=True):
                 f".base_path: {self.base_path!r} should be a path such as '/judge', with a slash"
                 " before each part and none at the end"
             )
-        if self.base_path[1:].partition("/")[0] in OWN_PATHS:
+        if self.base_path[1:].partition("/")[0] in RESERVED_URL_PATHS:
             raise ValueError(
                 f".base_path: {self.base_path!r} begins with a path of the API; choose another path"
             )
@@ -542,7 +542,8 @@ class HttpSettings(Section, frozen=True):
             TrustedProxies.parse(self.trusted_proxies, self.client_header)
         except ValueError as error:
             raise ValueError(
-                f".trusted_proxies: {error}; allowed: IP addresses, networks and {UNIX_PEERS!r}"
+                f".trusted_proxies: {error};"
+                f" allowed: IP addresses, networks and {UNIX_SOCKET_PEERS!r}"
             ) from None
 
 

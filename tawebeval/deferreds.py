@@ -466,7 +466,7 @@ class FairQueue:
         free = self.slot_count - len(self._running) if self._may_run(caller) else 0
         return len(self._waiters) >= self._queued + free
 
-    def is_share_used_up(self, caller: str) -> bool:
+    def is_caller_quota_exhausted(self, caller: str) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued_per_caller`."""
         # Otherwise the whole queue is the share, and one caller would be blamed for others.
         if self._queued_per_caller >= self._queued:

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import (
     GIB,
     MIB,
-    OWN_PATHS,
+    RESERVED_URL_PATHS,
     Configuration,
     CredentialSettings,
     EnvironmentSettings,
@@ -639,7 +639,7 @@ class ErrorTests(SynchronousTestCase):
                 f"http.base_path: '{path}' should be a path such as '/judge', with a slash before"
                 " each part and none at the end",
             )
-        for name in OWN_PATHS:
+        for name in RESERVED_URL_PATHS:
             for path in (f"/{name}", f"/{name}/x"):
                 self.check(
                     f"[http]\nbase_path = '{path}'",

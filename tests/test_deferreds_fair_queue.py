@@ -221,21 +221,25 @@ class ShareTests(SynchronousTestCase):
         """A caller's share of the queue is used, another's not; a release makes room in it."""
         queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         self.names(queue, "a1", "a2")
-        self.assertFalse(queue.is_share_used_up("a"))
+        self.assertFalse(queue.is_caller_quota_exhausted("a"))
         self.names(queue, "a3")
-        self.assertEqual([queue.is_share_used_up(caller) for caller in "ab"], [True, False])
+        self.assertEqual(
+            [queue.is_caller_quota_exhausted(caller) for caller in "ab"], [True, False]
+        )
         self.assertEqual([queue.is_full(caller) for caller in "ab"], [False, False])
         self.names(queue, "b1", "b2")
         self.assertEqual([queue.is_full(caller) for caller in "abc"], [True, True, True])
         queue.release_slot("a1")
-        self.assertFalse(queue.is_share_used_up("a"))
+        self.assertFalse(queue.is_caller_quota_exhausted("a"))
 
     def test_share_beyond_the_whole(self) -> None:
         """A share as large as the queue is no share: then the queue is full."""
         for own in (0, 2, 5):
             queue = FairQueue(1, 2, queued_per_caller=own)
             self.names(queue, "a1", "a2", "a3")
-            self.assertEqual((queue.is_share_used_up("a"), queue.is_full("a")), (False, True))
+            self.assertEqual(
+                (queue.is_caller_quota_exhausted("a"), queue.is_full("a")), (False, True)
+            )
 
     @given(
         st.integers(1, 4),
@@ -404,9 +408,11 @@ class ReservationTests(SynchronousTestCase):
         self.assertTrue(queue.is_full("a"))
         queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         for number in range(3):
-            self.assertFalse(queue.is_share_used_up("a"))
+            self.assertFalse(queue.is_caller_quota_exhausted("a"))
             queue.reserve_turn(f"a{number}", "a")
-        self.assertEqual([queue.is_share_used_up(caller) for caller in "ab"], [True, False])
+        self.assertEqual(
+            [queue.is_caller_quota_exhausted(caller) for caller in "ab"], [True, False]
+        )
         self.assertFalse(queue.is_full("b"))
 
     def test_rest(self) -> None:
@@ -503,8 +509,8 @@ class PlainTests(SynchronousTestCase):
             )
             for each in "abc":
                 self.assertEqual(
-                    (queue.is_full(each), queue.is_share_used_up(each)),
-                    (plain.is_full(each), plain.is_share_used_up(each)),
+                    (queue.is_full(each), queue.is_caller_quota_exhausted(each)),
+                    (plain.is_full(each), plain.is_caller_quota_exhausted(each)),
                 )
             self.assertEqual(queue.waiting_caller_count, len(plain.waiting))
 

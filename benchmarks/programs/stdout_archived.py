@@ -31,7 +31,7 @@ def record(store: Store) -> None:
 
 def check(archive: DiskArchive) -> None:
     """Refuse figures of a recording that was given up."""
-    assert not archive.losses.total(), archive.losses
+    assert not archive.loss_counts.total(), archive.loss_counts
 
 
 if __name__ == "__main__":

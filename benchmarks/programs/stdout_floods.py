@@ -50,7 +50,7 @@ class Store:
         self._ring = EventRing()
         budget = RingBudget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
         parser = SegiParser(markers, max_value=VALUE, max_file=FILE)
-        share = budget.add_share(on_room=lambda: self._pump.on_ring_room())
+        share = budget.allocate_ring(on_room=lambda: self._pump.on_ring_room())
         self._pump = StdoutPump(self._clock, parser, self._ring, share, self)
         self._pump.start(self)
         self._file = bytes(FILE)

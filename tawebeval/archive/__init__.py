@@ -18,10 +18,10 @@ when an evaluation is gone from memory. Losing the directory loses the archive a
 
 Bounds, whatever evaluators print and clients ask for:
 
-- Memory: `recorder.MAX_BYTES` of waiting events, and as many in journals, which give back only
-  what is written; for each of two reading threads a few frames, of `FRAME_BYTES` and one turn of
-  the parser each; 16 bytes for each frame of a running recording; 500 rows of a list, of 25 KiB at
-  most.
+- Memory: `recorder.MAX_QUEUED_BYTES` of waiting events, and as many in journals, which give back
+  only what is written; for each of two reading threads a few frames, of `MAX_FRAME_BYTES` and one
+  turn of the parser each; 16 bytes for each frame of a running recording; 500 rows of a list, of 25
+  KiB at most.
 - Disk: `archive.size` for files, rows and recordings, counted by blocks and with a fixed cost for
   each evaluation; up to 16 MiB of SQLite's log. An excess is removed within a second or so.
 - Reactor: no file and no SQLite; a batch costs a function call and an entry in a list. Only the

@@ -3,7 +3,7 @@ r"""Archive files: the events of one evaluation as JSON Lines, compressed by zst
 A file is a sequence of zstd frames (RFC 8878):
 
 1. one line, `{"archive":1,"evaluation_id":...,"caller":...}`;
-2. the events, in frames of about `FRAME_BYTES`; the first event of each write has its `time`;
+2. the events, in frames of about `MAX_FRAME_BYTES`; the first event of each write has its `time`;
 3. one line, `{"status":...,"entry":...,"sequence_number":...}`;
 4. a skippable frame with the index: for each frame of 2 the offset in the file and the number of
    its first event, then those of frame 3, then a trailer.
@@ -31,27 +31,27 @@ import zstandard
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.linux.filetree import add_path_to_errors
 
-FRAME_BYTES = 256 * 1024
+MAX_FRAME_BYTES = 256 * 1024
 """Bytes of lines that make a frame; it exceeds them by one write of events at most."""
 
-FORMAT = 1
+ARCHIVE_FORMAT_VERSION = 1
 _SKIPPABLE = 0x184D2A57  # one of the 16 magic numbers of skippable frames
 _FRAME_HEAD = struct.Struct("<II")  # magic number, size
 _ENTRY = struct.Struct("<QQ")  # offset, number of the first event
 _TRAILER = struct.Struct("<QI8s")  # number of entries, their CRC, mark
 _FAMILY = b"taweb-a"  # and a digit
-_MARK = b"%b%d" % (_FAMILY, FORMAT)
+_MARK = b"%b%d" % (_FAMILY, ARCHIVE_FORMAT_VERSION)
 _LEVEL = 3  # 720 MB/s; level 5 is five times slower for the same size
 _TIME_MEMBER = b',"time":"'
 # Only a time of ours ends a line: inside of a payload that is text the quotes are escaped.
 _TIME = re.compile(re.escape(_TIME_MEMBER) + rb'[^"]*"}\n')
 
 
-class DamagedFile(Exception):
+class DamagedArchiveFile(Exception):
     """A file that is no complete archive file."""
 
 
-class OtherFormat(DamagedFile):
+class UnsupportedArchiveFormat(DamagedArchiveFile):
     """A complete file of another version of tawebeval."""
 
 
@@ -66,14 +66,16 @@ def compress_frame(lines: bytes) -> bytes:
 
 
 def decompress_frame(frame: bytes) -> bytes:
-    """Return the lines of a frame. Raises: DamagedFile."""
+    """Return the lines of a frame. Raises: DamagedArchiveFile."""
     try:
         return zstandard.ZstdDecompressor().decompress(frame)
     except (zstandard.ZstdError, MemoryError) as error:
-        raise DamagedFile(str(error)) from None
+        raise DamagedArchiveFile(str(error)) from None
 
 
-def group_batches(batches: Iterable[EventBatch]) -> tuple[list[EventBatch], list[EventBatch]]:
+def group_batches_into_frames(
+    batches: Iterable[EventBatch],
+) -> tuple[list[EventBatch], list[EventBatch]]:
     """Return the batches that fill frames, put together, and the batches that are left."""
     frames: list[EventBatch] = []
     left: list[EventBatch] = []
@@ -81,19 +83,19 @@ def group_batches(batches: Iterable[EventBatch]) -> tuple[list[EventBatch], list
     for batch in batches:
         left.append(batch)
         size += len(batch.lines)
-        if size >= FRAME_BYTES:
-            frames.append(join_batches(left))
+        if size >= MAX_FRAME_BYTES:
+            frames.append(concatenate_batches(left))
             left, size = [], 0
     return frames, left
 
 
-def join_batches(batches: Sequence[EventBatch]) -> EventBatch:
+def concatenate_batches(batches: Sequence[EventBatch]) -> EventBatch:
     """Return several batches as one."""
     lines = batches[0].lines if len(batches) == 1 else b"".join(one.lines for one in batches)
     return EventBatch(sum(one.count for one in batches), lines)
 
 
-def add_time(batch: EventBatch, time: str) -> EventBatch:
+def add_event_time(batch: EventBatch, time: str) -> EventBatch:
     """Return a batch whose first event has a `time`; the others have the same.
 
     A time for each event would take ten times as long for short lines.
@@ -103,7 +105,7 @@ def add_time(batch: EventBatch, time: str) -> EventBatch:
     return EventBatch(batch.count, b"".join(parts))
 
 
-def remove_times(lines: bytes) -> bytes:
+def remove_event_times(lines: bytes) -> bytes:
     """Return lines without our times."""
     first, *others = lines.split(_TIME_MEMBER)
     parts = [first]
@@ -114,7 +116,7 @@ def remove_times(lines: bytes) -> bytes:
     return b"".join(parts)
 
 
-def spread_times(lines: bytes) -> bytes:
+def repeat_event_times(lines: bytes) -> bytes:
     """Return lines with a time for each event: its own, or that of the last one before it."""
     parts, position, time = [], 0, b""
     for mark in _TIME.finditer(lines):
@@ -126,7 +128,7 @@ def spread_times(lines: bytes) -> bytes:
 
 def encode_header(identifier: str, caller: str) -> bytes:
     """Return the first frame of a file."""
-    line = {"archive": FORMAT, "evaluation_id": identifier, "caller": caller}
+    line = {"archive": ARCHIVE_FORMAT_VERSION, "evaluation_id": identifier, "caller": caller}
     return compress_frame(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
@@ -163,16 +165,16 @@ class ArchiveFile:
 
     @classmethod
     def open(cls, path: Path) -> ArchiveFile:
-        """Open a file and check its index of frames. Raises: OSError, DamagedFile."""
+        """Open a file and check its index of frames. Raises: OSError, DamagedArchiveFile."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             size = os.fstat(descriptor).st_size
             count, checksum = _read_trailer(descriptor, size)
             entries = size - _TRAILER.size - count * _ENTRY.size
             if entries < _FRAME_HEAD.size:
-                raise DamagedFile("the index is longer than the file")
+                raise DamagedArchiveFile("the index is longer than the file")
             if crc32(_read(descriptor, count * _ENTRY.size, entries)) != checksum:
-                raise DamagedFile("the index has another checksum")
+                raise DamagedArchiveFile("the index has another checksum")
             _, events = _ENTRY.unpack(
                 _read(descriptor, _ENTRY.size, entries + (count - 1) * _ENTRY.size)
             )
@@ -186,11 +188,11 @@ class ArchiveFile:
         os.close(self._descriptor)
 
     def read_header(self) -> dict[str, Any]:
-        """Return the first line. Raises: OSError, DamagedFile."""
+        """Return the first line. Raises: OSError, DamagedArchiveFile."""
         return _parse(self._read_lines(0, self._locate(0)[0]))
 
     def read_end(self) -> dict[str, Any]:
-        """Return the last line. Raises: OSError, DamagedFile."""
+        """Return the last line. Raises: OSError, DamagedArchiveFile."""
         return _parse(
             self._read_lines(self._locate(self._frame_count)[0], self._entries - _FRAME_HEAD.size)
         )
@@ -198,7 +200,8 @@ class ArchiveFile:
     def read_events(self, after: int, limit: int, *, with_times: bool) -> EventBatch:
         """Return the events after the cursor `after`, which is at most `event_count`.
 
-        At most `limit` bytes, but at least one event if there is one. Raises: OSError, DamagedFile.
+        At most `limit` bytes, but at least one event if there is one. Raises: OSError,
+        DamagedArchiveFile.
         """
         if after >= self.event_count:
             return EMPTY_BATCH
@@ -208,7 +211,7 @@ class ArchiveFile:
         while frame < self._frame_count:
             (offset, first), (end, following) = self._locate(frame), self._locate(frame + 1)
             lines = self._read_lines(offset, end)
-            lines = spread_times(lines) if with_times else remove_times(lines)
+            lines = repeat_event_times(lines) if with_times else remove_event_times(lines)
             start = _find_line(lines, after + count - first)
             if len(lines) - start > limit:
                 stop = lines.rfind(b"\n", start, start + limit) + 1
@@ -232,11 +235,11 @@ class ArchiveFile:
 
     def _read_lines(self, start: int, end: int) -> bytes:
         if not 0 <= start < end <= self._entries:
-            raise DamagedFile("the index has a wrong offset")
+            raise DamagedArchiveFile("the index has a wrong offset")
         return decompress_frame(_read(self._descriptor, end - start, start))
 
 
-def move_durably(source: Path, target: Path) -> None:
+def rename_durably(source: Path, target: Path) -> None:
     """Rename a file so that it is complete whenever `target` exists, also after a power failure.
 
     Raises: OSError.
@@ -258,18 +261,18 @@ def _synchronize(path: Path) -> None:
 def _read(descriptor: int, size: int, offset: int) -> bytes:
     data = os.pread(descriptor, size, offset)
     if len(data) != size:
-        raise DamagedFile("the file is too short")
+        raise DamagedArchiveFile("the file is too short")
     return data
 
 
 def _read_trailer(descriptor: int, size: int) -> tuple[int, int]:
     if size < _TRAILER.size:
-        raise DamagedFile("the file is too short")
+        raise DamagedArchiveFile("the file is too short")
     count, checksum, mark = _TRAILER.unpack(_read(descriptor, _TRAILER.size, size - _TRAILER.size))
     if mark != _MARK and mark.startswith(_FAMILY):
-        raise OtherFormat(f"the file has the format of another version ({mark!r})")
+        raise UnsupportedArchiveFormat(f"the file has the format of another version ({mark!r})")
     if mark != _MARK or not 0 < count <= size // _ENTRY.size:
-        raise DamagedFile("the file has no index at its end")
+        raise DamagedArchiveFile("the file has no index at its end")
     return count, checksum
 
 
@@ -277,9 +280,9 @@ def _parse(line: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise DamagedFile(str(error)) from None
+        raise DamagedArchiveFile(str(error)) from None
     if not isinstance(document, dict):
-        raise DamagedFile("a line is no object")
+        raise DamagedArchiveFile("a line is no object")
     return document
 
 

@@ -49,7 +49,7 @@ class IndexedEvaluation:
 
 
 @attrs.frozen
-class RowQuery:
+class ArchiveQuery:
     """The first `limit` rows of a caller with a number above `after`, and at most `until`.
 
     Rows for which `matches` is false have no entry, which saves memory.
@@ -104,7 +104,7 @@ class ArchiveIndex:
         elif version != SCHEMA_VERSION:
             raise DamagedIndex(f"version {version} in place of {SCHEMA_VERSION}")
 
-    def mark_complete(self) -> None:
+    def mark_index_complete(self) -> None:
         """Note that each file has its row."""
         self._writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -146,7 +146,7 @@ class ArchiveIndex:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(statement, rows)
 
-    def list_rows(self, query: RowQuery) -> list[IndexedEvaluation]:
+    def list_rows(self, query: ArchiveQuery) -> list[IndexedEvaluation]:
         """Return the rows of a query, in the order of their numbers. Raises: IncompleteIndex."""
         with self._file_lock, closing(self._connect()) as connection:
             if _read_version(connection) != SCHEMA_VERSION:
@@ -159,7 +159,7 @@ class ArchiveIndex:
             found = [IndexedEvaluation(*row) for row in rows]
         return [row if query.matches(row) else attrs.evolve(row, entry=b"") for row in found]
 
-    def list_oldest(self, limit: int, ended_before: float) -> list[tuple[str, int]]:
+    def list_oldest_evaluations(self, limit: int, ended_before: float) -> list[tuple[str, int]]:
         """Return the names and sizes of up to `limit` rows, those that ended first."""
         rows = self._writer.execute(
             "SELECT name, size FROM evaluations WHERE ended < ? ORDER BY ended LIMIT ?",
@@ -179,7 +179,7 @@ class ArchiveIndex:
         row = self._writer.execute("SELECT count(*), total(size) FROM evaluations").fetchone()
         return row[0], int(row[1])
 
-    def find_newest(self) -> int:
+    def find_highest_sequence_number(self) -> int:
         """Return the highest sequence number, from an index of the table."""
         row = self._writer.execute("SELECT max(sequence_number) FROM evaluations").fetchone()
         return row[0] or 0

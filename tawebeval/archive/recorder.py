@@ -2,9 +2,9 @@
 
 A ring hands over each batch as it is appended, so the archive is complete however soon readers
 acknowledge events. The batches wait in memory until the one thread that writes takes all of them.
-While `HELD_BYTES` bytes wait, the evaluators that print more are held back, as by a full ring. A
-recording that would make more than `MAX_BYTES` wait is given up, and so are all if a write takes
-`STALL_SECONDS`: evaluations do not depend on the disk.
+While `MAX_QUEUED_BYTES_PER_EVALUATION` bytes wait, the evaluators that print more are held back, as
+by a full ring. A recording that would make more than `MAX_QUEUED_BYTES` wait is given up, and so
+are all if a write takes `STALLED_WRITE_SECONDS`: evaluations do not depend on the disk.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from tawebeval.archive.files import ArchiveFile, DamagedFile
-from tawebeval.archive.index import IndexedEvaluation, RowQuery
+from tawebeval.archive.files import ArchiveFile, DamagedArchiveFile
+from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.store import (
-    PARTS,
+    NAME_PREFIXES,
     ArchiveStore,
     ArchiveUsage,
     LossReason,
+    PendingWrites,
     RecordingEnd,
-    RecordingWork,
     WrittenEvents,
 )
 from tawebeval.archive.submissions import ExtractedSubmission
 from tawebeval.config import ArchiveSettings
-from tawebeval.core.budget import RingShare
+from tawebeval.core.budget import RingAllocation
 from tawebeval.core.ring import EventRing
 from tawebeval.deferreds import (
     OneShotEvent,
@@ -46,16 +46,16 @@ from tawebeval.deferreds import (
 from tawebeval.errors import ServerBusy
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_name
 
-HELD_BYTES = 16 * 2**20
+MAX_QUEUED_BYTES_PER_EVALUATION = 16 * 2**20
 """Bytes of waiting events from which evaluators that print more are held back."""
 
-MAX_BYTES = 64 * 2**20
+MAX_QUEUED_BYTES = 64 * 2**20
 """Bytes of waiting events beyond which a recording is given up."""
 
-STALL_SECONDS = 10
+STALLED_WRITE_SECONDS = 10
 """Seconds of one write after which all recordings are given up, and evaluators go on."""
 
-LAST_WRITES = 4.0
+FLUSH_TIMEOUT = 4.0
 """Seconds in which the shutdown writes what waits, at most."""
 
 _DELAY = 0.05  # seconds for which events gather before a thread writes them
@@ -64,7 +64,7 @@ _END_BYTES = 16 * 1024  # bytes of memory that the documents of an ended evaluat
 _PER_BATCH = 256  # bytes of memory that a batch takes besides its lines
 _MAINTENANCE_PERIOD = 60.0  # seconds between removals by age and size
 _END_WAIT = 10.0  # seconds for which a reader waits until an ended evaluation is archived
-READ_SECONDS = 10.0
+READ_TIMEOUT = 10.0
 """Seconds for which a reader waits for the disk."""
 _MAX_READS = 100  # that wait at once; one whose reader has gone counts until the disk answers
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class _Recording:
     identifier: str
     caller: str
     ring: EventRing
-    share: RingShare
+    allocation: RingAllocation
     written: int = 0
     events: list[WrittenEvents] = attrs.field(factory=list)
     queued_bytes: int = 0
@@ -93,7 +93,7 @@ class _Recording:
     done: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
 
 
-def make_losses() -> Counter[LossReason]:
+def make_loss_counter() -> Counter[LossReason]:
     """Return the counter of evaluations that are not archived, with all reasons as 0."""
     return Counter(dict.fromkeys(get_args(LossReason), 0))
 
@@ -102,8 +102,8 @@ def make_losses() -> Counter[LossReason]:
 class DiskArchive:
     """The archive of `store`, which `_writer`, a pool of one thread, writes to.
 
-    `archived_count` and `losses` count evaluations that were archived or not. `queued_bytes` are
-    the bytes of memory that events wait in.
+    `archived_count` and `loss_counts` count evaluations that were archived or not. `queued_bytes`
+    are the bytes of memory that events wait in.
     """
 
     store: ArchiveStore
@@ -113,7 +113,7 @@ class DiskArchive:
     _format_time: Callable[[float], str]
     queued_bytes: int = 0
     archived_count: int = 0
-    losses: Counter[LossReason] = attrs.field(factory=make_losses)
+    loss_counts: Counter[LossReason] = attrs.field(factory=make_loss_counter)
     _recordings: dict[str, _Recording] = attrs.field(factory=dict)
     _changed: dict[str, _Recording] = attrs.field(factory=dict)
     _held: dict[str, _Recording] = attrs.field(factory=dict)
@@ -171,7 +171,7 @@ class DiskArchive:
         identifier: str,
         caller: str,
         ring: EventRing,
-        share: RingShare,
+        allocation: RingAllocation,
         on_written: Callable[[], object] = lambda: None,
     ) -> None:
         """Record all events of `ring`, from now on and those that it has.
@@ -180,9 +180,9 @@ class DiskArchive:
         `on_written` is called when more events are on the disk.
         """
         if not self.is_enabled or self._is_stalled:
-            self.losses["queue" if self.is_enabled else "disk"] += 1
+            self.loss_counts["queue" if self.is_enabled else "disk"] += 1
             return
-        recording = _Recording(identifier, caller, ring, share, on_written=on_written)
+        recording = _Recording(identifier, caller, ring, allocation, on_written=on_written)
         self._recordings[identifier] = recording
         left = self._left.pop(derive_directory_name(identifier), None)
         recording.is_spooled = left is not None
@@ -210,7 +210,7 @@ class DiskArchive:
         else:
             del self._recordings[identifier]
 
-    def call_when_done(self, identifier: str, call: Callable[[], object]) -> None:
+    def call_when_archived(self, identifier: str, call: Callable[[], object]) -> None:
         """Call `call` once an ended evaluation is archived or given up, or now if it is not."""
         recording = self._recordings.get(identifier)
         if recording is None or recording.loss is not None:
@@ -221,15 +221,15 @@ class DiskArchive:
     def _add_events(self, recording: _Recording, events: WrittenEvents) -> None:
         if recording.loss is None and self._enqueue(recording, len(events.batch.lines)):
             recording.events.append(events)
-            if self.queued_bytes >= HELD_BYTES:
+            if self.queued_bytes >= MAX_QUEUED_BYTES_PER_EVALUATION:
                 self._held[recording.identifier] = recording
-                recording.share.set_held(True)
+                recording.allocation.set_writing_blocked(True)
             self._change(recording)
 
     def _enqueue(self, recording: _Recording, size: int) -> bool:
         """Count bytes that wait; give the recording up and return False if they are too many."""
         size += _PER_BATCH
-        if self.queued_bytes and self.queued_bytes + size > MAX_BYTES:
+        if self.queued_bytes and self.queued_bytes + size > MAX_QUEUED_BYTES:
             self._give_up(recording, "queue", "the disk is too slow (archive.directory)")
             return False
         recording.queued_bytes += size
@@ -259,7 +259,7 @@ class DiskArchive:
                 size = sum(each.queued_bytes for each in recordings.values())
                 for each in recordings.values():
                     each.queued_bytes = 0
-                self._stall_call = self._clock.callLater(STALL_SECONDS, self._on_stall)
+                self._stall_call = self._clock.callLater(STALLED_WRITE_SECONDS, self._on_stall)
                 try:
                     await self._write_works(works)
                 finally:
@@ -267,7 +267,7 @@ class DiskArchive:
                     self._is_stalled = False
                     if self._stall_call.active():
                         self._stall_call.cancel()
-                if self.queued_bytes < HELD_BYTES // 2:
+                if self.queued_bytes < MAX_QUEUED_BYTES_PER_EVALUATION // 2:
                     self._release_held()
                 is_too_large = self.usage.total_bytes > self.settings.size
                 if is_too_large and not self.store.has_stuck_files:
@@ -277,10 +277,10 @@ class DiskArchive:
             if not self._changed:
                 self._idle.set_value(None)
 
-    def _take_work(self, recording: _Recording) -> RecordingWork:
+    def _take_work(self, recording: _Recording) -> PendingWrites:
         events, recording.events = recording.events, []
         recording.is_spooled = True
-        return RecordingWork(
+        return PendingWrites(
             recording.identifier,
             recording.caller,
             events,
@@ -288,7 +288,7 @@ class DiskArchive:
             recording.loss is not None,
         )
 
-    async def _write_works(self, works: list[RecordingWork]) -> None:
+    async def _write_works(self, works: list[PendingWrites]) -> None:
         try:
             outcomes = await self._writer.run_in_thread(self.store.write, works)
         except Exception:  # noqa: BLE001  (evaluations go on, whatever the defect is)
@@ -323,13 +323,17 @@ class DiskArchive:
         self._is_stalled = True
         for recording in list(self._recordings.values()):
             if recording.loss is None:
-                why = f"the disk has not answered for {STALL_SECONDS} seconds (archive.directory)"
-                self._give_up(recording, "queue", why)
+                self._give_up(
+                    recording,
+                    "queue",
+                    f"the disk has not answered for {STALLED_WRITE_SECONDS} seconds"
+                    " (archive.directory)",
+                )
 
     def _release_held(self) -> None:
         held, self._held = self._held, {}
         for recording in held.values():
-            recording.share.set_held(False)
+            recording.allocation.set_writing_blocked(False)
 
     def _give_up(self, recording: _Recording, reason: LossReason, message: str) -> None:
         """Archive the evaluation no further; it goes on."""
@@ -339,7 +343,7 @@ class DiskArchive:
             reason=reason,
             why=message,
         )
-        self.losses[reason] += 1
+        self.loss_counts[reason] += 1
         recording.loss = reason
         recording.ring.on_append = None
         recording.events = []
@@ -347,7 +351,7 @@ class DiskArchive:
         recording.queued_bytes = 0
         recording.done.set_value(None)
         if self._held.pop(recording.identifier, None) is not None:
-            recording.share.set_held(False)
+            recording.allocation.set_writing_blocked(False)
         if recording.is_spooled:
             self._change(recording)  # its files are removed
             return
@@ -357,7 +361,7 @@ class DiskArchive:
 
     # Start, removal and end
 
-    def discard_unclaimed(self) -> None:
+    def discard_orphaned_recordings(self) -> None:
         """Remove recordings of an earlier process that no evaluation has continued."""
         self.store.needs_check = True
         self._maintain(list(self._left))
@@ -385,11 +389,11 @@ class DiskArchive:
             await run(store.discard_recordings, unclaimed)
             if store.needs_check:
                 await self._readers.run_in_thread(store.check_index)  # may take seconds
-                await run(store.renew_index)
-                for part in PARTS:
-                    await run(store.compare_files, part)
-                await run(store.end_check)
-            while await run(store.remove_old):
+                await run(store.rebuild_damaged_index)
+                for part in NAME_PREFIXES:
+                    await run(store.reconcile_index, part)
+                await run(store.finish_index_check)
+            while await run(store.remove_old_evaluations):
                 pass
         except (OSError, sqlite3.Error) as error:
             self._log_unusable(error)
@@ -406,7 +410,7 @@ class DiskArchive:
             self._write_call.reset(0)
         if self._changed or self._is_writing:
             self._idle = OneShotEvent()
-            await _wait_at_most(self._idle.wait(), LAST_WRITES / 2, self._clock)
+            await _wait_at_most(self._idle.wait(), FLUSH_TIMEOUT / 2, self._clock)
 
     async def close(self) -> None:
         """Write what waits, and close the index; a disk that hangs is given up."""
@@ -420,7 +424,7 @@ class DiskArchive:
         closed: OneShotEvent[None] = OneShotEvent()
         closing = Deferred.fromCoroutine(self._writer.run_in_thread(self.store.close))
         closing.addBoth(lambda _: closed.set_value(None))
-        await _wait_at_most(closed.wait(), LAST_WRITES / 2, self._clock)
+        await _wait_at_most(closed.wait(), FLUSH_TIMEOUT / 2, self._clock)
 
     # Reading
 
@@ -431,11 +435,11 @@ class DiskArchive:
         await self._wait_for_end(identifier)
         try:
             return await self._call_reader(self.store.extract, identifier, caller, directory)
-        except DamagedFile as error:
+        except DamagedArchiveFile as error:
             self._log_damage(identifier, error)
             return None
 
-    async def list_rows(self, query: RowQuery) -> list[IndexedEvaluation]:
+    async def list_rows(self, query: ArchiveQuery) -> list[IndexedEvaluation]:
         """Return the rows of a query. Raises: ServerBusy."""
         ending = [
             recording.done.wait()
@@ -465,7 +469,7 @@ class DiskArchive:
         await self._wait_for_end(identifier)
         try:
             return await self._call_reader(open_and_read)
-        except (OSError, DamagedFile) as error:
+        except (OSError, DamagedArchiveFile) as error:
             self._log_damage(identifier, error)
             return None
 
@@ -476,12 +480,12 @@ class DiskArchive:
             reading = Deferred.fromCoroutine(self._readers.run_in_thread(call, *arguments))
             ended = make_one_shot_event(reading)
             ended.add_callback(self._count_read)
-            await _wait_at_most(ended.wait(), READ_SECONDS, self._clock)
+            await _wait_at_most(ended.wait(), READ_TIMEOUT, self._clock)
             if ended.is_set:
                 return (await ended.wait())()
         raise ServerBusy(
             "the disk of the archive does not answer (archive.directory); try again later",
-            int(READ_SECONDS),
+            int(READ_TIMEOUT),
         )
 
     def _count_read(self, _: object) -> None:

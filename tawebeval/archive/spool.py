@@ -23,13 +23,13 @@ import orjson
 import zstandard
 
 from tawebeval.archive.files import (
-    FRAME_BYTES,
-    DamagedFile,
+    MAX_FRAME_BYTES,
+    DamagedArchiveFile,
     FrameIndex,
     compress_frame,
-    group_batches,
-    join_batches,
-    move_durably,
+    concatenate_batches,
+    group_batches_into_frames,
+    rename_durably,
 )
 from tawebeval.core.events import EventBatch
 from tawebeval.linux.filetree import add_path_to_errors
@@ -42,7 +42,7 @@ _CHUNK = 1024 * 1024  # bytes of a file that are read at once
 class SpooledRecording:
     """The events of one evaluation in the directory `spool`; `event_count` events are written.
 
-    An OSError or DamagedFile of a method leaves the recording useless: discard it.
+    An OSError or DamagedArchiveFile of a method leaves the recording useless: discard it.
     """
 
     _spool: Path
@@ -66,18 +66,21 @@ class SpooledRecording:
     def _lines_path(self) -> Path:
         return self._spool / f"{self.name}.{self._first}.{self._frames_size}.lines"
 
-    def owns_file(self, name: str) -> bool:
+    def contains_file(self, name: str) -> bool:
         """Return whether a file of the spool with this name is part of the recording."""
         return name in (self._lines_path.name, self._frames_size and self._frames_path.name)
 
     def write_events(self, batches: Sequence[EventBatch], header: bytes) -> None:
-        """Append events; `header` is the first frame of the file. Raises: OSError, DamagedFile."""
+        """Append events; `header` is the first frame of the file.
+
+        Raises: OSError, DamagedArchiveFile.
+        """
         size = sum(len(batch.lines) for batch in batches)
-        if (self._lines_size or 0) + size < FRAME_BYTES:
+        if (self._lines_size or 0) + size < MAX_FRAME_BYTES:
             _append(self._lines_path, b"".join(batch.lines for batch in batches))
             self._lines_size = (self._lines_size or 0) + size
         else:
-            frames, left = group_batches([*self._read_lines(), *batches])
+            frames, left = group_batches_into_frames([*self._read_lines(), *batches])
             former = self._lines_path
             self._append_frames(frames, header)
             new = self._spool / f"{self.name}.new"
@@ -93,17 +96,17 @@ class SpooledRecording:
     ) -> None:
         """Append the last events and the line `end`, and move the file to `target`.
 
-        Raises: OSError, DamagedFile.
+        Raises: OSError, DamagedArchiveFile.
         """
         former = self._lines_path
-        frames, left = group_batches([*self._read_lines(), *batches])
-        self._append_frames([*frames, join_batches(left)] if left else frames, header)
+        frames, left = group_batches_into_frames([*self._read_lines(), *batches])
+        self._append_frames([*frames, concatenate_batches(left)] if left else frames, header)
         self.event_count = self._first
         index = self._read_index()
         index.add_frame(self._frames_size, self.event_count)
         last = compress_frame(orjson.dumps(end, option=orjson.OPT_APPEND_NEWLINE))
         _append(self._frames_path, last + index.encode_frame())
-        move_durably(self._frames_path, target)
+        rename_durably(self._frames_path, target)
         former.unlink(missing_ok=True)
 
     def _read_lines(self) -> Sequence[EventBatch]:
@@ -112,7 +115,7 @@ class SpooledRecording:
             return []
         lines = self._lines_path.read_bytes()
         if len(lines) != self._lines_size:
-            raise DamagedFile("the recording was changed by another program")
+            raise DamagedArchiveFile("the recording was changed by another program")
         return [EventBatch(self.event_count - self._first, lines)]
 
     def _append_frames(self, frames: Sequence[EventBatch], header: bytes) -> None:
@@ -137,7 +140,7 @@ class SpooledRecording:
                     self._index.add_frame(offset, first)
                     first += count
             if first != self._first:
-                raise DamagedFile("the recording has another number of events")
+                raise DamagedArchiveFile("the recording has another number of events")
         return self._index
 
 
@@ -161,7 +164,7 @@ def recover_recordings(spool: Path) -> dict[str, SpooledRecording]:
         if match is None:
             continue
         known = recordings.get(match[1])
-        if known is None or not known.owns_file(entry.name):
+        if known is None or not known.contains_file(entry.name):
             os.unlink(entry.path)
     return recordings
 
@@ -196,7 +199,10 @@ def _append(path: Path, content: bytes) -> None:
 
 
 def _walk_frames(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield the offset and the number of lines of each frame. Raises: OSError, DamagedFile."""
+    """Yield the offset and the number of lines of each frame.
+
+    Raises: OSError, DamagedArchiveFile.
+    """
     with open(path, "rb") as file:
         offset, rest = 0, b""
         while rest or (rest := file.read(_CHUNK)):
@@ -216,5 +222,5 @@ def _measure_frame(file: IO[bytes], chunk: bytes) -> tuple[int, bytes, int]:
                 return count, decoder.unused_data, size - len(decoder.unused_data)
             chunk = file.read(_CHUNK)
     except zstandard.ZstdError as error:
-        raise DamagedFile(str(error)) from None
-    raise DamagedFile("a frame is incomplete")
+        raise DamagedArchiveFile(str(error)) from None
+    raise DamagedArchiveFile("a frame is incomplete")

@@ -28,17 +28,17 @@ from twisted.logger import Logger
 
 from tawebeval.archive.files import (
     ArchiveFile,
-    DamagedFile,
-    OtherFormat,
-    add_time,
+    DamagedArchiveFile,
+    UnsupportedArchiveFormat,
+    add_event_time,
     encode_header,
-    move_durably,
+    rename_durably,
 )
 from tawebeval.archive.index import (
     ArchiveIndex,
+    ArchiveQuery,
     IncompleteIndex,
     IndexedEvaluation,
-    RowQuery,
 )
 from tawebeval.archive.spool import SpooledRecording, recover_recordings, remove_recording
 from tawebeval.archive.submissions import (
@@ -58,11 +58,11 @@ The disk is full or fails; the queue is full since the disk is slow or hangs; th
 exceeds `archive.size`; events from before a restart are missing; a defect.
 """
 
-REMOVED_AT_ONCE = 100
+MAX_REMOVALS_PER_CALL = 100
 """Evaluations that one call removes, at most; after it the thread writes what waits."""
 
-PARTS = tuple(f"{number:02x}" for number in range(256))
-"""The names of the directories in `files`, each for one `compare_files`."""
+NAME_PREFIXES = tuple(f"{number:02x}" for number in range(256))
+"""The names of the directories in `files`, each for one `reconcile_index`."""
 
 _FILE = re.compile(r"([0-9a-f]{32})\.(jsonl|tar)\.zst")
 _ROW = 1024  # bytes of the disk that a row takes besides its entry
@@ -73,7 +73,7 @@ _DAY = 24 * 60 * 60.0
 log = Logger()
 
 
-class NotArchived(Exception):
+class RecordingLost(Exception):
     """A recording that is given up; `reason` is a `LossReason`."""
 
     def __init__(self, reason: LossReason, message: str) -> None:
@@ -108,7 +108,7 @@ class RecordingEnd:
 
 
 @attrs.frozen
-class RecordingWork:
+class PendingWrites:
     """What is to be written of one evaluation. `is_lost` discards all of it."""
 
     identifier: str
@@ -119,8 +119,8 @@ class RecordingWork:
 
 
 @attrs.frozen
-class WorkOutcome:
-    """What became of one `RecordingWork`: the reason and the message if the recording is lost."""
+class WriteOutcome:
+    """What became of one `PendingWrites`: the reason and the message if the recording is lost."""
 
     identifier: str
     reason: LossReason | None = None
@@ -188,8 +188,8 @@ class ArchiveStore:
         try:
             self._index.open()
             if not os.listdir(self.directory / "files"):
-                self._index.mark_complete()
-            newest = self._index.find_newest()
+                self._index.mark_index_complete()
+            newest = self._index.find_highest_sequence_number()
         except sqlite3.Error as error:
             self._note_damage(error)
         self.is_open = True
@@ -216,18 +216,18 @@ class ArchiveStore:
         except sqlite3.Error as error:
             self._note_damage(error)
 
-    def renew_index(self) -> None:
+    def rebuild_damaged_index(self) -> None:
         """Begin a new index if it is damaged. Raises: OSError, sqlite3.Error."""
         if self._is_damaged:
             self._index.recreate()
             self._is_damaged = False
         self._has_failed = False
 
-    def end_check(self) -> None:
+    def finish_index_check(self) -> None:
         """Count what the check has left. Raises: sqlite3.Error."""
         self.needs_check = self._has_failed
         if not self._has_failed:
-            self._index.mark_complete()
+            self._index.mark_index_complete()
         count, size = self._index.measure()
         self.usage = attrs.evolve(self.usage, count=count, archived_bytes=size)
 
@@ -243,7 +243,7 @@ class ArchiveStore:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
 
-    def compare_files(self, prefix: str) -> None:
+    def reconcile_index(self, prefix: str) -> None:
         """Remove rows without a file and incomplete files; add missing rows.
 
         Raises: OSError, sqlite3.Error.
@@ -259,8 +259,10 @@ class ArchiveStore:
                     os.unlink(entry.path)
         known = set(self._index.list_names(prefix))
         missing = [name for name in files if name not in known]
-        for start in range(0, len(missing), REMOVED_AT_ONCE):
-            self._index.add_rows(list(self._read_rows(missing[start : start + REMOVED_AT_ONCE])))
+        for start in range(0, len(missing), MAX_REMOVALS_PER_CALL):
+            self._index.add_rows(
+                list(self._read_rows(missing[start : start + MAX_REMOVALS_PER_CALL]))
+            )
         gone = [name for name in known if "jsonl" not in files.get(name, ())]
         if gone:
             self._index.remove_rows(gone)
@@ -275,9 +277,9 @@ class ArchiveStore:
                 finally:
                     file.close()
                 yield self._make_row(name, header["caller"], end)
-            except OtherFormat as error:
+            except UnsupportedArchiveFormat as error:
                 log.warn("archive: {name} is left alone: {error}", name=name, error=error)
-            except (FileNotFoundError, DamagedFile, KeyError, TypeError) as error:
+            except (FileNotFoundError, DamagedArchiveFile, KeyError, TypeError) as error:
                 words = "archive: {name} is removed, as it is incomplete: {error}"
                 log.warn(words, name=name, error=error)
                 with _log_stuck_files():
@@ -317,29 +319,29 @@ class ArchiveStore:
 
     # Writing
 
-    def write(self, works: Sequence[RecordingWork]) -> list[WorkOutcome]:
+    def write(self, works: Sequence[PendingWrites]) -> list[WriteOutcome]:
         """Write events, and archive the evaluations that have ended."""
         outcomes, ended = [], []
         free = self._measure_free_bytes()
         for work in works:
             name = derive_directory_name(work.identifier)
-            outcome = WorkOutcome(work.identifier)
+            outcome = WriteOutcome(work.identifier)
             try:
                 if work.is_lost:
                     self._discard(name)
                 else:
                     row = self._write_one(name, work, free)
                     ended += [row] if row is not None else []
-            except NotArchived as error:
-                outcome = WorkOutcome(work.identifier, error.reason, str(error))
+            except RecordingLost as error:
+                outcome = WriteOutcome(work.identifier, error.reason, str(error))
             except OSError as error:
                 message = f"{error.filename}: {error.strerror}"
-                outcome = WorkOutcome(work.identifier, "disk", message)
-            except DamagedFile as error:
-                outcome = WorkOutcome(work.identifier, "disk", str(error))
+                outcome = WriteOutcome(work.identifier, "disk", message)
+            except DamagedArchiveFile as error:
+                outcome = WriteOutcome(work.identifier, "disk", str(error))
             except Exception:  # noqa: BLE001  (the others are still archived)
                 log.failure("defect: an evaluation could not be archived")
-                outcome = WorkOutcome(work.identifier, "defect", "the log has the details")
+                outcome = WriteOutcome(work.identifier, "defect", "the log has the details")
             if outcome.reason is not None:
                 self._forget(name)
             outcomes.append(outcome)
@@ -348,10 +350,10 @@ class ArchiveStore:
         self._measure_spool()
         return outcomes
 
-    def _write_one(self, name: str, work: RecordingWork, free: int) -> IndexedEvaluation | None:
+    def _write_one(self, name: str, work: PendingWrites, free: int) -> IndexedEvaluation | None:
         """Write the events of one evaluation; return its row at its end."""
         if free < self.min_free and (work.events or work.end):
-            raise NotArchived(
+            raise RecordingLost(
                 "disk",
                 f"less than {format_size(self.min_free)} is free (health.free_disk, and an eighth"
                 " more)",
@@ -362,7 +364,7 @@ class ArchiveStore:
         batches = list(self._check_events(recording, work.events))
         size = sum(len(batch.lines) for batch in batches)
         if self.usage.spooled_bytes + size > self.settings.size:
-            raise NotArchived("size", "recordings take up archive.size")
+            raise RecordingLost("size", "recordings take up archive.size")
         header = encode_header(work.identifier, work.caller)
         if work.end is None:
             if batches:
@@ -386,13 +388,13 @@ class ArchiveStore:
     def _check_events(
         self, recording: SpooledRecording, events: Sequence[WrittenEvents]
     ) -> Iterator[EventBatch]:
-        """Yield events with their times, from where the recording ends. Raises: NotArchived."""
+        """Yield events with their times, from where the recording ends. Raises: RecordingLost."""
         position = recording.event_count
         for each in events:
             if each.first != position:
-                raise NotArchived("gap", f"events from {position} to {each.first} are missing")
+                raise RecordingLost("gap", f"events from {position} to {each.first} are missing")
             position += each.batch.count
-            yield each.batch if each.time is None else add_time(each.batch, each.time)
+            yield each.batch if each.time is None else add_event_time(each.batch, each.time)
 
     def _pack(self, name: str, workspace: Workspace) -> None:
         """Archive the submission; without it the evaluation cannot run again."""
@@ -401,8 +403,8 @@ class ArchiveStore:
         target.parent.mkdir(mode=0o700, exist_ok=True)
         try:
             if pack_submission(workspace, self.settings.submission, new):
-                move_durably(new, target)
-        except (OSError, DamagedFile) as error:
+                rename_durably(new, target)
+        except (OSError, DamagedArchiveFile) as error:
             new.unlink(missing_ok=True)
             log.warn("{name}: the submission is not archived: {error}", name=name[:16], error=error)
 
@@ -420,12 +422,12 @@ class ArchiveStore:
 
     # Removal
 
-    def remove_old(self) -> bool:
-        """Remove evaluations beyond `archive.days` and `archive.size`, `REMOVED_AT_ONCE` at most.
+    def remove_old_evaluations(self) -> bool:
+        """Remove evaluations beyond `archive.days` and `archive.size`.
 
-        Return whether others are left to remove. Evaluations whose files cannot be removed stay
-        and count; others go in their place, until the next removal tries again. Raises:
-        sqlite3.Error.
+        At most `MAX_REMOVALS_PER_CALL` are removed. Return whether others are left to remove.
+        Evaluations whose files cannot be removed stay and count; others go in their place, until
+        the next removal tries again. Raises: sqlite3.Error.
         """
         latest = self._read_clock() - self.settings.days * _DAY
         rows = self._list_oldest(latest)
@@ -436,7 +438,7 @@ class ArchiveStore:
                     break
                 rows.append(row)
                 excess -= row[1]
-        if not rows or len(self._stuck) >= REMOVED_AT_ONCE:  # then it is not a single file
+        if not rows or len(self._stuck) >= MAX_REMOVALS_PER_CALL:  # then it is not a single file
             self.has_stuck_files = bool(self._stuck)
             self._stuck.clear()
             return False
@@ -451,8 +453,10 @@ class ArchiveStore:
 
     def _list_oldest(self, latest: float) -> list[tuple[str, int]]:
         """Return names and sizes of evaluations that ended before `latest` and may be removable."""
-        found = self._index.list_oldest(REMOVED_AT_ONCE + len(self._stuck), latest)
-        return [row for row in found if row[0] not in self._stuck][:REMOVED_AT_ONCE]
+        found = self._index.list_oldest_evaluations(
+            MAX_REMOVALS_PER_CALL + len(self._stuck), latest
+        )
+        return [row for row in found if row[0] not in self._stuck][:MAX_REMOVALS_PER_CALL]
 
     def _try_to_unlink(self, name: str) -> bool:
         """Remove the files of an evaluation; log the first failure in a row of removals."""
@@ -504,7 +508,7 @@ class ArchiveStore:
     def open_file(self, identifier: str, caller: str) -> ArchiveFile | None:
         """Return the open file of an archived evaluation of the caller; None if there is none.
 
-        Raises: OSError, DamagedFile.
+        Raises: OSError, DamagedArchiveFile.
         """
         try:
             file = ArchiveFile.open(self._locate(derive_directory_name(identifier), "jsonl"))
@@ -522,7 +526,7 @@ class ArchiveStore:
     def extract(self, identifier: str, caller: str, directory: Path) -> ExtractedSubmission | None:
         """Write an archived submission below `directory`; None if there is none.
 
-        Raises: OSError, DamagedFile.
+        Raises: OSError, DamagedArchiveFile.
         """
         file = self.open_file(identifier, caller)
         source = self._locate(derive_directory_name(identifier), "tar")
@@ -534,7 +538,7 @@ class ArchiveStore:
         except FileNotFoundError:
             return None
 
-    def list_rows(self, query: RowQuery) -> list[IndexedEvaluation]:
+    def list_rows(self, query: ArchiveQuery) -> list[IndexedEvaluation]:
         """Return the rows of a query. Raises: ServerBusy, while the index cannot tell all."""
         try:
             return self._index.list_rows(query)

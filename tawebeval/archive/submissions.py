@@ -14,7 +14,7 @@ from typing import IO
 import attrs
 import zstandard
 
-from tawebeval.archive.files import DamagedFile, make_compressor
+from tawebeval.archive.files import DamagedArchiveFile, make_compressor
 from tawebeval.core.form import EvaluationRequest, unpack_request
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.sandbox.workspace import Workspace
@@ -36,7 +36,7 @@ def pack_submission(workspace: Workspace, limit: int, target: Path) -> bool:
     """Write the kept submission of a workspace to `target`, unless it has over `limit` bytes.
 
     Return whether it was written. Raises: OSError, which may be FileNotFoundError for files that
-    were removed meanwhile; `target` is then incomplete. Raises: DamagedFile.
+    were removed meanwhile; `target` is then incomplete. Raises: DamagedArchiveFile.
     """
     with open_regular_file(workspace.request_file) as file:
         packed = file.read(limit + 1)
@@ -59,7 +59,7 @@ def _unpack(packed: bytes) -> EvaluationRequest:
     try:
         return unpack_request(packed)
     except ValueError as error:  # of msgspec
-        raise DamagedFile(f"the request: {error}") from None
+        raise DamagedArchiveFile(f"the request: {error}") from None
 
 
 def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
@@ -73,7 +73,7 @@ def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
 def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
     """Write the files of an archived submission below `directory`, which is created.
 
-    Raises: OSError, DamagedFile.
+    Raises: OSError, DamagedArchiveFile.
     """
     workspace = Workspace(directory)
     directory.mkdir(mode=0o700)
@@ -93,9 +93,9 @@ def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
                     path.parent.mkdir(mode=0o755, parents=True)
                     size += _copy_file(content, path)
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
-        raise DamagedFile(str(error)) from None
+        raise DamagedArchiveFile(str(error)) from None
     if missing:
-        raise DamagedFile(f"{len(missing)} files are missing")
+        raise DamagedArchiveFile(f"{len(missing)} files are missing")
     return ExtractedSubmission(request, workspace, size)
 
 
@@ -103,7 +103,7 @@ def _read_request(archive: tarfile.TarFile) -> EvaluationRequest:
     member = archive.next()
     content = member and archive.extractfile(member)
     if member is None or not content or member.name != _REQUEST or member.size > _MAX_REQUEST:
-        raise DamagedFile("the request is missing")
+        raise DamagedArchiveFile("the request is missing")
     return _unpack(content.read())
 
 

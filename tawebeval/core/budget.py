@@ -3,8 +3,8 @@
 `RingBudget` bounds the bytes in all rings. A ring is full when it holds as many bytes as are still
 free, or as many as one ring may hold: dynamic thresholds, as switches use them for queues in one
 memory (Choudhury and Hahne, 1998). So n rings that want all they can get have a part of 1 / (n + 1)
-each, and another such part is free for the next ring. A `RingShare` reserves nothing: bytes that
-one ring frees are free for all rings.
+each, and another such part is free for the next ring. A `RingAllocation` reserves nothing: bytes
+that one ring frees are free for all rings.
 
 A quarter of the total is a reserve. As many rings as are filled at once may each hold an equal part
 of the reserve, whatever other rings hold, and one such part is left over. So events taken from a
@@ -37,7 +37,7 @@ import attrs
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import ServerBusy
 
-TURN_BYTES = 512 * 1024  # bytes that one turn of a parser brings, more or less
+MIN_FREED_BYTES = 512 * 1024  # bytes that one turn of a parser brings, more or less
 
 _MEMORY = 32 * 2**20  # bytes of forms that may wait for the disk
 _RETRY_AFTER = 30  # seconds
@@ -71,12 +71,12 @@ class RingBudget:
         self._reserved = min(per_ring, reserve // (ring_count + 1))
         # Otherwise all bytes are the share, and one caller would be blamed for others.
         self._per_caller = per_caller if per_caller < self._common else 0
-        self.used_by_caller: Counter[str] = Counter()
+        self.used_bytes_by_caller: Counter[str] = Counter()
         self._on_relief: dict[str, Callable[[], object]] = {}  # by caller whose share is used
         self._call_later = call_later
-        self._number = 0  # of the newest share
-        self._waiting: list[RingShare] = []  # full shares; the smallest is first
-        self._is_reopening = False
+        self._number = 0  # of the newest allocation
+        self._waiting: list[RingAllocation] = []  # full rings; the smallest is first
+        self._is_resuming = False
 
     @property
     def ring_limit(self) -> int:
@@ -94,81 +94,81 @@ class RingBudget:
         """Whether only the reserve is free."""
         return self.used_bytes >= self._common
 
-    def is_share_used_up(self, caller: str) -> bool:
+    def is_caller_quota_exhausted(self, caller: str) -> bool:
         """Return whether the caller's rings hold the caller's share or more."""
-        return caller != ANONYMOUS and 0 < self._per_caller <= self.used_by_caller[caller]
+        return caller != ANONYMOUS and 0 < self._per_caller <= self.used_bytes_by_caller[caller]
 
-    def call_when_share_free(self, caller: str, call: Callable[[], object]) -> None:
+    def call_when_quota_available(self, caller: str, call: Callable[[], object]) -> None:
         """Make a call, later, once a caller whose share is used holds less than its share again.
 
         The call replaces an earlier call for the same caller that was not made yet.
         """
         self._on_relief[caller] = call
 
-    def add_share(
+    def allocate_ring(
         self,
         caller: str = ANONYMOUS,
         on_full: Callable[[], object] = _nothing,
         on_room: Callable[[], object] = _nothing,
-    ) -> RingShare:
-        """Return the share of a new ring of the caller; `RingShare` describes the callbacks."""
+    ) -> RingAllocation:
+        """Return the allocation of a new ring; `RingAllocation` describes the callbacks."""
         self._number += 1
-        return RingShare(self, self._number, caller, on_full, on_room)
+        return RingAllocation(self, self._number, caller, on_full, on_room)
 
     def count_bytes(self, caller: str, size: int) -> None:
         """Count `size` bytes more for a caller; a negative size counts less."""
         self.used_bytes += size
-        self.used_by_caller[caller] += size
-        if not self.used_by_caller[caller]:
-            del self.used_by_caller[caller]
-        if caller in self._on_relief and not self.is_share_used_up(caller):
+        self.used_bytes_by_caller[caller] += size
+        if not self.used_bytes_by_caller[caller]:
+            del self.used_bytes_by_caller[caller]
+        if caller in self._on_relief and not self.is_caller_quota_exhausted(caller):
             self._call_later(self._on_relief.pop(caller))
 
-    def add_full_share(self, share: RingShare) -> None:
-        """Let a full share wait for room."""
-        insort(self._waiting, share, key=_order)
+    def add_full_ring(self, ring: RingAllocation) -> None:
+        """Let a full ring wait for room."""
+        insort(self._waiting, ring, key=_order)
 
-    def remove_full_share(self, share: RingShare) -> None:
-        """Stop the wait of a share; its size must be the size with which the wait began."""
-        del self._waiting[bisect_left(self._waiting, _order(share), key=_order)]
+    def remove_full_ring(self, ring: RingAllocation) -> None:
+        """Stop the wait of a ring; its size must be the size with which the wait began."""
+        del self._waiting[bisect_left(self._waiting, _order(ring), key=_order)]
 
-    def reopen_full_shares(self) -> None:
-        """Reopen waiting shares, in another turn, if bytes were freed that suffice for one."""
-        if not self._is_reopening and self._has_room():
-            self._is_reopening = True
-            self._call_later(self._reopen)
+    def resume_full_rings(self) -> None:
+        """Resume full rings, in another turn, if bytes were freed that suffice for one."""
+        if not self._is_resuming and self._has_room():
+            self._is_resuming = True
+            self._call_later(self._resume)
 
     def _has_room(self) -> bool:
         return bool(self._waiting) and self._waiting[0].size < self.ring_limit
 
-    def _reopen(self) -> None:
-        """Reopen as many shares as can print into the free bytes; later turns reopen the others.
+    def _resume(self) -> None:
+        """Resume as many rings as can print into the free bytes; later turns resume the others.
 
-        All shares at once would use more bytes than are free, the reserve too, and would take as
-        many turns to stop as there are shares.
+        All rings at once would use more bytes than are free, the reserve too, and would take as
+        many turns to stop as there are rings.
         """
-        self._is_reopening = False
-        for _ in range(1 + max(0, self._common - self.used_bytes) // TURN_BYTES):
+        self._is_resuming = False
+        for _ in range(1 + max(0, self._common - self.used_bytes) // MIN_FREED_BYTES):
             if not self._has_room():
                 return
-            self._waiting.pop(0).reopen_ring()
-        self.reopen_full_shares()
+            self._waiting.pop(0).resume_ring()
+        self.resume_full_rings()
 
 
-def _order(share: RingShare) -> tuple[int, int]:
-    return share.size, share.number
+def _order(ring: RingAllocation) -> tuple[int, int]:
+    return ring.size, ring.number
 
 
 @attrs.define(eq=False)
-class RingShare:
+class RingAllocation:
     """Part of the budget that one ring holds: `size` in bytes.
 
-    `bytes_beside_ring` bytes are stored beside the ring: they count for the caller, but do not fill
-    the ring. `number` is unique among the shares of a budget.
+    `extra_bytes` bytes are stored beside the ring: they count for the caller, but do not fill
+    the ring. `number` is unique in the budget.
 
     While `is_full`, the ring is to take no more events. `on_full()` is called when this begins, and
-    may discard events; `on_room()` is called when this ends. `is_held` has the same effect for a
-    while, whatever the size is: another taker of the events is behind.
+    may discard events; `on_room()` is called when this ends. `is_writing_blocked` has the same
+    effect for a while, whatever the size is: another taker of the events is behind.
     """
 
     _budget: RingBudget
@@ -177,9 +177,9 @@ class RingShare:
     _on_full: Callable[[], object]
     _on_room: Callable[[], object]
     size: int = 0
-    bytes_beside_ring: int = 0
+    extra_bytes: int = 0
     is_full: bool = False
-    is_held: bool = False
+    is_writing_blocked: bool = False
     _is_limited: bool = True
     _is_released: bool = False
 
@@ -189,38 +189,38 @@ class RingShare:
         return self._budget.ring_limit
 
     def resize(self, size: int) -> None:
-        """Set the size of the ring in bytes; freed bytes may reopen this ring and others."""
+        """Set the size of the ring in bytes; freed bytes may resume this ring and others."""
         if self._is_released:
             return
         was_full = self.is_full
         self._budget.count_bytes(self.caller, size - self.size)
         if was_full:
-            self._budget.remove_full_share(self)
+            self._budget.remove_full_ring(self)
         has_shrunk, self.size = size < self.size, size
         self.is_full = self._is_limited and size >= self.limit
         if self.is_full:
-            self._budget.add_full_share(self)
+            self._budget.add_full_ring(self)
         if has_shrunk:
-            self._budget.reopen_full_shares()
+            self._budget.resume_full_rings()
         if was_full and not self.is_full:
             self._on_room()
         elif self.is_full and not was_full:
             self._on_full()
 
-    def resize_beside_ring(self, size: int) -> None:
+    def set_extra_bytes(self, size: int) -> None:
         """Set the number of bytes that are stored beside the ring."""
-        self._budget.count_bytes(self.caller, size - self.bytes_beside_ring)
-        has_shrunk, self.bytes_beside_ring = size < self.bytes_beside_ring, size
+        self._budget.count_bytes(self.caller, size - self.extra_bytes)
+        has_shrunk, self.extra_bytes = size < self.extra_bytes, size
         if has_shrunk:
-            self._budget.reopen_full_shares()
+            self._budget.resume_full_rings()
 
-    def set_held(self, held: bool) -> None:
-        """Hold the ring back, or end that."""
-        was_held, self.is_held = self.is_held, held
-        if was_held and not held and not self.is_full:
+    def set_writing_blocked(self, blocked: bool) -> None:
+        """Block the ring, or unblock it, whatever its size is."""
+        was_blocked, self.is_writing_blocked = self.is_writing_blocked, blocked
+        if was_blocked and not blocked and not self.is_full:
             self._on_room()
 
-    def remove_limit(self) -> None:
+    def disable_limit(self) -> None:
         """Never let the ring be full again: the few events still to come must be stored."""
         self._is_limited = False
         self.resize(self.size)
@@ -230,11 +230,11 @@ class RingShare:
         """Free all bytes: the ring is gone."""
         self._drop_callbacks()
         self._is_limited = False
-        self.resize_beside_ring(0)
+        self.set_extra_bytes(0)
         self.resize(0)
         self._is_released = True
 
-    def reopen_ring(self) -> None:
+    def resume_ring(self) -> None:
         """Let the ring not be full any more, because other rings have freed bytes."""
         self.is_full = False
         self._on_room()
@@ -248,13 +248,13 @@ class RingShare:
 class UploadBudget:
     """Counter of the bytes of forms; `stored_bytes` never exceeds `limit`.
 
-    `bytes_in_memory` counts the bytes that are not yet written to the disk. `discard_kept(size)`
-    gives back at least `size` bytes of submissions that are only kept, and returns True; it gives
-    back nothing, and returns False, if they are too few.
+    `bytes_in_memory` counts the bytes that are not yet written to the disk.
+    `discard_kept_submissions(size)` gives back at least `size` bytes of submissions that are only
+    kept, and returns True; it gives back nothing, and returns False, if they are too few.
     """
 
     limit: int
-    discard_kept: Callable[[int], bool] = lambda _: False
+    discard_kept_submissions: Callable[[int], bool] = lambda _: False
     stored_bytes: int = 0
     bytes_in_memory: int = 0
 
@@ -266,7 +266,7 @@ class UploadBudget:
     def check_space(self, size: int) -> None:
         """Raise Busy if `size` bytes would not fit now, after kept submissions are discarded."""
         excess = self.stored_bytes + size - self.limit
-        if excess > 0 and not self.discard_kept(excess):
+        if excess > 0 and not self.discard_kept_submissions(excess):
             raise ServerBusy(
                 "the disk space for uploads is used up (limits.uploads); try again later",
                 _RETRY_AFTER,
@@ -284,23 +284,24 @@ class UploadBudget:
 
 
 @attrs.define(eq=False)
-class UploadShare:
-    """Bytes of a submission, counted once for the evaluation and for reruns, which link its files.
+class SharedUpload:
+    """Files of a submission, counted once for the evaluation and for reruns, which link them.
 
-    `users` is the number of those that need the files. `key` is unique among the shares.
+    `reference_count` is the number of evaluations that need the files. `key` is unique among the
+    uploads.
     """
 
     _budget: UploadBudget
     size: int
     key: int = 0
-    users: int = 1
+    reference_count: int = 1
 
-    def add_user(self) -> None:
-        """Count one user more."""
-        self.users += 1
+    def add_reference(self) -> None:
+        """Count one reference more."""
+        self.reference_count += 1
 
-    def remove_user(self) -> None:
-        """Count one user less; the last one gives back the bytes."""
-        self.users -= 1
-        if not self.users:
+    def remove_reference(self) -> None:
+        """Count one reference less; the last one gives back the bytes."""
+        self.reference_count -= 1
+        if not self.reference_count:
             self._budget.remove_bytes(self.size)

@@ -131,7 +131,7 @@ def encode_file(filename: str, content_type: str, content: bytes) -> EventBatch:
     return EventBatch(1, b"".join(parts))
 
 
-def base64_size(size: int) -> int:
+def compute_base64_size(size: int) -> int:
     """Return the size in bytes of the base64 encoding of `size` bytes."""
     return (size + 2) // 3 * 4
 

@@ -90,10 +90,10 @@ class FileBlock:
         self._gathered = bytearray(b"\n")
 
     @classmethod
-    def continue_overlong(cls, end_marker: bytes, limit: int) -> FileBlock:
+    def resume_overlong_block(cls, end_marker: bytes, limit: int) -> FileBlock:
         """Return the collector of a block that is over its limit already.
 
-        The first bytes fed to it are the `held_back` last bytes of the block so far.
+        The first bytes fed to it are the `withheld_bytes` last bytes of the block so far.
         """
         block = cls(end_marker, limit)
         block.is_overlong = True
@@ -101,7 +101,7 @@ class FileBlock:
         return block
 
     @property
-    def held_back(self) -> int:
+    def withheld_bytes(self) -> int:
         """Number of the last bytes that may begin the end of an overlong block."""
         return min(len(self._gathered), len(self._end) - 1)
 

@@ -69,7 +69,7 @@ PROBLEM_NAME_PATTERN = r"[a-z0-9][a-z0-9_.-]{0,63}"
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 256
 LABEL_NAME = r"[a-z0-9_.-]{1,64}"
-LABEL_FIELD = re.compile(rf"metadata\[({LABEL_NAME})\]")
+LABEL_FIELD_PATTERN = re.compile(rf"metadata\[({LABEL_NAME})\]")
 """The names of the fields of labels."""
 
 FIELD_ALIASES = {
@@ -136,7 +136,7 @@ class EvaluationRequest:
         command = self.evaluator_cmd.encode()
         return command[: text.find_character_boundary(command, MAX_SHOWN_COMMAND)].decode()
 
-    def drop_start_fields(self) -> EvaluationRequest:
+    def clear_start_fields(self) -> EvaluationRequest:
         """Return the request without the fields that only the evaluator's start needs."""
         return attrs.evolve(
             self,
@@ -202,7 +202,7 @@ CHANGEABLE_FIELDS = frozenset({"callback_url", "metadata"})
 
 Not the seed: who chooses it may know the test cases."""
 
-RERUN_FIELDS = CHANGEABLE_FIELDS | {"seed", "limits", "commit_oid"}
+RERUN_FORM_FIELDS = CHANGEABLE_FIELDS | {"seed", "limits", "commit_oid"}
 """The same for the form of a rerun, unless the token is restricted to problems."""
 
 
@@ -349,7 +349,7 @@ def find_size_limit(name: str) -> float | None:
         known = ", ".join(LIMIT_UNITS)
         raise InvalidField(name[:80], f"no such limit; write limits[NAME], where NAME is {known}")
     if name.startswith("metadata["):
-        if not LABEL_FIELD.fullmatch(name):
+        if not LABEL_FIELD_PATTERN.fullmatch(name):
             raise InvalidField(name[:80], describe_label_name())
         return MAX_LABEL_BYTES
     return None
@@ -363,7 +363,7 @@ def describe_label_name() -> str:
 def _labels(fields: Mapping[str, str]) -> Mapping[str, str]:
     labels = {}
     for name, value in fields.items():
-        match = LABEL_FIELD.fullmatch(name)
+        match = LABEL_FIELD_PATTERN.fullmatch(name)
         if match is not None and value:
             if _CONTROL.search(value):
                 raise InvalidField(name, "cannot contain control characters")

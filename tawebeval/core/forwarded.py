@@ -15,7 +15,7 @@ import attrs
 
 from tawebeval.errors import MalformedRequest
 
-UNIX_PEERS = "unix"
+UNIX_SOCKET_PEERS = "unix"
 """Entry of the trusted proxies for all peers on UNIX sockets."""
 
 # Private, link-local and loopback networks.
@@ -54,8 +54,8 @@ class TrustedProxies:
     @classmethod
     def parse(cls, trusted: Collection[str], header: str) -> TrustedProxies:
         """Return the proxies of the settings. Raises ValueError for an invalid network."""
-        networks = tuple(ip_network(each) for each in trusted if each != UNIX_PEERS)
-        return cls(networks, UNIX_PEERS in trusted, header)
+        networks = tuple(ip_network(each) for each in trusted if each != UNIX_SOCKET_PEERS)
+        return cls(networks, UNIX_SOCKET_PEERS in trusted, header)
 
     def is_trusted(self, address: str) -> bool:
         """Return whether an address, in canonical form, is a trusted proxy's."""

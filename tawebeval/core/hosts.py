@@ -48,7 +48,7 @@ class UrlServer:
 
 
 @attrs.frozen
-class GitRoute:
+class ResolvedGitRemote:
     """URL for git to fetch from, with the environment variables to add.
 
     `local_path` is the path of a local repository, served through git's own pipe; `readable_paths`
@@ -119,18 +119,18 @@ def format_address(address: Address) -> str:
     return f"[{address}]" if address.version == 6 else str(address)
 
 
-def build_git_route(
+def resolve_git_remote(
     url: str, target: UrlServer, address: Address, ssh_options: Sequence[str] = ()
-) -> GitRoute:
+) -> ResolvedGitRemote:
     """Return the route on which git reaches `target`, the server of `url`, at `address` only.
 
     Certificates and host keys are still checked against the name.
     """
     ssh = [SSH_COMMAND, shlex.join(ssh_options)] if ssh_options else [SSH_COMMAND]
     if target.address is not None:
-        return GitRoute(url, {"GIT_SSH_COMMAND": " ".join(ssh)} if ssh_options else {})
+        return ResolvedGitRemote(url, {"GIT_SSH_COMMAND": " ".join(ssh)} if ssh_options else {})
     if target.protocol in ("http", "https"):
-        return GitRoute(
+        return ResolvedGitRemote(
             url,
             {
                 "GIT_CONFIG_COUNT": "1",
@@ -140,14 +140,14 @@ def build_git_route(
         )
     if target.protocol == "git":
         path = url.partition("://")[2].partition("/")[2]
-        return GitRoute(
+        return ResolvedGitRemote(
             f"git://{format_address(address)}:{target.port}/{path}",
             {"GIT_OVERRIDE_VIRTUAL_HOST": f"{target.host}:{target.port}"},
         )
     # The name of the server in known_hosts, where ssh then does not look up the address.
     alias = target.host if target.port == DEFAULT_PORTS["ssh"] else f"[{target.host}]:{target.port}"
     options = [f"-oHostName={address}", f"-oHostKeyAlias={alias}", "-oCheckHostIP=no"]
-    return GitRoute(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
+    return ResolvedGitRemote(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
 
 
 def _effective(address: Address) -> Address:

@@ -1,9 +1,9 @@
 """Pages and cursors: a ring as the API shows it (contract, section 3).
 
-A cursor in the API is a string of decimal digits, or `DUMMY_END`, or null. As a page's beginning,
-`null` is the beginning of all events; as a page's end, the end of all. The dummy end stands
-between the last event and the end of all: a client that asks after it has received every event,
-so from then on no event needs to be kept.
+A cursor in the API is a string of decimal digits, or `DUMMY_END_CURSOR`, or null. As a page's
+beginning, `null` is the beginning of all events; as a page's end, the end of all. The dummy end
+stands between the last event and the end of all: a client that asks after it has received every
+event, so from then on no event needs to be kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tawebeval.core.events import EventBatch
 from tawebeval.core.ring import EventRing
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 
-DUMMY_END = "end"
+DUMMY_END_CURSOR = "end"
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
@@ -36,7 +36,7 @@ class EventPage:
     @property
     def is_final(self) -> bool:
         """Whether no new event can follow."""
-        return self.end in (DUMMY_END, None)
+        return self.end in (DUMMY_END_CURSOR, None)
 
     @property
     def is_worth_sending(self) -> bool:
@@ -60,14 +60,14 @@ def _encode_cursor(cursor: str | None) -> bytes:
 
 def make_end_page() -> EventPage:
     """Return the answer to the dummy end: an empty page with no next page."""
-    return EventPage(DUMMY_END, None, EventBatch(0, b""))
+    return EventPage(DUMMY_END_CURSOR, None, EventBatch(0, b""))
 
 
 def parse_cursor(after: str | None) -> str | None:
     """Return the cursor of a query, None for an empty or absent one. Raises InvalidCursor."""
     if not after:
         return None
-    if after != DUMMY_END and not _NUMBER.fullmatch(after):
+    if after != DUMMY_END_CURSOR and not _NUMBER.fullmatch(after):
         raise InvalidCursor(
             f"after: {after[:80]!r} is not a cursor of this server; send the `end` of the last page"
         )
@@ -80,7 +80,7 @@ def locate_cursor(ring: EventRing, after: str | None, skip: int = 0) -> int:
     The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
     InvalidCursor if the result is beyond the newest event.
     """
-    begin = 0 if after is None else ring.newest + 1 if after == DUMMY_END else int(after)
+    begin = 0 if after is None else ring.newest + 1 if after == DUMMY_END_CURSOR else int(after)
     begin += skip
     if begin > ring.newest:
         skipped = f" with skip: {skip}" if skip else ""
@@ -110,5 +110,5 @@ def read_page(
         events = ring.read_timed_events(begin, limit, format_time)
     end = begin + events.count
     return EventPage(
-        after, DUMMY_END if ring.is_closed and end == ring.newest else str(end), events
+        after, DUMMY_END_CURSOR if ring.is_closed and end == ring.newest else str(end), events
     )

@@ -24,10 +24,10 @@ import orjson
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN
 from tawebeval.errors import InvalidCursor
 
-MARK_BYTES = 5
+START_MARK_BYTES = 5
 """Random bytes in the cursors of lists: a daemon refuses those of an earlier start."""
 
-_CURSOR_PATTERN = rf"([0-9a-f]{{{2 * MARK_BYTES}}})-([1-9][0-9]{{0,17}})"
+_CURSOR_PATTERN = rf"([0-9a-f]{{{2 * START_MARK_BYTES}}})-([1-9][0-9]{{0,17}})"
 _CURSOR = re.compile(_CURSOR_PATTERN)
 _PLACE = re.compile(rf"({DAEMON_NAME_PATTERN})(?:-({_CURSOR_PATTERN}))?")
 
@@ -63,7 +63,7 @@ def make_cursor_error(text: str) -> InvalidCursor:
 
 
 @attrs.frozen
-class JointCursor:
+class MergedListCursor:
     """Place in the list over several daemons.
 
     `places` has the list cursor of each daemon by its name, None if its list has ended. A daemon
@@ -73,7 +73,7 @@ class JointCursor:
     places: Mapping[str, str | None] = attrs.field(factory=dict)
 
     @classmethod
-    def parse(cls, text: str, names: Collection[str]) -> JointCursor:
+    def parse(cls, text: str, names: Collection[str]) -> MergedListCursor:
         """Return the cursor of a query; `names` are those of the daemons. Raises: InvalidCursor."""
         places: dict[str, str | None] = {}
         for part in text.split("_") if text else ():
@@ -89,7 +89,7 @@ class JointCursor:
             for name, place in sorted(self.places.items())
         )
 
-    def find_unfinished(self, names: Collection[str]) -> dict[str, str | None]:
+    def find_unfinished_lists(self, names: Collection[str]) -> dict[str, str | None]:
         """Return the daemons whose lists have not ended, with their cursors, None for the start."""
         return {
             name: self.places.get(name)
@@ -107,17 +107,17 @@ class ListEntry:
 
 
 @attrs.frozen
-class ListPart:
+class DaemonListPage:
     """A part of the list of one daemon; `end` is the cursor after it, None at the end."""
 
     end: str | None
     entries: Sequence[ListEntry]
 
 
-def make_list_part(end: str | None, data: Sequence[Mapping[str, Any]]) -> ListPart:
+def make_list_page(end: str | None, data: Sequence[Mapping[str, Any]]) -> DaemonListPage:
     """Return a part of these entries. Raises: TypeError, for a value that is not JSON."""
     entries = [ListEntry(one["created"], orjson.Fragment(orjson.dumps(one))) for one in data]
-    return ListPart(end, entries)
+    return DaemonListPage(end, entries)
 
 
 class _Entry(msgspec.Struct):
@@ -131,7 +131,7 @@ class _Answer(msgspec.Struct):
     data: list[_Entry]
 
 
-def parse_list_part(body: bytes, name: str) -> ListPart:
+def parse_list_page(body: bytes, name: str) -> DaemonListPage:
     """Return the part in the answer of the daemon `name`.
 
     Raises: ValueError, with a message for the operator.
@@ -139,7 +139,7 @@ def parse_list_part(body: bytes, name: str) -> ListPart:
     try:
         document = orjson.loads(body)
         answer = msgspec.convert(document, _Answer)
-        part = make_list_part(answer.end, document["data"])
+        part = make_list_page(answer.end, document["data"])
     except (ValueError, TypeError):  # TypeError: nested too deeply
         raise ValueError("the answer is not a list of evaluations") from None
     if answer.daemon != name:
@@ -150,8 +150,8 @@ def parse_list_part(body: bytes, name: str) -> ListPart:
 
 
 @attrs.frozen
-class JointPart:
-    """A part of the list over several daemons; `end` is as in `ListPart`.
+class MergedListPage:
+    """A part of the list over several daemons; `end` is as in `DaemonListPage`.
 
     `away` are the names of the daemons that have not answered.
     """
@@ -161,16 +161,16 @@ class JointPart:
     away: Sequence[str]
 
 
-def merge_parts(
-    before: JointCursor, asked: Collection[str], parts: Mapping[str, ListPart]
-) -> JointPart:
+def merge_list_pages(
+    before: MergedListCursor, asked: Collection[str], parts: Mapping[str, DaemonListPage]
+) -> MergedListPage:
     """Return the next part after a cursor, of the `parts` of those `asked` that have answered.
 
     It is the last one if all lists have ended, or if those left belong to daemons that are away
     and nobody else was asked.
     """
-    after = JointCursor({**before.places, **{name: part.end for name, part in parts.items()}})
+    after = MergedListCursor({**before.places, **{name: part.end for name, part in parts.items()}})
     away = sorted(set(asked) - set(parts))
     has_more = bool(away) or any(part.end is not None for part in parts.values())
     ordered = merge(*(parts[name].entries for name in sorted(parts)), key=attrgetter("created"))
-    return JointPart(str(after) if parts and has_more else None, list(ordered), away)
+    return MergedListPage(str(after) if parts and has_more else None, list(ordered), away)

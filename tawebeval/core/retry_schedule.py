@@ -33,24 +33,24 @@ class RetrySchedule:
         self._planned: dict[str | None, float] = {}
         self._purge_at = _PURGED_CALLERS
 
-    def note_full_use(self, now: float) -> None:
+    def record_full_load(self, now: float) -> None:
         """Note that all slots are in use."""
         if self._since is None:
             self._since = now
 
-    def note_end(self, now: float, *, is_in_full_use: bool) -> None:
+    def record_evaluation_end(self, now: float, *, is_fully_loaded: bool) -> None:
         """Note the end of an evaluation, and whether all slots are still in use."""
         if self._since is not None:
             self._measured = min(self._measured + 1, self._most_measured)
             self._interval += (now - self._since - self._interval) / self._measured
-        self._since = now if is_in_full_use else None
+        self._since = now if is_fully_loaded else None
 
     def estimate_interval(self, now: float) -> float:
         """Return the seconds between two ends; the time since the last one counts if it is long."""
         lasted = 0.0 if self._since is None else now - self._since
         return self._interval + max(0.0, lasted - self._interval) / (self._measured + 1)
 
-    def plan_retry(self, now: float, caller: str | None = None, caller_count: int = 1) -> int:
+    def schedule_retry(self, now: float, caller: str | None = None, caller_count: int = 1) -> int:
         """Return the seconds after which a refused client is to come back.
 
         `caller` is the caller whose share is used up; None if the queue is full. Of the ends, a

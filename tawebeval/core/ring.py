@@ -212,9 +212,9 @@ def _offset(batch: EventBatch, count: int) -> int:
 
 @attrs.define(eq=False)
 class StreamPosition:
-    """Live stream whose client has taken the events before the cursor `taken_cursor`."""
+    """Live stream whose client has taken the events before the cursor `received_cursor`."""
 
-    taken_cursor: int
+    received_cursor: int
 
 
 @attrs.frozen
@@ -265,14 +265,14 @@ class EventRetention:
         del self._readers[reader]
         self._discard_acknowledged()
 
-    def expect_resume(self, reader: StreamPosition, sent: int, until: float) -> None:
+    def await_stream_resumption(self, reader: StreamPosition, sent: int, until: float) -> None:
         """Replace a stream that broke off by the expectation that its client resumes.
 
         The events before the cursor `sent` were sent. `until` is the time up to which the client
         may resume, not before that of an earlier call.
         """
         del self._readers[reader]
-        self._cuts.append(_Cut(reader.taken_cursor, sent, until))
+        self._cuts.append(_Cut(reader.received_cursor, sent, until))
         del self._cuts[:-_MAX_CUTS]
         self._discard_acknowledged()
 
@@ -284,7 +284,7 @@ class EventRetention:
         self._discard_acknowledged()
         return True
 
-    def discard_taken_events(self, capacity: int, *, now: float, is_paged: bool) -> None:
+    def discard_received_events(self, capacity: int, *, now: float, is_paged: bool) -> None:
         """Discard events that streams have taken, beyond those that are kept for a resume.
 
         `capacity` is the size of the ring in bytes at which its evaluator is paused. `now` is in
@@ -303,4 +303,4 @@ class EventRetention:
             self._ring.acknowledge(min(self._acknowledged, self._taken_by_all()))
 
     def _taken_by_all(self) -> int:
-        return min((reader.taken_cursor for reader in self._readers), default=self._ring.newest)
+        return min((reader.received_cursor for reader in self._readers), default=self._ring.newest)

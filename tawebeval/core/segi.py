@@ -64,7 +64,7 @@ from tawebeval.errors import format_size
 MAX_PAYLOAD = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (contract, section 4)."""
 
-PARSED_PER_CALL = 512 * 1024
+MAX_BYTES_PARSED_PER_CALL = 512 * 1024
 """Work after which a call begins no further step.
 
 The unit is a byte of an event. Anything that takes longer than some 4 ns for each byte of its
@@ -145,7 +145,7 @@ class StrayMarkers:
     def find(self, payload: str) -> str | None:
         """Take the payload of the next text event; return advice if it completes a marker."""
         line = self._line + payload.encode("utf-8", "replace")
-        advice = find_stray_marker(line)
+        advice = describe_stray_marker(line)
         self._line = line[-_MARKER_SIZE:] if advice is None else b""
         if payload == "\n":
             self.end_line()
@@ -156,7 +156,7 @@ class StrayMarkers:
         self._line = LINE_TERMINATOR
 
 
-def find_stray_marker(output: bytes) -> str | None:
+def describe_stray_marker(output: bytes) -> str | None:
     """Return advice about the first marker in text, None without one.
 
     A line begins only after a terminator in `output`.
@@ -243,7 +243,7 @@ class SegiParser:
     def parse_pending(self) -> EventBatch:
         """Do one more call's work on the pending input."""
         more = self.awaited_file is None
-        while more and self._work < PARSED_PER_CALL:
+        while more and self._work < MAX_BYTES_PARSED_PER_CALL:
             more = _STEPS[self._state](self)
         self.has_pending_input = more
         return self._take_batch()
@@ -316,7 +316,7 @@ class SegiParser:
         elif state is _State.FILE:
             assert self._file is not None, "a block has begun"
             is_overlong = self._file.is_overlong
-            position = position - self._file.held_back if is_overlong else self._part_begin
+            position = position - self._file.withheld_bytes if is_overlong else self._part_begin
         checkpoint = _Checkpoint(
             position, state, self._is_imagined, is_overlong, self._is_sound, self.stray_marker
         )
@@ -344,7 +344,7 @@ class SegiParser:
         if checkpoint.state is _State.VALUES:
             parser._is_overlong = checkpoint.is_overlong
         elif checkpoint.state is _State.FILE:
-            make_block = FileBlock.continue_overlong if checkpoint.is_overlong else FileBlock
+            make_block = FileBlock.resume_overlong_block if checkpoint.is_overlong else FileBlock
             parser._file = make_block(markers.file_end, max_file)
         return parser
 
@@ -402,7 +402,7 @@ class SegiParser:
     def _find_stray_marker(self, block: bytes) -> None:
         # The search by form is slow, so it is made once.
         if not self.stray_marker and any(one in block for one in self._markers.begin_markers):
-            self.stray_marker = find_stray_marker(block)
+            self.stray_marker = describe_stray_marker(block)
 
     def _emit_text(self, block: bytes, blank_lines: bool | None = None) -> None:
         if block and self._is_imagined:
@@ -446,7 +446,7 @@ class SegiParser:
     def _parse_values(self) -> bool:
         """Parse complete lines of a data block and keep the beginning of the next."""
         data, at = self._input, self._at
-        while self._work < PARSED_PER_CALL:
+        while self._work < MAX_BYTES_PARSED_PER_CALL:
             end = data.find(LINE_TERMINATOR, at)
             if end < 0:
                 if not self._value:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tawebeval.core.events import EventBatch
 
-MARK_BYTES = 16
+BYTES_PER_TIMESTAMP = 16
 """Bytes of memory that a mark takes."""
 
 
@@ -30,7 +30,7 @@ class EventTimes:
     @property
     def size(self) -> int:
         """Bytes of memory that all marks take, except the last: an empty ring has one, too."""
-        return MARK_BYTES * max(0, len(self._cursors) - 1)
+        return BYTES_PER_TIMESTAMP * max(0, len(self._cursors) - 1)
 
     def add_events(self, cursor: int, time: int) -> None:
         """Add the time of the events after `cursor`, the newest."""

@@ -25,9 +25,9 @@ ANONYMOUS = ""
 TOKEN_BYTES = 32
 
 _PREFIX = "tawebeval_"  # shows the purpose of a token that somebody finds
-CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+CALLER_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LINE = re.compile(
-    rf"({CALLER_NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})"
+    rf"({CALLER_NAME_PATTERN.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})"
     r"(?:[ \t]+(read))?(?:[ \t]+rate=([1-9][0-9]{0,5}))?"
     rf"(?:[ \t]+problems=({PROBLEM_NAME_PATTERN}(?:,{PROBLEM_NAME_PATTERN})*))?"
 )
@@ -128,7 +128,7 @@ def generate_token(
     `random(n)` returns n random bytes; for the others see `Token`; no `problems` do not restrict
     the token. Raises ConfigurationError for an invalid name.
     """
-    if not CALLER_NAME.fullmatch(name):
+    if not CALLER_NAME_PATTERN.fullmatch(name):
         raise ConfigurationError(
             f"{name[:80]!r} cannot be a caller's name; allowed: 1 to 64 of the characters A-Z a-z"
             " 0-9 . _ @ -, the first a letter or digit"

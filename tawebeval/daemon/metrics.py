@@ -24,7 +24,7 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
-from tawebeval.archive.recorder import DiskArchive, make_losses
+from tawebeval.archive.recorder import DiskArchive, make_loss_counter
 from tawebeval.archive.store import ArchiveUsage
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.states import EvaluationState
@@ -236,10 +236,10 @@ class DaemonMetrics(Collector):
     def _collect_archive(self) -> Iterator[Metric]:
         archive = self.archive
         usage = archive.usage if archive else ArchiveUsage()
-        losses = archive.losses if archive else make_losses()
+        loss_counts = archive.loss_counts if archive else make_loss_counter()
         done = archive.archived_count if archive else 0
         yield _counter("archived", "Evaluations that were archived.", done)
-        yield _counter("not_archived", "Evaluations that were not.", losses, "reason")
+        yield _counter("not_archived", "Evaluations that were not.", loss_counts, "reason")
         yield _gauge("archive_evaluations", "Evaluations in the archive.", usage.count)
         said = "The archive on the disk, with what is not complete."
         yield _gauge("archive_bytes", said, usage.total_bytes)

@@ -94,7 +94,7 @@ class EvaluationService(Service):
             )
         self._found = FoundEvaluations()
         if self.archive is not None:
-            self.archive.discard_unclaimed()
+            self.archive.discard_orphaned_recordings()
 
     def _open_archive(self) -> None:
         """Open the archive; new evaluations come after archived ones in lists."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tawebeval.archive.files import ArchiveFile
-from tawebeval.archive.index import IndexedEvaluation, RowQuery
+from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.recorder import DiskArchive
 from tawebeval.archive.store import RecordingEnd
 from tawebeval.archive.submissions import ExtractedSubmission
-from tawebeval.core.budget import RingShare
+from tawebeval.core.budget import RingAllocation
 from tawebeval.core.ring import EventRing
 
 
@@ -32,7 +32,7 @@ class NoArchive:
         identifier: str,
         caller: str,
         ring: EventRing,
-        share: RingShare,
+        allocation: RingAllocation,
         on_written: Callable[[], object],
     ) -> None:
         """Do nothing."""
@@ -40,7 +40,7 @@ class NoArchive:
     def end_recording(self, identifier: str, end: RecordingEnd) -> None:
         """Do nothing."""
 
-    def call_when_done(self, identifier: str, call: Callable[[], object]) -> None:
+    def call_when_archived(self, identifier: str, call: Callable[[], object]) -> None:
         """Call `call`."""
         call()
 
@@ -58,7 +58,7 @@ class NoArchive:
         """Return None."""
         return None
 
-    async def list_rows(self, query: RowQuery) -> Sequence[IndexedEvaluation]:
+    async def list_rows(self, query: ArchiveQuery) -> Sequence[IndexedEvaluation]:
         """Return no row."""
         return ()
 

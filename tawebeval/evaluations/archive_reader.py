@@ -17,10 +17,16 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from tawebeval.archive.files import ArchiveFile
-from tawebeval.archive.index import IndexedEvaluation, RowQuery
+from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.store import RecordingEnd
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
-from tawebeval.core.pages import DUMMY_END, EventPage, locate_cursor, make_end_page, parse_cursor
+from tawebeval.core.pages import (
+    DUMMY_END_CURSOR,
+    EventPage,
+    locate_cursor,
+    make_end_page,
+    parse_cursor,
+)
 from tawebeval.core.ring import EventRing
 from tawebeval.deferreds import Condition, run_in_background
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
@@ -200,7 +206,7 @@ class ArchiveReader:
         `limit` is in bytes of events, with their times. Raises: InvalidCursor.
         """
         cursor = parse_cursor(after)
-        if cursor == DUMMY_END:
+        if cursor == DUMMY_END_CURSOR:
             return make_end_page()
         begin = 0 if cursor is None else int(cursor)
 
@@ -208,7 +214,9 @@ class ArchiveReader:
             locate_cursor(EventRing(newest=file.event_count), cursor)  # may raise
             batch = file.read_events(begin, limit, with_times=with_times)
             end = begin + batch.count
-            return EventPage(cursor, DUMMY_END if end == file.event_count else str(end), batch)
+            return EventPage(
+                cursor, DUMMY_END_CURSOR if end == file.event_count else str(end), batch
+            )
 
         return await self._archive.read(identifier, caller, read)
 
@@ -239,7 +247,7 @@ class ArchiveReader:
     async def list_evaluations(
         self, caller: str, after: int, until: int, limit: int, wanted: EvaluationFilter
     ) -> list[ListedEvaluation]:
-        """Return archived evaluations; the parameters are those of `RowQuery`."""
-        query = RowQuery(caller, after, until, limit, partial(_matches_row, wanted))
+        """Return archived evaluations; the parameters are those of `ArchiveQuery`."""
+        query = ArchiveQuery(caller, after, until, limit, partial(_matches_row, wanted))
         rows = await self._archive.list_rows(query)
         return [ListedEvaluation(row.sequence_number, row) for row in rows]

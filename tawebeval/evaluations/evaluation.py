@@ -17,10 +17,10 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.budget import RingShare
+from tawebeval.core.budget import RingAllocation
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.environment import build_environment
-from tawebeval.core.events import EventBatch, base64_size, encode_error
+from tawebeval.core.events import EventBatch, compute_base64_size, encode_error
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.form import (
     EvaluationRequest,
@@ -95,7 +95,7 @@ class Evaluation:
     - `keeps_submission`: whether its files and its request are to be left in the workspace at the
       end; `is_submission_kept`: whether they are there.
     - `upload_directory`: the directory of the form's files, None once the workspace has them.
-    - `ring`: the events; `ring_share`: its part of the memory for all events.
+    - `ring`: the events; `ring_allocation`: its part of the memory for all events.
     - `run`: set while the evaluator runs; `run_result`: set after that.
     - `results`: what the evaluator has reported, None before the start.
     - `state_times`: when each state began, in seconds since the epoch.
@@ -124,7 +124,7 @@ class Evaluation:
     is_forgotten: bool = False
     _on_full: Callable[[Evaluation], object] = lambda evaluation: None
     ring: EventRing = attrs.field(factory=EventRing)
-    ring_share: RingShare = attrs.field(init=False)
+    ring_allocation: RingAllocation = attrs.field(init=False)
     state: EvaluationState = EvaluationState.QUEUED
     failure: EvaluationFailure | None = None
     callback: Callback | None = None
@@ -155,7 +155,7 @@ class Evaluation:
 
     def __attrs_post_init__(self) -> None:
         self.ring.read_time = self.context.read_wall_clock
-        self.ring_share = self.context.ring_budget.add_share(
+        self.ring_allocation = self.context.ring_budget.allocate_ring(
             self.caller, partial(self._on_full, self), self._on_room
         )
 
@@ -242,7 +242,7 @@ class Evaluation:
         if self._pump is not None:
             self._pump.on_acknowledge()
         else:
-            self.ring_share.resize(self.ring.stored_bytes)
+            self.ring_allocation.resize(self.ring.stored_bytes)
         self.discard_journaled_events()
 
     def discard_journaled_events(self) -> None:
@@ -278,9 +278,9 @@ class Evaluation:
         journal, self.journal = self.journal, None
         self._enter(final_state)
         self.ring.acknowledge(self.ring.newest)
-        self.ring_share.release()
+        self.ring_allocation.release()
         if journal is not None:
-            self.context.archive.call_when_done(self.identifier, journal.drop)
+            self.context.archive.call_when_archived(self.identifier, journal.drop)
 
     async def _fetch_and_start(self, slots: RunSlots) -> None:
         """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
@@ -395,7 +395,7 @@ class Evaluation:
         context, clock = self.context, self.context.clock
         grace = context.configuration.evaluations.grace
         self.results = parser.results
-        pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_share, self)
+        pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_allocation, self)
         return EvaluatorRun(clock, pump, grace, sandboxed, context.threads, self.save, progress)
 
     def _make_parser(self, checkpoint: bytes = b"") -> SegiParser:
@@ -501,7 +501,7 @@ class Evaluation:
 
     def _drop_start_fields(self) -> None:
         self._limits = self.limits
-        self._request = pack_request(self.request.drop_start_fields())
+        self._request = pack_request(self.request.clear_start_fields())
 
     def _on_room(self) -> None:
         """Go on: the ring is not full any more."""
@@ -529,7 +529,7 @@ class Evaluation:
         """Return the content of a file that the evaluator names. Raises: FileRefused."""
         assert self.run is not None, "the pump has a run"
         content = await self.context.threads.run_in_thread(self._read_file, wanted.path)
-        size = base64_size(len(content))
+        size = compute_base64_size(len(content))
         if self.run.count_output(size) < size:
             raise FileRefused(f"{wanted.path!r} exceeds the rest of limits.output")
         return content
@@ -621,9 +621,9 @@ class Evaluation:
     def _close_ring(self) -> None:
         """Take no more events, and count what is kept until a client has read them."""
         self.ring.close()
-        self.ring_share.remove_limit()
-        self.ring_share.resize_beside_ring(max(0, self._kept_bytes - _UNCOUNTED))
-        self.ring_share.resize(self.ring.stored_bytes)
+        self.ring_allocation.disable_limit()
+        self.ring_allocation.set_extra_bytes(max(0, self._kept_bytes - _UNCOUNTED))
+        self.ring_allocation.resize(self.ring.stored_bytes)
 
     @property
     def _kept_bytes(self) -> int:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import attrs
 
-from tawebeval.core.form import LABEL_FIELD, PROBLEM_NAME_PATTERN, describe_label_name
+from tawebeval.core.form import LABEL_FIELD_PATTERN, PROBLEM_NAME_PATTERN, describe_label_name
 from tawebeval.core.states import SHOWN_STATES
 from tawebeval.errors import MalformedRequest
 from tawebeval.evaluations.evaluation import Evaluation
@@ -83,7 +83,7 @@ def parse_filter(parameters: Mapping[str, str]) -> EvaluationFilter:
     labels = {}
     for name, value in parameters.items():
         if name.startswith("metadata["):
-            match = LABEL_FIELD.fullmatch(name)
+            match = LABEL_FIELD_PATTERN.fullmatch(name)
             if match is None:
                 raise MalformedRequest(f"{name[:80]}: {describe_label_name()}")
             if not value:

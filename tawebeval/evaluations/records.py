@@ -25,7 +25,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from tawebeval.core.budget import UploadShare
+from tawebeval.core.budget import SharedUpload
 from tawebeval.core.events import EventBatch
 from tawebeval.core.form import EvaluationRequest
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
@@ -56,7 +56,7 @@ class ReceivedForm:
     idempotency_key: str | None = None
     form_digest: bytes = b""
     size: int = 0
-    linked: UploadShare | None = None
+    linked: SharedUpload | None = None
 
 
 class ReaderConnection(Protocol):
@@ -126,7 +126,7 @@ class EvaluationReaders:
         """Remove a stream; if it was `cut` the client has `RESUME_SECONDS` seconds to come back."""
         del self._streams[stream]
         if cut:
-            self.retention.expect_resume(
+            self.retention.await_stream_resumption(
                 reader, stream.position, self.clock.seconds() + RESUME_SECONDS
             )
         else:
@@ -148,8 +148,8 @@ class EvaluationReaders:
             stream.update_taken_cursor()
         now = self.clock.seconds()
         paged = now < self.next_page_deadline
-        self.retention.discard_taken_events(
-            self.evaluation.ring_share.limit, now=now, is_paged=paged
+        self.retention.discard_received_events(
+            self.evaluation.ring_allocation.limit, now=now, is_paged=paged
         )
         self.evaluation.on_acknowledge()
         self._plan_retry(now)
@@ -161,7 +161,7 @@ class EvaluationReaders:
         """
         times = (self.next_page_deadline, self.retention.resume_deadline or self.next_page_deadline)
         expected = [time - now for time in times if time > now]
-        held = bool(len(self.retention) and expected) and self.evaluation.ring_share.is_full
+        held = bool(len(self.retention) and expected) and self.evaluation.ring_allocation.is_full
         if held and self._retry is None:
             self._retry = self.clock.callLater(min(expected), self._on_retry)
         elif not held and self._retry is not None:
@@ -287,7 +287,8 @@ class ReaderSubscription(Subscription):
     def probe_client(self) -> bool:
         """Do as `Subscription` says."""
         held = (
-            self._readers.evaluation.ring_share.is_full and self.reader.taken_cursor < self.position
+            self._readers.evaluation.ring_allocation.is_full
+            and self.reader.received_cursor < self.position
         )
         is_measured = held and not self._has_acknowledged
         self.connection.set_probing(is_measured)
@@ -308,7 +309,9 @@ class ReaderSubscription(Subscription):
         if self._standstill is None or self._standstill[0] != read:
             self._standstill = read, now
         elif now - self._standstill[1] >= RESUME_SECONDS:
-            self.connection.count_acknowledged_bytes(self._readers.evaluation.ring_share.limit // 2)
+            self.connection.count_acknowledged_bytes(
+                self._readers.evaluation.ring_allocation.limit // 2
+            )
             self._standstill = None
 
     def update_taken_cursor(self) -> None:
@@ -325,13 +328,13 @@ class ReaderSubscription(Subscription):
         if cursor > self.position:
             return False
         self._has_acknowledged = True
-        if cursor > self.reader.taken_cursor:
+        if cursor > self.reader.received_cursor:
             self._take(cursor)
             self._readers.discard_read_events()
         return True
 
     def _take(self, cursor: int) -> None:
-        self.reader.taken_cursor = cursor
+        self.reader.received_cursor = cursor
         self._readers.furthest_read_cursor = max(self._readers.furthest_read_cursor, cursor)
 
 
@@ -339,7 +342,7 @@ class ReaderSubscription(Subscription):
 class EvaluationRecord:
     """The registry's record of one evaluation.
 
-    `idempotency_key`, `form_digest` and `upload_share` are those of the upload. `sequence_number`
+    `idempotency_key`, `form_digest` and `shared_upload` are those of the upload. `sequence_number`
     counts accepted evaluations; `last_request_time` is the time of a client's last request, in
     seconds of the clock. `final_state` is DRAINED or EXPIRED once the evaluation is forgotten.
     """
@@ -347,7 +350,7 @@ class EvaluationRecord:
     evaluation: Evaluation
     idempotency_key: str | None
     form_digest: bytes
-    upload_share: UploadShare
+    shared_upload: SharedUpload
     caller: str
     sequence_number: int
     last_request_time: float
@@ -366,7 +369,7 @@ class EvaluationRecord:
             return True
         is_watched = readers.observers > 0 or evaluation.callback is not None
         is_due = is_watched and not evaluation.cleanup_event.is_set
-        return is_due and not evaluation.ring_share.is_full
+        return is_due and not evaluation.ring_allocation.is_full
 
     def release_if_unused(self) -> None:
         """Release the events once the record is forgotten, the run over, and no stream reads."""
@@ -483,7 +486,7 @@ class RecordIndex:
         self._records = {record.evaluation.identifier: record for record in in_order}
 
     def add_record(
-        self, evaluation: Evaluation, upload: ReceivedForm, share: UploadShare, caller: str
+        self, evaluation: Evaluation, upload: ReceivedForm, share: SharedUpload, caller: str
     ) -> EvaluationRecord:
         """Add the record of a new evaluation, and return it."""
         self.accepted_count += 1
@@ -506,7 +509,7 @@ class RecordIndex:
     def note_observer(self, record: EvaluationRecord) -> None:
         """Record a request that reads no events or acknowledges none, unless a reader is needed."""
         evaluation = record.evaluation
-        if not evaluation.state.has_ended and not evaluation.ring_share.is_full:
+        if not evaluation.state.has_ended and not evaluation.ring_allocation.is_full:
             self.note_client_request(record)
 
     def note_client_request(self, record: EvaluationRecord) -> None:

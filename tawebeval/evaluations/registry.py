@@ -15,18 +15,18 @@ import orjson
 from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
-from tawebeval.core.budget import UploadBudget, UploadShare
+from tawebeval.core.budget import SharedUpload, UploadBudget
 from tawebeval.core.form import EvaluationRequest, draw_seed, unpack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import (
-    DUMMY_END,
+    DUMMY_END_CURSOR,
     EventPage,
     locate_cursor,
     make_end_page,
     parse_cursor,
     read_page,
 )
-from tawebeval.core.peers import MARK_BYTES, ListCursor, make_cursor_error, parse_list_cursor
+from tawebeval.core.peers import START_MARK_BYTES, ListCursor, make_cursor_error, parse_list_cursor
 from tawebeval.core.retry_schedule import RetrySchedule
 from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS
@@ -98,7 +98,7 @@ class KeptSubmission:
 
     request: EvaluationRequest
     workspace: Workspace
-    share: UploadShare
+    share: SharedUpload
 
 
 class EvaluationRegistry:
@@ -127,7 +127,7 @@ class EvaluationRegistry:
         self._callbacks = callbacks
         self.records = RecordIndex(identities, context.clock, self._discard_submission)
         # In the cursors of lists: those of another start of the daemon are refused by it.
-        self.cursor_mark = context.random_bytes(MARK_BYTES).hex()
+        self.cursor_mark = context.random_bytes(START_MARK_BYTES).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
         self._retries = RetrySchedule(self.run_queue.slot_count)
         # Evaluations with a process or a directory left, also those without a record.
@@ -184,7 +184,7 @@ class EvaluationRegistry:
                 " again later",
                 _RETRY_LATER,
             )
-        if self.run_queue.is_share_used_up(caller):
+        if self.run_queue.is_caller_quota_exhausted(caller):
             raise CallerShareExceeded(
                 "too many of your evaluations are queued (callers.queued); try again later",
                 self._plan_retry(caller, self.run_queue.waiting_caller_count)
@@ -198,7 +198,7 @@ class EvaluationRegistry:
             )
 
     def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
-        return self._retries.plan_retry(self._clock.seconds(), caller, caller_count)
+        return self._retries.schedule_retry(self._clock.seconds(), caller, caller_count)
 
     def _has_memory(self, caller: str) -> bool:
         """Return whether a caller may use more memory for events; the queue asks, too.
@@ -206,11 +206,13 @@ class EvaluationRegistry:
         If not, the queue is dispatched as soon as the caller uses less.
         """
         budget = self.context.ring_budget
-        while budget.is_share_used_up(caller) and self.records.forget_sent_evaluation(caller):
+        while budget.is_caller_quota_exhausted(caller) and self.records.forget_sent_evaluation(
+            caller
+        ):
             pass
-        if not budget.is_share_used_up(caller):
+        if not budget.is_caller_quota_exhausted(caller):
             return True
-        budget.call_when_share_free(caller, self.run_queue.dispatch_slots)
+        budget.call_when_quota_available(caller, self.run_queue.dispatch_slots)
         return False
 
     def _has_too_much_kept(self) -> bool:
@@ -242,14 +244,14 @@ class EvaluationRegistry:
         if first is not None:
             self.discard_upload(upload.directory, upload.size)
             if upload.linked is not None:
-                upload.linked.remove_user()
+                upload.linked.remove_reference()
             return first
         url = upload.request.callback_url
         callback = None if url is None else self._callbacks.create_callback(url, caller)
         self.check_admission(caller)
         evaluation = self._make_evaluation(upload, caller, callback)
         number = self.records.accepted_count + 1
-        share = upload.linked or UploadShare(self.upload_budget, upload.size, number)
+        share = upload.linked or SharedUpload(self.upload_budget, upload.size, number)
         record = self.records.add_record(evaluation, upload, share, caller)
         self._alive[evaluation.identifier] = record
         if self.context.run_keeper is not None:
@@ -260,7 +262,7 @@ class EvaluationRegistry:
         self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
         if not self.run_queue.has_free_slot:
-            self._retries.note_full_use(self._clock.seconds())
+            self._retries.record_full_load(self._clock.seconds())
         return evaluation.identifier
 
     # Another process of the daemon goes on
@@ -273,7 +275,7 @@ class EvaluationRegistry:
         `uploads` is the directory of their files that have not begun. Blocks, for some milliseconds
         each.
         """
-        shares: dict[int, UploadShare] = {}
+        shares: dict[int, SharedUpload] = {}
         accepted = self.records.accepted_count
         self._found_callbacks = dict(found.callbacks)
         # Otherwise those that wait would take the slots of those that run.
@@ -300,7 +302,7 @@ class EvaluationRegistry:
         found: FoundEvaluation,
         uploads: Path,
         resume: Callable[[Evaluation], None],
-        shares: dict[int, UploadShare],
+        shares: dict[int, SharedUpload],
     ) -> None:
         snapshot = found.snapshot
         request = unpack_request(snapshot.request)
@@ -320,15 +322,15 @@ class EvaluationRegistry:
         share = shares.get(snapshot.share)
         if share is None:
             self.upload_budget.stored_bytes += size
-            share = shares[snapshot.share] = UploadShare(self.upload_budget, size, snapshot.share)
+            share = shares[snapshot.share] = SharedUpload(self.upload_budget, size, snapshot.share)
         else:
-            share.add_user()
+            share.add_reference()
         record = self.records.add_record(evaluation, upload, share, snapshot.caller)
         self._alive[evaluation.identifier] = record
         assert self.context.run_keeper is not None, "it has the journal"
         client = self.context.run_keeper.client
         evaluation.journal = KeptJournal(client, found.name, _list_members(record), found.journal)
-        evaluation.ring_share.resize(evaluation.ring.stored_bytes)
+        evaluation.ring_allocation.resize(evaluation.ring.stored_bytes)
         self.context.counters.record_restored(found.state)
         if has_ended:
             evaluation.restore_end(snapshot)
@@ -364,7 +366,7 @@ class EvaluationRegistry:
             evaluation.identifier,
             evaluation.caller,
             evaluation.ring,
-            evaluation.ring_share,
+            evaluation.ring_allocation,
             evaluation.discard_journaled_events,
         )
 
@@ -439,10 +441,10 @@ class EvaluationRegistry:
                 if record.final_state is not None:
                     self._discard_submission(record)
             else:
-                record.upload_share.remove_user()
+                record.shared_upload.remove_reference()
             evaluation.save_end()
-            self._retries.note_end(
-                self._clock.seconds(), is_in_full_use=not self.run_queue.has_free_slot
+            self._retries.record_evaluation_end(
+                self._clock.seconds(), is_fully_loaded=not self.run_queue.has_free_slot
             )
             self.run_queue.dispatch_slots()
             self._drain.on_drain_progress()
@@ -454,7 +456,7 @@ class EvaluationRegistry:
             self.context.archive.end_recording(
                 evaluation.identifier, make_recording_end(evaluation, record.sequence_number)
             )
-            self.context.archive.call_when_done(
+            self.context.archive.call_when_archived(
                 evaluation.identifier, evaluation.discard_journaled_events
             )
 
@@ -558,11 +560,11 @@ class EvaluationRegistry:
                 raise SubmissionDiscarded
             self.upload_budget.add_bytes(found.size)
             key = -int.from_bytes(self.context.random_bytes(7))  # no number of an evaluation
-            share = UploadShare(self.upload_budget, found.size, key)
+            share = SharedUpload(self.upload_budget, found.size, key)
             try:
                 yield KeptSubmission(found.request, found.workspace, share)
             finally:
-                share.remove_user()
+                share.remove_reference()
         finally:
             self.discard_upload(directory, 0)
 
@@ -582,7 +584,7 @@ class EvaluationRegistry:
             record = self._with_submission.get(identifier)
             if record is None:  # forgotten, perhaps meanwhile
                 raise SubmissionDiscarded
-            yield KeptSubmission(unpack_request(packed), workspace, record.upload_share)
+            yield KeptSubmission(unpack_request(packed), workspace, record.shared_upload)
         finally:
             self._in_use -= Counter([identifier])
 
@@ -613,15 +615,15 @@ class EvaluationRegistry:
         If all together have fewer, discard none and return False.
         """
         found: list[EvaluationRecord] = []
-        users: Counter[UploadShare] = Counter()  # of those found
+        users: Counter[SharedUpload] = Counter()  # of those found
         for identifier, record in self._with_submission.items():
             if size <= 0:
                 break
             if identifier not in self._in_use:
                 found.append(record)
-                share = record.upload_share
+                share = record.shared_upload
                 users[share] += 1
-                if users[share] == share.users:
+                if users[share] == share.reference_count:
                     size -= share.size
         if size > 0:
             return False
@@ -636,10 +638,10 @@ class EvaluationRegistry:
         """
         evaluation = record.evaluation
         if self._with_submission.pop(evaluation.identifier, None) is not None:
-            self.context.archive.call_when_done(
+            self.context.archive.call_when_archived(
                 evaluation.identifier, lambda: self.discard_upload(evaluation.workspace.root, 0)
             )
-            record.upload_share.remove_user()
+            record.shared_upload.remove_reference()
 
     def discard_upload(self, directory: Path, size: int) -> None:
         """Remove the `directory` of a form that becomes no evaluation; give back `size` bytes."""
@@ -791,9 +793,9 @@ class EvaluationRegistry:
         """Return the record in which to read after a cursor; None after the very end."""
         cursor = parse_cursor(after)
         record = self.records.find_record(identifier, caller, reads=reads)
-        if record is None and cursor != DUMMY_END:
+        if record is None and cursor != DUMMY_END_CURSOR:
             raise EvaluationExpired(self._started)
-        if cursor == DUMMY_END and (record is None or record.evaluation.ring.is_closed):
+        if cursor == DUMMY_END_CURSOR and (record is None or record.evaluation.ring.is_closed):
             return None
         return record
 
@@ -931,8 +933,8 @@ def _list_members(record: EvaluationRecord) -> dict[str, Any]:
     """Return what an evaluation's snapshots have of its record."""
     return {
         "number": record.sequence_number,
-        "upload_size": record.upload_share.size,
-        "share": record.upload_share.key,
+        "upload_size": record.shared_upload.size,
+        "share": record.shared_upload.key,
         "key": record.idempotency_key,
         "form_digest": record.form_digest,
     }

@@ -27,7 +27,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.config import PAUSES_IN_ALL
 from tawebeval.core import text
-from tawebeval.core.budget import RingShare
+from tawebeval.core.budget import RingAllocation
 from tawebeval.core.events import EventBatch
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.ring import EventRing
@@ -119,7 +119,7 @@ class StdoutPump:
     _clock: IReactorTime
     _parser: SegiParser
     _ring: EventRing
-    _share: RingShare
+    _share: RingAllocation
     _owner: PumpOwner
     recorder: EventRecorder | None = None
     output_stored: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
@@ -169,7 +169,7 @@ class StdoutPump:
         each file still waits for room in the ring.
         """
         self._draining = True
-        self._attempt(self._share.remove_limit)
+        self._attempt(self._share.disable_limit)
 
     def refuse_files(self) -> None:
         """Refuse files for which the ring has no room: a stopped run waits for no reader."""
@@ -250,7 +250,7 @@ class StdoutPump:
     def _must_wait(self) -> bool:
         """Return whether the next step has to wait for room in the ring."""
         if not self._draining:
-            return self._share.is_full or self._share.is_held
+            return self._share.is_full or self._share.is_writing_blocked
         wants_file = self._parser.awaited_file is not None and not self._refusing
         return wants_file and self._share.size >= self._share.limit
 
@@ -298,7 +298,7 @@ class StdoutPump:
         self._finished = True
         self._cancel_calls()
         self._put(self._parser.finish())
-        self._share.remove_limit()  # no pause lasts beyond the end of stdout
+        self._share.disable_limit()  # no pause lasts beyond the end of stdout
         self.output_stored.set_value(None)
 
 

@@ -76,7 +76,7 @@ class EvaluationSnapshot(msgspec.Struct, omit_defaults=True):
 
     - `number`: the place in the order of acceptance. `request`: packed (`core.form`).
     - `upload`: the directory of the form's files, None once the workspace has them; `upload_size`:
-      its bytes; `share`: the key of their `UploadShare`.
+      its bytes; `share`: the key of their `SharedUpload`.
     - `is_forgotten`: whether the registry has forgotten it; the archive may still need it.
     - `failure`, `last_event`: the failure, and its event, which is the last one before the cursor
       `newest`. Before the end the failure is the reason of a stop. `results`: packed.

@@ -13,11 +13,11 @@ from twisted.logger import Logger
 from tawebeval.core.form import check_repository_url
 from tawebeval.core.hosts import (
     Address,
-    GitRoute,
+    ResolvedGitRemote,
     UrlServer,
-    build_git_route,
     parse_local_path,
     parse_url_server,
+    resolve_git_remote,
 )
 from tawebeval.errors import EvaluationFailure, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
@@ -85,9 +85,9 @@ class RemoteResolver:
         except LookupFailed as error:
             raise EvaluationFailure("lost", str(error), is_daemon_fault=False) from None
 
-    async def find_route(
+    async def resolve_remote(
         self, url: str, credential: Credential | None = None, timeout: float = LOOKUP_TIMEOUT
-    ) -> tuple[GitRoute, Login | None]:
+    ) -> tuple[ResolvedGitRemote, Login | None]:
         """Return the route to a repository, and the login for its server, None without one.
 
         `timeout`: seconds for the look-up of the host. Raises: EvaluationError.
@@ -96,12 +96,14 @@ class RemoteResolver:
         if target is None:
             path = parse_local_path(url)
             # git also finds `x.git` by the name `x`.
-            return GitRoute(url, local_path=path, readable_paths=(path, f"{path}.git")), None
+            return ResolvedGitRemote(
+                url, local_path=path, readable_paths=(path, f"{path}.git")
+            ), None
         address = await self.find_address(target, timeout)
         if credential is None:
-            return build_git_route(url, target, address), None
+            return resolve_git_remote(url, target, address), None
         login = credential.make_login(target, address)
-        found = build_git_route(url, target, address, credential.ssh_options)
+        found = resolve_git_remote(url, target, address, credential.ssh_options)
         return attrs.evolve(found, readable_paths=credential.ssh_files), login
 
     def check_local_repository(self, path: str) -> None:

@@ -29,7 +29,7 @@ from twisted.internet.task import LoopingCall
 
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.form import Repository
-from tawebeval.core.hosts import GitRoute
+from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import GitResult, GitRunner
@@ -412,11 +412,11 @@ class BareRepository:
 
     async def _find_route(
         self, url: str, credential: Credential | None
-    ) -> tuple[GitRoute, Login | None]:
+    ) -> tuple[ResolvedGitRemote, Login | None]:
         """Return the route to the repository, and the login. Raises: EvaluationError."""
         # Before the timeout of the fetch: a silent name server is not the repository's fault.
         lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
-        route, login = await self._remotes.find_route(url, credential, lookup)
+        route, login = await self._remotes.resolve_remote(url, credential, lookup)
         if route.local_path is not None:
             await self._threads.run_in_thread(
                 self._remotes.check_local_repository, route.local_path
@@ -582,7 +582,7 @@ def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:
 
 
 def _fetch_arguments(
-    repository: Repository, route: GitRoute, commit: str
+    repository: Repository, route: ResolvedGitRemote, commit: str
 ) -> Iterator[tuple[str, ...]]:
     """Yield the arguments of `git fetch` that may bring a commit, the cheapest first.
 
@@ -600,7 +600,7 @@ def _fetch_arguments(
     yield "--prune", *source, "refs/*:refs/origin/*"
 
 
-def _serve_arguments(route: GitRoute) -> tuple[str, ...]:
+def _serve_arguments(route: ResolvedGitRemote) -> tuple[str, ...]:
     """Return the option for a repository of this machine, which git serves to itself."""
     return () if route.local_path is None else (_SERVE_OTHER_USERS,)
 

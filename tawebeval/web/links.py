@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.web.http import parse_qs
 from twisted.web.iweb import IRequest
 
-from tawebeval.archive.files import move_durably
+from tawebeval.archive.files import rename_durably
 from tawebeval.config import CallerSettings
 from tawebeval.core.links import GENERATION_BYTES, LinkSigner, find_bearer_link
 from tawebeval.core.tokens import ANONYMOUS
@@ -101,7 +101,7 @@ class LinkFile:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.encode(grants))
-        move_durably(new, self.path)
+        rename_durably(new, self.path)
 
 
 @attrs.define(eq=False)

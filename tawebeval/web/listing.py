@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from tawebeval.core.peers import JointCursor, make_list_part, merge_parts
+from tawebeval.core.peers import MergedListCursor, make_list_page, merge_list_pages
 from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
 from tawebeval.evaluations.registry import LISTING_SIZE
@@ -46,8 +46,8 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     after = get_query_argument(request, "after") or ""
     parameters = get_query_arguments(request, is_filter_parameter)
     wanted = parse_filter(parameters)
-    before = JointCursor.parse(after, (own, *others))
-    cursors = before.find_unfinished((own, *others))
+    before = MergedListCursor.parse(after, (own, *others))
+    cursors = before.find_unfinished_lists((own, *others))
     limit = max(1, LISTING_SIZE // max(1, len(cursors)))
     parts = {}
     if own in cursors:
@@ -55,13 +55,13 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
             listing = await context.registry.list_evaluations(
                 cursors[own], request.caller, wanted, limit
             )
-            parts[own] = make_list_part(listing.end, listing.data)
+            parts[own] = make_list_page(listing.end, listing.data)
     asked = {name: url for name, url in others.items() if name in cursors}
     authorization = request.requestHeaders.getRawHeaders(b"Authorization", [])
-    parts |= await context.peers.fetch_parts(
+    parts |= await context.peers.fetch_list_pages(
         asked, cursors, ListRequest(request.caller, authorization, parameters, limit)
     )
-    joint = merge_parts(before, cursors, parts)
+    joint = merge_list_pages(before, cursors, parts)
     return {
         "begin": after or None,
         "end": joint.end,

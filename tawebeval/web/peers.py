@@ -27,7 +27,7 @@ from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
 from tawebeval.core.hosts import Address, HostPolicy, UrlServer, parse_url_server
-from tawebeval.core.peers import ListPart, make_cursor_error, parse_list_part
+from tawebeval.core.peers import DaemonListPage, make_cursor_error, parse_list_page
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import make_one_shot_event
 from tawebeval.errors import ForbiddenHost, InvalidCursor, ServerBusy, TawebevalError
@@ -103,9 +103,9 @@ class PeerLists:
     _silent_until: dict[str, float] = attrs.field(factory=dict, init=False)
     _next_log: dict[str, float] = attrs.field(factory=dict, init=False)
 
-    async def fetch_parts(
+    async def fetch_list_pages(
         self, urls: Mapping[str, str], cursors: Mapping[str, str | None], request: ListRequest
-    ) -> dict[str, ListPart]:
+    ) -> dict[str, DaemonListPage]:
         """Return the next parts of the lists of these daemons, without those that are away.
 
         `urls` are the base URLs by name, `cursors` the cursors. Raises: ServerBusy; InvalidCursor,
@@ -130,7 +130,9 @@ class PeerLists:
             if isinstance(one, InvalidCursor):
                 raise one
         return {
-            name: one for name, one in zip(urls, found, strict=True) if isinstance(one, ListPart)
+            name: one
+            for name, one in zip(urls, found, strict=True)
+            if isinstance(one, DaemonListPage)
         }
 
     def _release(self, result: T, caller: str) -> T:
@@ -139,7 +141,7 @@ class PeerLists:
 
     async def _fetch(
         self, name: str, url: str, cursor: str | None, request: ListRequest
-    ) -> ListPart | InvalidCursor | None:
+    ) -> DaemonListPage | InvalidCursor | None:
         """Return a part; None if the daemon is away. Every failure becomes a result."""
         if self._clock.seconds() < self._silent_until.get(url, 0):
             return None
@@ -163,7 +165,7 @@ class PeerLists:
 
     async def _request(
         self, name: str, url: str, cursor: str | None, request: ListRequest, limit: AnswerLimit
-    ) -> ListPart:
+    ) -> DaemonListPage:
         target = parse_url_server(url)
         assert target is not None, "the configuration accepts URLs only"
         address = await self._resolver.find_address(target, DEADLINE)
@@ -196,7 +198,7 @@ class PeerLists:
         if response.code != OK:
             raise _PeerFault(f"status {response.code}")
         try:
-            return parse_list_part(bytes(body), name)
+            return parse_list_page(bytes(body), name)
         except ValueError as error:
             raise _PeerFault(str(error)) from None
 

@@ -23,11 +23,11 @@ from multipart import (
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
-from tawebeval.core.budget import UploadBudget, UploadShare
+from tawebeval.core.budget import SharedUpload, UploadBudget
 from tawebeval.core.form import (
     CHANGEABLE_FIELDS,
     FIELD_ALIASES,
-    RERUN_FIELDS,
+    RERUN_FORM_FIELDS,
     FormPreset,
     SubmissionFile,
     find_size_limit,
@@ -98,7 +98,7 @@ class FormReceiver:
         self.received_bytes = 0
         self._spool = spool
         self._stored_bytes = 0  # that `spool` counts
-        self._linked: UploadShare | None = None
+        self._linked: SharedUpload | None = None
         self._fields: dict[str, bytes] = {}  # in UTF-8
         self._submission: list[SubmissionFile] = []
         self._digests: dict[str, bytes] = {}
@@ -237,7 +237,7 @@ class FormReceiver:
         """Link the files of a kept submission; return the preset with its fields."""
         request = kept.request
         self._linked = kept.share
-        kept.share.add_user()
+        kept.share.add_reference()
         self._submission += request.submission
         for file in request.submission:
             path = Path("submission", file.field, file.filename)
@@ -249,7 +249,7 @@ class FormReceiver:
 
         def on_idle() -> None:
             if self._linked is not None:
-                self._linked.remove_user()
+                self._linked.remove_reference()
             if self._files.has_begun_writing:
                 discard(self._files.directory, self._stored_bytes)
             else:
@@ -387,7 +387,7 @@ def _make_rerun_preset(
     context: WebContext, identifier: str, caller: str, permitted_problems: Collection[str] | None
 ) -> FormPreset:
     """Return what is known of the form of a rerun before the request of the evaluation is read."""
-    fields = RERUN_FIELDS if permitted_problems is None else CHANGEABLE_FIELDS
+    fields = RERUN_FORM_FIELDS if permitted_problems is None else CHANGEABLE_FIELDS
     try:
         problem = context.registry.find_ended(identifier, caller).labels.problem
     except EvaluationExpired:

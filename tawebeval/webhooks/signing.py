@@ -15,13 +15,13 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.core.tokens import ANONYMOUS, CALLER_NAME, read_uncommented_lines
+from tawebeval.core.tokens import ANONYMOUS, CALLER_NAME_PATTERN, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import find_secret_file, read_secret_file, warn_of_readable_file
 from tawebeval.reloadable import Reloadable
 
 _EVERYBODY = "*"  # the anonymous caller's name in the file
-_LINE = re.compile(rf"({CALLER_NAME.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+/]+={{0,2}})")
+_LINE = re.compile(rf"({CALLER_NAME_PATTERN.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+/]+={{0,2}})")
 _LEAST, _MOST = 24, 64  # bytes, by the specification
 
 _SETTING = "callbacks.secrets"

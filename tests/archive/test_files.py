@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import zstandard
 
-from tawebeval.archive.files import FRAME_BYTES, ArchiveFile, DamagedFile
+from tawebeval.archive.files import MAX_FRAME_BYTES, ArchiveFile, DamagedArchiveFile
 from tests.cases.archive import ArchiveTestCase, make_batch, make_end, make_events
 
 COUNT = 20_000
@@ -56,7 +56,7 @@ class FileTests(ArchiveTestCase):
             sizes.append(len(decoder.decompress(content)))
             content = decoder.unused_data
         self.assertGreater(len(sizes), 6)
-        self.assertLessEqual(max(sizes), FRAME_BYTES + WRITE * 100)
+        self.assertLessEqual(max(sizes), MAX_FRAME_BYTES + WRITE * 100)
 
     def test_lines(self) -> None:
         """A file is JSON Lines for other programs: header, events, status."""
@@ -75,20 +75,20 @@ class FileTests(ArchiveTestCase):
         content = path.read_bytes()
         for size in (0, 10, len(content) // 2, len(content) - 1):
             path.write_bytes(content[:size])
-            self.assertRaises(DamagedFile, ArchiveFile.open, path)
+            self.assertRaises(DamagedArchiveFile, ArchiveFile.open, path)
         for place in range(0, len(content), len(content) // 150):
             changed = bytearray(content)
             changed[place] ^= 0xFF
             path.write_bytes(changed)
             try:
                 file = ArchiveFile.open(path)
-            except DamagedFile:
+            except DamagedArchiveFile:
                 continue
             try:
                 self.assertEqual(
                     file.read_events(0, 10**9, with_times=False).lines, make_batch(0, COUNT).lines
                 )
-            except DamagedFile:
+            except DamagedArchiveFile:
                 pass
             finally:
                 file.close()

@@ -11,16 +11,16 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.archive.files import ArchiveFile
-from tawebeval.archive.index import RowQuery
+from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.recorder import (
-    HELD_BYTES,
-    LAST_WRITES,
-    MAX_BYTES,
-    READ_SECONDS,
-    STALL_SECONDS,
+    FLUSH_TIMEOUT,
+    MAX_QUEUED_BYTES,
+    MAX_QUEUED_BYTES_PER_EVALUATION,
+    READ_TIMEOUT,
+    STALLED_WRITE_SECONDS,
     DiskArchive,
 )
-from tawebeval.core.budget import RingBudget, RingShare
+from tawebeval.core.budget import RingAllocation, RingBudget
 from tawebeval.core.events import EventBatch
 from tawebeval.core.ring import EventRing
 from tawebeval.errors import ServerBusy
@@ -52,10 +52,10 @@ class RecorderTestCase(ArchiveTestCase):
 
     def begin(
         self, name: str = "one", ring: EventRing | None = None
-    ) -> tuple[EventRing, RingShare]:
+    ) -> tuple[EventRing, RingAllocation]:
         """Begin an evaluation."""
         ring = ring or EventRing(read_time=lambda: NOW)
-        share = self.budget.add_share("alice", on_room=self.count_room)
+        share = self.budget.allocate_ring("alice", on_room=self.count_room)
         self.archive.begin_recording(name, "alice", ring, share)
         return ring, share
 
@@ -117,9 +117,11 @@ class RecordingTests(RecorderTestCase):
         ring.close()
         self.archive.end_recording("one", make_end())
         packed: list[bool] = []
-        self.archive.call_when_done("one", lambda: packed.append(True))
+        self.archive.call_when_archived("one", lambda: packed.append(True))
         read = Deferred.fromCoroutine(self.archive.read("one", "alice", ArchiveFile.read_end))
-        listed = Deferred.fromCoroutine(self.archive.list_rows(RowQuery("alice", 0, 10, 10, bool)))
+        listed = Deferred.fromCoroutine(
+            self.archive.list_rows(ArchiveQuery("alice", 0, 10, 10, bool))
+        )
         self.assertNoResult(read)
         self.assertNoResult(listed)
         self.assertEqual(packed, [])
@@ -136,8 +138,10 @@ class RecordingTests(RecorderTestCase):
             ring.close()
             self.archive.end_recording(name, make_end())
             self.clock.advance(0.1)
-        listed = Deferred.fromCoroutine(self.archive.list_rows(RowQuery("alice", 0, 10, 10, bool)))
-        self.clock.advance(READ_SECONDS - 1)
+        listed = Deferred.fromCoroutine(
+            self.archive.list_rows(ArchiveQuery("alice", 0, 10, 10, bool))
+        )
+        self.clock.advance(READ_TIMEOUT - 1)
         self.threads.step()  # the write of the first; that of the second begins
         self.assertNoResult(listed)
         self.clock.advance(1)
@@ -147,7 +151,9 @@ class RecordingTests(RecorderTestCase):
         """What is not archived for the caller is None."""
         self.assertIsNone(self.ask(self.archive.read("one", "alice", ArchiveFile.read_end)))
         self.assertEqual(self.events(), b"")
-        self.assertEqual(self.ask(self.archive.list_rows(RowQuery("alice", 0, 10, 10, bool))), [])
+        self.assertEqual(
+            self.ask(self.archive.list_rows(ArchiveQuery("alice", 0, 10, 10, bool))), []
+        )
 
     def test_read_in_vain(self) -> None:
         """A reader does not wait for a disk that hangs, and not any number of reads waits."""
@@ -158,7 +164,7 @@ class RecordingTests(RecorderTestCase):
             for _ in range(101)
         ]
         self.failureResultOf(reads.pop(), ServerBusy)
-        self.clock.advance(READ_SECONDS)
+        self.clock.advance(READ_TIMEOUT)
         for each in reads:
             self.failureResultOf(each, ServerBusy)
         readers.finish()
@@ -184,7 +190,7 @@ class RecordingTests(RecorderTestCase):
         ring.append_batch(make_batch(0, 2))
         closed = Deferred.fromCoroutine(self.archive.close())
         for _ in range(3):
-            self.clock.advance(LAST_WRITES / 2)
+            self.clock.advance(FLUSH_TIMEOUT / 2)
         self.successResultOf(closed)
 
 
@@ -203,12 +209,12 @@ class QueueTests(RecorderTestCase):
         ring, share = self.begin()
         other, other_share = self.begin("two")
         other.append_batch(make_batch(0, 1))
-        self.fill(ring, HELD_BYTES - MIB)
-        self.assertFalse(share.is_held)
+        self.fill(ring, MAX_QUEUED_BYTES_PER_EVALUATION - MIB)
+        self.assertFalse(share.is_writing_blocked)
         self.fill(ring, 2 * MIB)
-        self.assertEqual((share.is_held, other_share.is_held), (True, False))
+        self.assertEqual((share.is_writing_blocked, other_share.is_writing_blocked), (True, False))
         self.flow()
-        self.assertEqual((share.is_held, self.rooms), (False, 1))
+        self.assertEqual((share.is_writing_blocked, self.rooms), (False, 1))
         self.archive.end_recording("one", make_end())
         self.flow()
         self.assertEqual(self.events().count(b"\n"), ring.newest)
@@ -218,14 +224,14 @@ class QueueTests(RecorderTestCase):
         ring, share = self.begin()
         other, _ = self.begin("two")
         other.append_batch(make_batch(0, 1))
-        self.fill(ring, HELD_BYTES)
-        self.clock.pump([0.1, STALL_SECONDS - 1])
-        self.assertTrue(share.is_held)
+        self.fill(ring, MAX_QUEUED_BYTES_PER_EVALUATION)
+        self.clock.pump([0.1, STALLED_WRITE_SECONDS - 1])
+        self.assertTrue(share.is_writing_blocked)
         self.clock.advance(1)
-        self.assertFalse(share.is_held)
-        self.assertEqual(self.archive.losses["queue"], 2)
-        self.fill(ring, HELD_BYTES)
-        self.assertFalse(share.is_held)
+        self.assertFalse(share.is_writing_blocked)
+        self.assertEqual(self.archive.loss_counts["queue"], 2)
+        self.fill(ring, MAX_QUEUED_BYTES_PER_EVALUATION)
+        self.assertFalse(share.is_writing_blocked)
         late, _ = self.begin("three")
         self.assertIsNone(late.on_append)
         for name in ("one", "two", "three"):
@@ -245,7 +251,7 @@ class QueueTests(RecorderTestCase):
         self.archive.end_recording("two", make_end())
         kept = weakref.ref(ring)
         del ring, share
-        self.clock.advance(STALL_SECONDS)
+        self.clock.advance(STALLED_WRITE_SECONDS)
         gc.collect()
         self.assertIsNone(kept())
 
@@ -262,20 +268,20 @@ class QueueTests(RecorderTestCase):
         self.begin()[0].append_batch(make_batch(0, 1))
         self.clock.advance(1)
         count = 0
-        while not self.archive.losses["queue"]:
+        while not self.archive.loss_counts["queue"]:
             count += 1
             self.begin(f"number {count}")
             self.archive.end_recording(f"number {count}", make_end())
         self.assertLess(count, 5000)
-        self.assertLessEqual(self.archive.queued_bytes, MAX_BYTES)
+        self.assertLessEqual(self.archive.queued_bytes, MAX_QUEUED_BYTES)
         self.flow()
         self.assertEqual(self.archive.archived_count, count - 1)
 
     def test_most(self) -> None:
         """An evaluation that would make too much wait is not archived."""
         ring, share = self.begin()
-        self.fill(ring, MAX_BYTES + MIB)
-        self.assertEqual((self.archive.losses["queue"], share.is_held), (1, False))
+        self.fill(ring, MAX_QUEUED_BYTES + MIB)
+        self.assertEqual((self.archive.loss_counts["queue"], share.is_writing_blocked), (1, False))
         self.assertEqual(self.archive.queued_bytes, 0)
         self.assertIsNone(ring.on_append)
         self.flow()
@@ -289,7 +295,7 @@ class QueueTests(RecorderTestCase):
         self.store.min_free = 2**60
         ring.append_batch(make_batch(2, 2))
         self.flow()
-        self.assertEqual(self.archive.losses["disk"], 1)
+        self.assertEqual(self.archive.loss_counts["disk"], 1)
         ring.append_batch(make_batch(4, 2))
         self.archive.end_recording("one", make_end())
         self.flow()
@@ -304,7 +310,7 @@ class QueueTests(RecorderTestCase):
         self.archive.end_recording("one", attrs.evolve(end, status={"no JSON": object()}))
         self.archive.end_recording("two", end)
         self.flow()
-        self.assertEqual((self.archive.losses["defect"], self.archive.archived_count), (1, 1))
+        self.assertEqual((self.archive.loss_counts["defect"], self.archive.archived_count), (1, 1))
         self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)
 
 
@@ -378,7 +384,7 @@ class RestartTests(RecorderTestCase):
         self.begin(ring=ring)
         self.archive.end_recording("one", make_end())
         self.flow()
-        self.assertEqual(self.archive.losses["gap"], 1)
+        self.assertEqual(self.archive.loss_counts["gap"], 1)
         self.assertEqual(self.list_files(), [])
 
     def test_unclaimed(self) -> None:
@@ -387,7 +393,7 @@ class RestartTests(RecorderTestCase):
         ring.append_batch(make_batch(0, 10))
         self.flow()
         self.restart()
-        self.archive.discard_unclaimed()
+        self.archive.discard_orphaned_recordings()
         self.threads.finish()
         self.assertEqual(self.list_files(), [])
 
@@ -410,7 +416,7 @@ class RestartTests(RecorderTestCase):
         self.assertFalse(self.archive.is_enabled)
         ring, _ = self.begin()
         self.assertIsNone(ring.on_append)
-        self.archive.discard_unclaimed()
+        self.archive.discard_orphaned_recordings()
         self.threads.finish()
         self.assertFalse(self.archive.is_enabled)
         self.root.unlink()

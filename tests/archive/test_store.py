@@ -8,12 +8,12 @@ from pathlib import Path
 
 from twisted.logger import capturedLogs, formatEvent
 
-from tawebeval.archive.index import RowQuery
+from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.store import (
-    PARTS,
-    REMOVED_AT_ONCE,
+    MAX_REMOVALS_PER_CALL,
+    NAME_PREFIXES,
     ArchiveStore,
-    RecordingWork,
+    PendingWrites,
     WrittenEvents,
 )
 from tawebeval.config import ArchiveSettings
@@ -53,7 +53,7 @@ class StoreTests(ArchiveTestCase):
         """Another caller finds nothing."""
         self.write(make_events(0, 3), end=make_end())
         self.assertIsNone(self.store.open_file("one", "bob"))
-        self.assertEqual(self.store.list_rows(RowQuery("bob", 0, 10, 10, bool)), [])
+        self.assertEqual(self.store.list_rows(ArchiveQuery("bob", 0, 10, 10, bool)), [])
 
     def test_closed(self) -> None:
         """Other users cannot look into the archive, also in a directory that they may enter."""
@@ -123,7 +123,7 @@ class StoreTests(ArchiveTestCase):
     def test_lost(self) -> None:
         """A recording that is given up leaves nothing."""
         self.write(make_events(0, 10_000))
-        self.store.write([RecordingWork("one", "alice", [], make_end(), is_lost=True)])
+        self.store.write([PendingWrites("one", "alice", [], make_end(), is_lost=True)])
         self.assertEqual(self.list_files(), [])
         self.assertEqual(self.store.usage.spooled_bytes, 0)
 
@@ -184,10 +184,10 @@ class IndexTests(ArchiveTestCase):
         (self.root / "index/evaluations.sqlite").write_bytes(b"no index" * 1000)
         self.store = self.open()
         self.store.check_index()
-        self.store.renew_index()
-        for part in PARTS:
+        self.store.rebuild_damaged_index()
+        for part in NAME_PREFIXES:
             self.assertRaisesRegex(ServerBusy, "being made again", self.list_numbers)
-            self.store.compare_files(part)
+            self.store.reconcile_index(part)
         self.store = self.open()
         self.assertRaisesRegex(ServerBusy, "being made again", self.list_numbers)
         self.check()
@@ -208,15 +208,15 @@ class IndexTests(ArchiveTestCase):
         (self.root / "index/evaluations.sqlite").unlink()
         self.store = self.open()
         self.store.check_index()
-        self.store.renew_index()
-        for part in PARTS:
-            self.store.compare_files(part)
+        self.store.rebuild_damaged_index()
+        for part in NAME_PREFIXES:
+            self.store.reconcile_index(part)
         (self.root / "index/evaluations.sqlite").rename(self.root / "index/away")
         (self.root / "index/evaluations.sqlite").mkdir()
         self.assertRaisesRegex(ServerBusy, "cannot be read", self.list_numbers)
         (self.root / "index/evaluations.sqlite").rmdir()
         (self.root / "index/away").rename(self.root / "index/evaluations.sqlite")
-        self.store.end_check()
+        self.store.finish_index_check()
         self.assertTrue(self.store.needs_check)
         self.assertRaisesRegex(ServerBusy, "being made again", self.list_numbers)
         self.check()
@@ -261,8 +261,8 @@ class RemovalTests(ArchiveTestCase):
         """Evaluations are removed so many days after their end."""
         self.fill(5)
         self.now = NOW + 92.5 * DAY
-        self.assertTrue(self.store.remove_old())
-        self.assertFalse(self.store.remove_old())
+        self.assertTrue(self.store.remove_old_evaluations())
+        self.assertFalse(self.store.remove_old_evaluations())
         self.assertEqual(self.list_numbers(), [3, 4, 5])
         self.assertEqual(self.list_files(), ["jsonl.zst"] * 3)
         self.assertEqual(self.store.usage.count, 3)
@@ -274,7 +274,7 @@ class RemovalTests(ArchiveTestCase):
         self.store = self.open(size=2**20)
         self.check()
         self.assertEqual(self.store.usage.archived_bytes, size)
-        while self.store.remove_old():
+        while self.store.remove_old_evaluations():
             pass
         kept = self.list_numbers()
         self.assertEqual(self.store.usage.count, len(self.list_files()))
@@ -296,7 +296,7 @@ class RemovalTests(ArchiveTestCase):
         paths = [self.stick(1), self.stick(2)]
         self.store.settings = ArchiveSettings(enabled=True, size=3 * each)
         with capturedLogs() as logged:
-            while self.store.remove_old():
+            while self.store.remove_old_evaluations():
                 pass
         self.assertEqual(self.list_numbers(), [1, 2, 5])
         self.assertEqual(self.read(name="1"), make_batch(0, 3))
@@ -308,7 +308,7 @@ class RemovalTests(ArchiveTestCase):
             (path / "below").rmdir()
             path.rmdir()
         self.now = NOW + 92.5 * DAY
-        while self.store.remove_old():
+        while self.store.remove_old_evaluations():
             pass
         self.assertEqual(self.list_numbers(), [5])
         self.assertEqual(self.store.usage.count, 1)
@@ -330,14 +330,14 @@ class RemovalTests(ArchiveTestCase):
 
     def test_all_stuck(self) -> None:
         """Where nothing can be removed the removal ends, and nothing is lost."""
-        self.fill(REMOVED_AT_ONCE + 2)
-        for number in range(1, REMOVED_AT_ONCE + 3):
+        self.fill(MAX_REMOVALS_PER_CALL + 2)
+        for number in range(1, MAX_REMOVALS_PER_CALL + 3):
             self.stick(number)
         usage = self.store.usage
         self.now = NOW + 1000 * DAY
         with capturedLogs() as logged:
             for goes_on in (True, False):
-                self.assertEqual(self.store.remove_old(), goes_on)
+                self.assertEqual(self.store.remove_old_evaluations(), goes_on)
         self.assertEqual((self.store.usage, len(logged)), (usage, 1))
 
     def test_recordings_count(self) -> None:
@@ -348,7 +348,7 @@ class RemovalTests(ArchiveTestCase):
         self.write(
             WrittenEvents(0, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None), name="running"
         )
-        while self.store.remove_old():
+        while self.store.remove_old_evaluations():
             pass
         self.assertLess(self.store.usage.count, 30)
         self.assertGreater(self.store.usage.count, 0)
@@ -429,8 +429,8 @@ class DiskTests(ArchiveTestCase):
         (self.root / "spool" / f"{name}.0.0.lines").mkdir()
         outcomes = self.store.write(
             [
-                RecordingWork("one", "alice", [make_events(3, 3)], make_end(1)),
-                RecordingWork("two", "alice", [make_events(3, 3)], make_end(2)),
+                PendingWrites("one", "alice", [make_events(3, 3)], make_end(1)),
+                PendingWrites("two", "alice", [make_events(3, 3)], make_end(2)),
             ]
         )
         self.assertEqual([outcome.reason for outcome in outcomes], ["disk", None])

@@ -9,13 +9,13 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.archive.files import ArchiveFile
-from tawebeval.archive.index import RowQuery
+from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.store import (
-    PARTS,
+    NAME_PREFIXES,
     ArchiveStore,
+    PendingWrites,
     RecordingEnd,
-    RecordingWork,
-    WorkOutcome,
+    WriteOutcome,
     WrittenEvents,
 )
 from tawebeval.config import ArchiveSettings
@@ -74,16 +74,16 @@ class ArchiveTestCase(SynchronousTestCase):
     def check(self) -> None:
         """Check index and files, as after the start."""
         self.store.check_index()
-        self.store.renew_index()
-        for part in PARTS:
-            self.store.compare_files(part)
-        self.store.end_check()
+        self.store.rebuild_damaged_index()
+        for part in NAME_PREFIXES:
+            self.store.reconcile_index(part)
+        self.store.finish_index_check()
 
     def write(
         self, *events: WrittenEvents, name: str = "one", end: RecordingEnd | None = None
-    ) -> WorkOutcome:
+    ) -> WriteOutcome:
         """Write events of an evaluation."""
-        (outcome,) = self.store.write([RecordingWork(name, "alice", events, end)])
+        (outcome,) = self.store.write([PendingWrites(name, "alice", events, end)])
         return outcome
 
     def read(
@@ -104,7 +104,7 @@ class ArchiveTestCase(SynchronousTestCase):
 
     def list_numbers(self) -> Sequence[int]:
         """Return the numbers of the evaluations in the index."""
-        rows = self.store.list_rows(RowQuery("alice", 0, 10**6, 100, lambda row: True))
+        rows = self.store.list_rows(ArchiveQuery("alice", 0, 10**6, 100, lambda row: True))
         return [row.sequence_number for row in rows]
 
     def list_files(self) -> Sequence[str]:

@@ -181,7 +181,7 @@ class RunTestCase(SynchronousTestCase):
             self.clock,
             SegiParser(MARKERS),
             self.ring,
-            budget.add_share(on_room=lambda: self.pump.on_ring_room()),
+            budget.allocate_ring(on_room=lambda: self.pump.on_ring_room()),
             self,
         )
         self.sandboxed = FakeSandboxedRun(
@@ -254,10 +254,10 @@ class PumpTestCase(SynchronousTestCase):
         self.budget = RingBudget(
             2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call)
         )
-        self.share = self.budget.add_share(on_room=lambda: self.pump.on_ring_room())
+        self.share = self.budget.allocate_ring(on_room=lambda: self.pump.on_ring_room())
         self.changes = 0
         self.held: list[bool] = []
-        self.losses = 0
+        self.loss_counts = 0
         self.files: list[tuple[FileReference, Deferred[bytes]]] = []
         self.producer = FakeProducer()
         self.pump = StdoutPump(
@@ -285,7 +285,7 @@ class PumpTestCase(SynchronousTestCase):
 
     def on_lost_events(self) -> None:
         """Count defects."""
-        self.losses += 1
+        self.loss_counts += 1
 
     def turn(self, count: int = 1) -> None:
         """Let so many turns of the reactor pass."""

@@ -38,7 +38,7 @@ class PlainQueue:
         """Return whether the queue has no room for one more waiter."""
         return sum(map(len, self.waiting.values())) >= self.queued + self.count_free(caller)[0]
 
-    def is_share_used_up(self, caller: str) -> bool:
+    def is_caller_quota_exhausted(self, caller: str) -> bool:
         """Return whether the caller's share of the queue has no room for one more waiter."""
         most = self.own_queued or self.queued
         free = self.count_free(caller)[1]

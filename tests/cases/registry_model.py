@@ -17,7 +17,7 @@ from tawebeval import errors
 from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES, StreamFraming
 from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.pages import DUMMY_END, EventPage
+from tawebeval.core.pages import DUMMY_END_CURSOR, EventPage
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.records import RESUME_SECONDS, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -269,7 +269,7 @@ class Comparison(RuleBasedStateMachine):
                 break
             if self.now >= model.paged and not self.is_awaited(identifier):
                 self.forget(identifier)
-                used -= model.real.ring_share.size
+                used -= model.real.ring_allocation.size
                 kept -= 1
         return used < TOTAL - TOTAL // 4 and kept < KEPT
 
@@ -343,15 +343,15 @@ class Comparison(RuleBasedStateMachine):
         except errors.RequestError as error:
             answer = error
         if model.forgotten:
-            if after == DUMMY_END:
+            if after == DUMMY_END_CURSOR:
                 assert isinstance(answer, EventPage)
                 assert (answer.begin, answer.end, answer.events.count) == (after, None, 0)
             else:
                 assert type(answer) is errors.EvaluationExpired
             return answer
         model.asked = self.now
-        number = model.newest + 1 if after == DUMMY_END else int(after or 0)
-        if after == DUMMY_END and model.closed:
+        number = model.newest + 1 if after == DUMMY_END_CURSOR else int(after or 0)
+        if after == DUMMY_END_CURSOR and model.closed:
             self.forget(identifier)
             assert isinstance(answer, EventPage)
             assert (answer.begin, answer.end, answer.events.count) == (after, None, 0)
@@ -381,7 +381,7 @@ class Comparison(RuleBasedStateMachine):
         assert value["begin"] == after
         at_the_end = model.closed and end == model.newest
         if not (early and at_the_end and value["end"] == str(end)):
-            assert value["end"] == (DUMMY_END if at_the_end else str(end))
+            assert value["end"] == (DUMMY_END_CURSOR if at_the_end else str(end))
         assert events or number == model.newest
         assert len(page.events.lines) <= PAGE or len(events) == 1
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import budget as module
-from tawebeval.core.budget import RingBudget, RingShare, UploadBudget, UploadShare
+from tawebeval.core.budget import RingAllocation, RingBudget, SharedUpload, UploadBudget
 from tawebeval.errors import ServerBusy
 
 # Of the total a quarter, rounded down, is the reserve; the rest is common.
@@ -56,14 +56,14 @@ class BudgetTestCase(SynchronousTestCase):
     running = 1000
 
     def setUp(self) -> None:
-        self.patch(module, "TURN_BYTES", READ)
+        self.patch(module, "MIN_FREED_BYTES", READ)
         self.turns = Turns()
         self.budget = RingBudget(TOTAL, EACH, self.running, self.turns.call_later)
-        self.reopened: list[RingShare] = []
+        self.reopened: list[RingAllocation] = []
 
-    def add_share(
+    def allocate_ring(
         self, size: int = 0, on_full: Callable[[], None] = lambda: None, reads: int = 0
-    ) -> RingShare:
+    ) -> RingAllocation:
         """Return a new share of `size` bytes, which grows to `reads` bytes when reopened."""
 
         def on_room() -> None:
@@ -71,7 +71,7 @@ class BudgetTestCase(SynchronousTestCase):
             if reads:
                 share.resize(reads)
 
-        share = self.budget.add_share(on_full=on_full, on_room=on_room)
+        share = self.budget.allocate_ring(on_full=on_full, on_room=on_room)
         share.resize(size)
         return share
 
@@ -81,7 +81,7 @@ class LimitTests(BudgetTestCase):
 
     def test_each(self) -> None:
         """While enough is free a ring is full at `per_ring` bytes, not one byte before."""
-        share = self.add_share(EACH - 1)
+        share = self.allocate_ring(EACH - 1)
         self.assertFalse(share.is_full)
         self.assertEqual(self.budget.full_ring_count, 0)
         share.resize(EACH)
@@ -91,18 +91,22 @@ class LimitTests(BudgetTestCase):
 
     def test_as_much_as_is_free(self) -> None:
         """If less is free than `per_ring`, a ring may hold as much as is free."""
-        first, second, third = self.add_share(EACH), self.add_share(EACH), self.add_share(199)
+        first, second, third = (
+            self.allocate_ring(EACH),
+            self.allocate_ring(EACH),
+            self.allocate_ring(199),
+        )
         self.assertEqual(third.limit, COMMON - 2 * EACH - 199)
         self.assertFalse(third.is_full)
         third.resize(200)
         self.assertTrue(third.is_full)
         self.assertEqual(self.budget.used_bytes, 800)
-        self.assertFalse(self.add_share(99).is_full)
+        self.assertFalse(self.allocate_ring(99).is_full)
         self.assertEqual([first.is_full, second.is_full], [True, True])
 
     def test_fair(self) -> None:
         """Rings that take all they can have equal parts, and one such part is left."""
-        shares = [self.add_share() for _ in range(9)]
+        shares = [self.allocate_ring() for _ in range(9)]
         while not all(share.is_full for share in shares):
             for share in shares:
                 if not share.is_full:
@@ -112,29 +116,29 @@ class LimitTests(BudgetTestCase):
 
     def test_empty(self) -> None:
         """An empty ring is never full, and one with a byte is, when everything is used."""
-        self.add_share(COMMON + 50)
+        self.allocate_ring(COMMON + 50)
         self.assertTrue(self.budget.is_exhausted)
-        share = self.add_share()
+        share = self.allocate_ring()
         self.assertFalse(share.is_full)
         share.resize(1)
         self.assertTrue(share.is_full)
 
     def test_spent(self) -> None:
         """Nothing but the reserve is left at three quarters of the total, not one byte before."""
-        share = self.add_share(COMMON - 1)
+        share = self.allocate_ring(COMMON - 1)
         self.assertFalse(self.budget.is_exhausted)
         share.resize(COMMON)
         self.assertTrue(self.budget.is_exhausted)
 
     def test_kept(self) -> None:
         """Bytes kept beside a ring count but do not fill the ring; freed ones reopen others."""
-        first, second = self.add_share(1), self.add_share(200)
-        first.resize_beside_ring(COMMON - 250)
+        first, second = self.allocate_ring(1), self.allocate_ring(200)
+        first.set_extra_bytes(COMMON - 250)
         self.assertEqual((first.is_full, self.budget.used_bytes), (False, COMMON - 49))
         self.assertEqual(self.budget.ring_limit, 49)
         second.resize(200)
         self.assertTrue(second.is_full)
-        first.resize_beside_ring(10)
+        first.set_extra_bytes(10)
         self.turns.settle()
         self.assertEqual(self.reopened, [second])
         first.release()
@@ -142,8 +146,8 @@ class LimitTests(BudgetTestCase):
 
     def test_unbound(self) -> None:
         """A share without its limit is never full, but counts."""
-        share = self.add_share(EACH)
-        share.remove_limit()
+        share = self.allocate_ring(EACH)
+        share.disable_limit()
         self.assertEqual((share.is_full, self.reopened), (False, [share]))
         share.resize(COMMON)
         self.assertEqual((share.is_full, self.budget.used_bytes), (False, COMMON))
@@ -159,7 +163,7 @@ class LimitTests(BudgetTestCase):
             if len(sizes) == 2:
                 share.resize(5)
 
-        share = self.add_share(on_full=make_room)
+        share = self.allocate_ring(on_full=make_room)
         for size in (EACH - 1, EACH, EACH + 1, 1, EACH + 2):
             share.resize(size)
         self.assertEqual(sizes, [EACH, EACH + 2])
@@ -169,7 +173,7 @@ class LimitTests(BudgetTestCase):
 
     def test_left(self) -> None:
         """A released share holds nothing, calls nothing, and cannot grow again."""
-        share, other = self.add_share(COMMON), self.add_share(1)
+        share, other = self.allocate_ring(COMMON), self.allocate_ring(1)
         share.release()
         self.assertEqual((self.budget.used_bytes, share.is_full), (1, False))
         share.resize(50)
@@ -185,22 +189,22 @@ class HoldTests(BudgetTestCase):
 
     def test_held(self) -> None:
         """The end of a hold gives room, unless the ring is full."""
-        share = self.add_share(1)
-        share.set_held(True)
+        share = self.allocate_ring(1)
+        share.set_writing_blocked(True)
         self.assertEqual(
-            (share.is_held, share.is_full, self.budget.full_ring_count), (True, False, 0)
+            (share.is_writing_blocked, share.is_full, self.budget.full_ring_count), (True, False, 0)
         )
         self.assertEqual(self.reopened, [])
-        share.set_held(False)
-        share.set_held(False)
-        self.assertEqual((share.is_held, self.reopened), (False, [share]))
+        share.set_writing_blocked(False)
+        share.set_writing_blocked(False)
+        self.assertEqual((share.is_writing_blocked, self.reopened), (False, [share]))
 
     def test_held_and_full(self) -> None:
         """A ring that has become full meanwhile waits on."""
-        share = self.add_share()
-        share.set_held(True)
+        share = self.allocate_ring()
+        share.set_writing_blocked(True)
         share.resize(EACH)
-        share.set_held(False)
+        share.set_writing_blocked(False)
         self.assertEqual((share.is_full, self.reopened), (True, []))
         share.resize(1)
         self.assertEqual(self.reopened, [share])
@@ -226,28 +230,28 @@ class CallerShareTests(BudgetTestCase):
 
     def test_share(self) -> None:
         """All rings of a caller count together, and nobody else's; not one byte before."""
-        first, second = self.budget.add_share("alice"), self.budget.add_share("alice")
-        other = self.budget.add_share("bob")
+        first, second = self.budget.allocate_ring("alice"), self.budget.allocate_ring("alice")
+        other = self.budget.allocate_ring("bob")
         first.resize(200)
         second.resize(299)
         other.resize(499)
-        self.assertFalse(self.budget.is_share_used_up("alice"))
+        self.assertFalse(self.budget.is_caller_quota_exhausted("alice"))
         second.resize(300)
-        self.assertTrue(self.budget.is_share_used_up("alice"))
-        self.assertFalse(self.budget.is_share_used_up("bob"))
-        self.assertFalse(self.budget.is_share_used_up("carol"))
+        self.assertTrue(self.budget.is_caller_quota_exhausted("alice"))
+        self.assertFalse(self.budget.is_caller_quota_exhausted("bob"))
+        self.assertFalse(self.budget.is_caller_quota_exhausted("carol"))
         first.release()
-        self.assertFalse(self.budget.is_share_used_up("alice"))
+        self.assertFalse(self.budget.is_caller_quota_exhausted("alice"))
 
     def test_relieved(self) -> None:
         """The call on relief is made once, in another turn, when a caller is below its share."""
-        share = self.budget.add_share("alice")
+        share = self.budget.allocate_ring("alice")
         share.resize(500)
         for _ in range(2):
-            self.budget.call_when_share_free("alice", self.count)
+            self.budget.call_when_quota_available("alice", self.count)
         for size in (600, 500):
             share.resize(size)
-        self.budget.add_share("bob").release()
+        self.budget.allocate_ring("bob").release()
         self.turns.settle()
         self.assertEqual(self.relieved, 0)
         share.resize(499)
@@ -259,19 +263,19 @@ class CallerShareTests(BudgetTestCase):
 
     def test_nobody_in_particular(self) -> None:
         """Without callers there are no shares, nor with 0, or as much as there is for all."""
-        self.budget.add_share().resize(COMMON)
-        self.assertFalse(self.budget.is_share_used_up(""))
+        self.budget.allocate_ring().resize(COMMON)
+        self.assertFalse(self.budget.is_caller_quota_exhausted(""))
         for own, used in ((0, False), (COMMON, False), (COMMON - 1, True)):
             self.start(own)
-            self.budget.add_share("alice").resize(COMMON)
-            self.assertIs(self.budget.is_share_used_up("alice"), used)
+            self.budget.allocate_ring("alice").resize(COMMON)
+            self.assertIs(self.budget.is_caller_quota_exhausted("alice"), used)
 
     def test_nothing_left(self) -> None:
         """Nothing is stored of callers that hold nothing."""
-        share = self.budget.add_share("alice")
+        share = self.budget.allocate_ring("alice")
         share.resize(7)
         share.release()
-        self.assertFalse(self.budget.used_by_caller)
+        self.assertFalse(self.budget.used_bytes_by_caller)
 
 
 class ReserveTests(BudgetTestCase):
@@ -279,7 +283,7 @@ class ReserveTests(BudgetTestCase):
 
     running = RUNNING
 
-    def fill(self, share: RingShare) -> int:
+    def fill(self, share: RingAllocation) -> int:
         """Fill a ring byte by byte; return the size at which it is full."""
         while not share.is_full:
             share.resize(share.size + 1)
@@ -287,29 +291,29 @@ class ReserveTests(BudgetTestCase):
 
     def test_all_have_their_part(self) -> None:
         """As many as are filled at once each have their part, and one part is left over."""
-        self.add_share(COMMON).remove_limit()
-        shares = [self.add_share() for _ in range(RUNNING)]
+        self.allocate_ring(COMMON).disable_limit()
+        shares = [self.allocate_ring() for _ in range(RUNNING)]
         self.assertEqual([self.fill(share) for share in shares], [RESERVED] * RUNNING)
         self.assertEqual(TOTAL - self.budget.used_bytes, RESERVED)
         self.assertTrue(self.budget.is_exhausted)
 
     def test_not_beside_what_is_common(self) -> None:
         """While more than that is free for all the reserve changes nothing."""
-        self.assertEqual(self.fill(self.add_share()), EACH)
-        self.assertEqual(self.fill(self.add_share()), EACH)
-        self.assertEqual(self.fill(self.add_share()), 200)
-        self.assertEqual(self.fill(self.add_share()), RESERVED)
+        self.assertEqual(self.fill(self.allocate_ring()), EACH)
+        self.assertEqual(self.fill(self.allocate_ring()), EACH)
+        self.assertEqual(self.fill(self.allocate_ring()), 200)
+        self.assertEqual(self.fill(self.allocate_ring()), RESERVED)
 
     def test_never_more_than_each(self) -> None:
         """Where few are filled at once the part of each is what one may have, and no more."""
         self.budget = RingBudget(TOTAL, 100, 1, self.turns.call_later)
-        self.add_share(COMMON).remove_limit()
-        self.assertEqual(self.fill(self.add_share()), 100)
+        self.allocate_ring(COMMON).disable_limit()
+        self.assertEqual(self.fill(self.allocate_ring()), 100)
 
     def test_others_have_filled_it(self) -> None:
         """What is left of the reserve is divided where more than were expected hold some."""
-        self.add_share(TOTAL - 100).remove_limit()
-        self.assertEqual([self.fill(self.add_share()) for _ in range(2)], [50, 25])
+        self.allocate_ring(TOTAL - 100).disable_limit()
+        self.assertEqual([self.fill(self.allocate_ring()) for _ in range(2)], [50, 25])
 
 
 class RoomTests(BudgetTestCase):
@@ -317,7 +321,7 @@ class RoomTests(BudgetTestCase):
 
     def test_own(self) -> None:
         """A ring that frees enough of its own bytes is reopened at once."""
-        share = self.add_share(EACH + 50)
+        share = self.allocate_ring(EACH + 50)
         share.resize(EACH)
         self.assertEqual(self.reopened, [])
         share.resize(EACH - 1)
@@ -328,7 +332,7 @@ class RoomTests(BudgetTestCase):
 
     def test_others(self) -> None:
         """Bytes that others free reopen a share in another turn, if they are enough."""
-        large, small = self.add_share(800), self.add_share(150)
+        large, small = self.allocate_ring(800), self.allocate_ring(150)
         self.assertTrue(small.is_full)
         large.resize(701)
         self.assertEqual(self.turns.calls, [])
@@ -340,8 +344,8 @@ class RoomTests(BudgetTestCase):
 
     def test_smallest_first(self) -> None:
         """The smallest share is reopened first; shares without enough room are not."""
-        large = self.add_share(900)
-        shares = [self.add_share(size) for size in (70, 40, 60, 50)]
+        large = self.allocate_ring(900)
+        shares = [self.allocate_ring(size) for size in (70, 40, 60, 50)]
         self.assertTrue(all(share.is_full for share in shares))
         large.resize(900 - 120 - 61)
         self.turns.settle()
@@ -350,7 +354,7 @@ class RoomTests(BudgetTestCase):
 
     def test_taken_again(self) -> None:
         """No share is reopened if the room is taken before the turn comes."""
-        large, small = self.add_share(900), self.add_share(50)
+        large, small = self.allocate_ring(900), self.allocate_ring(50)
         self.assertTrue(small.is_full)
         large.resize(500)
         large.resize(900)
@@ -359,8 +363,8 @@ class RoomTests(BudgetTestCase):
 
     def test_a_few_at_a_time(self) -> None:
         """A turn reopens only as many shares as can read into the free bytes; in the end all."""
-        large = self.add_share(COMMON - 1)
-        shares = [self.add_share(1) for _ in range(20)]
+        large = self.allocate_ring(COMMON - 1)
+        shares = [self.allocate_ring(1) for _ in range(20)]
         self.assertTrue(all(share.is_full for share in shares))
         large.resize(COMMON - 20 - 45)
         large.resize(COMMON - 20 - 46)
@@ -372,9 +376,9 @@ class RoomTests(BudgetTestCase):
 
     def test_they_read(self) -> None:
         """Reopened shares that read leave less for the next shares, which then wait on."""
-        large = self.add_share(COMMON - 1)
+        large = self.allocate_ring(COMMON - 1)
         for _ in range(20):
-            self.add_share(1, reads=READ)
+            self.allocate_ring(1, reads=READ)
         large.resize(COMMON - 20 - 45)
         self.turns.settle()
         self.assertEqual(len(self.reopened), 5)
@@ -388,16 +392,18 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.turns = Turns()
         self.budget = RingBudget(TOTAL, EACH, RUNNING, self.turns.call_later)
-        self.shares: list[RingShare] = []
-        self.reading: set[RingShare] = set()  # as their owner knows from `is_full` and `on_room`
+        self.shares: list[RingAllocation] = []
+        self.reading: set[RingAllocation] = (
+            set()
+        )  # as their owner knows from `is_full` and `on_room`
 
     @rule()
     def enter(self) -> None:
-        share = self.budget.add_share(on_room=lambda: self.reading.add(share))
+        share = self.budget.allocate_ring(on_room=lambda: self.reading.add(share))
         self.shares.append(share)
         self.reading.add(share)
 
-    def note(self, share: RingShare) -> None:
+    def note(self, share: RingAllocation) -> None:
         """Do as an intake does after each change of its own."""
         if share.is_full:
             self.reading.discard(share)
@@ -422,7 +428,7 @@ class Machine(RuleBasedStateMachine):
     def end(self, number: int, size: int) -> None:
         """Let its process end, which leaves something in its pipe, and let it be forgotten."""
         share = self.shares.pop(number % len(self.shares))
-        share.remove_limit()
+        share.disable_limit()
         share.resize(share.size + size)
         assert not share.is_full
         assert share in self.reading
@@ -528,11 +534,11 @@ class SpoolTests(SynchronousTestCase):
         """Bytes that several hold are given back by the last."""
         spool = UploadBudget(100)
         spool.add_bytes(60)
-        share = UploadShare(spool, 60)
-        share.add_user()
-        share.remove_user()
-        self.assertEqual((share.users, spool.stored_bytes), (1, 60))
-        share.remove_user()
+        share = SharedUpload(spool, 60)
+        share.add_reference()
+        share.remove_reference()
+        self.assertEqual((share.reference_count, spool.stored_bytes), (1, 60))
+        share.remove_reference()
         self.assertEqual(spool.stored_bytes, 0)
 
     def test_crowded(self) -> None:

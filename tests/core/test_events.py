@@ -12,7 +12,7 @@ from tawebeval.core.events import (
     EMPTY_BATCH,
     LINE_TERMINATOR,
     EventBatch,
-    base64_size,
+    compute_base64_size,
     encode_data,
     encode_error,
     encode_file,
@@ -139,7 +139,7 @@ class DataTests(SynchronousTestCase):
         """How much of an event the content takes is known before it is made."""
         [payload] = decode(encode_file("", "", content))
         [nothing] = decode(encode_file("", "", b""))
-        assert len(payload) - len(nothing) == base64_size(len(content))
+        assert len(payload) - len(nothing) == compute_base64_size(len(content))
 
     def test_file_members(self) -> None:
         """The members of a file's event are those of the contract, section 4."""

@@ -18,7 +18,7 @@ from tawebeval.core.form import (
     CHANGEABLE_FIELDS,
     MAX_DEPTH,
     MAX_SEED,
-    RERUN_FIELDS,
+    RERUN_FORM_FIELDS,
     TEXT_FIELDS,
     EvaluationRequest,
     FormPreset,
@@ -99,7 +99,7 @@ class PresetTests(SynchronousTestCase):
 
     def test_rerun(self) -> None:
         """A form that runs an evaluation again has no files, and may have limits."""
-        preset = FormPreset("the evaluation", None, {}, RERUN_FIELDS, None)
+        preset = FormPreset("the evaluation", None, {}, RERUN_FORM_FIELDS, None)
         preset.check_text_field("limits[cpu]")
         preset.check_submission(["a"])
         self.assertRaises(InvalidField, preset.check_submission_field, "a")
@@ -650,7 +650,7 @@ class LimitTests(Tables):
         request = parse({"limits[cpu]": "20", "limits[wall_clock]": "20.5"})
         limits = unpack_request(pack_request(request)).limits
         self.assertEqual(repr(limits), "{'wall_clock': 20.5, 'cpu': 20}")
-        self.assertEqual(request.drop_start_fields().limits, {})
+        self.assertEqual(request.clear_start_fields().limits, {})
 
     def test_refused(self) -> None:
         """A value that is no limit is refused."""
@@ -680,7 +680,7 @@ class LabelTests(Tables):
         }
         request = parse(form)
         self.assertEqual(request.metadata, {"contest": "finals", "a.b-c_1": "x = 'é' 😀"})
-        packed = pack_request(request.drop_start_fields())
+        packed = pack_request(request.clear_start_fields())
         self.assertEqual(unpack_labels(packed).metadata, request.metadata)
         self.assertEqual(unpack_request(packed).metadata, request.metadata)
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.forwarded import (
-    UNIX_PEERS,
+    UNIX_SOCKET_PEERS,
     TrustedProxies,
     canonicalize_address,
     find_address_group,
 )
 from tawebeval.errors import MalformedRequest
 
-TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX_PEERS)
+TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX_SOCKET_PEERS)
 FORWARDED = TrustedProxies.parse(TRUSTED, "Forwarded")
 PLAIN = TrustedProxies.parse(TRUSTED, "X-Forwarded-For")
 
@@ -200,13 +200,22 @@ class TrustTests(SynchronousTestCase):
             *(("2001:db8:1:2::3", True), ("2001:db8:2::", False), ("", False), ("unix", False)),
         ):
             self.assertEqual(PLAIN.is_trusted(address), trusted, address)
-            self.assertFalse(TrustedProxies.parse((UNIX_PEERS,), "Forwarded").is_trusted(address))
+            self.assertFalse(
+                TrustedProxies.parse((UNIX_SOCKET_PEERS,), "Forwarded").is_trusted(address)
+            )
         self.assertTrue(PLAIN.trusts_unix)
         self.assertFalse(TrustedProxies.parse(("::1",), "Forwarded").trusts_unix)
 
     def test_too_wide(self) -> None:
         """Networks in which strangers may be are found; a single address is named on purpose."""
-        fine = ("192.0.2.1", "2001:db8::1", "10.0.0.0/8", "127.0.0.0/30", "fd00::/8", UNIX_PEERS)
+        fine = (
+            "192.0.2.1",
+            "2001:db8::1",
+            "10.0.0.0/8",
+            "127.0.0.0/30",
+            "fd00::/8",
+            UNIX_SOCKET_PEERS,
+        )
         self.assertEqual(TrustedProxies.parse(fine, "Forwarded").find_public_networks(), [])
         wide = ("0.0.0.0/0", "::/0", "10.0.0.0/7", "192.0.2.0/31", "2001:db8::/64")
         self.assertEqual(

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import (
-    GitRoute,
     HostPolicy,
+    ResolvedGitRemote,
     UrlServer,
-    build_git_route,
     format_address,
     is_public_address,
     parse_local_path,
     parse_url_server,
+    resolve_git_remote,
 )
 from tawebeval.errors import ForbiddenHost
 
@@ -241,11 +241,11 @@ class PolicyTests(SynchronousTestCase):
 class RouteTests(SynchronousTestCase):
     """How git is bound to an address."""
 
-    def check(self, url: str, address: str, expected: GitRoute) -> None:
+    def check(self, url: str, address: str, expected: ResolvedGitRemote) -> None:
         """Check the route to an address."""
         target = parse_url_server(url)
         assert target is not None
-        self.assertEqual(build_git_route(url, target, ip_address(address)), expected)
+        self.assertEqual(resolve_git_remote(url, target, ip_address(address)), expected)
 
     def test_http(self) -> None:
         """Curl is told what the name's address is."""
@@ -255,20 +255,22 @@ class RouteTests(SynchronousTestCase):
                 "GIT_CONFIG_KEY_0": "http.curloptResolve",
                 "GIT_CONFIG_VALUE_0": f"h:443:{text}",
             }
-            self.check("https://H/x", address, GitRoute("https://H/x", environment))
+            self.check("https://H/x", address, ResolvedGitRemote("https://H/x", environment))
 
     def test_git(self) -> None:
         """The address stands in the URL, and the server is told the name."""
         environment = {"GIT_OVERRIDE_VIRTUAL_HOST": "h:9418"}
-        self.check("git://h/x/y", "8.8.8.8", GitRoute("git://8.8.8.8:9418/x/y", environment))
-        self.check("git://h/x", "2606::1", GitRoute("git://[2606::1]:9418/x", environment))
+        self.check(
+            "git://h/x/y", "8.8.8.8", ResolvedGitRemote("git://8.8.8.8:9418/x/y", environment)
+        )
+        self.check("git://h/x", "2606::1", ResolvedGitRemote("git://[2606::1]:9418/x", environment))
 
     def test_ssh(self) -> None:
         """Ssh connects to the address, and looks for the name's key."""
         for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
             target = parse_url_server(url)
             assert target is not None
-            command = build_git_route(url, target, ip_address("8.8.8.8")).environment[
+            command = resolve_git_remote(url, target, ip_address("8.8.8.8")).environment[
                 "GIT_SSH_COMMAND"
             ]
             self.assertIn(" -oHostName=8.8.8.8 ", command)
@@ -279,11 +281,11 @@ class RouteTests(SynchronousTestCase):
         for url in ("u@h:x", "u@8.8.8.8:x"):
             target = parse_url_server(url)
             assert target is not None
-            found = build_git_route(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
+            found = resolve_git_remote(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
             command = found.environment["GIT_SSH_COMMAND"]
             self.assertTrue(command.startswith("ssh -oBatchMode=yes -oUser=git '-i/k y'"), command)
             self.assertEqual("-oHostName=8.8.8.8" in command, url == "u@h:x")
 
     def test_address(self) -> None:
         """An address in the URL needs nothing else."""
-        self.check("http://8.8.8.8/x", "8.8.8.8", GitRoute("http://8.8.8.8/x"))
+        self.check("http://8.8.8.8/x", "8.8.8.8", ResolvedGitRemote("http://8.8.8.8/x"))

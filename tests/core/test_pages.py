@@ -21,7 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core import ring
 from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data, encode_text
 from tawebeval.core.pages import (
-    DUMMY_END,
+    DUMMY_END_CURSOR,
     EventPage,
     locate_cursor,
     make_end_page,
@@ -88,15 +88,15 @@ class PageTests(SynchronousTestCase):
 
     def test_last_page(self) -> None:
         """The page that reaches the end of what is finished has the dummy end."""
-        page = self.check(ring_of(b"1", b"2", closed=True), None, DUMMY_END, [1, 2])
+        page = self.check(ring_of(b"1", b"2", closed=True), None, DUMMY_END_CURSOR, [1, 2])
         self.assertTrue(page.is_final)
-        page = self.check(ring_of(b"1", b"2", closed=True), "1", DUMMY_END, [2])
+        page = self.check(ring_of(b"1", b"2", closed=True), "1", DUMMY_END_CURSOR, [2])
         self.assertTrue(page.is_final)
 
     def test_finished_with_nothing_more(self) -> None:
         """So has an empty page, when the end came after the last event was read."""
-        self.assertTrue(self.check(ring_of(b"1", closed=True), "1", DUMMY_END, []).is_final)
-        self.assertTrue(self.check(ring_of(closed=True), None, DUMMY_END, []).is_final)
+        self.assertTrue(self.check(ring_of(b"1", closed=True), "1", DUMMY_END_CURSOR, []).is_final)
+        self.assertTrue(self.check(ring_of(closed=True), None, DUMMY_END_CURSOR, []).is_final)
 
     def test_finished_but_not_read(self) -> None:
         """A page that stops short of the end has no dummy end."""
@@ -109,7 +109,7 @@ class PageTests(SynchronousTestCase):
         """The dummy end is followed by an empty page with null as its end, for ever."""
         page = make_end_page()
         self.assertEqual(
-            json.loads(page.encode_json()), {"begin": DUMMY_END, "end": None, "data": []}
+            json.loads(page.encode_json()), {"begin": DUMMY_END_CURSOR, "end": None, "data": []}
         )
         self.assertTrue(page.is_final)
         self.assertEqual(page, make_end_page())
@@ -117,7 +117,7 @@ class PageTests(SynchronousTestCase):
     def test_dummy_end_of_what_runs(self) -> None:
         """While events may come nobody can have got the dummy end: it lies beyond the newest."""
         ring = ring_of(b"1")
-        self.assertRaises(InvalidCursor, ask, ring, DUMMY_END, PLENTY)
+        self.assertRaises(InvalidCursor, ask, ring, DUMMY_END_CURSOR, PLENTY)
         self.assertEqual(ring.oldest, 0)
 
     def test_reading(self) -> None:
@@ -202,7 +202,7 @@ class CursorTests(SynchronousTestCase):
 
     def test_kept(self) -> None:
         """A cursor is given back exactly as it came."""
-        for after in ("0", "1", "10", "9" * 18, DUMMY_END):
+        for after in ("0", "1", "10", "9" * 18, DUMMY_END_CURSOR):
             self.assertEqual(parse_cursor(after), after)
 
     def test_refused(self) -> None:
@@ -239,7 +239,7 @@ class NewsTests(SynchronousTestCase):
             (EventPage("7", "7", EMPTY_BATCH), False),
             (EventPage(None, "0", EMPTY_BATCH), False),
             (EventPage("7", "8", EventBatch(1, b"1\n")), True),
-            (EventPage("7", DUMMY_END, EMPTY_BATCH), True),
+            (EventPage("7", DUMMY_END_CURSOR, EMPTY_BATCH), True),
             (make_end_page(), True),
         ):
             self.assertIs(page.is_worth_sending, news, page)
@@ -268,7 +268,7 @@ class SkipTests(SynchronousTestCase):
         for after, skip, said in (
             ("3", 2, "after: '3' with skip: 2 is after the newest event, 4"),
             (None, 5, "after: '' with skip: 5 is after the newest event, 4"),
-            (DUMMY_END, 1, "after: 'end' with skip: 1 is after the newest event, 4"),
+            (DUMMY_END_CURSOR, 1, "after: 'end' with skip: 1 is after the newest event, 4"),
             ("5", 0, "after: '5' is after the newest event, 4"),
         ):
             error = self.assertRaises(InvalidCursor, locate_cursor, self.ring, after, skip)
@@ -330,7 +330,7 @@ class PagesMachine(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([0, 100, 5000, PLENTY]), received=st.booleans())
     def go_on(self, limit: int, received: bool) -> None:
         """Ask for the reader's next page, whether it is received or has to be asked for again."""
-        if self.cursor == DUMMY_END or int(self.cursor or 0) < self.acknowledged:
+        if self.cursor == DUMMY_END_CURSOR or int(self.cursor or 0) < self.acknowledged:
             return
         page = ask(self.ring, self.cursor, limit)
         self.check(page, self.cursor, int(self.cursor or 0), limit)
@@ -350,7 +350,7 @@ class PagesMachine(RuleBasedStateMachine):
     @rule()
     def ask_after_the_end(self) -> None:
         """Ask after the dummy end, which is no place in the ring."""
-        self.refused(InvalidCursor, DUMMY_END)
+        self.refused(InvalidCursor, DUMMY_END_CURSOR)
 
     @rule()
     def read_all(self) -> None:
@@ -387,7 +387,7 @@ class PagesMachine(RuleBasedStateMachine):
         assert page.begin == after
         end = begin + len(expected)
         finished = self.closed and end == len(self.lines)
-        assert page.end == (DUMMY_END if finished else str(end))
+        assert page.end == (DUMMY_END_CURSOR if finished else str(end))
         assert page.is_final == finished
         assert re.fullmatch(r"[A-Za-z0-9_-]+", page.end)
         value = json.loads(page.encode_json())

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.peers import (
-    JointCursor,
-    JointPart,
+    DaemonListPage,
     ListCursor,
     ListEntry,
-    ListPart,
-    make_list_part,
-    merge_parts,
+    MergedListCursor,
+    MergedListPage,
+    make_list_page,
+    merge_list_pages,
     parse_list_cursor,
-    parse_list_part,
+    parse_list_page,
 )
 from tawebeval.errors import InvalidCursor
 
@@ -36,7 +36,7 @@ class FakeDaemon:
     name: str
     created: list[str]
 
-    def read_part(self, cursor: str | None, limit: int) -> ListPart:
+    def read_part(self, cursor: str | None, limit: int) -> DaemonListPage:
         """Return the part after a cursor, as the registry does."""
         begin = parse_list_cursor(cursor).number if cursor else 0
         end = min(begin + limit, len(self.created))
@@ -44,7 +44,7 @@ class FakeDaemon:
             {"evaluation_id": f"{self.name}-{n}", "created": self.created[n]}
             for n in range(begin, end)
         ]
-        return make_list_part(
+        return make_list_page(
             None if end == len(self.created) else str(ListCursor(MARK, end)), data
         )
 
@@ -68,8 +68,8 @@ class JointListTests(SynchronousTestCase):
         after = ""
         for attempt in range(100):
             self.assertRegex(after, r"\A[A-Za-z0-9_-]*\Z")
-            cursor = JointCursor.parse(after, NAMES)
-            asked = cursor.find_unfinished(NAMES)
+            cursor = MergedListCursor.parse(after, NAMES)
+            asked = cursor.find_unfinished_lists(NAMES)
             # In the end all are there, so that a client that asks again comes to an end.
             away = data.draw(st.sets(st.sampled_from(NAMES))) if attempt < 20 else set()
             parts = {
@@ -77,7 +77,7 @@ class JointListTests(SynchronousTestCase):
                 for name, place in asked.items()
                 if name not in away
             }
-            joint = merge_parts(cursor, asked, parts)
+            joint = merge_list_pages(cursor, asked, parts)
             self.assertEqual(joint.away, sorted(away & set(asked)))
             listed += map(identify, joint.entries)
             if joint.end is not None:
@@ -98,23 +98,23 @@ class JointListTests(SynchronousTestCase):
     def test_order(self, times: list[list[str]]) -> None:
         """Within a part the time decides, where the clocks of daemons do not go back."""
         parts = {
-            name: make_list_part(None, [{"created": each} for each in sorted(created)])
+            name: make_list_page(None, [{"created": each} for each in sorted(created)])
             for name, created in zip(NAMES, times, strict=False)
         }
-        joint = merge_parts(JointCursor(), parts, parts)
+        joint = merge_list_pages(MergedListCursor(), parts, parts)
         found = [entry.created for entry in joint.entries]
         self.assertEqual(found, sorted(chain(*times)))
 
     def test_away(self) -> None:
         """A list goes on while somebody answers; then it ends, and names those who are away."""
-        whole = make_list_part(None, [])
-        first = merge_parts(JointCursor(), ["a", "b2"], {"a": whole})
-        self.assertEqual(first, JointPart("a", [], ["b2"]))
-        place = JointCursor.parse("a", NAMES)
-        self.assertEqual(place.find_unfinished(["b2", "a"]), {"b2": None})
-        last = merge_parts(place, ["b2"], {})
-        self.assertEqual(last, JointPart(None, [], ["b2"]))
-        self.assertIsNone(merge_parts(place, ["b2"], {"b2": whole}).end)
+        whole = make_list_page(None, [])
+        first = merge_list_pages(MergedListCursor(), ["a", "b2"], {"a": whole})
+        self.assertEqual(first, MergedListPage("a", [], ["b2"]))
+        place = MergedListCursor.parse("a", NAMES)
+        self.assertEqual(place.find_unfinished_lists(["b2", "a"]), {"b2": None})
+        last = merge_list_pages(place, ["b2"], {})
+        self.assertEqual(last, MergedListPage(None, [], ["b2"]))
+        self.assertIsNone(merge_list_pages(place, ["b2"], {"b2": whole}).end)
 
 
 class CursorTests(SynchronousTestCase):
@@ -128,8 +128,8 @@ class CursorTests(SynchronousTestCase):
     @given(cursors)
     def test_round_trip(self, places: dict[str, str | None]) -> None:
         """A cursor is read as it was written."""
-        text = str(JointCursor(places))
-        self.assertEqual(JointCursor.parse(text, NAMES).places, places)
+        text = str(MergedListCursor(places))
+        self.assertEqual(MergedListCursor.parse(text, NAMES).places, places)
 
     def test_refused(self) -> None:
         """What is no cursor is refused: also other daemons, and a daemon twice."""
@@ -140,7 +140,7 @@ class CursorTests(SynchronousTestCase):
             f"a-{place}\n",
         ):  # fmt: skip
             with self.assertRaises(InvalidCursor, msg=text):
-                JointCursor.parse(text, NAMES)
+                MergedListCursor.parse(text, NAMES)
         for text in ("", "1", f"{MARK}-0", f"{MARK[1:]}-1", f"{MARK}-1_", f"{MARK}-٣"):
             error = self.assertRaises(InvalidCursor, parse_list_cursor, text)
             self.assertIn("begin again without `after`", str(error))
@@ -150,7 +150,7 @@ class CursorTests(SynchronousTestCase):
     def test_any_text(self, text: str) -> None:
         """Any text is a cursor of this form, or refused."""
         try:
-            cursor = JointCursor.parse(text, NAMES)
+            cursor = MergedListCursor.parse(text, NAMES)
         except InvalidCursor:
             return
         self.assertEqual(sorted(str(cursor)), sorted(text))
@@ -159,11 +159,11 @@ class CursorTests(SynchronousTestCase):
 class AnswerTests(SynchronousTestCase):
     """Answers of daemons."""
 
-    def parse(self, **changes: Any) -> ListPart:
+    def parse(self, **changes: Any) -> DaemonListPage:
         """Parse an answer of the daemon a."""
         entry = {"evaluation_id": "a-1", "created": "2026", "new": [1]}
         whole = {"daemon": "a", "begin": None, "end": f"{MARK}-1", "data": [entry], **changes}
-        return parse_list_part(orjson.dumps(whole), "a")
+        return parse_list_page(orjson.dumps(whole), "a")
 
     def test_good(self) -> None:
         """An entry stays as it is, with members that this release does not know."""
@@ -190,10 +190,10 @@ class AnswerTests(SynchronousTestCase):
         )
         for body in (b"", b"<html>", b"[]", b"1", b"\xff", b"[" * 10**5, deep):
             with self.assertRaisesRegex(ValueError, "not a list of evaluations"):
-                parse_list_part(body, "a")
+                parse_list_page(body, "a")
 
     @given(st.binary())
     def test_any_bytes(self, body: bytes) -> None:
         """Nothing but a list is taken for one."""
         with self.assertRaises(ValueError):
-            parse_list_part(body, "a")
+            parse_list_page(body, "a")

@@ -16,7 +16,7 @@ def measured(interval: float, slots: int = 4) -> RetrySchedule:
     """Return a schedule after ends at this interval; the last was at 0."""
     schedule = RetrySchedule(slots)
     for number in range(-200, 1):
-        schedule.note_end(number * interval, is_in_full_use=True)
+        schedule.record_evaluation_end(number * interval, is_fully_loaded=True)
     return schedule
 
 
@@ -29,17 +29,17 @@ class IntervalTests(SynchronousTestCase):
         schedule = measured(0.5)
         self.assertAlmostEqual(schedule.estimate_interval(0.1), 0.5, 2)
         for number in range(1, 200):
-            schedule.note_end(number * 3, is_in_full_use=True)
+            schedule.record_evaluation_end(number * 3, is_fully_loaded=True)
         self.assertAlmostEqual(schedule.estimate_interval(597), 3, 1)
 
     def test_batches(self) -> None:
         """Evaluations that begin and end together count as many, however long none has ended."""
         schedule = RetrySchedule(100)
-        schedule.note_full_use(0)
+        schedule.record_full_load(0)
         self.assertLess(abs(schedule.estimate_interval(60) - 0.7), 0.2)
         for batch in range(1, 10):
             for number in range(100):
-                schedule.note_end(batch * 60 + number / 100, is_in_full_use=True)
+                schedule.record_evaluation_end(batch * 60 + number / 100, is_fully_loaded=True)
                 self.assertLess(
                     abs(schedule.estimate_interval(batch * 60 + number / 100) - 0.6), 0.4
                 )
@@ -47,11 +47,11 @@ class IntervalTests(SynchronousTestCase):
     def test_idle(self) -> None:
         """Time without waiters does not count."""
         schedule = measured(0.5)
-        schedule.note_end(0.5, is_in_full_use=False)
+        schedule.record_evaluation_end(0.5, is_fully_loaded=False)
         self.assertAlmostEqual(schedule.estimate_interval(9999), 0.5, 2)
-        schedule.note_full_use(9999)
-        schedule.note_full_use(9999.2)
-        schedule.note_end(9999.5, is_in_full_use=True)
+        schedule.record_full_load(9999)
+        schedule.record_full_load(9999.2)
+        schedule.record_evaluation_end(9999.5, is_fully_loaded=True)
         self.assertAlmostEqual(schedule.estimate_interval(9999.5), 0.5, 2)
 
     def test_standstill(self) -> None:
@@ -81,27 +81,27 @@ class PlanTests(SynchronousTestCase):
         for step, seconds, count in steps:
             now += seconds
             if step.endswith("end"):
-                schedule.note_end(now, is_in_full_use=step == "end")
+                schedule.record_evaluation_end(now, is_fully_loaded=step == "end")
             elif step == "waiter":
-                schedule.note_full_use(now)
+                schedule.record_full_load(now)
             else:
                 caller = "alice" if step == "refuse a caller" else None
-                self.assertIn(schedule.plan_retry(now, caller, count), range(1, 121))
+                self.assertIn(schedule.schedule_retry(now, caller, count), range(1, 121))
 
     def test_one_for_each_end(self) -> None:
         """Clients that are refused at once come back one by one, as evaluations end."""
         schedule = measured(0.5)
-        found = Counter(schedule.plan_retry(0) for _ in range(200))
+        found = Counter(schedule.schedule_retry(0) for _ in range(200))
         self.assertLessEqual(set(range(1, 100)), set(found))
         self.assertLessEqual(max(found), 101)
         self.assertLessEqual(max(found.values()), 3)
-        schedule.note_end(0, is_in_full_use=False)
-        self.assertEqual(schedule.plan_retry(300), 1)
+        schedule.record_evaluation_end(0, is_fully_loaded=False)
+        self.assertEqual(schedule.schedule_retry(300), 1)
 
     def test_beyond(self) -> None:
         """More clients than evaluations end in 2 minutes share the second minute evenly."""
         schedule = measured(1)
-        found = Counter(schedule.plan_retry(0) for _ in range(120 + 600))
+        found = Counter(schedule.schedule_retry(0) for _ in range(120 + 600))
         for second in range(62, 120):
             self.assertLessEqual(abs(found[second] - 11), 2, second)
         self.assertLessEqual(max(found.values()), 13)
@@ -109,11 +109,11 @@ class PlanTests(SynchronousTestCase):
     def test_callers(self) -> None:
         """A caller over its share has its own times, longer the more callers wait."""
         schedule = measured(0.5)
-        own = [schedule.plan_retry(0, "alice", 10) for _ in range(3)]
+        own = [schedule.schedule_retry(0, "alice", 10) for _ in range(3)]
         for found, expected in zip(own, (5, 10, 15), strict=True):
             self.assertLessEqual(abs(found - expected), 1)
-        self.assertEqual(schedule.plan_retry(0, "bob", 10), own[0])
-        self.assertEqual(schedule.plan_retry(0), 1)
+        self.assertEqual(schedule.schedule_retry(0, "bob", 10), own[0])
+        self.assertEqual(schedule.schedule_retry(0), 1)
 
     def test_forgotten(self) -> None:
         """Past times of callers are dropped: the memory is that of the last minutes."""
@@ -121,5 +121,5 @@ class PlanTests(SynchronousTestCase):
         schedule = RetrySchedule(1)
         schedule._purge_at = 10
         for number in range(1000):
-            schedule.plan_retry(number * 121.0, str(number))
+            schedule.schedule_retry(number * 121.0, str(number))
         self.assertLessEqual(len(schedule._planned), 11)

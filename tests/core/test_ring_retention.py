@@ -51,7 +51,7 @@ class PageTests(RetentionTestCase):
     def test_alone(self) -> None:
         """What pages acknowledge is discarded at once, and nothing else is, ever."""
         self.print(100)
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 0)
         for after, oldest, new in ((0, 0, False), (7, 7, True), (3, 7, False), (7, 7, False)):
             self.assertEqual(self.retention.acknowledge(after), new, after)
@@ -63,8 +63,8 @@ class PageTests(RetentionTestCase):
         slow, fast = self.retention.add_reader(2), self.retention.add_reader(9)
         self.retention.acknowledge(15)
         self.assertEqual(self.ring.oldest, 2)
-        slow.taken_cursor = 5
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=True)
+        slow.received_cursor = 5
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=True)
         self.assertEqual(self.ring.oldest, 5)
         self.retention.remove_reader(slow)
         self.assertEqual(self.ring.oldest, 9)
@@ -79,8 +79,8 @@ class StreamTests(RetentionTestCase):
         """What was taken stays for a resume, also when the stream has gone."""
         reader = self.retention.add_reader(0)
         self.print(KEPT)
-        reader.taken_cursor = KEPT
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+        reader.received_cursor = KEPT
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.remove_reader(reader)
         self.assertEqual(self.ring.oldest, 0)
@@ -89,8 +89,8 @@ class StreamTests(RetentionTestCase):
         """The oldest of it goes, and three quarters of the capacity stay."""
         reader = self.retention.add_reader(0)
         self.print(KEPT + 8)
-        reader.taken_cursor = KEPT + 8
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+        reader.received_cursor = KEPT + 8
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
         self.assertEqual((self.ring.oldest, self.ring.size), (8, CAPACITY * 3 // 4))
 
     def test_whatever_waits(self) -> None:
@@ -98,68 +98,68 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.add_reader(0)
         self.print(70)
         for taken, oldest in ((3, 0), (KEPT, 0), (KEPT + 1, 1), (60, 30), (70, 40)):
-            reader.taken_cursor = taken
-            self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+            reader.received_cursor = taken
+            self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
             self.assertEqual(self.ring.oldest, oldest)
 
     def test_slowest(self) -> None:
         """It is kept behind the slowest of all streams."""
         slow, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(50)
-        fast.taken_cursor, slow.taken_cursor = 50, KEPT + 3
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+        fast.received_cursor, slow.received_cursor = 50, KEPT + 3
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 3)
         self.retention.remove_reader(slow)
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
     def test_next_to_nothing(self) -> None:
         """Where there is hardly any room nothing stays that all have: it could be in the way."""
         reader = self.retention.add_reader(0)
         self.print(2)
-        reader.taken_cursor = 2
-        self.retention.discard_taken_events(1, now=0, is_paged=False)
+        reader.received_cursor = 2
+        self.retention.discard_received_events(1, now=0, is_paged=False)
         self.assertEqual(self.ring.size, 0)
 
     def test_gone(self) -> None:
         """When no stream is left nothing more is discarded: its client may come back."""
         reader = self.retention.add_reader(0)
         self.print(20)
-        reader.taken_cursor = 20
+        reader.received_cursor = 20
         self.retention.remove_reader(reader)
         self.print(30)
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
         self.assertEqual((self.ring.oldest, len(self.retention)), (0, 0))
 
     def test_cut(self) -> None:
         """What a stream that was cut has not shown to have stays for its client, for a time."""
         cut, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(50)
-        cut.taken_cursor, fast.taken_cursor = 5, 50
-        self.retention.expect_resume(cut, 45, until=30)
+        cut.received_cursor, fast.received_cursor = 5, 50
+        self.retention.await_stream_resumption(cut, 45, until=30)
         self.assertEqual(self.retention.resume_deadline, 30)
-        self.retention.discard_taken_events(CAPACITY, now=29.9, is_paged=False)
+        self.retention.discard_received_events(CAPACITY, now=29.9, is_paged=False)
         self.assertEqual(self.ring.oldest, 0)
         self.print(20)
-        fast.taken_cursor = 70
-        self.retention.discard_taken_events(CAPACITY, now=29.9, is_paged=False)
+        fast.received_cursor = 70
+        self.retention.discard_received_events(CAPACITY, now=29.9, is_paged=False)
         self.assertEqual(self.ring.oldest, 0)  # three quarters lie behind what it has
-        self.retention.discard_taken_events(CAPACITY, now=30, is_paged=False)
+        self.retention.discard_received_events(CAPACITY, now=30, is_paged=False)
         self.assertEqual((self.ring.oldest, self.retention.resume_deadline), (40, None))
 
     def test_resumed(self) -> None:
         """Nothing is kept any longer for a stream that was cut, when its client is back."""
         cut, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(70)
-        cut.taken_cursor, fast.taken_cursor = 5, 70
-        self.retention.expect_resume(cut, 45, until=30)
+        cut.received_cursor, fast.received_cursor = 5, 70
+        self.retention.await_stream_resumption(cut, 45, until=30)
         self.retention.remove_reader(
             self.retention.add_reader(46)
         )  # which that client was not sent
         self.assertEqual(self.retention.resume_deadline, 30)
         self.retention.add_reader(45)
         self.assertIsNone(self.retention.resume_deadline)
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 15)
 
     def test_resumed_by_one_of_several(self) -> None:
@@ -167,8 +167,8 @@ class StreamTests(RetentionTestCase):
         self.print(50)
         readers = [self.retention.add_reader(0) for _ in range(3)]
         for number, reader in enumerate(readers):
-            reader.taken_cursor = 10 * number
-            self.retention.expect_resume(reader, 45, until=number)
+            reader.received_cursor = 10 * number
+            self.retention.await_stream_resumption(reader, 45, until=number)
         for place, until in ((19, 0), (1, 1), (40, None)):
             self.retention.add_reader(place)
             self.assertEqual(self.retention.resume_deadline, until)
@@ -177,7 +177,7 @@ class StreamTests(RetentionTestCase):
         """Whoever breaks off streams on and on has no more kept for it than for sixteen."""
         self.print(100)
         for number in range(20):
-            self.retention.expect_resume(
+            self.retention.await_stream_resumption(
                 self.retention.add_reader(number), number, until=30 + number
             )
         self.assertEqual(self.retention.resume_deadline, 34)
@@ -185,7 +185,7 @@ class StreamTests(RetentionTestCase):
     def test_cut_beside_pages(self) -> None:
         """What pages have acknowledged goes also where a stream was cut that had not taken it."""
         self.print(20)
-        self.retention.expect_resume(self.retention.add_reader(2), 9, until=30)
+        self.retention.await_stream_resumption(self.retention.add_reader(2), 9, until=30)
         self.retention.acknowledge(15)
         self.assertEqual(self.ring.oldest, 15)
 
@@ -193,13 +193,13 @@ class StreamTests(RetentionTestCase):
         """While pages are read, what they have not acknowledged stays."""
         reader = self.retention.add_reader(0)
         self.print(50)
-        reader.taken_cursor = 50
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=True)
+        reader.received_cursor = 50
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=True)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.acknowledge(4)
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=True)
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=True)
         self.assertEqual(self.ring.oldest, 4)
-        self.retention.discard_taken_events(CAPACITY, now=0, is_paged=False)
+        self.retention.discard_received_events(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
 
@@ -278,7 +278,7 @@ class Machine(RuleBasedStateMachine):
         """Let a stream end; its client has not got the last of what was written."""
         reader = self.pick(number)
         self.retention.remove_reader(reader)
-        self.retention.discard_taken_events(CAPACITY, now=self.now, is_paged=self.paged)
+        self.retention.discard_received_events(CAPACITY, now=self.now, is_paged=self.paged)
         del self.positions[reader]
         read = self.streams.pop(reader)
         self.gone.append(read[: max(0, len(read) - lost)])
@@ -290,15 +290,15 @@ class Machine(RuleBasedStateMachine):
         reader = self.pick(number)
         sent = self.positions.pop(reader)
         del self.streams[reader]
-        self.cuts.append((self.now + RESUME, reader.taken_cursor, sent))
-        self.retention.expect_resume(reader, sent, self.now + RESUME)
+        self.cuts.append((self.now + RESUME, reader.received_cursor, sent))
+        self.retention.await_stream_resumption(reader, sent, self.now + RESUME)
 
     @rule(seconds=st.integers(1, RESUME))
     def wait(self, seconds: int) -> None:
         """Let time pass: clients that are long gone are not expected any more."""
         self.now += seconds
         self.cuts = [cut for cut in self.cuts if cut[0] > self.now]
-        self.retention.discard_taken_events(CAPACITY, now=self.now, is_paged=self.paged)
+        self.retention.discard_received_events(CAPACITY, now=self.now, is_paged=self.paged)
 
     @rule(limit=st.integers(0, 20 * LINE), received=st.booleans())
     def ask(self, limit: int, received: bool) -> None:
@@ -308,7 +308,7 @@ class Machine(RuleBasedStateMachine):
         self.paged = True
         self.acknowledged = max(self.acknowledged, len(self.page))
         self.retention.acknowledge(len(self.page))
-        self.retention.discard_taken_events(CAPACITY, now=self.now, is_paged=True)
+        self.retention.discard_received_events(CAPACITY, now=self.now, is_paged=True)
         batch = self.ring.read_events(len(self.page), limit)
         if received:
             self.page += self.lines(batch)
@@ -323,9 +323,9 @@ class Machine(RuleBasedStateMachine):
 
     def took(self, reader: StreamPosition) -> None:
         before = self.ring.oldest
-        reader.taken_cursor = self.positions[reader]
-        self.retention.discard_taken_events(CAPACITY, now=self.now, is_paged=self.paged)
-        taken = min(reader.taken_cursor for reader in self.streams)
+        reader.received_cursor = self.positions[reader]
+        self.retention.discard_received_events(CAPACITY, now=self.now, is_paged=self.paged)
+        taken = min(reader.received_cursor for reader in self.streams)
         if self.ring.oldest > max(before, self.acknowledged):
             # It was too much, so nearly three quarters are left to come back to.
             assert taken - self.ring.oldest > KEPT - PRINTED
@@ -342,7 +342,7 @@ class Machine(RuleBasedStateMachine):
     def what_is_needed_is_there(self) -> None:
         """No live stream, and no reader of pages who asks, is behind the oldest event."""
         for reader in self.streams:
-            assert self.ring.oldest <= reader.taken_cursor <= self.positions[reader]
+            assert self.ring.oldest <= reader.received_cursor <= self.positions[reader]
         if self.paged:
             assert self.ring.oldest <= max(self.acknowledged, len(self.page))
 
@@ -360,7 +360,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def acknowledged_is_discarded(self) -> None:
         """Hold that what pages have acknowledged is kept for live streams only."""
-        needed = min((reader.taken_cursor for reader in self.streams), default=self.acknowledged)
+        needed = min((reader.received_cursor for reader in self.streams), default=self.acknowledged)
         assert self.ring.oldest >= min(self.acknowledged, needed)
 
 

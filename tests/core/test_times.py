@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.events import EventBatch, encode_data, encode_text
 from tawebeval.core.ring import EventRing
-from tawebeval.core.times import MARK_BYTES, EventTimes
+from tawebeval.core.times import BYTES_PER_TIMESTAMP, EventTimes
 
 PLENTY = 10**9
 
@@ -59,10 +59,10 @@ class EventTimesTests(SynchronousTestCase):
         self.assertEqual(times.size, 0)
         for cursor in range(100):
             times.add_events(cursor, cursor)
-            self.assertEqual(times.size, cursor * MARK_BYTES)
+            self.assertEqual(times.size, cursor * BYTES_PER_TIMESTAMP)
         for oldest in range(99):
             times.discard_events(oldest)
-            self.assertLessEqual(times.size, 2 * (99 - oldest) * MARK_BYTES)
+            self.assertLessEqual(times.size, 2 * (99 - oldest) * BYTES_PER_TIMESTAMP)
             self.assertEqual(timed(times.add_times(99, batch_of(1), str)), ["99"])
         times.discard_events(100)
         self.assertEqual(times.size, 0)
@@ -95,7 +95,7 @@ class EventTimesTests(SynchronousTestCase):
         ring = EventRing(read_time=partial(next, count()))
         for _ in range(1000):
             ring.append_batch(encode_data(b"1"))
-        self.assertEqual(ring.stored_bytes, ring.size + 999 * MARK_BYTES)
+        self.assertEqual(ring.stored_bytes, ring.size + 999 * BYTES_PER_TIMESTAMP)
         size = ring.size
         ring.shrink(ring.size, ring.newest)
         self.assertLess(ring.size, size)

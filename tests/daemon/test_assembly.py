@@ -481,7 +481,7 @@ class ServiceTests(SynchronousTestCase):
             evaluations = self.evaluations(daemon)
             queue = evaluations.registry.run_queue
             budget = evaluations.context.ring_budget
-            budget.add_share().resize(192 * 1024)  # all but the reserve
+            budget.allocate_ring().resize(192 * 1024)  # all but the reserve
             self.assertEqual(budget.ring_limit, 64 * 1024 // (places + 1))
             for number in range(places):
                 self.assertFalse(queue.is_full())
@@ -510,7 +510,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make(callers=CallerSettings(tokens=self.write_token(), buffers=2048))
         evaluations = self.evaluations(daemon)
         queue = evaluations.registry.run_queue
-        share = evaluations.context.ring_budget.add_share("alice")
+        share = evaluations.context.ring_budget.allocate_ring("alice")
         share.resize(2048)
         waiting = queue.acquire_slot("a0", "alice")
         self.assertNoResult(waiting)

@@ -134,7 +134,7 @@ class MemoryTests(EvaluationTestCase):
     def kept(self) -> int:
         """Return what counts of it beside its ring, and hold that this is what there is."""
         counted = self.world.budget.used_bytes - self.evaluation.ring.size
-        self.assertEqual(counted, self.evaluation.ring_share.bytes_beside_ring)
+        self.assertEqual(counted, self.evaluation.ring_allocation.extra_bytes)
         self.assertGreater(counted, len(self.evaluation.request.repository.url))
         return counted
 

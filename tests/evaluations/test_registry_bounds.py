@@ -561,7 +561,8 @@ class NothingLeftTests(RegistryTestCase):
         """Return references that keep nothing."""
         record = self.registry.records[identifier]
         return [
-            weakref.ref(one) for one in (record, record.evaluation, record.evaluation.ring_share)
+            weakref.ref(one)
+            for one in (record, record.evaluation, record.evaluation.ring_allocation)
         ]
 
     def assert_nothing_left(self, references: list[weakref.ref[Any]]) -> None:

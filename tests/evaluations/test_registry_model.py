@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
 from tawebeval.core.framing import JSON_LINES, StreamFraming
-from tawebeval.core.pages import DUMMY_END, EventPage
+from tawebeval.core.pages import DUMMY_END_CURSOR, EventPage
 from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.web import events
 from tawebeval.web.streams import StreamFlowControl
@@ -60,7 +60,7 @@ class Reading(Comparison):
         if isinstance(page, EventPage) and model.read is not None:
             begin = len(model.read)
             model.read += model.events[begin : begin + page.events.count]
-            model.cursor = page.end or DUMMY_END
+            model.cursor = page.end or DUMMY_END_CURSOR
         else:
             model.read = None
         self.settle()
@@ -173,7 +173,7 @@ class Reading(Comparison):
         for model in self.models.values():
             if model.read is not None:
                 assert model.read == model.events[: len(model.read)]
-                if model.cursor == DUMMY_END:
+                if model.cursor == DUMMY_END_CURSOR:
                     assert model.read == model.events
 
     @invariant()
@@ -183,7 +183,7 @@ class Reading(Comparison):
             if model.running:
                 child = self.child(identifier)
                 assert child.is_running
-                share = model.real.ring_share
+                share = model.real.ring_allocation
                 # Nobody waits who has room, and nobody reads much who has none.
                 assert child.paused == share.is_full
                 assert not child.paused or share.size >= max(1, share.limit)
@@ -222,10 +222,12 @@ class Reading(Comparison):
         assert not self.streams
         self.discarded_rightly()
         for number, (identifier, model) in enumerate(self.models.items()):
-            while model.read is not None and model.cursor != DUMMY_END and not model.forgotten:
+            while (
+                model.read is not None and model.cursor != DUMMY_END_CURSOR and not model.forgotten
+            ):
                 self.follow(number)
             if not model.forgotten:
-                self.request(identifier, DUMMY_END)
+                self.request(identifier, DUMMY_END_CURSOR)
         self.readers_have_read()
         self.world.clock.advance(5)  # for the readers who might go on
         assert closed.called
@@ -315,7 +317,9 @@ class Machine(Reading):
         assert asked.result is None
 
     @precondition(lambda self: self.models)
-    @rule(number=st.integers(0, 20), after=st.none() | st.just(DUMMY_END) | st.integers(0, 30))
+    @rule(
+        number=st.integers(0, 20), after=st.none() | st.just(DUMMY_END_CURSOR) | st.integers(0, 30)
+    )
     def ask(self, number: int, after: str | int | None) -> None:
         """Let somebody ask for a page anywhere."""
         identifier, _ = self.pick(number)
@@ -337,7 +341,7 @@ class Machine(Reading):
             if not held and not model.closed:
                 model.asked = self.now
 
-    @rule(text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", DUMMY_END]))
+    @rule(text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", DUMMY_END_CURSOR]))
     def stray(self, text: str, after: str | None) -> None:
         """Let somebody ask for what was never here."""
         if text not in self.models:

@@ -177,7 +177,7 @@ class RoomTests(FilesTestCase):
 
     def test_others_take_the_room(self) -> None:
         """The bound of all rings together counts, too, at the moment when a file is to be read."""
-        other = self.budget.add_share()
+        other = self.budget.allocate_ring()
         self.print(b"text\n")
         self.pump.feed(self.block(b"a"))
         other.resize(2**41)

@@ -13,9 +13,9 @@ from itertools import chain, repeat
 from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks.floods import FILE, VALUE, floods
-from tawebeval.core.events import EventBatch, base64_size
+from tawebeval.core.events import EventBatch, compute_base64_size
 from tawebeval.core.fileblock import MAX_HEADER_BYTES
-from tawebeval.core.segi import PARSED_PER_CALL, Markers, SegiParser
+from tawebeval.core.segi import MAX_BYTES_PARSED_PER_CALL, Markers, SegiParser
 from tests.cases import reference_segi
 from tests.cases.strategies import classify, decode, join_text
 
@@ -27,8 +27,8 @@ MOST_CALLS = 40_000
 EXPANSION = 33
 """Bytes of events that a byte of text becomes at most: lines of one control character."""
 
-MOST_EVENTS = PARSED_PER_CALL + max(
-    EXPANSION * (READ + READ // 3), base64_size(FILE) + 6 * MAX_HEADER_BYTES, VALUE + 100
+MOST_EVENTS = MAX_BYTES_PARSED_PER_CALL + max(
+    EXPANSION * (READ + READ // 3), compute_base64_size(FILE) + 6 * MAX_HEADER_BYTES, VALUE + 100
 )
 """Bytes in one turn: the 3.5 MiB of docs/scale.md, with the default limits."""
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tawebeval.core import segi
-from tawebeval.core.budget import RingShare
+from tawebeval.core.budget import RingAllocation
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import SegiParser
 from tawebeval.evaluations.run import PARTIAL_LINE_DELAY, StdoutPump
@@ -173,7 +173,7 @@ class BackPressureTests(PumpTestCase):
         self.pump.feed(b"\n" * 40_000)
         size = self.ring.size
         self.assertFalse(self.share.is_full)
-        other = self.budget.add_share()
+        other = self.budget.allocate_ring()
         other.resize(2**41)
         self.turn(3)
         self.assertEqual((self.ring.size, self.held), (size, [True]))
@@ -195,12 +195,12 @@ class HoldTests(PumpTestCase):
 
     def test_held(self) -> None:
         """Stdout is not read meanwhile; what was read is in the ring, and then all goes on."""
-        self.ring.on_append = lambda *_: self.share.set_held(True)
+        self.ring.on_append = lambda *_: self.share.set_writing_blocked(True)
         self.pump.feed(b"one\n")
         self.assertTrue(self.producer.paused)
         self.assertEqual(self.held, [True])
         self.ring.on_append = None
-        self.share.set_held(False)
+        self.share.set_writing_blocked(False)
         self.assertFalse(self.producer.paused)
         self.pump.feed(b"two\n")
         self.pump.accept_remaining_output()
@@ -209,7 +209,7 @@ class HoldTests(PumpTestCase):
 
     def test_ended(self) -> None:
         """The end of the processes does not wait for the other taker."""
-        self.ring.on_append = lambda *_: self.share.set_held(True)
+        self.ring.on_append = lambda *_: self.share.set_writing_blocked(True)
         self.pump.feed(b"one\n")
         self.pump.accept_remaining_output()
         self.end()
@@ -237,7 +237,7 @@ class TurnTests(PumpTestCase):
     def test_others_in_between(self) -> None:
         """Between two turns the reactor does what else is due: the events of others come, too."""
         ring = EventRing()
-        other = StdoutPump(self.clock, SegiParser(MARKERS), ring, self.budget.add_share(), self)
+        other = StdoutPump(self.clock, SegiParser(MARKERS), ring, self.budget.allocate_ring(), self)
         self.pump.feed(self.flood)
         for count in range(1, 6):
             before = self.ring.newest
@@ -308,14 +308,14 @@ class DefectTests(PumpTestCase):
     def assert_lost(self) -> None:
         """Hold that the loss is told once and logged, and that nothing hinders the end."""
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.assertEqual((self.losses, self.pump.has_failed), (1, True))
+        self.assertEqual((self.loss_counts, self.pump.has_failed), (1, True))
         self.pump.feed(b"more\n")
         self.turn(5)
         self.assertFalse(self.producer.paused)
         self.pump.on_stdout_end()
         self.assertTrue(self.pump.output_stored.is_set)
         self.pump.accept_remaining_output()
-        self.assertEqual((self.losses, self.clock.getDelayedCalls()), (1, []))
+        self.assertEqual((self.loss_counts, self.clock.getDelayedCalls()), (1, []))
 
     def test_feed(self) -> None:
         """In parsing what was read."""
@@ -381,10 +381,10 @@ class DefectTests(PumpTestCase):
 
     def test_share(self) -> None:
         """In the share of the buffers."""
-        real = RingShare.resize
-        self.break_(RingShare, "resize")
+        real = RingAllocation.resize
+        self.break_(RingAllocation, "resize")
         self.pump.feed(b"a\n")
-        self.patch(RingShare, "resize", real)
+        self.patch(RingAllocation, "resize", real)
         self.assert_lost()
 
     def test_on_events(self) -> None:
@@ -448,7 +448,7 @@ class PropertyTests(PumpTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(segi, "PARSED_PER_CALL", 300)
+        self.patch(segi, "MAX_BYTES_PARSED_PER_CALL", 300)
 
     @given(stdouts, chunkings, st.lists(st.booleans(), min_size=1), st.integers(1, 2000))
     def test_reference(
@@ -480,4 +480,4 @@ class PropertyTests(PumpTestCase):
             stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=read_file
         )
         assert join_text(classify(events)) == expected
-        self.assertEqual((self.losses, self.clock.getDelayedCalls()), (0, []))
+        self.assertEqual((self.loss_counts, self.clock.getDelayedCalls()), (0, []))

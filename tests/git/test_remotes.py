@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.logger import LogEvent, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import GitRoute, HostPolicy
+from tawebeval.core.hosts import HostPolicy, ResolvedGitRemote
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import RemoteResolver
@@ -24,10 +24,12 @@ class RouteTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
 
-    def find(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[GitRoute]:
+    def find(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[ResolvedGitRemote]:
         """Look up the route to a URL."""
         remotes = RemoteResolver(CheckedResolver(HostPolicy(), resolver, self.clock))
-        return Deferred.fromCoroutine(remotes.find_route(url)).addCallback(lambda found: found[0])
+        return Deferred.fromCoroutine(remotes.resolve_remote(url)).addCallback(
+            lambda found: found[0]
+        )
 
     def refuse(self, resolver: FakeResolver, url: str = "https://h/x") -> EvaluationFailure:
         """Return the error of a look-up."""
@@ -57,7 +59,7 @@ class RouteTests(SynchronousTestCase):
             ("file:///srv/x", local),
         ):
             self.assertEqual(
-                self.successResultOf(self.find(resolver, url)), GitRoute(url, **expected)
+                self.successResultOf(self.find(resolver, url)), ResolvedGitRemote(url, **expected)
             )
         for url in ("http://0x7f.1/", "http://127.0.0.1/"):
             self.refuse(resolver, url)
@@ -69,7 +71,7 @@ class RouteTests(SynchronousTestCase):
         remotes = RemoteResolver(
             CheckedResolver(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
         )
-        found = Deferred.fromCoroutine(remotes.find_route("u@h:x", key))
+        found = Deferred.fromCoroutine(remotes.resolve_remote("u@h:x", key))
         route, login = self.successResultOf(found)
         self.assertIsNone(login)
         self.assertIn("-i/k/id", route.environment["GIT_SSH_COMMAND"])

@@ -19,7 +19,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SkipTest
 
-from tawebeval.core.hosts import GitRoute, HostPolicy
+from tawebeval.core.hosts import HostPolicy, ResolvedGitRemote
 from tawebeval.git.command import GitRunner
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import create_repository
@@ -198,7 +198,7 @@ class UrlTests(AttackTestCase):
 class PinTests(AttackTestCase):
     """A name that leads to one address when it is checked and to another one afterwards."""
 
-    async def fetch(self, route: GitRoute) -> str:
+    async def fetch(self, route: ResolvedGitRemote) -> str:
         """Fetch by a route, as the cache does; return what git said."""
         spawn = Spawner(reactor)
         runner = GitRunner(reactor, spawn, ("http", "git", "ssh"))
@@ -211,12 +211,12 @@ class PinTests(AttackTestCase):
         )
         return outcome.stderr if outcome.status else ""
 
-    async def route(self, url: str) -> GitRoute:
+    async def route(self, url: str) -> ResolvedGitRemote:
         """Return the route to a name which no real resolver knows."""
         resolver = FakeResolver(["127.0.0.1"], ["127.0.0.2"])
         policy = HostPolicy(private_networks=["127.0.0.0/8"])
         remotes = RemoteResolver(CheckedResolver(policy, resolver, reactor))
-        found, _ = await remotes.find_route(url)
+        found, _ = await remotes.resolve_remote(url)
         return found
 
     async def test_http_keeps_to_the_address(self) -> None:
@@ -225,7 +225,7 @@ class PinTests(AttackTestCase):
         self.addCleanup(server.stop)
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository/.git"
         self.assertEqual(await self.fetch(await self.route(url)), "")
-        self.assertIn("pinned.invalid", await self.fetch(GitRoute(url)), "without the pin")
+        self.assertIn("pinned.invalid", await self.fetch(ResolvedGitRemote(url)), "without the pin")
 
     async def test_git_keeps_to_the_address(self) -> None:
         """So does git's own protocol."""
@@ -233,7 +233,7 @@ class PinTests(AttackTestCase):
         self.addCleanup(server.stop)
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository"
         self.assertEqual(await self.fetch(await self.route(url)), "")
-        self.assertIn("pinned.invalid", await self.fetch(GitRoute(url)), "without the pin")
+        self.assertIn("pinned.invalid", await self.fetch(ResolvedGitRemote(url)), "without the pin")
 
     async def test_ssh_keeps_to_the_address(self) -> None:
         """So does ssh: it knocks at the address."""
@@ -242,7 +242,9 @@ class PinTests(AttackTestCase):
             server.listen()
             server.setblocking(False)
             url = f"ssh://git@pinned.invalid:{server.getsockname()[1]}/x"
-            self.assertIn("pinned.invalid", await self.fetch(GitRoute(url)), "without the pin")
+            self.assertIn(
+                "pinned.invalid", await self.fetch(ResolvedGitRemote(url)), "without the pin"
+            )
             fetching = Deferred.fromCoroutine(self.fetch(await self.route(url)))
 
             def accept() -> socket.socket | None:

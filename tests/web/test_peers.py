@@ -392,7 +392,7 @@ class RequestTests(SeveralTestCase):
 
         lists._agent = agent
         asked = ListRequest("", (), {}, 33)
-        found = Deferred.fromCoroutine(lists.fetch_parts({"b": URLS["b"]}, {"b": None}, asked))
+        found = Deferred.fromCoroutine(lists.fetch_list_pages({"b": URLS["b"]}, {"b": None}, asked))
         self.assertEqual(limits[0].left, 16 * 1024 + 33 * peers.ENTRY_BYTES)
         self.assertEqual(reactor.tcpClients[0][:2], ("10.0.0.9", 8080))
         reactor.advance(peers.DEADLINE)

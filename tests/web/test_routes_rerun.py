@@ -204,7 +204,7 @@ class RerunTests(RerunTestCase):
         first = self.rerun(place, 200, seed, **key).json()
         self.finish()
         budget = self.service.registry.upload_budget
-        budget.discard_kept(self.stored)
+        budget.discard_kept_submissions(self.stored)
         stored = self.stored
         self.rerun(place, 410)
         self.assertEqual(self.rerun(place, 200, seed, **key).json(), first)
@@ -284,12 +284,12 @@ class RerunTests(RerunTestCase):
         self.finish()
         again = self.rerun(place).headers["location"]
         budget = self.service.registry.upload_budget
-        self.assertFalse(budget.discard_kept(1))
+        self.assertFalse(budget.discard_kept_submissions(1))
         self.finish()
         self.rerun(place)
-        self.assertFalse(budget.discard_kept(1))
+        self.assertFalse(budget.discard_kept_submissions(1))
         self.finish()
-        self.assertTrue(budget.discard_kept(1))
+        self.assertTrue(budget.discard_kept_submissions(1))
         self.assertEqual((self.stored, self.service.leftovers()), (0, []))
         self.rerun(again, 410)
 

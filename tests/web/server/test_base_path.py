@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import OWN_PATHS, Configuration, HttpSettings
+from tawebeval.config import RESERVED_URL_PATHS, Configuration, HttpSettings
 from tawebeval.errors import ResourceMoved
 from tawebeval.evaluations import registry
 from tawebeval.web.server.base_path import BasePath
@@ -66,7 +66,7 @@ class RoutesBelowTests(RawTestCase):
     def test_own_paths(self) -> None:
         """No route begins with what could be a base path."""
         rules = self.service.app.url_map.iter_rules()
-        self.assertEqual({rule.rule.split("/")[1] for rule in rules} - {""}, OWN_PATHS)
+        self.assertEqual({rule.rule.split("/")[1] for rule in rules} - {""}, RESERVED_URL_PATHS)
 
     def test_with_and_without(self) -> None:
         """A form is taken with the path or without, and the answer always has it."""
