@@ -17,8 +17,12 @@ from tests.run import ROOT
 def commands(command: click.Command, name: str = "tawebeval") -> Iterator[tuple[str, str]]:
     """Yield the names of all pages, and the help that is to be in them."""
     yield name, command.help or ""
-    for below, found in getattr(command, "commands", {}).items():
-        yield from commands(found, f"{name}-{below}")
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from commands(found, f"{name}-{below}")
 
 
 class PageTests(SynchronousTestCase):

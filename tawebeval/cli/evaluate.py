@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 import attrs
 import click
-from twisted.internet.defer import Deferred
 
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import (
     GOOD,
     UTF8_ARGUMENT,
+    CommandContext,
     ServerAccess,
     add_server_options,
     make_screen,
@@ -28,7 +28,6 @@ from tawebeval.cli.runtime import (
 )
 from tawebeval.client import ClientError, InvalidRequest
 from tawebeval.client.forms import check_encodable
-from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.form import FIELD_NAME_PATTERN, LABEL_NAME, MAX_DEPTH, MAX_SEED, draw_seed
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.text import get_base_name
@@ -290,17 +289,17 @@ def evaluate(
             screen.show_message(f"warning: {warning}", "yellow")
     drawn = draw_seed(os.urandom) if seed is None and problem is None else None
 
-    async def work(client: Client, reactor: Any) -> int:
+    def work(context: CommandContext) -> int:
         try:
             if problem is not None:
-                identifier = await client.evaluate_problem(
+                identifier = context.client.evaluate_problem(
                     problem,
                     fields,
                     callback_url=others["callback_url"],
                     metadata=others["metadata"],
                 )
             else:
-                identifier = await client.evaluate(
+                identifier = context.client.evaluate(
                     fields,
                     repository=str(repository),
                     commit=str(commit),
@@ -315,9 +314,7 @@ def evaluate(
                 raise
             advised = f"{error}; try `--repository {proposal}`"
             raise InvalidRequest(error.status, advised, error.members) from None
-        return await show_begun(
-            client, identifier, screen, reactor, folder, drawn, times=times, detach=detach
-        )
+        return show_begun(context, identifier, folder, drawn, times=times, detach=detach)
 
     run_with_client(ServerAccess(server, token), screen, work)
 
@@ -339,11 +336,9 @@ def show_seed(screen: Screen, seed: int | None) -> None:
         screen.show_message(f"repeat this run with --seed {seed}")
 
 
-async def show_begun(
-    client: Client,
+def show_begun(
+    context: CommandContext,
     identifier: str,
-    screen: Screen,
-    reactor: Any,
     folder: DownloadDirectory | None,
     seed: int | None = None,
     *,
@@ -355,17 +350,15 @@ async def show_begun(
     For the other parameters and the result see `follow_evaluation`.
     """
     if detach:
-        screen.print_text(identifier)
-        show_seed(screen, seed)
+        context.screen.print_text(identifier)
+        show_seed(context.screen, seed)
         return GOOD
-    return await follow_evaluation(client, identifier, screen, reactor, folder, seed, times=times)
+    return follow_evaluation(context, identifier, folder, seed, times=times)
 
 
-async def follow_evaluation(
-    client: Client,
+def follow_evaluation(
+    context: CommandContext,
     identifier: str,
-    screen: Screen,
-    reactor: Any,
     folder: DownloadDirectory | None,
     seed: int | None = None,
     *,
@@ -374,32 +367,26 @@ async def follow_evaluation(
     """Follow an evaluation that this command has begun, and return the exit status.
 
     `seed` is shown first; None if the caller has chosen it. `times` requests times of events.
-    A cancellation, or a stdout that cannot be written to, cancels the evaluation.
+    An interruption, or a stdout that cannot be written to, cancels the evaluation.
     """
+    client, screen = context.client, context.screen
 
-    async def cancel() -> None:
+    def cancel() -> None:
         screen.show_message(
             "cancelling; another Ctrl-C leaves the evaluation running: continue here with"
             f" `{reader.resume_command}`"
         )
         try:
-            await client.cancel(identifier)
+            client.cancel(identifier)
         except ClientError as error:
             screen.show_message(f"not cancelled: {error}", "red")
 
-    reader = EvaluationReader(
-        client,
-        identifier,
-        screen,
-        exists=True,
-        times=times,
-        on_cancel=lambda: Deferred.fromCoroutine(cancel()),
-    )
+    reader = EvaluationReader(context, identifier, exists=True, times=times, on_interrupt=cancel)
     try:
         show_seed(screen, seed)
-        return await reader.follow_evaluation(reactor, folder)
+        return reader.follow_evaluation(folder)
     except OutputError:
-        await client.cancel(identifier)
+        client.cancel(identifier)
         raise
 
 

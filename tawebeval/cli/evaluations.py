@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import Any
 
 import click
-from twisted.internet.defer import CancelledError
 
 from tawebeval.cli.evaluate import (
     CALLBACK_OPTION,
@@ -29,6 +28,8 @@ from tawebeval.cli.output import escape_control_characters, summarize_results
 from tawebeval.cli.runtime import (
     GOOD,
     UTF8_ARGUMENT,
+    CommandContext,
+    Interrupted,
     ServerAccess,
     add_server_options,
     make_screen,
@@ -110,14 +111,14 @@ def follow(
     """  # noqa: D301
     screen = make_screen(lines=lines, times=times)
 
-    async def work(client: Client, reactor: Any) -> int:
-        reader = EvaluationReader(client, identifier, screen, cursor, times=times)
+    def work(context: CommandContext) -> int:
+        reader = EvaluationReader(context, identifier, cursor, times=times)
         try:
             with suppress(Refused):  # reported below
                 # Unlike a request for events, this one gives up soon on a stopped server.
-                await client.status(identifier)
-            return await reader.follow_evaluation(reactor, folder)
-        except CancelledError:
+                context.client.status(identifier)
+            return reader.follow_evaluation(folder)
+        except Interrupted:
             screen.show_message(f"continue here with `{reader.resume_command}`")
             raise
 
@@ -140,8 +141,8 @@ def status(identifier: str, as_json: bool, server: str, token: str | None) -> No
       tawebeval status --json $ID | jq .usage
     """  # noqa: D301
 
-    async def work(client: Client, reactor: Any) -> int:
-        document = await client.status(identifier)
+    def work(context: CommandContext) -> int:
+        document = context.client.status(identifier)
         screen.print_text(dump_json(document) if as_json else format_status(document))
         return GOOD
 
@@ -158,8 +159,8 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
     An evaluation that has ended does not change. Its output can still be read.
     """
 
-    async def work(client: Client, reactor: Any) -> int:
-        await client.cancel(identifier)
+    def work(context: CommandContext) -> int:
+        context.client.cancel(identifier)
         return GOOD
 
     run_with_client(ServerAccess(server, token), make_screen(), work)
@@ -215,10 +216,9 @@ def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
     """  # noqa: D301
     away: list[str] = []
 
-    async def work(client: Client, reactor: Any) -> int:
-        listed = client.evaluations(**wanted, on_away=away.extend)
-        found = [evaluation async for evaluation in listed]
-        found.sort(key=itemgetter("created"))  # those of several daemons
+    def work(context: CommandContext) -> int:
+        listed = context.client.evaluations(**wanted, on_away=away.extend)
+        found = sorted(listed, key=itemgetter("created"))  # those of several daemons
         if away:
             screen.show_message(
                 f"the list is incomplete: no answer from {', '.join(away)}; try again later"
@@ -229,7 +229,7 @@ def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
         for one in found:
             try:
-                document = await client.status(one["evaluation_id"])
+                document = context.client.status(one["evaluation_id"])
             except (EvaluationGone, UnknownEvaluation):  # since the list was made
                 continue
             screen.print_text(format_row(document, datetime.now(UTC)))
@@ -273,9 +273,9 @@ def rerun(
     """  # noqa: D301
     screen = make_screen(lines=lines, times=times)
 
-    async def work(client: Client, reactor: Any) -> int:
-        begun = await client.rerun(identifier, **changes)
-        return await show_begun(client, begun, screen, reactor, folder, times=times, detach=detach)
+    def work(context: CommandContext) -> int:
+        begun = context.client.rerun(identifier, **changes)
+        return show_begun(context, begun, folder, times=times, detach=detach)
 
     run_with_client(ServerAccess(server, token), screen, work)
 
@@ -291,8 +291,8 @@ def problems(as_json: bool, server: str, token: str | None) -> None:
       tawebeval evaluate --problem word_count solution.awk
     """  # noqa: D301
 
-    async def work(client: Client, reactor: Any) -> int:
-        found = [problem async for problem in client.problems()]
+    def work(context: CommandContext) -> int:
+        found = list(context.client.problems())
         if as_json:
             screen.print_text(dump_json(found))
             return GOOD

@@ -5,19 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import LoopingCall
 
+from tawebeval.cli.live import LiveStatus
 from tawebeval.cli.output import Screen
-from tawebeval.cli.runtime import FAILED, GOOD, WRONG
+from tawebeval.cli.runtime import FAILED, GOOD, WRONG, CommandContext, Interrupted
 from tawebeval.client import (
-    ClientError,
     EvaluationError,
     EvaluationGone,
     Event,
@@ -30,8 +26,6 @@ from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.segi import StrayMarkers
 from tawebeval.core.text import get_base_name
 from tawebeval.linux.ownership import get_user_name
-
-_INTERVAL = 1.0  # seconds between two requests for the status
 
 
 @attrs.frozen
@@ -76,17 +70,16 @@ class EvaluationReader:
 
     `cursor` is where reading begins, and then the end of the last page shown. `exists` tells
     whether the server is known to have had the evaluation. `times` requests the times of
-    events. `on_cancel` is called for each cancellation, and reading goes on; None lets a
-    cancellation end it.
+    events. `on_interrupt` is called for an interruption, and reading goes on; None lets an
+    interruption end it.
     """
 
-    _client: Client
+    _context: CommandContext
     identifier: str
-    _screen: Screen
     cursor: str | None = None
     exists: bool = False
     _times: bool = False
-    _on_cancel: Callable[[], object] | None = None
+    _on_interrupt: Callable[[], object] | None = None
 
     @property
     def resume_command(self) -> str:
@@ -94,86 +87,99 @@ class EvaluationReader:
         after = f" --after {self.cursor}" if self.cursor is not None else ""
         return f"tawebeval follow{after} {self.identifier}"
 
-    async def follow_evaluation(self, reactor: Any, folder: DownloadDirectory | None = None) -> int:
+    def follow_evaluation(self, folder: DownloadDirectory | None = None) -> int:
         """Show all events as they come, save files in `folder`, and return the exit status.
 
         A discarded evaluation is a failed one. Raises UnknownEvaluation for an evaluation that the
         server has never had.
         """
+        screen = self._context.screen
         if self.cursor is not None:
-            self._screen.shows_summary = False
-        progress = _Progress(self._client, self.identifier, self._screen, reactor)
+            screen.shows_summary = False
+        live = LiveStatus(self._context.server, self.identifier, screen)
+        display = EventDisplay(screen, screen.show_event, folder)
         try:
-            status = await show_events(
-                self._pages(), self._screen, self._screen.show_event, folder, progress.stop
-            )
+            with display, live:
+                for page in self._pages():
+                    display.show_page(page)
+                    live.is_running = True
         except (EvaluationGone, UnknownEvaluation) as error:
             if isinstance(error, UnknownEvaluation) and not self.exists:
                 raise
-            self._screen.show_message(f"failed: {error}", "red")
+            screen.show_message(f"failed: {error}", "red")
             return FAILED
-        else:
-            if self.cursor is None:
-                note_nothing(self._screen)
-            return status
-        finally:
-            progress.stop()
+        if self.cursor is None:
+            note_nothing(screen)
+        return display.status
 
-    async def _pages(self) -> AsyncIterator[Page]:
-        """Yield the pages; continue after a cancellation, and behind discarded events."""
+    def _pages(self) -> Iterator[Page]:
+        """Yield the pages; continue after an interruption, and behind discarded events."""
+        client = self._context.client
         while True:
             try:
-                async for page in self._client.pages(
-                    self.identifier, self.cursor, times=self._times
-                ):
-                    yield page
-                    self.cursor = page.end
-            except CancelledError:
-                if self._on_cancel is None:
+                for page in client.pages(self.identifier, self.cursor, times=self._times):
+                    with self._context.interruptions.hold():  # or a part of the page is shown twice
+                        yield page
+                        self.cursor = page.end
+            except Interrupted:
+                if self._on_interrupt is None:
                     raise
-                self._on_cancel()
+                self._on_interrupt()
             except EvaluationGone as error:
                 if error.oldest in (None, self.cursor):
                     raise
-                self._screen.show_message(
+                self._context.screen.show_message(
                     f"the events before {error.oldest} are discarded, as they were read before",
                     "yellow",
                 )
                 self.cursor, self.exists = error.oldest, True
-                self._screen.shows_summary = False
+                self._context.screen.shows_summary = False
             else:
                 return
 
 
-async def show_events(
-    pages: AsyncIterator[Page],
-    screen: Screen,
-    show_event: Callable[[Event], object],
-    folder: DownloadDirectory | None = None,
-    on_page: Callable[[], object] = lambda: None,
-) -> int:
-    """Show all events by `show_event`, save files in `folder`, and return the exit status.
+@attrs.define
+class EventDisplay:
+    """Shows pages by `show_event`, and saves files in a directory; None saves none.
 
-    `folder` None saves none. `on_page()` is called before the events of each page are shown.
+    It is a context, at whose end the screen is closed.
     """
-    last: Event | None = None
-    unsaved = False
-    markers = _MarkerWarning(screen)
-    try:
-        async for page in pages:
-            on_page()
+
+    _screen: Screen
+    _show_event: Callable[[Event], object]
+    _folder: DownloadDirectory | None = None
+    _last: Event | None = None
+    _has_unsaved: bool = False
+    _markers: _MarkerWarning = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Begin without a warning."""
+        self._markers = _MarkerWarning(self._screen)
+
+    def __enter__(self) -> EventDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._screen.close()
+
+    @property
+    def status(self) -> int:
+        """The exit status for the events shown."""
+        if isinstance(self._last, EvaluationError) and self._last.final:
+            return FAILED
+        return WRONG if self._has_unsaved else GOOD
+
+    def show_page(self, page: Page) -> None:
+        """Show the events of a page."""
+        with self._screen.lock:
             for event in page.events:
-                show_event(event)
-                markers.check(event)
-                if folder is not None and isinstance(event, File):
-                    unsaved |= not _save(event, folder, screen)
-            screen.flush()
-            last = page.events[-1]
-    finally:
-        screen.close()
-    if isinstance(last, EvaluationError) and last.final:
-        return FAILED
-    return WRONG if unsaved else GOOD
+                self._show_event(event)
+                self._markers.check(event)
+                if self._folder is not None and isinstance(event, File):
+                    self._has_unsaved |= not _save(event, self._folder, self._screen)
+                self._last = event
+            self._screen.flush()
+            self._screen.draw_status()
 
 
 @attrs.define
@@ -208,35 +214,3 @@ def _save(file: File, folder: DownloadDirectory, screen: Screen) -> bool:
         screen.show_message(f"  not saved: {error}", "red")
         return False
     return True
-
-
-class _Progress:
-    """Shows the state of an evaluation on a terminal every second, until it is stopped."""
-
-    def __init__(self, client: Client, identifier: str, screen: Screen, reactor: Any) -> None:
-        self._client, self._identifier, self._screen = client, identifier, screen
-        self._request: Deferred[None] | None = None
-        self._loop = LoopingCall(self._update)
-        self._loop.clock = reactor
-        if screen.shows_progress:
-            self._loop.start(_INTERVAL)
-
-    def stop(self) -> None:
-        """Stop, and cancel the request that is under way."""
-        if self._loop.running:
-            self._loop.stop()
-        if self._request is not None:
-            self._request.cancel()
-
-    def _update(self) -> Deferred[None]:
-        self._request = Deferred.fromCoroutine(self._show_status())
-        return self._request
-
-    async def _show_status(self) -> None:
-        # Errors are reported by the requests for events.
-        with suppress(ClientError, CancelledError):
-            status = await self._client.status(self._identifier)
-            text = str(status["state"])
-            if status.get("queue_place") is not None:
-                text += f", {status['queue_place']} ahead"
-            self._screen.show_progress(text)

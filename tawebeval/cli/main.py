@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from tawebeval import __version__
-from tawebeval.cli.environment import environment
-from tawebeval.cli.evaluate import evaluate
-from tawebeval.cli.evaluations import cancel, follow, list_, problems, rerun, status
-from tawebeval.cli.operate import doctor, keeper, quota, reload, serve, token
-from tawebeval.cli.try_command import try_
+
+_COMMANDS = {
+    "evaluate": "evaluate:evaluate",
+    "try": "try_command:try_",
+    "problems": "evaluations:problems",
+    "follow": "evaluations:follow",
+    "status": "evaluations:status",
+    "cancel": "evaluations:cancel",
+    "rerun": "evaluations:rerun",
+    "list": "evaluations:list_",
+    "serve": "operate:serve",
+    "keeper": "operate:keeper",
+    "doctor": "operate:doctor",
+    "environment": "environment:environment",
+    "quota": "operate:quota",
+    "reload": "operate:reload",
+    "token": "operate:token",
+}
+"""Module and name of each command. A module is imported when its command is used."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class LazyGroup(click.Group):
+    """A group that imports a command when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; None if no command has this name."""
+        place = _COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        command: click.Command = getattr(import_module(f"tawebeval.cli.{module}"), name)
+        return command
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, message="tawebeval %(version)s")
 def main() -> None:
     """Judge submissions with evaluators, here or on a server; run the server.
@@ -39,10 +75,3 @@ def main() -> None:
       141  stdout is closed
       143  ended by SIGTERM; 129 by SIGHUP
     """  # noqa: D301  (\b keeps click from filling the lines)
-
-
-for command in (
-    *(evaluate, try_, problems, follow, status, cancel, rerun, list_),
-    *(serve, keeper, doctor, environment, quota, reload, token),
-):
-    main.add_command(command)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
+from threading import RLock
 from typing import Any, TextIO
 
 import attrs
 import click
 
+from tawebeval.cli.cases import TABLE_HEAD, Case, describe_members, describe_value, parse_case
 from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
 from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.errors import format_size
@@ -23,7 +26,7 @@ from tawebeval.errors import format_size
 # C0 except tab and line feed, DEL, C1, and characters that change the direction of writing.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _CLEAR = "\r\x1b[K"
-_EXCERPTS = ("expected", "printed")
+_BAR_WIDTH = 30  # characters
 
 
 class OutputError(Exception):
@@ -45,6 +48,31 @@ def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     return stream.isatty() and not environment.get("NO_COLOR")
 
 
+def draw_bar(done: int, total: int) -> str:
+    """Return a bar of 30 characters; `total` is not 0."""
+    filled = _BAR_WIDTH * max(0, min(done, total)) // total
+    return f"[{'#' * filled}{'-' * (_BAR_WIDTH - filled)}]"
+
+
+def get_width(stream: TextIO) -> int:
+    """Return the columns of the terminal behind a stream, 80 if they are unknown."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def fit_width(text: str, width: int) -> str:
+    """Return text without line feeds, cut off at `width` columns."""
+    taken = 0
+    text = text.replace("\n", " ")
+    for index, character in enumerate(text):
+        taken += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if taken > width:
+            return text[:index]
+    return text
+
+
 def redirect_to_devnull(stream: TextIO) -> None:
     """Redirect a broken stream to /dev/null, where Python flushes its buffer at exit."""
     with suppress(OSError):  # a stream without a descriptor
@@ -64,7 +92,8 @@ class Screen:
     `notes` is discarded without an error, which nobody could see. `stderr_lines` is the most lines
     of an evaluator's stderr that are shown; None shows all. `shows_summary` is False if not all
     events of the evaluation are shown: a summary of their results would mislead. `shows_excerpts`
-    is whether a case shows what was expected and printed.
+    is whether a case shows what was expected and printed. Another thread than that of the events
+    may call `show_status`; `lock` keeps it from drawing while `out` is not flushed.
     """
 
     _out: TextIO
@@ -74,6 +103,9 @@ class Screen:
     stderr_lines: int | None = None
     shows_summary: bool = True
     shows_excerpts: bool = False
+    _has_table: bool = False  # the head of the table of cases is shown
+    _status: str = ""  # the last line of a terminal, below all output
+    lock: Any = attrs.field(factory=RLock, repr=False)
     _begun: bool = False  # the last line on `out` has no terminator yet
     _returned: bool = False  # a carriage return is held back, as a line feed may follow
     _progress: bool = False  # the last line on `notes` is one of `progress`
@@ -111,11 +143,12 @@ class Screen:
 
     def show_message(self, text: str, colour: str | None = None) -> None:
         """Print a message on `notes`; `colour` is a name of click's."""
-        self._make_room()
-        if self._notes.isatty():
-            self._end_line()
-        text = escape_control_characters(text) if self._notes.isatty() else text
-        self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
+        with self.lock:
+            self._make_room()
+            if self._notes.isatty():
+                self._end_line()
+                text = escape_control_characters(text)
+            self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
 
     def show_stderr(self, stderr: str) -> None:
         """Print the last lines of an evaluator's stderr, indented, on `notes`."""
@@ -129,10 +162,34 @@ class Screen:
     def show_progress(self, text: str) -> None:
         """Show a message on a terminal until the next output replaces it."""
         if self.shows_progress:
-            self.flush()
-            self._end_line()
-            self._write_note(_CLEAR + escape_control_characters(text))
-            self._progress = True
+            with self.lock:
+                self.flush()
+                self._end_line()
+                self._write_progress(text)
+
+    def show_status(self, text: str) -> None:
+        """Show a message and the results so far below all output of a terminal; empty for none."""
+        with self.lock:
+            self._status = text
+            self._clear_progress()
+            self.draw_status()
+
+    def draw_status(self) -> None:
+        """Show the message of `show_status` again, unless a partial line is open."""
+        with self.lock:
+            if not self._status or (self._begun and self._out.isatty()):
+                return
+            results = self._results.build_document()
+            words = [self._status, *summarize_results(results)]
+            progress = results and results["progress"]
+            if progress and progress["total"] > 0:
+                words.insert(1, draw_bar(progress["done"], progress["total"]))
+            self._write_progress(", ".join(words))
+
+    def _write_progress(self, text: str) -> None:
+        text = fit_width(escape_control_characters(text), get_width(self._notes) - 1)
+        self._write_note(_CLEAR + text)
+        self._progress = True
 
     def print_text(self, text: str) -> None:
         """Print lines that are not an event on `out`."""
@@ -159,13 +216,23 @@ class Screen:
     def _show_value(self, data: Data) -> None:
         if len(data.written) <= MAX_RESULT_BYTES:
             self._results.add_value(data.written.encode())
-        text = format_value(data, "\n    " if self.shows_excerpts else " ")
-        if self.shows_progress and re.fullmatch("progress [0-9]+/[0-9]+", text):
-            self.show_progress(text)
-            return
-        if self.shows_excerpts:
-            text = "\n  ".join([text, *_list_excerpts(data)])
-        self.show_message(text, "cyan")
+        case = _find_case(data)
+        if case is None:
+            text = format_value(data)
+            if not (self.shows_progress and re.fullmatch("progress [0-9]+/[0-9]+", text)):
+                self.show_message(text, "cyan")
+            elif not self._status:
+                self.show_progress(text)
+        elif self.shows_progress:
+            if not self._has_table:
+                self._has_table = True
+                self.show_message(TABLE_HEAD)
+            for line, colour in case.format_row(with_excerpts=self.shows_excerpts):
+                self.show_message(line, colour)
+        elif self.shows_excerpts:
+            self.show_message("\n  ".join([case.format_line("\n    "), *case.excerpts]), "cyan")
+        else:
+            self.show_message(case.format_line(" "), "cyan")
 
     def _write(self, text: str, *, flush: bool = False) -> None:
         if self._lost:
@@ -203,6 +270,9 @@ class Screen:
     def _make_room(self) -> None:
         """Flush `out` and clear the line of `show_progress`."""
         self.flush()
+        self._clear_progress()
+
+    def _clear_progress(self) -> None:
         if self._progress:
             self._progress = False
             self._write_note(_CLEAR)
@@ -221,32 +291,38 @@ class Screen:
                 self.show_stderr(said)
 
 
-def format_value(data: Data, separator: str = " ") -> str:
-    """Return a value for people: results in words, other objects by their members.
+def _find_case(data: Data) -> Case | None:
+    """Return the case that a value describes; None for other values."""
+    try:
+        return parse_case(data.payload)
+    except ValueError:
+        return None
 
-    `separator` is what stands between the lines of a case's message.
-    """
+
+def format_value(data: Data) -> str:
+    """Return a value for people: results in words, other objects by their members."""
     try:
         payload = data.payload
     except ValueError:
         return data.written
+    if (case := parse_case(payload)) is not None:
+        return case.format_line(" ")
     match payload:
         case {"type": "goal_result", "goal": str(goal), "result": bool(reached), **others}:
-            more = f" ({_members(others)})" if others else ""
+            more = f" ({describe_members(others)})" if others else ""
             return f"goal {goal}: {'yes' if reached else 'no'}{more}"
-        case {"type": "case", "case": str(name), "verdict": str(verdict), **others}:
-            return _format_case(name, verdict, others, separator)
         case {"type": "progress", "done": int(done), "total": int(total), **others} if not others:
             return f"progress {done}/{total}"
         case {"type": "score", "score": int() | float() as score, **others} if not (
             others.keys() - {"maximum"}
         ):
             maximum = others.get("maximum")
-            return f"score {_plain(score)}{'' if maximum is None else f'/{_plain(maximum)}'}"
+            most = "" if maximum is None else f"/{describe_value(maximum)}"
+            return f"score {describe_value(score)}{most}"
         case {"type": kind, **others} if kind is not None:
-            return f"{_plain(kind)}: {_members(others)}"
+            return f"{describe_value(kind)}: {describe_members(others)}"
         case {}:
-            return _members(payload) or "{}"
+            return describe_members(payload) or "{}"
     return data.written
 
 
@@ -272,53 +348,6 @@ def summarize_results(results: dict[str, Any] | None) -> list[str]:
     if (progress := results["progress"]) is not None:
         found.append(f"progress {progress['done']}/{progress['total']}")
     return found
-
-
-def _format_case(name: str, verdict: str, members: Mapping[Any, object], separator: str) -> str:
-    """Return a case without the excerpts of expected and printed output."""
-    others = {key: value for key, value in members.items() if value is not None}
-    message = others.pop("message", None)
-    figures = []
-    for key, describe in (
-        ("points", lambda points: f"{points:g} point{'' if points == 1 else 's'}"),
-        ("time", lambda time: f"{time:.3f} s"),
-        ("memory", format_size),
-    ):
-        if isinstance(number := others.get(key), int | float) and abs(number) < 2**53:
-            figures.append(describe(number))
-            del others[key]
-    for key in _EXCERPTS:
-        others.pop(key, None)
-    if others:
-        figures.append(_members(others))
-    shown = f"case {name}: {verdict.replace('_', ' ')}"
-    if figures:
-        shown += f" ({', '.join(figures)})"
-    shown = shown.replace("\n", " ")
-    if message is not None:
-        shown += ": " + _plain(message).rstrip("\n").replace("\n", separator)
-    return shown
-
-
-def _list_excerpts(data: Data) -> list[str]:
-    """Return what a case expected and what was printed, each as a line."""
-    with suppress(ValueError):
-        match data.payload:
-            case {"type": "case", "case": str(), "verdict": str(), **others}:
-                return [
-                    f"{key}: {json.dumps(text, ensure_ascii=False)}"
-                    for key in _EXCERPTS
-                    if isinstance(text := others.get(key), str) and text
-                ]
-    return []
-
-
-def _members(members: Mapping[Any, object]) -> str:
-    return ", ".join(f"{name}: {_plain(value)}" for name, value in members.items())
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _line(event: Event) -> str:

@@ -1,27 +1,25 @@
-"""What the commands share: options, the reactor, signals and exit statuses."""
+"""What the client commands share: options, signals and exit statuses."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 import attrs
 import click
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.python.failure import Failure
 
-from tawebeval.cli.output import OutputError, Screen, wants_colour
-from tawebeval.client import ClientError, Refused, Unavailable
-from tawebeval.client.http import is_loopback
+from tawebeval.cli.output import OutputError, Screen, draw_bar, wants_colour
+from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.settings import normalize_server_url
-from tawebeval.client.twisted_client import TwistedClient as Client
-from tawebeval.daemon.runtime import use_monotonic_clock
+from tawebeval.client.http import is_loopback
+from tawebeval.core.backoff import Backoff
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.ownership import read_secret_file
 
@@ -33,13 +31,14 @@ TOKEN_VARIABLE = "TAWEBEVAL_TOKEN"  # noqa: S105  (the name of a variable)
 
 _UPLOAD_SECONDS = 1.0  # of an upload without a progress bar
 _BAR_SECONDS = 0.1  # between two updates of the bar
-_BAR_WIDTH = 30  # characters
 
 _START_DAEMON = (
     "is the daemon running? Start it with `tawebeval serve`, or name another with `--server`"
 )
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_ONE_ATTEMPT = Backoff(max_attempts=1, first_delay=1, longest_delay=1, longest_retry_after=1)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -68,7 +67,7 @@ class ServerAccess:
     url: str
     token: str | None = attrs.field(repr=False, default=None)
 
-    def make_client(self, reactor: Any, screen: Screen) -> Client:
+    def make_client(self, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`; warn of a token in clear text."""
         if self.token and self.url.startswith("http:") and not is_loopback(self.url):
             screen.show_message(
@@ -80,11 +79,14 @@ class ServerAccess:
         return Client(
             self.url,
             self.token,
-            reactor=reactor,
             told=notes.on_retry,
             answered=notes.on_recovery,
-            uploaded=UploadBar(screen, reactor).show,
+            uploaded=UploadBar(screen).show,
         )
+
+    def make_quiet_client(self) -> Client:
+        """Return a client that shows nothing, and makes one attempt of each request."""
+        return Client(self.url, self.token, asking=_ONE_ATTEMPT)
 
 
 @attrs.define
@@ -92,21 +94,21 @@ class UploadBar:
     """The progress of an upload that takes longer than a second; only a terminal shows it."""
 
     _screen: Screen
-    _clock: Any
+    _get_time: Callable[[], float] = time.monotonic
     _next: float | None = None  # the time before which nothing is shown
 
     def show(self, sent: int, total: int) -> None:
         """Show the progress in bytes."""
-        now = self._clock.seconds()
+        now = self._get_time()
         if self._next is None or sent == total:
             # The next attempt begins a new upload.
             self._next = None if sent == total else now + _UPLOAD_SECONDS
         elif now >= self._next:
             self._next = now + _BAR_SECONDS
-            done = _BAR_WIDTH * sent // total
-            bar = "#" * done + "-" * (_BAR_WIDTH - done)
             sizes = f"{format_size(sent)} of {format_size(total)}"
-            self._screen.show_progress(f"uploading [{bar}] {100 * sent // total}% ({sizes})")
+            self._screen.show_progress(
+                f"uploading {draw_bar(sent, total)} {100 * sent // total}% ({sizes})"
+            )
 
 
 @attrs.define
@@ -199,100 +201,102 @@ def make_screen(*, lines: bool = False, times: bool = False) -> Screen:
     return Screen(sys.stdout, sys.stderr, wants_colour(sys.stderr, os.environ), lines)
 
 
+@attrs.frozen
+class CommandContext:
+    """What a client command works with."""
+
+    server: ServerAccess
+    client: Client
+    screen: Screen
+    interruptions: Interruptions
+
+
 def run_with_client(
-    server: ServerAccess, screen: Screen, work: Callable[[Client, Any], Awaitable[int]]
+    server: ServerAccess, screen: Screen, work: Callable[[CommandContext], int]
 ) -> NoReturn:
-    """Run the reactor for `work(client, reactor)`, and exit with the status that it returns."""
-
-    async def with_client(reactor: Any) -> int:
-        async with server.make_client(reactor, screen) as client:
-            return await work(client, reactor)
-
-    run_reactor(screen, with_client)
-
-
-def run_reactor(
-    screen: Screen, work: Callable[[Any], Awaitable[int]], *, cleans_up: bool = False
-) -> NoReturn:
-    """Run the reactor for `work(reactor)`, and exit with the status that it returns.
-
-    For `cleans_up` see `cancel_on_signals`. Exceptions other than those of `await_exit_status` are
-    raised.
-    """
-    # Imported late: it installs the reactor.
-    from twisted.internet import reactor as installed
-
-    reactor: Any = installed
-    results: list[int | Failure] = []
-
-    def begin() -> None:
-        done = Deferred.fromCoroutine(await_exit_status(screen, work(reactor), reactor, cleans_up))
-        done.addBoth(results.append).addBoth(lambda _: reactor.stop())
-
-    use_monotonic_clock(reactor)
-    reactor.callWhenRunning(begin)
-    reactor.run(installSignalHandlers=False)
-    (result,) = results
-    if isinstance(result, Failure):
-        result.raiseException()
-    raise SystemExit(result)
-
-
-async def await_exit_status(
-    screen: Screen, work: Awaitable[int], reactor: Any, cleans_up: bool = False
-) -> int:
-    """Return the exit status of `work`, which signals cancel; print why it failed."""
-
-    async def whole() -> int:
-        return await work
-
-    with cancel_on_signals(lambda: deferred.cancel(), reactor, cleans_up) as received:
-        deferred = Deferred.fromCoroutine(whole())
+    """Exit with the status that `work` returns; print why it failed."""
+    with Interruptions() as interruptions:
         try:
-            status = await deferred
-        except (ClientError, CancelledError, OutputError, OSError) as error:
-            status = _report(error, screen)
-    if received and received[0] != signal.SIGINT:
-        return 128 + received[0]
-    return status
+            with server.make_client(screen) as client:
+                status = work(CommandContext(server, client, screen, interruptions))
+        except (ClientError, Interrupted, OutputError, OSError) as error:
+            status = report_failure(error, screen)
+    raise SystemExit(find_exit_status(status, interruptions.received))
+
+
+class Interrupted(Exception):
+    """A signal has ended what the command was doing."""
+
+
+@attrs.define
+class Interruptions:
+    """A context in which SIGINT, SIGTERM and SIGHUP raise Interrupted, once.
+
+    The next SIGINT or SIGTERM ends the process. A further SIGHUP has no effect, as the shell and
+    the kernel may both send one.
+    """
+
+    received: list[int] = attrs.field(factory=list)
+    _is_held: bool = False
+    _is_pending: bool = False
+    _restored: ExitStack = attrs.field(factory=ExitStack)
+
+    def __enter__(self) -> Interruptions:
+        self._restored.enter_context(handle_signals(self._handle))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restored.close()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Raise Interrupted only at the end of this block, for a signal that comes meanwhile."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._is_pending:
+            self._is_pending = False
+            raise Interrupted
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if number == signal.SIGHUP and len(self.received) > 1:
+            return
+        for fatal in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(fatal, signal.SIG_DFL)
+        if not self._is_held:
+            raise Interrupted
+        self._is_pending = True
 
 
 @contextmanager
-def cancel_on_signals(
-    cancel: Callable[[], object], reactor: Any, cleans_up: bool = False
-) -> Iterator[list[int]]:
-    """Have SIGINT, SIGTERM and SIGHUP call `cancel` in the reactor; yield those received.
+def handle_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have SIGINT, SIGTERM and SIGHUP call `handle`.
 
-    The next SIGINT or SIGTERM ends the process, or calls `cancel` again if the command `cleans_up`.
-    A further SIGHUP has no effect, as the shell and the kernel may both send one. A signal that
-    was ignored before, as by nohup(1), stays ignored.
+    A signal that was ignored before, as by nohup(1), stays ignored.
     """
-    received: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if number == signal.SIGHUP and len(received) > 1:
-            return
-        if not cleans_up:  # set here: the reactor may be blocked
-            for fatal in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(fatal, signal.SIG_DFL)
-        reactor.callFromThread(cancel)
-
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     handled = [number for number in _SIGNALS if before[number] is not signal.SIG_IGN]
     for number in handled:
         signal.signal(number, handle)
     try:
-        yield received
+        yield
     finally:
         for number in handled:
             signal.signal(number, before[number])
 
 
-def _report(error: Exception, screen: Screen) -> int:
+def find_exit_status(status: int, received: Sequence[int]) -> int:
+    """Return the exit status of a command that has received signals: `status` after Ctrl-C."""
+    return 128 + received[0] if received and received[0] != signal.SIGINT else status
+
+
+def report_failure(error: Exception, screen: Screen) -> int:
     """Print why work has ended, and return the exit status for it."""
     match error:
-        case CancelledError():
+        case Interrupted():
             words, status = "interrupted", INTERRUPTED
         case Unavailable(is_refused_connection=True):
             words, status = f"{error}; {_START_DAEMON}", UNREACHABLE

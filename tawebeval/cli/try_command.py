@@ -1,27 +1,14 @@
-"""`tawebeval try`: its options, its temporary directory, and the raw view of stdout."""
+"""`tawebeval try`: its arguments and options."""
 
 from __future__ import annotations
 
-import codecs
-import fcntl
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from math import inf
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import attrs
 import click
-from twisted.internet.defer import CancelledError
-from twisted.internet.interfaces import IProcessTransport
-from twisted.internet.protocol import ProcessProtocol
-from twisted.python.failure import Failure
 
 from tawebeval.cli.evaluate import (
     DIRECTORY_OPTION,
-    ENVIRONMENT_OPTION,
     EVALUATOR_OPTION,
     EVENTS_OPTION,
     FIELDS_ARGUMENT,
@@ -30,41 +17,12 @@ from tawebeval.cli.evaluate import (
     SEED_OPTION,
     TIMES_OPTION,
     Submission,
-    show_seed,
 )
-from tawebeval.cli.follow import DownloadDirectory, note_nothing, show_events
-from tawebeval.cli.hints import Hints, describe_setting, describe_usage
+from tawebeval.cli.follow import DownloadDirectory
 from tawebeval.cli.operate import CONFIG_OPTION
-from tawebeval.cli.output import OutputError, Screen
-from tawebeval.cli.runtime import WRONG, make_screen, run_reactor
-from tawebeval.cli.try_evaluation import LocalEnvironment, LocalRequest, read_pages
-from tawebeval.client import Text
-from tawebeval.client.events import EvaluationError as ErrorEvent
-from tawebeval.client.events import Event
-from tawebeval.core.form import draw_seed, parse_environment
-from tawebeval.core.limits import ChosenLimits, LimitRange, parse_limits
-from tawebeval.core.segi import Markers
-from tawebeval.core.states import EvaluationState
-from tawebeval.daemon.reload import read_configuration
-from tawebeval.daemon.runtime import preload_modules
-from tawebeval.daemon.startup import check_environments, check_readable_paths
-from tawebeval.deferreds import FairQueue
-from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
-from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.linux.cgroups.group import open_cgroups
-from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
-from tawebeval.linux.filetree import LIST_RIGHTS, open_directory, remove_tree
-from tawebeval.linux.privileges import Privileges, ProcessCredentials, find_privileges
-from tawebeval.linux.reaper import kill_stale_processes
+from tawebeval.cli.runtime import UTF8_ARGUMENT, make_screen
 
-_PREFIX = "tawebeval-try-"
 _STDERR_LINES = 40  # shown without --raw
-_WORDS = {
-    "data_begin": "<<< data begins >>>",
-    "data_end": "<<< data ends >>>",
-    "file_begin": "<<< file begins >>>",
-    "file_end": "<<< file ends >>>",
-}
 
 
 @click.command("try")
@@ -77,7 +35,12 @@ _WORDS = {
 @EVALUATOR_OPTION
 @DIRECTORY_OPTION
 @SEED_OPTION
-@ENVIRONMENT_OPTION
+@click.option(
+    "--environment",
+    metavar="NAME",
+    type=UTF8_ARGUMENT,
+    help="Run in this environment of --config, instead of the machine's own programs.",
+)
 @LIMIT_OPTION
 @CONFIG_OPTION
 @click.option("--user", metavar="NAME", help="As root: run as this user, instead of service.user.")
@@ -124,319 +87,23 @@ def try_(
     screen = make_screen(lines=lines, times=times)
     screen.stderr_lines = None if raw or lines else _STDERR_LINES
     screen.shows_excerpts = True
-    drawn = draw_seed(os.urandom) if seed is None else seed
-    with _usage_errors():
-        configuration = read_configuration(config)
-        chosen = _parse_limits(limits, configuration.limits.requestable_ranges)
-        environment = parse_environment(environment or "", configuration.environments)
-        privileges = _find_privileges(user or "", configuration.service.user)
-        variables = privileges.build_user_environment(os.environ)
-        check_readable_paths(configuration, config, variables)
-        with privileges.act_as_user():
-            check_environments(configuration, config, variables)
-        if privileges.user is not None:
-            preload_modules()
-    request = LocalRequest(root, directory or "", evaluator, drawn, fields, chosen, environment)
+    # Imported late: it imports much of the daemon.
+    from tawebeval.cli.try_run import TryOptions, run_try
 
-    async def work(reactor: Any) -> int:
-        with ExitStack() as made:
-            cgroups = open_cgroups(f"try-{os.getpid()}", privileges.owner)
-            made.callback(cgroups.close)
-            cgroups.remove_dead_parents("try")
-            with privileges.act_as_user():
-                place = made.enter_context(make_scratch_directory())
-            with _usage_errors():
-                spawn = RawOutputSpawner(reactor, screen) if raw else Spawner(reactor)
-                surroundings = LocalEnvironment.open(
-                    configuration, root, place, cgroups, spawn, reactor
-                )
-                privileges.become_user()
-                privileges.drop_privileges()
-            if configuration.sandbox.kind == "none":
-                screen.show_message(
-                    "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
-                )
-            show_seed(screen, drawn if seed is None else None)
-            hints = Hints(configuration, root, request.directory, chosen)
-            evaluation = LocalEvaluation(request, surroundings, screen, folder, raw, hints, times)
-            return await evaluation.run()
-
-    run_reactor(screen, work, cleans_up=True)
-
-
-@attrs.frozen
-class LocalEvaluation:
-    """One evaluation without a daemon, and its output. `raw` shows stdout as it was printed.
-
-    `times` is whether events have times.
-    """
-
-    _request: LocalRequest
-    _environment: LocalEnvironment
-    _screen: Screen
-    _folder: DownloadDirectory | None
-    _raw: bool
-    _hints: Hints
-    _times: bool = False
-
-    async def run(self) -> int:
-        """Run the evaluation and return the exit status."""
-        try:
-            with self._environment.run_services():
-                return await self._attend(self._environment.prepare_evaluation(self._request))
-        except SystemExit as error:  # the sandbox does not work
-            self._screen.show_message(str(error).removeprefix("tawebeval: "), "red")
-            return WRONG
-
-    async def _attend(self, evaluation: Evaluation) -> int:
-        """Run an evaluation and show it. A cancellation stops it, and a second one kills it."""
-        cancelled = False
-
-        def stop() -> None:
-            evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
-
-        def on_cancel() -> None:
-            nonlocal cancelled
-            stop()
-            if cancelled and evaluation.run is not None:
-                evaluation.run.kill()
-            cancelled = True
-
-        unread: OutputError | None = None
-        last: Event | None = None
-
-        def show(event: Event) -> None:
-            nonlocal last
-            last = event
-            if not self._raw or isinstance(event, ErrorEvent):
-                self._screen.show_event(event)
-
-        def on_unread(error: OutputError) -> None:
-            nonlocal unread
-            unread = error
-            stop()
-
-        spawn = self._environment.context.spawner
-        if isinstance(spawn, RawOutputSpawner):
-            spawn.get_markers, spawn.on_output_error = lambda: evaluation.markers, on_unread
-        evaluation.enter_queue(FairQueue(running=1, queued=0))
-        try:
-            pages = read_pages(evaluation, on_cancel, times=self._times)
-            status = await show_events(pages, self._screen, show, self._folder)
-        finally:
-            stop()  # stdout may have been lost
-            while not evaluation.cleanup_event.is_set:
-                try:
-                    await evaluation.cleanup_event.wait()
-                except CancelledError:
-                    on_cancel()
-        if unread is not None:
-            raise unread
-        if last is None:
-            note_nothing(self._screen)
-        error = last if isinstance(last, ErrorEvent) and last.final else None
-        stderr = evaluation.run_result.stderr if evaluation.run_result is not None else ""
-        if stderr and (error is None or "stderr" not in error.members):
-            self._screen.show_message("stderr:")
-            self._screen.show_stderr(stderr)
-        for hint in self._hints.find(error, stderr):
-            self._screen.show_message(f"hint: {hint}", "yellow")
-        self._show_usage(evaluation)
-        return status
-
-    def _show_usage(self, evaluation: Evaluation) -> None:
-        result, times = evaluation.run_result, evaluation.state_times
-        if result is not None and result.exit_status is not None:
-            seconds = times["ended"] - times[EvaluationState.RUNNING.value]
-            memory = evaluation.limits.memory
-            self._screen.show_message(describe_usage(result.usage, seconds, memory))
-
-
-def _find_privileges(user: str, configured: str) -> Privileges:
-    credentials = ProcessCredentials()
-    if not (user or configured) and 0 in credentials.get_user_ids():
-        raise ConfigurationError("evaluators do not run as root; as root add --user nobody")
-    try:
-        return find_privileges(user or configured, credentials)
-    except ConfigurationError as error:
-        raise ConfigurationError(str(error) if user else f"{error}; or give --user") from None
-
-
-def _parse_limits(limits: Mapping[str, str], allowed: Mapping[str, LimitRange]) -> ChosenLimits:
-    """Return the limits of --limit. Raises: InvalidField, with the remedy for one over its maximum.
-
-    `allowed` are the ranges of the configuration.
-    """
-    try:
-        return parse_limits(limits, allowed)
-    except InvalidField as error:
-        wanted = parse_limits(
-            limits, {name: attrs.evolve(allowed[name], most=inf) for name in limits}
-        )
-        for name, value in wanted.items():
-            if value > allowed[name].most:
-                remedy = describe_setting("to allow it", "limits.maximum", name, value)
-                raise ConfigurationError(f"{error}; {remedy}") from None
-        raise
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Turn what would keep the daemon from starting into UsageError."""
-    try:
-        yield
-    except (ConfigurationError, InvalidField) as error:
-        raise click.UsageError(str(error)) from None
-    except SystemExit as error:
-        raise click.UsageError(str(error).removeprefix("tawebeval: ")) from None
-
-
-@contextmanager
-def make_scratch_directory() -> Iterator[Path]:
-    """Make a directory below TMPDIR for one `try`, and remove it at the end. Blocks.
-
-    The directory is locked while it is used: one without a lock is left of a killed `try` and is
-    removed by the next one. (A process number would mean nothing in another container.)
-    Raises OSError.
-    """
-    around = Path(tempfile.gettempdir()).resolve()
-    _remove_stale(around)
-    place, lock = _make_locked(around)
-    try:
-        yield place
-    finally:
-        try:
-            remove_tree(place)
-        finally:
-            os.close(lock)
-
-
-def _remove_stale(around: Path) -> None:
-    """Remove the directories that killed processes of this user have left in `around`."""
-    for place in around.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another user's, locked, or just removed
-            descriptor = open_directory(str(place), None, LIST_RIGHTS)
-            try:
-                if os.fstat(descriptor).st_uid == os.geteuid():
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    kill_stale_processes(place)
-                    remove_tree(place)
-            finally:
-                os.close(descriptor)
-
-
-def _make_locked(around: Path) -> tuple[Path, int]:
-    """Return a new directory and the descriptor that holds its lock."""
-    while True:
-        place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=around))
-        lock = open_directory(str(place), None, LIST_RIGHTS)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if place.exists():
-            return place, lock
-        os.close(lock)  # another process removed it before it was locked
-
-
-class MarkerReplacer:
-    """Replaces lines that are markers by words for people."""
-
-    def __init__(self, markers: Markers) -> None:
-        self._words: Mapping[bytes, bytes] = {
-            getattr(markers, name): words.encode() for name, words in _WORDS.items()
-        }
-        self._held = b""  # a partial line that may become a marker
-        self._fresh = True  # nothing of the current line was returned
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, data: bytes) -> str:
-        """Take bytes of stdout; return the text to show."""
-        shown = []
-        *lines, last = (self._held + data).split(b"\n")
-        for line in lines:
-            shown.append((self._words.get(line, line) if self._fresh else line) + b"\n")
-            self._fresh = True
-        self._held = b""
-        if self._fresh and any(marker.startswith(last) for marker in self._words):
-            self._held = last
-        elif last:
-            shown.append(last)
-            self._fresh = False
-        return self._decoder.decode(b"".join(shown))
-
-    def finish(self) -> str:
-        """Return the rest of the text after the end of stdout."""
-        held, self._held = self._held, b""
-        return self._decoder.decode(held, final=True)
-
-
-class RawOutputSpawner(Spawner):
-    """Starts children whose stdout is shown on a screen.
-
-    `get_markers()` returns those of the evaluation, which are drawn before a child starts.
-    `on_output_error(error)` is called when the screen cannot be written to.
-    """
-
-    def __init__(self, reactor: Any, screen: Screen) -> None:
-        super().__init__(reactor)
-        self.get_markers: Callable[[], Markers | None] = lambda: None
-        self.on_output_error: Callable[[OutputError], object] = lambda error: None
-        self._screen = screen
-
-    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
-        """Connect a child to `protocol` through a `RawOutputProtocol`."""
-        markers = self.get_markers()
-        assert markers is not None, "nothing starts before they are drawn"
-        shown = RawOutputProtocol(
-            protocol,
-            MarkerReplacer(markers),
-            self._screen,
-            lambda error: self.on_output_error(error),
-        )
-        return super().adopt_child(shown, started)
-
-
-class RawOutputProtocol(ProcessProtocol):
-    """Shows the stdout of a process on a screen and passes all calls to `protocol`."""
-
-    def __init__(
-        self,
-        protocol: ProcessProtocol,
-        replacer: MarkerReplacer,
-        screen: Screen,
-        on_unread: Callable[[OutputError], object],
-    ) -> None:
-        self._protocol = protocol
-        self._replacer = replacer
-        self._screen = screen
-        self._on_unread = on_unread
-
-    def makeConnection(self, process: IProcessTransport) -> None:
-        """Pass the process on."""
-        self._protocol.makeConnection(process)
-
-    def childDataReceived(self, childFD: int, data: bytes) -> None:
-        """Show data of stdout and pass all data on."""
-        if childFD == 1:
-            self._show(self._replacer.feed(data))
-        self._protocol.childDataReceived(childFD, data)
-
-    def childConnectionLost(self, childFD: int) -> None:
-        """Show the rest of stdout and pass the end of a pipe on."""
-        if childFD == 1:
-            self._show(self._replacer.finish())
-        self._protocol.childConnectionLost(childFD)
-
-    def processExited(self, reason: Failure) -> None:
-        """Pass the exit of the process on."""
-        self._protocol.processExited(reason)
-
-    def processEnded(self, reason: Failure) -> None:
-        """Pass the end of the process and its pipes on."""
-        self._protocol.processEnded(reason)
-
-    def _show(self, text: str) -> None:
-        if text:
-            try:
-                self._screen.show_event(Text(text))
-                self._screen.flush()
-            except OutputError as error:
-                self._on_unread(error)
+    run_try(
+        TryOptions(
+            root=root,
+            submission=fields,
+            evaluator=evaluator,
+            directory=directory or "",
+            seed=seed,
+            environment=environment or "",
+            limits=limits,
+            configuration_file=config,
+            user=user or "",
+            is_raw=raw,
+            download_directory=folder,
+            has_times=times,
+        ),
+        screen,
+    )

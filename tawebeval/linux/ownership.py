@@ -18,12 +18,12 @@ import shlex
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
-
-from twisted.logger import Logger
+from typing import TYPE_CHECKING, TypeVar
 
 from tawebeval.errors import ConfigurationError, Problem
-from tawebeval.linux.privileges import User
+
+if TYPE_CHECKING:
+    from tawebeval.linux.privileges import User
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -129,8 +129,6 @@ _OTHERS_MODE = 0o007  # the mode bits that give every user of the machine access
 
 Content = TypeVar("Content")
 
-log = Logger()
-
 
 def read_secret_file(path: Path, parse: Callable[[str], Content]) -> Content:
     """Return `parse(text)` of a UTF-8 file. Blocks.
@@ -201,6 +199,9 @@ def check_readable_by_others(path: Path, mode: int) -> Problem | None:
 
 def warn_of_readable_file(path: Path, mode: int, setting: str) -> None:
     """Warn if `mode` gives every user access to the file that `setting` names."""
+    # Imported late: the command reads token files without Twisted.
+    from twisted.logger import Logger
+
     problem = check_readable_by_others(path, mode)
     if problem is not None:
-        log.warn("{setting}: {problem}", setting=setting, problem=str(problem))
+        Logger().warn("{setting}: {problem}", setting=setting, problem=str(problem))

@@ -111,12 +111,16 @@ class Line:
         done = Deferred.fromCoroutine(whole())
         results: list[Any] = []
         done.addBoth(results.append)
-        for _ in range(FOR_EVER):
-            self.settle()
-            if results:
-                break
-            meanwhile()
-            self.service.reactor.advance(STEP)
+        try:
+            for _ in range(FOR_EVER):
+                self.settle()
+                if results:
+                    break
+                meanwhile()
+                self.service.reactor.advance(STEP)
+        except BaseException:  # `meanwhile` ends the wait
+            done.cancel()
+            raise
         assert results, "it waits for ever"
         if isinstance(results[0], Failure):
             results[0].raiseException()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
-from tawebeval.cli import evaluate, evaluations
 from tawebeval.cli import main as command
-from tawebeval.cli.runtime import ServerAccess, await_exit_status
+from tawebeval.cli.output import Screen
+from tawebeval.cli.runtime import CommandContext, Interruptions, ServerAccess
 from tawebeval.errors import RequestError
-from tests.cases.client import ClientTestCase
+from tests.cases.client import ClientTestCase, Line
 from tests.fakes.world import OID
 
 REPOSITORY = ("--repository", "https://example.org/p.git", "--commit", OID, "--evaluator", "./e")
@@ -21,8 +21,41 @@ REPOSITORY = ("--repository", "https://example.org/p.git", "--commit", OID, "--e
 UNSET = dict.fromkeys(("TAWEBEVAL_SERVER", "TAWEBEVAL_TOKEN", "TAWEBEVAL_TOKEN_FILE"))
 
 
+class LineClient:
+    """A client that blocks while the test's time goes on; `meanwhile` is called at every step."""
+
+    def __init__(self, line: Line, meanwhile: Callable[[], object]) -> None:
+        self._line, self._meanwhile = line, meanwhile
+
+    def __enter__(self) -> LineClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._line.client, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            found = method(*arguments, **named)
+            return self._iterate(found) if hasattr(found, "__anext__") else self._wait(found)
+
+        return call
+
+    def _iterate(self, items: AsyncIterator[Any]) -> Iterator[Any]:
+        while True:
+            try:
+                item = self._wait(items.__anext__())
+            except StopAsyncIteration:
+                return
+            yield item
+
+    def _wait(self, found: Awaitable[Any]) -> Any:
+        return self._line.wait(found, self._meanwhile)
+
+
 class CommandTestCase(ClientTestCase):
-    """The command, of which the part that asks runs in memory."""
+    """The command, whose requests go to a daemon's site in memory."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -30,19 +63,15 @@ class CommandTestCase(ClientTestCase):
         self.meanwhile: Any = lambda: None
         self.file = Path(self.mktemp())
         self.file.write_bytes(b"print(1)\n")
-        for module in (evaluate, evaluations):
-            self.patch(module, "run_with_client", self.run_work)
+
+        def make_client(server: ServerAccess, screen: Screen) -> LineClient:
+            self.server = server
+            return LineClient(self.line, lambda: self.meanwhile())
+
+        self.patch(ServerAccess, "make_client", make_client)
+        self.patch(ServerAccess, "make_quiet_client", lambda _: LineClient(self.line, lambda: None))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
-
-    def run_work(self, server: ServerAccess, screen: Any, work: Any) -> None:
-        """Do what `run_with_client` does, with another client."""
-        self.server = server
-        reactor = self.line.service.reactor
-        status = self.line.wait(
-            await_exit_status(screen, work(self.line.client, reactor), reactor), self.meanwhile
-        )
-        raise SystemExit(status)
 
     def run_command(
         self, *arguments: str, env: Mapping[str, str] | None = None, stdin: bytes | None = None
@@ -52,6 +81,12 @@ class CommandTestCase(ClientTestCase):
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result
+
+    def make_context(self, screen: Screen) -> CommandContext:
+        """Return what a command works with."""
+        client: Any = LineClient(self.line, lambda: self.meanwhile())
+        server = ServerAccess("http://localhost:8080")
+        return CommandContext(server, client, screen, Interruptions())
 
     def lose(self, *errors: RequestError) -> None:
         """Let the server answer these to all who read, polls that wait included; then the last."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import Result
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.evaluate import (
@@ -25,10 +24,10 @@ from tawebeval.cli.evaluate import (
     strip_userinfo,
 )
 from tawebeval.cli.follow import EvaluationReader
-from tawebeval.cli.runtime import await_exit_status
+from tawebeval.cli.runtime import ServerAccess, run_with_client
 from tawebeval.config import Configuration, ProblemSettings
 from tests.cases.agents import Fate
-from tests.cases.client import STEP
+from tests.cases.client import FOR_EVER
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import Shown
 from tests.fakes.world import OID
@@ -229,7 +228,7 @@ class EvaluateTests(CommandTestCase):
         self.assertEqual(result.stdout, "file,s\n")
 
 
-class AttendTests(CommandTestCase):
+class InterruptTests(CommandTestCase):
     """An evaluation that the command has begun, and that it cancels."""
 
     def setUp(self) -> None:
@@ -238,18 +237,33 @@ class AttendTests(CommandTestCase):
         self.identifier = self.line.begin()
         self.shown = Shown()
 
-    def attend(self) -> Deferred[int]:
-        """Follow it, as far as there is something."""
-        reactor = self.line.service.reactor
-        work = follow_evaluation(
-            self.line.client, self.identifier, self.shown.screen, reactor, None
-        )
-        ending = Deferred.fromCoroutine(await_exit_status(self.shown.screen, work, reactor))
-        for _ in range(4):
-            self.line.settle()
-            reactor.advance(STEP)
-        self.assertNoResult(ending)
-        return ending
+    def follow(self, *presses: int, fate: Fate = Fate.WELL) -> int:
+        """Follow the evaluation; send these signals one after the other, the first after a second.
+
+        `fate` is that of the requests after the first signal.
+        """
+        steps = iter(range(FOR_EVER))
+        coming = iter(presses)
+        others = self.meanwhile
+
+        def meanwhile() -> None:
+            others()
+            if next(steps) < 4:
+                return
+            for number in coming:
+                self.line.agent.fate = lambda: fate
+                signal.raise_signal(number)
+
+        self.meanwhile = meanwhile
+        with self.assertRaises(SystemExit) as caught:
+            run_with_client(
+                ServerAccess("http://localhost:8080"),
+                self.shown.screen,
+                lambda context: follow_evaluation(context, self.identifier, None),
+            )
+        status = caught.exception.code
+        assert isinstance(status, int)
+        return status
 
     def test_interrupt(self) -> None:
         """Signals cancel, and the end is shown; the next Ctrl-C would end the program."""
@@ -257,10 +271,7 @@ class AttendTests(CommandTestCase):
         for number, status in ((signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             self.identifier, self.shown = self.line.begin(), Shown()
             self.line.child.print(b"a\n")
-            ending = self.attend()
-            signal.raise_signal(number)
-            self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
-            self.assertEqual(self.line.wait(ending), status)
+            self.assertEqual(self.follow(number), status)
             self.assertEqual(self.shown.out.getvalue(), "a\n")
             resumption = rf"continue here with `tawebeval follow .*{self.identifier}`\n"
             self.assertRegex(self.shown.notes.getvalue(), resumption)
@@ -270,56 +281,60 @@ class AttendTests(CommandTestCase):
     def test_leave_and_follow(self) -> None:
         """The command printed for those who leave continues there; before it all is discarded."""
         self.line.child.print(b"a\nb\n")
-        ending = self.attend()
-        self.line.agent.fate = lambda: Fate.SILENT
-        signal.raise_signal(signal.SIGINT)
-        self.line.settle()
+        self.line.service.world.spawn.obeys = ()
+        self.patch(self.line.client, "cancel", leave)
+        self.assertEqual(self.follow(signal.SIGINT), LEFT)
         (cursor,) = re.findall(
             f"`tawebeval follow --after (.+) {self.identifier}`", self.shown.notes.getvalue()
         )
-        self.line.agent.fate = lambda: Fate.WELL
         self.line.child.print(b"c\n")
         self.line.settle()
         again = Shown()
-        reader = EvaluationReader(self.line.client, self.identifier, again.screen)
-        following = Deferred.fromCoroutine(reader.follow_evaluation(self.line.service.reactor))
-        following.addErrback(lambda _: None)
-        self.line.settle()
-        following.cancel()
-        self.line.settle()
+        reader = EvaluationReader(self.make_context(again.screen), self.identifier)
+
+        def stop() -> None:
+            if again.out.getvalue():
+                raise SystemExit
+
+        self.meanwhile = stop
+        with self.assertRaises(SystemExit):
+            reader.follow_evaluation()
         self.assertEqual((self.shown.out.getvalue(), again.out.getvalue()), ("a\nb", "\nc"))
         self.assertIn(f"the events before {cursor} are discarded", again.notes.getvalue())
         self.line.child.end()
+        self.meanwhile = lambda: None
         result = self.run_command("follow", *reader.resume_command.split()[2:])
         self.assertEqual((result.exit_code, result.stdout, result.stderr), (0, "\n", ""))
-        self.assertEqual(self.line.wait(ending), 1)  # after a timeout
 
     def test_not_cancelled(self) -> None:
         """A cancellation that fails is reported, and following goes on."""
-        ending = self.attend()
-        self.line.agent.fate = lambda: (
-            Fate.REFUSED if self.line.agent.asked[-1][0] == "DELETE" else Fate.WELL
-        )
-        signal.raise_signal(signal.SIGINT)
 
         def meanwhile() -> None:
-            if "not cancelled" in self.shown.notes.getvalue() and self.line.child.is_running:
-                self.line.child.end()
+            if "not cancelled" in self.shown.notes.getvalue():
+                self.line.agent.fate = lambda: Fate.WELL
+                if self.line.child.is_running:
+                    self.line.child.end()
 
-        self.assertEqual(self.line.wait(ending, meanwhile), 0)
+        self.meanwhile = meanwhile
+        self.assertEqual(self.follow(signal.SIGINT, fate=Fate.REFUSED), 0)
         self.assertIn("not cancelled: cannot connect to", self.shown.notes.getvalue())
 
     def test_unread(self) -> None:
         """A stdout without a reader, as after `head`, cancels the evaluation."""
         self.line.child.print(b"a\nb\n")
         self.shown.out.broken = True
-        reactor = self.line.service.reactor
-        work = follow_evaluation(
-            self.line.client, self.identifier, self.shown.screen, reactor, None
-        )
-        self.assertEqual(self.line.wait(await_exit_status(self.shown.screen, work, reactor)), 141)
+        self.assertEqual(self.follow(), 141)
         status = self.line.wait(self.line.client.status(self.identifier))
         self.assertEqual(status["state"], "cancelled")
+
+
+LEFT = 99
+"""The exit status of a command that `leave` ends."""
+
+
+async def leave(identifier: str) -> None:
+    """End the command during a cancellation."""
+    raise SystemExit(LEFT)
 
 
 class FieldTests(SynchronousTestCase):

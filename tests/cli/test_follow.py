@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 
@@ -12,13 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.evaluate import follow_evaluation
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
-from tawebeval.cli.runtime import await_exit_status
 from tawebeval.client import File, Page
 from tawebeval.client.errors import build_refusal
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
-from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
-from tests.cases.screen import CLEAR, Shown
+from tests.cases.screen import Shown
 
 
 async def discarded(oldest: str) -> AsyncIterator[Page]:
@@ -37,10 +34,10 @@ class FollowTests(CommandTestCase):
         shown: Shown,
         folder: DownloadDirectory | None = None,
         after: str | None = None,
-    ) -> Awaitable[int]:
-        """Follow an evaluation that somebody else has begun."""
-        reader = EvaluationReader(self.line.client, identifier, shown.screen, after)
-        return reader.follow_evaluation(self.line.service.reactor, folder)
+    ) -> int:
+        """Follow an evaluation that somebody else has begun; return the exit status."""
+        reader = EvaluationReader(self.make_context(shown.screen), identifier, after)
+        return reader.follow_evaluation(folder)
 
     def test_files(self) -> None:
         """Files are saved under their base names; one that cannot be is told of, and makes it 2."""
@@ -49,42 +46,15 @@ class FollowTests(CommandTestCase):
         start = '{"type":"file","content_type":"text/plain","content_base64":"aGk=","filename":'
         self.line.child.print(self.block(f'{start}"../a.txt"}}'))
         self.line.child.end()
-        following = self.follow(identifier, shown, DownloadDirectory(root))
-        self.assertEqual(self.line.wait(following), 0)
+        self.assertEqual(self.follow(identifier, shown, DownloadDirectory(root)), 0)
         self.assertEqual((root / "a.txt").read_bytes(), b"hi")
         self.assertIn(f"saved as {root}/a.txt", shown.notes.getvalue())
         identifier = self.line.begin()
         self.line.child.print(self.block(f'{start}".."}}') + b"more\n")
         self.line.child.end()
-        following = self.follow(identifier, shown, DownloadDirectory(root))
-        self.assertEqual(self.line.wait(following), 2)
+        self.assertEqual(self.follow(identifier, shown, DownloadDirectory(root)), 2)
         self.assertIn("not saved: ", shown.notes.getvalue())
         self.assertEqual(shown.out.getvalue(), "more\n")
-
-    def test_progress(self) -> None:
-        """On a terminal one sees what it is waiting for, until the first event."""
-        self.line = self.make(running=1)
-        before = self.line.begin()
-        identifier = self.line.begin()
-        shown = Shown(terminal=True)
-        steps = iter(range(1000))
-
-        def meanwhile() -> None:
-            step = next(steps)
-            if step == 8:
-                self.line.service.world.spawn.children[0].end()
-            if step == 16:
-                self.line.child.print(self.block("1"))
-            if step == 40:
-                self.line.child.end()
-
-        following = self.follow(identifier, shown)
-        self.assertEqual(self.line.wait(following, meanwhile), 0)
-        seen = shown.out.getvalue().split(CLEAR)
-        self.assertEqual(seen[1], "queued, 0 ahead")
-        self.assertIn("running", seen)
-        self.assertEqual(seen[-1], "1\n")
-        self.line.follow(before)
 
     def test_summary(self) -> None:
         """Cases are summed up, unless reading begins after the first event."""
@@ -135,21 +105,6 @@ class FollowTests(CommandTestCase):
         identifier = self.printed(b"a\n")
         self.assertEqual(self.run_command("follow", "--after", "2", identifier).stderr, "")
 
-    def test_no_status(self) -> None:
-        """Where the status does not come nothing is said of it, and nothing is left of the wait."""
-        identifier = self.line.begin()
-        self.line.agent.fate = lambda: (
-            Fate.WELL if "/events" in self.line.agent.asked[-1][1] else Fate.SILENT
-        )
-        shown = Shown(terminal=True)
-        self.meanwhile = self.end()
-        following = self.follow(identifier, shown)
-        self.assertEqual(self.line.wait(following, self.meanwhile), 0)
-        self.assertEqual(shown.out.getvalue(), "hello\nx: n: 1.5\n")
-        self.assertEqual(self.line.agent.cancelled, 1)
-        gc.collect()
-        self.assertEqual(self.flushLoggedErrors(), [])
-
     def test_lost(self) -> None:
         """What the server has lost has come to a bad end; what it has never had is refused."""
         for error, follows in ((EvaluationExpired(""), 1), (EvaluationNotFound(), 2)):
@@ -159,9 +114,9 @@ class FollowTests(CommandTestCase):
             result = self.run_command("follow", identifier)
             self.assertEqual(result.exit_code, follows, result.stderr)
             self.assertIn(str(error), result.stderr)
-            shown, reactor = Shown(), self.line.service.reactor
-            attending = follow_evaluation(self.line.client, identifier, shown.screen, reactor, None)
-            self.assertEqual(self.line.wait(await_exit_status(shown.screen, attending, reactor)), 1)
+            shown = Shown()
+            context = self.make_context(shown.screen)
+            self.assertEqual(follow_evaluation(context, identifier, None), 1)
             self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
 
     def test_lost_meanwhile(self) -> None:
@@ -196,7 +151,7 @@ class FollowTests(CommandTestCase):
         """A server that calls the cursor too old that it has named itself is not asked for ever."""
         shown = Shown()
         self.patch(self.line.client, "pages", lambda *_, **__: discarded("3"))
-        self.assertEqual(self.line.wait(self.follow("x", shown, after="3")), 1)
+        self.assertEqual(self.follow("x", shown, after="3"), 1)
         self.assertIn("failed: the server answers 410", shown.notes.getvalue())
 
 

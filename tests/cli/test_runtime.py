@@ -6,16 +6,17 @@ import os
 import signal
 from pathlib import Path
 
-from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.runtime import (
+    CommandContext,
+    Interrupted,
+    Interruptions,
     RetryMessages,
     ServerAccess,
     UploadBar,
-    await_exit_status,
-    cancel_on_signals,
+    run_with_client,
 )
 from tawebeval.config import MIB
 from tawebeval.core.tokens import generate_token
@@ -23,16 +24,8 @@ from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import CLEAR, Shown
 
+MAKE_CLIENT = ServerAccess.make_client  # patched in the tests below
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class InlineReactor:
-    """A reactor that makes calls at once."""
-
-    def callFromThread(self, call: object) -> None:
-        """Make the call."""
-        assert callable(call)
-        call()
 
 
 class SignalTests(SynchronousTestCase):
@@ -42,38 +35,37 @@ class SignalTests(SynchronousTestCase):
         for number in NUMBERS:
             self.addCleanup(signal.signal, number, signal.getsignal(number))
             signal.signal(number, signal.SIG_DFL)
-        self.calls = 0
-
-    def cancel(self) -> None:
-        """Count a call."""
-        self.calls += 1
 
     def test_first(self) -> None:
-        """Each of the three cancels once, and leaves the next Ctrl-C to end the program."""
+        """Each of the three interrupts once, and leaves the next Ctrl-C to end the program."""
         for number in NUMBERS:
-            with cancel_on_signals(self.cancel, InlineReactor()) as received:
-                signal.raise_signal(number)
+            with Interruptions() as interruptions:
+                with self.assertRaises(Interrupted):
+                    signal.raise_signal(number)
                 self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
                 self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
                 signal.raise_signal(signal.SIGHUP)  # shell and kernel may both send one
-            self.assertEqual(received[0], number)
+            self.assertEqual(interruptions.received[0], number)
             for each in NUMBERS:
                 self.assertEqual(signal.getsignal(each), signal.SIG_DFL)
-        self.assertEqual(self.calls, 3)
 
-    def test_again(self) -> None:
-        """A command that cleans up is cancelled by each further SIGINT and SIGTERM."""
-        with cancel_on_signals(self.cancel, InlineReactor(), cleans_up=True):
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-                signal.raise_signal(number)
-        self.assertEqual(self.calls, 3)
+    def test_held(self) -> None:
+        """A signal in a block that is not to be interrupted interrupts at its end, once."""
+        with Interruptions() as interruptions:
+            done = False
+            with self.assertRaises(Interrupted), interruptions.hold():
+                signal.raise_signal(signal.SIGINT)
+                done = True
+            self.assertTrue(done)
+            with interruptions.hold():
+                pass
 
     def test_ignored(self) -> None:
         """Under nohup SIGHUP has no effect, before and after."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with cancel_on_signals(self.cancel, InlineReactor()):
+        with Interruptions() as interruptions:
             signal.raise_signal(signal.SIGHUP)
-        self.assertEqual(self.calls, 0)
+        self.assertEqual(interruptions.received, [])
         self.assertEqual(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
 
 
@@ -84,27 +76,24 @@ class ExitStatusTests(CommandTestCase):
         """A signal ends a command that has nothing to cancel, with the status of a shell."""
         self.line.agent.fate = lambda: Fate.SILENT
         for number, status in zip(NUMBERS, (130, 143, 129), strict=True):
-            shown = Shown()
-            work = self.line.client.cancel("x")
-            ending = Deferred.fromCoroutine(
-                await_exit_status(shown.screen, work, self.line.service.reactor)
-            )
-            self.line.settle()
-            signal.raise_signal(number)
-            self.line.settle()
-            self.assertEqual(self.successResultOf(ending), status)
-            self.assertEqual(shown.notes.getvalue(), "interrupted\n")
+            presses = iter([number])
+            self.meanwhile = lambda presses=presses: [*map(signal.raise_signal, presses)]
+            result = self.run_command("cancel", "x")
+            self.assertEqual((result.exit_code, result.stderr), (status, "interrupted\n"))
         self.assertEqual(self.line.agent.cancelled, 3)
 
     def test_unreadable(self) -> None:
         """A file that cannot be read is named; the status is 2."""
 
-        async def work() -> int:
+        def work(context: CommandContext) -> int:
             raise PermissionError(13, "Permission denied", "a.py")
 
         shown = Shown()
-        status = self.line.wait(await_exit_status(shown.screen, work(), self.line.service.reactor))
-        self.assertEqual((status, shown.notes.getvalue()), (2, "a.py: Permission denied\n"))
+        with self.assertRaises(SystemExit) as caught:
+            run_with_client(ServerAccess("http://localhost"), shown.screen, work)
+        self.assertEqual(
+            (caught.exception.code, shown.notes.getvalue()), (2, "a.py: Permission denied\n")
+        )
 
     def test_server(self) -> None:
         """A server that refuses is 2, with its words; one that cannot be reached is 3."""
@@ -156,7 +145,7 @@ class UploadBarTests(SynchronousTestCase):
     def test_slow(self) -> None:
         """After a second a terminal shows the progress, at most every tenth of a second."""
         clock, shown = Clock(), Shown(terminal=True)
-        bar = UploadBar(shown.screen, clock)
+        bar = UploadBar(shown.screen, clock.seconds)
         for attempt in range(2):
             shown.out.truncate(0)
             for sent in range(0, 80 * MIB + 1, MIB):
@@ -172,7 +161,7 @@ class UploadBarTests(SynchronousTestCase):
         """An upload of less than a second shows nothing, and a pipe never gets anything."""
         for terminal, step in ((True, 0.09), (False, 1.0)):
             clock, shown = Clock(), Shown(terminal=terminal)
-            bar = UploadBar(shown.screen, clock)
+            bar = UploadBar(shown.screen, clock.seconds)
             for sent in range(11):
                 bar.show(sent, 10)
                 clock.advance(step)
@@ -217,7 +206,7 @@ class ServerTests(CommandTestCase):
             ("http://localhost", "t", False),
         ):
             shown = Shown()
-            ServerAccess(url, token).make_client(Clock(), shown.screen)
+            MAKE_CLIENT(ServerAccess(url, token), shown.screen)
             secure = url.replace("http:", "https:")
             warning = f"warning: {url} gets the token in clear text; try {secure}\n"
             self.assertEqual(shown.notes.getvalue(), warning if warns else "", (url, token))

@@ -1,4 +1,4 @@
-"""`cli.try_command`: the raw view of stdout, and the temporary directory."""
+"""`cli.try_run`: the raw view of stdout, and the temporary directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.output import OutputError
-from tawebeval.cli.try_command import MarkerReplacer, RawOutputProtocol, make_scratch_directory
+from tawebeval.cli.try_run import MarkerReplacer, RawOutputProtocol, make_scratch_directory
 from tawebeval.core.segi import Markers
 from tests.cases.screen import Shown
 from tests.fakes.world import straw
