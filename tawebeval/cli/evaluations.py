@@ -1,9 +1,9 @@
-"""`tawebeval follow`, `status`, `cancel`, `rerun`, `list` and `problems`."""
+"""`tawebeval follow`, `status`, `cancel`, `rerun`, `list`, `problems` and `environments`."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
@@ -24,6 +24,15 @@ from tawebeval.cli.evaluate import (
     show_begun,
 )
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
+from tawebeval.cli.json_fields import (
+    ENVIRONMENT_FIELDS,
+    PROBLEM_FIELDS,
+    STATUS_FIELDS,
+    SUMMARY_FIELDS,
+    JsonFields,
+    add_json_option,
+    dump_json,
+)
 from tawebeval.cli.output import escape_control_characters, summarize_results
 from tawebeval.cli.runtime import (
     GOOD,
@@ -40,8 +49,8 @@ from tawebeval.client.events import split_cursor
 from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.states import SHOWN_STATES
 
-JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 _PROBLEM = "{:<24}  {:<24}  {}"
+_ENVIRONMENT = "{:<24}  {}"
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
@@ -127,9 +136,9 @@ def follow(
 
 @click.command()
 @IDENTIFIER_ARGUMENT
-@JSON_OPTION
+@add_json_option(STATUS_FIELDS)
 @add_server_options
-def status(identifier: str, as_json: bool, server: str, token: str | None) -> None:
+def status(identifier: str, json_fields: JsonFields | None, server: str, token: str | None) -> None:
     """Show the status of an evaluation.
 
     The status includes the state, times, the place in the queue, the seed, the resources used, the
@@ -138,12 +147,16 @@ def status(identifier: str, as_json: bool, server: str, token: str | None) -> No
 
     \b
       tawebeval status $ID
-      tawebeval status --json $ID | jq .usage
+      tawebeval status --json usage,limits $ID
+      tawebeval status --json all $ID | jq .usage
     """  # noqa: D301
 
     def work(context: CommandContext) -> int:
         document = context.client.status(identifier)
-        screen.print_text(dump_json(document) if as_json else format_status(document))
+        if json_fields is not None:
+            screen.print_text(dump_json(json_fields.select_fields(document)))
+        else:
+            screen.print_text(format_status(document))
         return GOOD
 
     screen = make_screen()
@@ -199,9 +212,9 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
     type=UTF8_ARGUMENT,
     help="List only evaluations for this problem.",
 )
-@JSON_OPTION
+@add_json_option(STATUS_FIELDS)
 @add_server_options
-def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
+def list_(json_fields: JsonFields | None, server: str, token: str | None, **wanted: Any) -> None:
     """List your evaluations that the server still keeps.
 
     If several daemons share the server's address, a message names those that do not answer.
@@ -212,7 +225,8 @@ def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
       tawebeval list
       tawebeval list --state failed --label contest=finals --since 2h
       tawebeval list --since 2026-11-20T20:00 --until 2026-11-21
-      tawebeval list --json | jq -r '.[] | select(.state == "running").evaluation_id'
+      tawebeval list --json state,evaluation_id |
+          jq -r '.[] | select(.state == "running").evaluation_id'
     """  # noqa: D301
     away: list[str] = []
 
@@ -223,15 +237,14 @@ def list_(as_json: bool, server: str, token: str | None, **wanted: Any) -> None:
             screen.show_message(
                 f"the list is incomplete: no answer from {', '.join(away)}; try again later"
             )
-        if as_json:
-            screen.print_text(dump_json(found))
+        if json_fields is not None:
+            documents: Iterable[dict[str, Any]] = found
+            if json_fields.needs_more_than(SUMMARY_FIELDS):
+                documents = request_statuses(context, found)
+            screen.print_text(dump_json([json_fields.select_fields(one) for one in documents]))
             return GOOD
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
-        for one in found:
-            try:
-                document = context.client.status(one["evaluation_id"])
-            except (EvaluationGone, UnknownEvaluation):  # since the list was made
-                continue
+        for document in request_statuses(context, found):
             screen.print_text(format_row(document, datetime.now(UTC)))
         return GOOD
 
@@ -281,9 +294,9 @@ def rerun(
 
 
 @click.command()
-@JSON_OPTION
+@add_json_option(PROBLEM_FIELDS)
 @add_server_options
-def problems(as_json: bool, server: str, token: str | None) -> None:
+def problems(json_fields: JsonFields | None, server: str, token: str | None) -> None:
     """List the problems of the server that you may submit for.
 
     \b
@@ -293,8 +306,8 @@ def problems(as_json: bool, server: str, token: str | None) -> None:
 
     def work(context: CommandContext) -> int:
         found = list(context.client.problems())
-        if as_json:
-            screen.print_text(dump_json(found))
+        if json_fields is not None:
+            screen.print_text(dump_json([json_fields.select_fields(one) for one in found]))
             return GOOD
         screen.print_text(_PROBLEM.format("NAME", "FIELDS", "TITLE"))
         for one in found:
@@ -304,6 +317,41 @@ def problems(as_json: bool, server: str, token: str | None) -> None:
 
     screen = make_screen()
     run_with_client(ServerAccess(server, token), screen, work)
+
+
+@click.command()
+@add_json_option(ENVIRONMENT_FIELDS)
+@add_server_options
+def environments(json_fields: JsonFields | None, server: str, token: str | None) -> None:
+    """List the environments of the server that you may choose.
+
+    \b
+      tawebeval environments
+      tawebeval evaluate --environment python3.14 --evaluator ./evaluate solution.py
+    """  # noqa: D301
+
+    def work(context: CommandContext) -> int:
+        found = context.client.environments()
+        if json_fields is not None:
+            screen.print_text(dump_json([json_fields.select_fields(one) for one in found]))
+            return GOOD
+        screen.print_text(_ENVIRONMENT.format("NAME", "DESCRIPTION").rstrip())
+        for one in found:
+            row = _ENVIRONMENT.format(one["name"], one.get("description") or "")
+            screen.print_text(escape_control_characters(row.rstrip()))
+        return GOOD
+
+    screen = make_screen()
+    run_with_client(ServerAccess(server, token), screen, work)
+
+
+def request_statuses(
+    context: CommandContext, listed: Iterable[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the status of each evaluation of a list, but of those that are gone meanwhile."""
+    for one in listed:
+        with suppress(EvaluationGone, UnknownEvaluation):
+            yield context.client.status(one["evaluation_id"])
 
 
 def format_row(document: dict[str, Any], now: datetime) -> str:
@@ -331,11 +379,6 @@ def format_age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def dump_json(value: Any) -> str:
-    """Return a value as indented JSON."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def format_status(document: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ _COMMANDS = {
     "evaluate": "evaluate:evaluate",
     "try": "try_command:try_",
     "problems": "evaluations:problems",
+    "environments": "evaluations:environments",
     "follow": "evaluations:follow",
     "status": "evaluations:status",
     "cancel": "evaluations:cancel",

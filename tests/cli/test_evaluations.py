@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tawebeval.cli.evaluations import (
-    dump_json,
     format_age,
     format_row,
     format_status,
 )
+from tawebeval.cli.json_fields import dump_json
 from tawebeval.cli.output import summarize_results
+from tawebeval.config import Configuration, EnvironmentSettings
 from tawebeval.errors import EvaluationExpired
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -29,7 +30,7 @@ class EvaluationsTests(CommandTestCase):
         shown = self.run_command("status", identifier).stdout
         self.assertRegex(shown, r"(?m)^state +running$")
         self.assertNotIn("None", shown)
-        document = json.loads(self.run_command("status", "--json", identifier).stdout)
+        document = json.loads(self.run_command("status", "--json", "all", identifier).stdout)
         self.assertEqual(document["evaluation_id"], identifier)
         self.line.child.complain(b"one\ntwo \x1b[2J\n")
         self.line.child.end(3)
@@ -60,7 +61,9 @@ class EvaluationsTests(CommandTestCase):
         options = ("--seed", "4", "--limit", "cpu=9", "--label", "a=b", "--commit", "d" * 40)
         result = self.run_command("rerun", "--detach", *options, first)
         self.assertEqual(result.exit_code, 0, result.stderr)
-        document = json.loads(self.run_command("status", "--json", result.stdout.strip()).stdout)
+        document = json.loads(
+            self.run_command("status", "--json", "all", result.stdout.strip()).stdout
+        )
         self.assertEqual((document["seed"], document["commit_oid"]), (4, "d" * 40))
         self.assertEqual((document["limits"]["cpu"], document["metadata"]), (9, {"a": "b"}))
         self.line.child.end()
@@ -73,6 +76,15 @@ class EvaluationsTests(CommandTestCase):
         self.assertIn("time", json.loads(result.stdout.splitlines()[0]))
         self.run_command("follow", first)
         self.assertEqual(self.run_command("rerun", first).exit_code, 2)
+
+    def test_environments(self) -> None:
+        """A row for each environment of the server, or JSON."""
+        java = EnvironmentSettings("/srv/java", description="JDK 21\x9b")
+        self.line.service.context.configuration = Configuration(environments={"java": java})
+        shown = self.run_command("environments").stdout
+        self.assertRegex(shown, r"\ANAME +DESCRIPTION\njava +JDK 21\\u009b\n\Z")
+        shown = self.run_command("environments", "--json", "name,description").stdout
+        self.assertEqual(json.loads(shown), [{"name": "java", "description": "JDK 21\x9b"}])
 
     def test_terminal(self) -> None:
         """Control characters in JSON are escaped on a terminal only, and it stays JSON."""
@@ -94,14 +106,14 @@ class EvaluationsTests(CommandTestCase):
             lines, identifiers, ("running", "failed: exit"), strict=True
         ):
             self.assertRegex(line, rf"^{identifier}  {verdict} +\d+ d  problem$")
-        listed = json.loads(self.run_command("list", "--json").stdout)
+        listed = json.loads(self.run_command("list", "--json", "all").stdout)
         self.assertEqual([one["evaluation_id"] for one in listed], identifiers)
 
     def test_incomplete_list(self) -> None:
         """A list without the evaluations of a daemon that does not answer says so."""
         self.line.add_silent_peer("b")
         made = self.line.begin()
-        result = self.run_command("list", "--json")
+        result = self.run_command("list", "--json", "all")
         self.assertEqual([one["evaluation_id"] for one in json.loads(result.stdout)], [made])
         self.assertIn("the list is incomplete: no answer from b; try again later", result.stderr)
 
@@ -139,7 +151,7 @@ class EvaluationsTests(CommandTestCase):
             (["--since", "2001-01-01"], [identifier]),
             (["--until", "2001-01-01T00:00:00Z"], []),
         ):
-            listed = json.loads(self.run_command("list", "--json", *options).stdout)
+            listed = json.loads(self.run_command("list", "--json", "all", *options).stdout)
             self.assertEqual([one["evaluation_id"] for one in listed], expected, options)
         for given in ("yesterday", "7", "999999999d", "0001-01-01"):
             result = self.run_command("list", "--since", given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import click
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -31,6 +32,9 @@ class MainTests(SynchronousTestCase):
     def test_summaries(self) -> None:
         """On a terminal of 80 columns the list of commands cuts no first sentence."""
         output = CliRunner().invoke(main, ["--help"], terminal_width=80).output
-        for name, command in main.commands.items():
+        context = click.Context(main)
+        for name in main.list_commands(context):
+            command = main.get_command(context, name)
+            assert command is not None
             first = (command.help or "").partition("\n")[0].removesuffix(".")
             self.assertRegex(output, rf"(?m)^  {name} +{re.escape(first)}\.?$")

@@ -82,7 +82,9 @@ class CommandTests(DaemonTestCase):
         done = await piped(self.daemon.url, *self.arguments(PARTIAL, "--detach", "x=1"))
         identifier = done.stdout.strip()
         self.client.evaluations.append(identifier)
-        status = json.loads((await piped(self.daemon.url, "status", "--json", identifier)).stdout)
+        status = json.loads(
+            (await piped(self.daemon.url, "status", "--json", "all", identifier)).stdout
+        )
         self.assertEqual(status["evaluation_id"], identifier)
         self.assertIn(identifier, (await piped(self.daemon.url, "list")).stdout)
         self.assertEqual((await piped(self.daemon.url, "cancel", identifier)).returncode, 0)
@@ -292,7 +294,7 @@ class ServeTests(DaemonTestCase):
         self.addCleanup(lambda: served.poll() is None and served.kill())
         server = f"http://127.0.0.1:{port}"
         await until(lambda: listens(port), "it listens")
-        done = await piped(server, "list", "--json")
+        done = await piped(server, "list", "--json", "all")
         self.assertEqual((done.returncode, done.stdout), (0, "[]\n"), done.stderr)
         served.terminate()
         await until(lambda: served.poll() is not None, "it stops")

@@ -1,0 +1,84 @@
+"""The option `--json FIELDS`, and the documents of the API that it selects fields of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import attrs
+import click
+
+SUMMARY_FIELDS = ("evaluation_id", "state", "problem", "metadata", "created", "ended", "results")
+"""The fields that a list of evaluations has without a request for each status."""
+STATUS_FIELDS = (
+    *("evaluation_id", "log_name", "state", "queue_place", "problem", "repository", "commit_oid"),
+    *("tree_oid", "directory", "evaluator_cmd", "seed", "environment", "limits", "metadata"),
+    *("created", "fetching", "running", "ended", "exit", "usage", "error", "results", "runner"),
+    *("callback", "stderr", "events", "buffered_bytes", "paused_seconds", "archived"),
+)
+PROBLEM_FIELDS = ("name", "title", "fields", "environment", "limits")
+ENVIRONMENT_FIELDS = ("name", "description", "digest")
+
+_ALL = "all"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@attrs.frozen
+class JsonFields:
+    """The fields of a document to print as JSON; None for all."""
+
+    names: tuple[str, ...] | None
+
+    def select_fields(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Return these fields of a document, None for a field that the document does not have."""
+        if self.names is None:
+            return document
+        return {name: document.get(name) for name in self.names}
+
+    def needs_more_than(self, names: Iterable[str]) -> bool:
+        """Return whether a field is not one of `names`."""
+        return self.names is None or not set(self.names) <= set(names)
+
+
+def add_json_option(fields: Iterable[str]) -> Callable[[Command], Command]:
+    """Give a command the option `--json`, as `json_fields`; None if it is not given."""
+    known = tuple(fields)
+
+    def parse(
+        context: click.Context, parameter: click.Parameter, given: str | None
+    ) -> JsonFields | None:
+        if given is None:
+            return None
+        if not given:
+            listed = "\n  ".join(known)
+            raise click.UsageError(
+                f"name one or more fields after --json, separated by commas, or `all`:\n  {listed}"
+            )
+        if given == _ALL:
+            return JsonFields(None)
+        names = tuple(name.strip() for name in given.split(","))
+        for name in names:
+            if name not in known:
+                raise click.BadParameter(
+                    f"{name!r} is not a field; the fields are {', '.join(known)}; `all` prints"
+                    " every field"
+                )
+        return JsonFields(names)
+
+    return click.option(
+        "--json",
+        "json_fields",
+        metavar="FIELDS",
+        is_flag=False,
+        flag_value="",
+        callback=parse,
+        help="Print these fields as JSON, such as"
+        f" {','.join(known[:2])}. Without FIELDS, list the names of all; `all` prints every field.",
+    )
+
+
+def dump_json(value: Any) -> str:
+    """Return a value as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
