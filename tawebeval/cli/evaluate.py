@@ -226,8 +226,7 @@ def evaluate(
     times: bool,
     detach: bool,
     seed: int | None,
-    server: str,
-    token: str | None,
+    server: ServerAccess,
     **others: Any,
 ) -> None:
     """Submit files to a server and show the evaluator's output.
@@ -316,7 +315,7 @@ def evaluate(
             raise InvalidRequest(error.status, advised, error.members) from None
         return show_begun(context, identifier, folder, drawn, times=times, detach=detach)
 
-    run_with_client(ServerAccess(server, token), screen, work)
+    run_with_client(server, screen, work)
 
 
 def _check_problem_options(**options: Any) -> None:

@@ -100,8 +100,7 @@ def follow(
     folder: DownloadDirectory | None,
     lines: bool,
     times: bool,
-    server: str,
-    token: str | None,
+    server: ServerAccess,
 ) -> None:
     """Show the output of an evaluation that was submitted before.
 
@@ -131,14 +130,14 @@ def follow(
             screen.show_message(f"continue here with `{reader.resume_command}`")
             raise
 
-    run_with_client(ServerAccess(server, token), screen, work)
+    run_with_client(server, screen, work)
 
 
 @click.command()
 @IDENTIFIER_ARGUMENT
 @add_json_option(STATUS_FIELDS)
 @add_server_options
-def status(identifier: str, json_fields: JsonFields | None, server: str, token: str | None) -> None:
+def status(identifier: str, json_fields: JsonFields | None, server: ServerAccess) -> None:
     """Show the status of an evaluation.
 
     The status includes the state, times, the place in the queue, the seed, the resources used, the
@@ -160,13 +159,13 @@ def status(identifier: str, json_fields: JsonFields | None, server: str, token: 
         return GOOD
 
     screen = make_screen()
-    run_with_client(ServerAccess(server, token), screen, work)
+    run_with_client(server, screen, work)
 
 
 @click.command()
 @IDENTIFIER_ARGUMENT
 @add_server_options
-def cancel(identifier: str, server: str, token: str | None) -> None:
+def cancel(identifier: str, server: ServerAccess) -> None:
     """Cancel an evaluation and wait until its processes are dead.
 
     An evaluation that has ended does not change. Its output can still be read.
@@ -176,7 +175,7 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
         context.client.cancel(identifier)
         return GOOD
 
-    run_with_client(ServerAccess(server, token), make_screen(), work)
+    run_with_client(server, make_screen(), work)
 
 
 @click.command("list")
@@ -214,7 +213,7 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
 )
 @add_json_option(STATUS_FIELDS)
 @add_server_options
-def list_(json_fields: JsonFields | None, server: str, token: str | None, **wanted: Any) -> None:
+def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -> None:
     """List your evaluations that the server still keeps.
 
     If several daemons share the server's address, a message names those that do not answer.
@@ -249,7 +248,7 @@ def list_(json_fields: JsonFields | None, server: str, token: str | None, **want
         return GOOD
 
     screen = make_screen()
-    run_with_client(ServerAccess(server, token), screen, work)
+    run_with_client(server, screen, work)
 
 
 @click.command()
@@ -270,8 +269,7 @@ def rerun(
     lines: bool,
     times: bool,
     detach: bool,
-    server: str,
-    token: str | None,
+    server: ServerAccess,
     **changes: Any,
 ) -> None:
     """Run an evaluation again, and show its output.
@@ -290,13 +288,13 @@ def rerun(
         begun = context.client.rerun(identifier, **changes)
         return show_begun(context, begun, folder, times=times, detach=detach)
 
-    run_with_client(ServerAccess(server, token), screen, work)
+    run_with_client(server, screen, work)
 
 
 @click.command()
 @add_json_option(PROBLEM_FIELDS)
 @add_server_options
-def problems(json_fields: JsonFields | None, server: str, token: str | None) -> None:
+def problems(json_fields: JsonFields | None, server: ServerAccess) -> None:
     """List the problems of the server that you may submit for.
 
     \b
@@ -316,13 +314,13 @@ def problems(json_fields: JsonFields | None, server: str, token: str | None) -> 
         return GOOD
 
     screen = make_screen()
-    run_with_client(ServerAccess(server, token), screen, work)
+    run_with_client(server, screen, work)
 
 
 @click.command()
 @add_json_option(ENVIRONMENT_FIELDS)
 @add_server_options
-def environments(json_fields: JsonFields | None, server: str, token: str | None) -> None:
+def environments(json_fields: JsonFields | None, server: ServerAccess) -> None:
     """List the environments of the server that you may choose.
 
     \b
@@ -342,7 +340,7 @@ def environments(json_fields: JsonFields | None, server: str, token: str | None)
         return GOOD
 
     screen = make_screen()
-    run_with_client(ServerAccess(server, token), screen, work)
+    run_with_client(server, screen, work)
 
 
 def request_statuses(

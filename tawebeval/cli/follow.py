@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,8 +85,9 @@ class EvaluationReader:
     @property
     def resume_command(self) -> str:
         """The command that continues here."""
-        after = f" --after {self.cursor}" if self.cursor is not None else ""
-        return f"tawebeval follow{after} {self.identifier}"
+        after = [] if self.cursor is None else ["--after", self.cursor]
+        server = self._context.server.arguments
+        return shlex.join(["tawebeval", "follow", *server, *after, self.identifier])
 
     def follow_evaluation(self, folder: DownloadDirectory | None = None) -> int:
         """Show all events as they come, save files in `folder`, and return the exit status.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import signal
 import sys
@@ -10,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import attrs
 import click
+from click.core import ParameterSource
 
 from tawebeval.cli.output import OutputError, Screen, draw_bar, wants_colour
+from tawebeval.cli.servers import StoredServer, locate_server_file, read_servers
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.settings import normalize_server_url
 from tawebeval.client.http import is_loopback
@@ -36,11 +40,15 @@ _START_DAEMON = (
     "is the daemon running? Start it with `tawebeval serve`, or name another with `--server`"
 )
 
+_GIVE_TOKEN = (
+    f"run `tawebeval login`, name the file of the token by `--token-file`, or set {TOKEN_VARIABLE}"
+)
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _ONE_ATTEMPT = Backoff(max_attempts=1, first_delay=1, longest_delay=1, longest_retry_after=1)
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+_DEFAULT_SERVER = "http://127.0.0.1:8080"
 
 
 class Utf8Argument(click.ParamType[str]):
@@ -62,10 +70,14 @@ UTF8_ARGUMENT = Utf8Argument()
 
 @attrs.frozen
 class ServerAccess:
-    """The URL of a server, and the token for it, None without one."""
+    """The URL of a server, and the token for it, None without one.
+
+    `arguments` are the options of the command line that named them.
+    """
 
     url: str
     token: str | None = attrs.field(repr=False, default=None)
+    arguments: tuple[str, ...] = ()
 
     def make_client(self, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`; warn of a token in clear text."""
@@ -130,45 +142,99 @@ class RetryMessages:
         self._waiting = False
 
 
-def add_server_options(command: Command) -> Command:
-    """Give a command the options `--server` and `--token-file`, as `server` and `token`."""
+def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options `--server` and `--token-file`, as its argument `server`."""
 
-    def find(context: click.Context, _: click.Parameter, path: Path | None) -> str | None:
-        return _find_token(path)
-
-    def check(context: click.Context, _: click.Parameter, url: str) -> str:
-        try:
-            return normalize_server_url(url)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
+    @functools.wraps(command)
+    def with_server(server: str | None, token_file: Path | None, **others: Any) -> None:
+        command(server=find_server(click.get_current_context(), server, token_file), **others)
 
     for option in (
         click.option(
             "--server",
             envvar="TAWEBEVAL_SERVER",
-            default="http://127.0.0.1:8080",
-            show_default=True,
             show_envvar=True,
-            metavar="URL",
-            callback=check,
-            help="Send requests to this server.",
+            metavar="URL|NAME",
+            help="Send requests to this server: its URL, or its name in `tawebeval servers`. By"
+            f" default the server of the last login, otherwise {_DEFAULT_SERVER}.",
         ),
         click.option(
             "--token-file",
-            "token",
             envvar="TAWEBEVAL_TOKEN_FILE",
             show_envvar=True,
             type=click.Path(path_type=Path, dir_okay=False),
-            callback=find,
             help=f"Read the token from this file. {TOKEN_VARIABLE} may hold the token itself.",
         ),
     ):
-        command = option(command)
-    return command
+        with_server = option(with_server)
+    return with_server
 
 
-def _find_token(path: Path | None) -> str | None:
-    """Return the token in a file, or without a path that in the environment."""
+def find_server(
+    context: click.Context, server: str | None, token_file: Path | None
+) -> ServerAccess:
+    """Return the server of the options, and the token for it. Raises BadParameter. Blocks.
+
+    A server that is stored under a name gets its own stored token, unless the command line names a
+    file. A URL gets the token of the environment, or the one that is stored for this URL.
+    """
+    given: dict[str, str] = {}
+    for name, value in (("server", server), ("token_file", token_file)):
+        if value and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            given[f"--{name.replace('_', '-')}"] = str(value)
+    try:
+        name, url, stored = _locate_server(server)
+        if stored is not None and stored.storage and "--token-file" not in given:
+            token = check_token(stored.find_token(name) or "", name)
+        else:
+            token = _read_token(token_file)
+            if not token and name == "":
+                token = check_token(_find_stored_token(url) or "", url)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error), param_hint="--server") from None
+    return ServerAccess(url, token or None, tuple(itertools.chain.from_iterable(given.items())))
+
+
+def _locate_server(server: str | None) -> tuple[str, str, StoredServer | None]:
+    """Return name, URL and entry of a stored server; "", URL and None for any other."""
+    if server and "://" in server:
+        return "", check_server_url(server), None
+    stored = read_servers(locate_server_file(os.environ))
+    name = server or stored.default
+    if name is None:
+        return "", _DEFAULT_SERVER, None
+    found = stored.servers.get(name)
+    if found is None:
+        names = ", ".join(sorted(stored.servers)) or "none; store one with `tawebeval login URL`"
+        raise ConfigurationError(
+            f"{name!r} is not the URL of a server, such as https://judge.example.org, nor the name"
+            f" of a stored server ({names})"
+        )
+    return name, check_server_url(found.url), found
+
+
+def check_server_url(url: str) -> str:
+    """Return the URL of a server without trailing slashes. Raises: ConfigurationError."""
+    try:
+        return normalize_server_url(url)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _find_stored_token(url: str) -> str | None:
+    """Return the token that is stored for a URL. Raises: ConfigurationError, if there are two."""
+    stored = read_servers(locate_server_file(os.environ)).servers
+    found = {name: one for name, one in stored.items() if one.url == url and one.storage}
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"several stored servers have the URL {url}: {', '.join(sorted(found))}; name one of"
+            " them in place of the URL"
+        )
+    return next((one.find_token(name) for name, one in found.items()), None)
+
+
+def _read_token(path: Path | None) -> str:
+    """Return the token in a file, or without a path that in the environment, perhaps empty."""
     if path is None:
         token, where = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
     else:
@@ -178,9 +244,14 @@ def _find_token(path: Path | None) -> str | None:
             raise click.BadParameter(str(error)) from None
         if not token:
             raise click.BadParameter(f"{path} has no token; put the token alone into it")
+    return check_token(token, where)
+
+
+def check_token(token: str, where: str) -> str:
+    """Return a token. Raises BadParameter if it cannot be one."""
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise click.BadParameter(f"{where}: a token is one word of ASCII characters without spaces")
-    return token or None
+    return token
 
 
 def make_screen(*, lines: bool = False, times: bool = False) -> Screen:
@@ -211,6 +282,14 @@ class CommandContext:
     interruptions: Interruptions
 
 
+def run_locally(screen: Screen, work: Callable[[], object]) -> None:
+    """Do the work of a command without a server; exit with the status of an error."""
+    try:
+        work()
+    except (ConfigurationError, OutputError, OSError) as error:
+        raise SystemExit(report_failure(error, screen)) from None
+
+
 def run_with_client(
     server: ServerAccess, screen: Screen, work: Callable[[CommandContext], int]
 ) -> NoReturn:
@@ -219,7 +298,7 @@ def run_with_client(
         try:
             with server.make_client(screen) as client:
                 status = work(CommandContext(server, client, screen, interruptions))
-        except (ClientError, Interrupted, OutputError, OSError) as error:
+        except (ClientError, ConfigurationError, Interrupted, OutputError, OSError) as error:
             status = report_failure(error, screen)
     raise SystemExit(find_exit_status(status, interruptions.received))
 
@@ -303,14 +382,13 @@ def report_failure(error: Exception, screen: Screen) -> int:
         case Unavailable():
             words, status = str(error), UNREACHABLE
         case Refused(status=401):
-            words, status = (
-                f"{error}; name its file by `--token-file`, or set {TOKEN_VARIABLE}",
-                WRONG,
-            )
+            words, status = f"{error}; {_GIVE_TOKEN}", WRONG
         case Refused():
             words, status = str(error), WRONG
         case OutputError():
             words, status = str(error), UNREAD if error.is_broken_pipe else WRONG
+        case ConfigurationError():
+            words, status = str(error), WRONG
         case OSError():  # of a file of the submission
             words, status = f"{error.filename}: {error.strerror}", WRONG
         case _:

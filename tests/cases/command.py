@@ -18,7 +18,9 @@ from tests.fakes.world import OID
 
 REPOSITORY = ("--repository", "https://example.org/p.git", "--commit", OID, "--evaluator", "./e")
 
-UNSET = dict.fromkeys(("TAWEBEVAL_SERVER", "TAWEBEVAL_TOKEN", "TAWEBEVAL_TOKEN_FILE"))
+UNSET: dict[str, str | None] = dict.fromkeys(
+    ("TAWEBEVAL_SERVER", "TAWEBEVAL_TOKEN", "TAWEBEVAL_TOKEN_FILE")
+)
 
 
 class LineClient:
@@ -60,6 +62,7 @@ class CommandTestCase(ClientTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.server: ServerAccess | None = None
+        self.configuration = Path(self.mktemp()).absolute()
         self.meanwhile: Any = lambda: None
         self.file = Path(self.mktemp())
         self.file.write_bytes(b"print(1)\n")
@@ -77,7 +80,8 @@ class CommandTestCase(ClientTestCase):
         self, *arguments: str, env: Mapping[str, str] | None = None, stdin: bytes | None = None
     ) -> Result:
         """Run it as from a shell; `stdin` is the content of stdin."""
-        result = CliRunner(env=UNSET).invoke(command, arguments, env=env, input=stdin)
+        unset = {**UNSET, "XDG_CONFIG_HOME": str(self.configuration)}
+        result = CliRunner(env=unset).invoke(command, arguments, env=env, input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result

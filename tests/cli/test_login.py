@@ -1,0 +1,165 @@
+"""`cli.login`: servers with their tokens, and which token a server gets."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import keyring
+from click.testing import Result
+
+from tawebeval.cli.login import make_name
+from tawebeval.core.tokens import generate_token
+from tests.cases.command import CommandTestCase
+from tests.fakes.keyring import FakeKeyring
+
+URL = "https://judge.example.org"
+OTHER = "https://other.example.org"
+
+
+class LoginTests(CommandTestCase):
+    """Several servers, and a keyring in memory."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.keyring = FakeKeyring()
+        self.patch(keyring, "get_keyring", lambda: self.keyring)
+        self.path = self.configuration / "tawebeval" / "servers.json"
+
+    def login(self, *arguments: str, token: str = "secret") -> Result:
+        """Store a server with a token from stdin."""
+        return self.run_command("login", *arguments, stdin=f"{token}\n".encode())
+
+    def get_token(self, *options: str, **env: str) -> tuple[str, str | None]:
+        """Return the URL and the token that a command would use."""
+        self.server = None
+        variables = {f"TAWEBEVAL_{name}": value for name, value in env.items()}
+        result = self.run_command("list", *options, env=variables)
+        assert self.server is not None, result.stderr
+        return self.server.url, self.server.token
+
+    def test_keyring(self) -> None:
+        """The token goes to the keyring; the server is the default; logout removes both."""
+        result = self.login("judge.example.org/")
+        self.assertEqual(result.exit_code, 0, result.stderr)
+        self.assertIn(f"stored {URL} as judge.example.org, the default server", result.stderr)
+        self.assertIn("the token is in the keyring", result.stderr)
+        self.assertNotIn("secret", self.path.read_text())
+        self.assertEqual(self.get_token(), (URL, "secret"))
+        self.assertEqual(self.run_command("logout").exit_code, 0)
+        self.assertEqual(self.keyring.passwords, {})
+        self.assertEqual(self.get_token(), ("http://127.0.0.1:8080", None))
+        self.assertIn("no default server", self.run_command("logout").stderr)
+        self.assertIn("no server is stored as 'x'", self.run_command("logout", "x").stderr)
+
+    def test_file(self) -> None:
+        """Without a keyring, or on request, the token goes to the file, which is said."""
+        self.assertIn(str(self.path), self.login("--storage", "file", URL).stderr)
+        self.keyring.priority = 0
+        result = self.login("--name", "b", OTHER)
+        self.assertIn(f"this session has no keyring: the token goes to {self.path}", result.stderr)
+        self.assertEqual(self.keyring.passwords, {})
+        self.assertEqual(self.get_token("--server", "b"), (OTHER, "secret"))
+        result = self.login("--storage", "keyring", URL)
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("no keyring", result.stderr)
+        self.path.chmod(0o644)
+        result = self.run_command("list")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn(f"chmod 600 {self.path}", result.stderr)
+
+    def test_whose(self) -> None:
+        """A stored token is sent to its own server only, and no other one to that."""
+        self.login("--name", "one", URL, token="first")
+        self.login("--name", "two", URL, token="second")
+        self.login("--name", "free", OTHER, token="")
+        self.assertEqual(self.get_token("--server", "one"), (URL, "first"))
+        self.assertEqual(self.get_token("--server", "two"), (URL, "second"))
+        self.assertEqual(self.get_token("--server", "free"), (OTHER, None))
+        self.assertEqual(self.get_token("--server", OTHER), (OTHER, None))
+        self.assertEqual(self.get_token("--server", "https://x"), ("https://x", None))
+        self.assertEqual(self.get_token(SERVER="two", TOKEN="x"), (URL, "second"))
+        self.assertEqual(self.get_token(SERVER=URL, TOKEN="x"), (URL, "x"))
+        self.file.write_text("filed")
+        given = ("--server", "two", "--token-file", str(self.file))
+        self.assertEqual(self.get_token(*given), (URL, "filed"))
+        result = self.run_command("list", "--server", URL)
+        self.assertIn(f"several stored servers have the URL {URL}: one, two", result.stderr)
+        self.run_command("logout", "one")
+        self.assertEqual(self.get_token("--server", URL), (URL, "second"))
+        self.login("--name", "two", OTHER, token="third")
+        self.assertEqual(list(self.keyring.passwords.values()), ["third"])
+        result = self.run_command("list", "--server", "three")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("nor the name of a stored server (free, two)", result.stderr)
+
+    def test_edited(self) -> None:
+        """A URL that is changed in the file does not get the token of the keyring."""
+        self.login("--name", "one", URL)
+        self.path.write_text(self.path.read_text().replace(URL, OTHER))
+        result = self.run_command("list", "--server", "one")
+        self.assertIn("the keyring has no token of the server one", result.stderr)
+
+    def test_list(self) -> None:
+        """Servers are listed with the place of their token; another one becomes the default."""
+        self.login("--name", "one", URL)
+        self.login("--name", "two", "--storage", "file", OTHER)
+        self.login("--name", "zero", "http://127.0.0.1:1", token="")
+        self.assertEqual(self.run_command("servers", "--default", "two").exit_code, 0)
+        lines = self.run_command("servers").stdout.splitlines()
+        self.assertEqual(
+            [line.split() for line in lines],
+            [
+                ["NAME", "TOKEN", "URL"],
+                ["one", "keyring", URL],
+                ["*", "two", "file", OTHER],
+                ["zero", "none", "http://127.0.0.1:1"],
+            ],
+        )
+        listed = json.loads(self.run_command("servers", "--json", "name,default").stdout)
+        self.assertEqual(listed[1], {"name": "two", "default": True})
+        result = self.run_command("servers", "--default", "x")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("no server is stored as 'x'", result.stderr)
+
+    def test_keyring_lost(self) -> None:
+        """A server whose keyring does not answer can be removed; the rest is said."""
+        self.login("--name", "one", URL)
+        self.keyring.error = RuntimeError("locked")
+        result = self.run_command("logout", "one")
+        self.assertEqual(result.exit_code, 0)
+        self.assertIn("the token stays in the keyring: the keyring does not", result.stderr)
+        self.assertEqual(json.loads(self.path.read_text()), {})
+
+    def test_refused(self) -> None:
+        """A token that the server does not accept, or that cannot be one, is not stored."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        token, line = generate_token("alice", os.urandom)
+        (folder / "tokens").write_text(line)
+        self.line = self.make(tokens=folder / "tokens", token="wrong")
+        for arguments, typed, words in (
+            ([URL], "wrong", "tawebeval login"),
+            ([URL], "a b", "a token is one word"),
+            ([URL], "\x9b", "a token is one word"),
+            ([URL], "x" * 5000, "at most 4096 characters"),
+            (["--name", "a/b", URL], "x", "cannot be a name"),
+            (["ftp://x"], "x", "is not the URL of a server"),
+        ):
+            result = self.login(*arguments, token=typed)
+            self.assertEqual(result.exit_code, 2, typed)
+            self.assertIn(words, result.stderr)
+            self.assertNotIn("Traceback", result.stderr)
+            self.assertFalse(self.path.exists())
+        self.line = self.make(tokens=folder / "tokens", token=token)
+        self.assertEqual(self.login(URL, token=token).exit_code, 0)
+
+    def test_names(self) -> None:
+        """The name is by default the host, with a port that is given."""
+        for url, name in (
+            (URL, "judge.example.org"),
+            ("http://[::1]:8080/x", "1--8080"),
+            (f"https://{'x' * 70}", "x" * 64),
+        ):
+            self.assertEqual(make_name(url), name)

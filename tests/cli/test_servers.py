@@ -1,0 +1,166 @@
+"""`cli.servers`: the file of servers, and the keyring."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import keyring
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli import servers
+from tawebeval.cli.servers import (
+    Keyring,
+    StoredServer,
+    StoredServers,
+    change_servers,
+    locate_server_file,
+    read_servers,
+)
+from tawebeval.errors import ConfigurationError
+from tests.fakes.keyring import FakeKeyring
+
+URL = "https://judge.example.org"
+
+
+class FileTests(SynchronousTestCase):
+    """The file, in a directory that does not exist yet."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        self.path = self.folder / "tawebeval" / "servers.json"
+
+    def write(self) -> None:
+        """Store a server."""
+        with change_servers(self.path) as stored:
+            stored.servers["judge"] = StoredServer(URL, "secret")
+            stored.default = "judge"
+
+    def test_written(self) -> None:
+        """The file keeps what is stored, and only its owner has access whatever the umask is."""
+        self.assertEqual(read_servers(self.path), StoredServers())
+        self.addCleanup(os.umask, os.umask(0))
+        self.write()
+        found = read_servers(self.path)
+        self.assertEqual(found.servers, {"judge": StoredServer(URL, "secret")})
+        self.assertEqual(found.default, "judge")
+        self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
+        self.assertEqual(stat.S_IMODE(self.path.parent.stat().st_mode), 0o700)
+        self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
+
+    def test_link(self) -> None:
+        """A symbolic link stays, and its target is replaced."""
+        self.write()
+        link = self.folder / "link"
+        link.symlink_to(self.path)
+        with change_servers(link) as stored:
+            stored.default = None
+        self.assertTrue(link.is_symlink())
+        self.assertIsNone(read_servers(self.path).default)
+
+    def test_failed_change(self) -> None:
+        """An error leaves the file as it was."""
+        self.write()
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        self.patch(os, "replace", fail)
+        with self.assertRaises(ConfigurationError) as caught, change_servers(self.path) as stored:
+            stored.default = None
+        self.assertIn("cannot write the file: No space left on device", str(caught.exception))
+        self.assertEqual(read_servers(self.path).default, "judge")
+        self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
+
+    def test_refused(self) -> None:
+        """A file that other users can read or write, and a broken one, are refused."""
+        self.write()
+        for mode in (0o640, 0o604, 0o620, 0o602, 0o601):
+            self.path.chmod(mode)
+            with self.assertRaises(ConfigurationError) as caught:
+                read_servers(self.path)
+            self.assertIn(f"(mode {mode:04o}", str(caught.exception))
+            self.assertIn(f"; chmod 600 {self.path}", str(caught.exception))
+        self.path.chmod(0o600)
+        for content, words in (
+            (b"{", "mend or remove the file"),
+            (b"[" * 100_000, "mend or remove the file"),
+            (b'{"servers":{"a":{"url":1}}}', "Expected `str`"),
+            (b" " * (1 << 20) + b"{}", "larger than 1 MiB"),
+        ):
+            self.path.write_bytes(content)
+            with self.assertRaises(ConfigurationError) as caught:
+                read_servers(self.path)
+            self.assertIn(words, str(caught.exception))
+        self.path.unlink()
+        os.mkfifo(self.path, 0o600)
+        with self.assertRaises(ConfigurationError) as caught:
+            read_servers(self.path)
+        self.assertIn("not a regular file", str(caught.exception))
+        with self.assertRaises(ConfigurationError) as caught:
+            read_servers(self.path / "x")
+        self.assertIn("cannot read the file", str(caught.exception))
+        with self.assertRaises(ConfigurationError), change_servers(self.path / "x" / "y"):
+            self.fail("it cannot be written")
+
+    def test_foreign(self) -> None:
+        """A file of another user is refused."""
+        self.write()
+        self.patch(os, "geteuid", lambda: self.path.stat().st_uid + 1)
+        if self.path.stat().st_uid != 0:
+            self.assertRaises(ConfigurationError, read_servers, self.path)
+
+    def test_place(self) -> None:
+        """The file lies in the configuration directory of the user."""
+        for given, expected in (
+            ({"XDG_CONFIG_HOME": "/x"}, "/x/tawebeval/servers.json"),
+            ({"XDG_CONFIG_HOME": "x"}, str(Path.home() / ".config/tawebeval/servers.json")),
+        ):
+            self.assertEqual(str(locate_server_file(given)), expected)
+
+        def fail() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        self.patch(servers.Path, "home", fail)
+        self.assertRaises(ConfigurationError, locate_server_file, {})
+
+
+class KeyringTests(SynchronousTestCase):
+    """The keyring."""
+
+    def setUp(self) -> None:
+        self.backend = FakeKeyring()
+        self.patch(keyring, "get_keyring", lambda: self.backend)
+
+    def test_tokens(self) -> None:
+        """A token belongs to a name and a URL."""
+        stored = StoredServer(URL, keyring=True)
+        found = Keyring.open()
+        found.set_token("judge", URL, "secret")
+        self.assertEqual(stored.find_token("judge"), "secret")
+        for name, url in (("judge", "https://other.example.org"), ("other", URL)):
+            with self.assertRaises(ConfigurationError) as caught:
+                StoredServer(url, keyring=True).find_token(name)
+            self.assertIn(f"tawebeval login --name {name} {url}", str(caught.exception))
+        found.remove_token("judge", URL)
+        found.remove_token("judge", URL)
+        self.assertEqual(self.backend.passwords, {})
+
+    def test_none(self) -> None:
+        """A session without a keyring, and a keyring that fails, are reported."""
+        self.backend.error = RuntimeError("locked")
+        with self.assertRaises(ConfigurationError) as caught:
+            Keyring.open().get_token("judge", URL)
+        self.assertIn("the keyring does not answer: locked", str(caught.exception))
+        self.backend.priority = 0
+        with self.assertRaises(ConfigurationError) as caught:
+            Keyring.open()
+        self.assertIn("no keyring", str(caught.exception))
+        found = sys.modules["keyring"]
+        self.addCleanup(sys.modules.__setitem__, "keyring", found)
+        sys.modules["keyring"] = None  # type: ignore[assignment]
+        with self.assertRaises(ConfigurationError) as caught:
+            Keyring.open()
+        self.assertIn("pip install 'tawebeval[keyring]'", str(caught.exception))
