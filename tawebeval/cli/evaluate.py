@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import attrs
 import click
 
+from tawebeval.cli.completion import complete_environment, complete_problem
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import (
@@ -22,10 +23,11 @@ from tawebeval.cli.runtime import (
     UTF8_ARGUMENT,
     CommandContext,
     ServerAccess,
-    add_server_options,
     make_screen,
     run_with_client,
 )
+from tawebeval.cli.server_options import add_server_options
+from tawebeval.cli.watch import repeat_on_change
 from tawebeval.client import ClientError, InvalidRequest
 from tawebeval.client.forms import check_encodable
 from tawebeval.core.form import FIELD_NAME_PATTERN, LABEL_NAME, MAX_DEPTH, MAX_SEED, draw_seed
@@ -140,6 +142,7 @@ ENVIRONMENT_OPTION = click.option(
     "--environment",
     metavar="NAME",
     type=UTF8_ARGUMENT,
+    shell_complete=complete_environment,
     help="Run in this environment of the server's, instead of the machine's own programs.",
 )
 LIMIT_OPTION = click.option(
@@ -176,7 +179,11 @@ DETACH_OPTION = click.option(
 @click.command()
 @FIELDS_ARGUMENT
 @click.option(
-    "--problem", metavar="NAME", type=UTF8_ARGUMENT, help="Submit for this problem of the server."
+    "--problem",
+    metavar="NAME",
+    type=UTF8_ARGUMENT,
+    shell_complete=complete_problem,
+    help="Submit for this problem of the server.",
 )
 @click.option(
     "--evaluator",
@@ -213,6 +220,7 @@ DETACH_OPTION = click.option(
 @EVENTS_OPTION
 @TIMES_OPTION
 @DETACH_OPTION
+@click.option("--watch", is_flag=True, help="Evaluate again when a file of the submission changes.")
 @add_server_options
 def evaluate(
     fields: Submission,
@@ -225,6 +233,7 @@ def evaluate(
     lines: bool,
     times: bool,
     detach: bool,
+    watch: bool,
     seed: int | None,
     server: ServerAccess,
     **others: Any,
@@ -248,8 +257,8 @@ def evaluate(
     \b
     In a checkout of the problems:
       tawebeval evaluate --evaluator 'bash evaluator.sh' solution.awk
-    For a problem of the server:
-      tawebeval evaluate --problem word_count solution.awk
+    For a problem of the server, again after each change of the file:
+      tawebeval evaluate --problem word_count --watch solution.awk
     From anywhere:
       tawebeval evaluate --server https://judge.example.org \\
           --repository https://example.org/problems.git \\
@@ -287,8 +296,11 @@ def evaluate(
         for warning in checkout.warnings:
             screen.show_message(f"warning: {warning}", "yellow")
     drawn = draw_seed(os.urandom) if seed is None and problem is None else None
+    paths = [content for content in fields.values() if isinstance(content, Path)]
+    if watch and (detach or not paths):
+        raise click.UsageError("--watch needs a file as a FIELD, and excludes --detach")
 
-    def work(context: CommandContext) -> int:
+    def submit(context: CommandContext) -> int:
         try:
             if problem is not None:
                 identifier = context.client.evaluate_problem(
@@ -314,6 +326,11 @@ def evaluate(
             advised = f"{error}; try `--repository {proposal}`"
             raise InvalidRequest(error.status, advised, error.members) from None
         return show_begun(context, identifier, folder, drawn, times=times, detach=detach)
+
+    def work(context: CommandContext) -> int:
+        if watch:
+            return repeat_on_change(context, paths, lambda: submit(context))
+        return submit(context)
 
     run_with_client(server, screen, work)
 

@@ -1,16 +1,19 @@
-"""`tawebeval follow`, `status`, `cancel`, `rerun`, `list`, `problems` and `environments`."""
+"""The commands about evaluations, problems and environments of a server, but `evaluate`."""
 
 from __future__ import annotations
 
 import re
+import webbrowser
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any
+from urllib.parse import quote
 
 import click
 
+from tawebeval.cli.completion import complete_evaluation, complete_problem
 from tawebeval.cli.evaluate import (
     CALLBACK_OPTION,
     DETACH_OPTION,
@@ -40,21 +43,25 @@ from tawebeval.cli.runtime import (
     CommandContext,
     Interrupted,
     ServerAccess,
-    add_server_options,
     make_screen,
+    run_locally,
     run_with_client,
 )
+from tawebeval.cli.server_options import add_server_options
 from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
 from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.states import SHOWN_STATES
+from tawebeval.errors import ConfigurationError
 
 _PROBLEM = "{:<24}  {:<24}  {}"
 _ENVIRONMENT = "{:<24}  {}"
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
-IDENTIFIER_ARGUMENT = click.argument("identifier", metavar="ID", type=UTF8_ARGUMENT)
+IDENTIFIER_ARGUMENT = click.argument(
+    "identifier", metavar="ID", type=UTF8_ARGUMENT, shell_complete=complete_evaluation
+)
 
 
 def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
@@ -178,6 +185,41 @@ def cancel(identifier: str, server: ServerAccess) -> None:
     run_with_client(server, make_screen(), work)
 
 
+@click.command("open")
+@click.argument(
+    "identifier",
+    metavar="[ID]",
+    required=False,
+    type=UTF8_ARGUMENT,
+    shell_complete=complete_evaluation,
+)
+@click.option("--print", "prints", is_flag=True, help="Print the URL instead.")
+@add_server_options
+def open_(identifier: str | None, prints: bool, server: ServerAccess) -> None:
+    """Open the page of an evaluation in a browser.
+
+    Without ID, the command opens the page of the server. The page asks for your token if the
+    server requires one.
+
+    \b
+      tawebeval open $ID
+      tawebeval open --print $ID
+    """  # noqa: D301
+    screen = make_screen()
+    fragment = f"#evaluation/{quote(identifier, safe='')}" if identifier else ""
+    url = f"{server.url}/{fragment}"
+
+    def work() -> None:
+        if prints:
+            screen.print_text(url)
+        elif webbrowser.open(url):
+            screen.show_message(f"opened {url}")
+        else:
+            raise ConfigurationError(f"no browser is found; open {url}")
+
+    run_locally(screen, work)
+
+
 @click.command("list")
 @click.option(
     "--state",
@@ -209,6 +251,7 @@ def cancel(identifier: str, server: ServerAccess) -> None:
     "--problem",
     metavar="NAME",
     type=UTF8_ARGUMENT,
+    shell_complete=complete_problem,
     help="List only evaluations for this problem.",
 )
 @add_json_option(STATUS_FIELDS)

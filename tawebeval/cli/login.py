@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from tawebeval.cli.completion import complete_server
 from tawebeval.cli.json_fields import JsonFields, add_json_option, dump_json
 from tawebeval.cli.output import Screen, escape_control_characters
 from tawebeval.cli.runtime import (
@@ -169,7 +170,7 @@ def remove_keyring_token(name: str, server: StoredServer, screen: Screen) -> Non
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_server)
 def logout(name: str | None) -> None:
     """Remove a stored server and its token.
 
@@ -202,6 +203,7 @@ def logout(name: str | None) -> None:
 @click.option(
     "--default",
     metavar="NAME",
+    shell_complete=complete_server,
     help="Make this server the default of all commands.",
 )
 @add_json_option(_FIELDS)

@@ -16,6 +16,7 @@ _COMMANDS = {
     "follow": "evaluations:follow",
     "status": "evaluations:status",
     "cancel": "evaluations:cancel",
+    "open": "evaluations:open_",
     "rerun": "evaluations:rerun",
     "list": "evaluations:list_",
     "login": "login:login",

@@ -203,6 +203,7 @@ class Screen:
     def close(self) -> None:
         """Show a summary of the cases and the final error, and end a partial line on a terminal."""
         results, self._results = self._results.build_document(), ResultSummary()
+        self._has_table = False
         if results is not None and results["cases"] and self.shows_summary:
             words = summarize_results(results | {"progress": None})
             self.show_message(f"summary: {', '.join(words)}", "cyan")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import signal
@@ -48,7 +47,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _ONE_ATTEMPT = Backoff(max_attempts=1, first_delay=1, longest_delay=1, longest_retry_after=1)
 
-_DEFAULT_SERVER = "http://127.0.0.1:8080"
+DEFAULT_SERVER = "http://127.0.0.1:8080"
+"""The server without an option, a variable and a login."""
 
 
 class Utf8Argument(click.ParamType[str]):
@@ -142,34 +142,6 @@ class RetryMessages:
         self._waiting = False
 
 
-def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options `--server` and `--token-file`, as its argument `server`."""
-
-    @functools.wraps(command)
-    def with_server(server: str | None, token_file: Path | None, **others: Any) -> None:
-        command(server=find_server(click.get_current_context(), server, token_file), **others)
-
-    for option in (
-        click.option(
-            "--server",
-            envvar="TAWEBEVAL_SERVER",
-            show_envvar=True,
-            metavar="URL|NAME",
-            help="Send requests to this server: its URL, or its name in `tawebeval servers`. By"
-            f" default the server of the last login, otherwise {_DEFAULT_SERVER}.",
-        ),
-        click.option(
-            "--token-file",
-            envvar="TAWEBEVAL_TOKEN_FILE",
-            show_envvar=True,
-            type=click.Path(path_type=Path, dir_okay=False),
-            help=f"Read the token from this file. {TOKEN_VARIABLE} may hold the token itself.",
-        ),
-    ):
-        with_server = option(with_server)
-    return with_server
-
-
 def find_server(
     context: click.Context, server: str | None, token_file: Path | None
 ) -> ServerAccess:
@@ -202,7 +174,7 @@ def _locate_server(server: str | None) -> tuple[str, str, StoredServer | None]:
     stored = read_servers(locate_server_file(os.environ))
     name = server or stored.default
     if name is None:
-        return "", _DEFAULT_SERVER, None
+        return "", DEFAULT_SERVER, None
     found = stored.servers.get(name)
     if found is None:
         names = ", ".join(sorted(stored.servers)) or "none; store one with `tawebeval login URL`"

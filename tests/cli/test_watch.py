@@ -1,0 +1,103 @@
+"""`cli.watch`: an evaluation for each change of a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli import watch
+from tawebeval.cli.watch import read_versions, wait_for_change
+from tests.cases.agents import Fate
+from tests.cases.command import REPOSITORY, CommandTestCase
+
+
+class WatchTests(CommandTestCase):
+    """`tawebeval evaluate --watch`."""
+
+    def watch(self, *changes: Callable[[], object]) -> Any:
+        """Run the command; make these changes one after the other, then press Ctrl-C."""
+        coming = iter(changes)
+
+        def wait(*_: object) -> None:
+            change = next(coming, None)
+            if change is None:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                change()
+
+        self.patch(watch, "wait_for_change", wait)
+        self.meanwhile = self.end()
+        return self.run_command("evaluate", *REPOSITORY, "--seed", "1", "--watch", str(self.file))
+
+    def test_again(self) -> None:
+        """Each change is evaluated, also after an error; Ctrl-C ends."""
+
+        def fail() -> None:
+            self.line.fail_once(Fate.NONSENSE)
+
+        result = self.watch(lambda: self.file.write_text("2"), fail, lambda: None)
+        self.assertEqual(result.exit_code, 130, result.stderr)
+        self.assertEqual(result.stdout, "hello\n" * 3)
+        waiting = f"waiting for a change of {self.file}; Ctrl-C ends\n"
+        self.assertEqual(result.stderr.count(waiting), 4)
+        self.assertIn("is not a tawebeval server", result.stderr)
+        self.assertTrue(result.stderr.endswith("interrupted\n"))
+        self.assertEqual(len(self.line.service.world.spawn.children), 3)
+
+    def test_interrupted(self) -> None:
+        """Ctrl-C during an evaluation cancels it, and ends."""
+        self.line.service.world.spawn.obeys = (15,)
+        presses = iter([signal.SIGINT])
+
+        def meanwhile() -> None:
+            if self.line.service.world.spawn.children:
+                for number in presses:
+                    signal.raise_signal(number)
+
+        self.meanwhile = meanwhile
+        result = self.run_command("evaluate", *REPOSITORY, "--watch", str(self.file))
+        self.assertEqual(result.exit_code, 1, result.stderr)
+        self.assertNotIn("waiting for", result.stderr)
+
+    def test_refused(self) -> None:
+        """A file is needed, and its result."""
+        for arguments in (["x=1"], ["--detach", str(self.file)]):
+            result = self.run_command("evaluate", *REPOSITORY, "--watch", *arguments)
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn("--watch needs a file", result.stderr)
+
+
+class ChangeTests(SynchronousTestCase):
+    """Two files that an editor changes."""
+
+    def test_change(self) -> None:
+        """A change is reported when the files have been there and the same for two looks."""
+        paths = [Path(self.mktemp()), Path(self.mktemp())]
+        for path in paths:
+            path.write_text("1")
+        other = Path(self.mktemp())
+        other.write_text("three")
+        looks = []
+        steps = iter(
+            (
+                lambda: None,
+                lambda: paths[0].write_text("22"),
+                lambda: paths[0].write_text("333"),
+                paths[1].unlink,
+                lambda: None,
+                lambda: os.rename(other, paths[1]),
+                lambda: None,
+            )
+        )
+
+        def sleep(seconds: float) -> None:
+            looks.append(seconds)
+            next(steps)()
+
+        wait_for_change(paths, read_versions(paths), sleep)
+        self.assertEqual(len(looks), 7)
