@@ -50,7 +50,6 @@ from tawebeval.cli.runtime import (
 from tawebeval.cli.server_options import add_server_options
 from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
-from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.states import SHOWN_STATES
 from tawebeval.errors import ConfigurationError
 

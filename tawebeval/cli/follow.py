@@ -23,7 +23,6 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
-from tawebeval.client.twisted_client import TwistedClient as Client
 from tawebeval.core.segi import StrayMarkers
 from tawebeval.core.text import get_base_name
 from tawebeval.linux.ownership import get_user_name

@@ -20,8 +20,8 @@ from click.core import ParameterSource
 from tawebeval.cli.output import OutputError, Screen, draw_bar, wants_colour
 from tawebeval.cli.servers import StoredServer, locate_server_file, read_servers
 from tawebeval.client import Client, ClientError, Refused, Unavailable
-from tawebeval.client.settings import normalize_server_url
 from tawebeval.client.http import is_loopback
+from tawebeval.client.settings import normalize_server_url
 from tawebeval.core.backoff import Backoff
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.ownership import read_secret_file

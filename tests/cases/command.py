@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from tawebeval.cli import main as command
+from tawebeval.cli import runtime
 from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import CommandContext, Interruptions, ServerAccess
+from tawebeval.client import Client
+from tawebeval.client.http import Send
+from tawebeval.client.operations import Outcome, Pause
 from tawebeval.errors import RequestError
 from tests.cases.client import ClientTestCase, Line
 from tests.fakes.world import OID
@@ -23,37 +27,20 @@ UNSET: dict[str, str | None] = dict.fromkeys(
 )
 
 
-class LineClient:
-    """A client that blocks while the test's time goes on; `meanwhile` is called at every step."""
+class LineClient(Client):
+    """A client whose requests go over a line, while the test's time goes on.
 
-    def __init__(self, line: Line, meanwhile: Callable[[], object]) -> None:
-        self._line, self._meanwhile = line, meanwhile
+    `meanwhile` is called at every step of the time.
+    """
 
-    def __enter__(self) -> LineClient:
-        return self
+    def __init__(self, line: Line, meanwhile: Callable[[], object], **settings: Any) -> None:
+        found = line.client
+        super().__init__(found.server, found.token, chance=found.chance, **settings)
+        self.line, self.meanwhile = line, meanwhile
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._line.client, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            found = method(*arguments, **named)
-            return self._iterate(found) if hasattr(found, "__anext__") else self._wait(found)
-
-        return call
-
-    def _iterate(self, items: AsyncIterator[Any]) -> Iterator[Any]:
-        while True:
-            try:
-                item = self._wait(items.__anext__())
-            except StopAsyncIteration:
-                return
-            yield item
-
-    def _wait(self, found: Awaitable[Any]) -> Any:
-        return self._line.wait(found, self._meanwhile)
+    def do_step(self, step: Send | Pause) -> Outcome | None:
+        """Do a step of an operation."""
+        return self.line.wait(self.line.client.do_step(step), self.meanwhile)
 
 
 class CommandTestCase(ClientTestCase):
@@ -67,12 +54,19 @@ class CommandTestCase(ClientTestCase):
         self.file = Path(self.mktemp())
         self.file.write_bytes(b"print(1)\n")
 
-        def make_client(server: ServerAccess, screen: Screen) -> LineClient:
-            self.server = server
-            return LineClient(self.line, lambda: self.meanwhile())
+        make_client = ServerAccess.make_client
 
-        self.patch(ServerAccess, "make_client", make_client)
-        self.patch(ServerAccess, "make_quiet_client", lambda _: LineClient(self.line, lambda: None))
+        def note_server(server: ServerAccess, screen: Screen) -> Client:
+            self.server = server
+            return make_client(server, screen)
+
+        def connect(url: str, token: str | None, **settings: Any) -> Client:
+            is_quiet = "told" not in settings
+            meanwhile = (lambda: None) if is_quiet else (lambda: self.meanwhile())
+            return LineClient(self.line, meanwhile, **settings)
+
+        self.patch(ServerAccess, "make_client", note_server)
+        self.patch(runtime, "Client", connect)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
 
@@ -88,8 +82,8 @@ class CommandTestCase(ClientTestCase):
 
     def make_context(self, screen: Screen) -> CommandContext:
         """Return what a command works with."""
-        client: Any = LineClient(self.line, lambda: self.meanwhile())
         server = ServerAccess("http://localhost:8080")
+        client = LineClient(self.line, lambda: self.meanwhile())
         return CommandContext(server, client, screen, Interruptions())
 
     def lose(self, *errors: RequestError) -> None:

@@ -25,10 +25,11 @@ from tawebeval.cli.evaluate import (
 )
 from tawebeval.cli.follow import EvaluationReader
 from tawebeval.cli.runtime import ServerAccess, run_with_client
+from tawebeval.client import Client
 from tawebeval.config import Configuration, ProblemSettings
 from tests.cases.agents import Fate
 from tests.cases.client import FOR_EVER
-from tests.cases.command import REPOSITORY, CommandTestCase
+from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
 from tests.cases.screen import Shown
 from tests.fakes.world import OID
 from tests.integration.repositories import git
@@ -282,7 +283,7 @@ class InterruptTests(CommandTestCase):
         """The command printed for those who leave continues there; before it all is discarded."""
         self.line.child.print(b"a\nb\n")
         self.line.service.world.spawn.obeys = ()
-        self.patch(self.line.client, "cancel", leave)
+        self.patch(LineClient, "cancel", leave)
         self.assertEqual(self.follow(signal.SIGINT), LEFT)
         (cursor,) = re.findall(
             f"`tawebeval follow --after (.+) {self.identifier}`", self.shown.notes.getvalue()
@@ -332,7 +333,7 @@ LEFT = 99
 """The exit status of a command that `leave` ends."""
 
 
-async def leave(identifier: str) -> None:
+def leave(client: Client, identifier: str) -> None:
     """End the command during a cancellation."""
     raise SystemExit(LEFT)
 

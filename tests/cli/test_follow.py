@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -14,14 +14,13 @@ from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.client import File, Page
 from tawebeval.client.errors import build_refusal
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
-from tests.cases.command import REPOSITORY, CommandTestCase
+from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
 from tests.cases.screen import Shown
 
 
-async def discarded(oldest: str) -> AsyncIterator[Page]:
+def discarded(oldest: str) -> Iterator[Page]:
     """Yield no page, for only what follows that cursor is there."""
-    for never in ():
-        yield never
+    yield from ()
     raise build_refusal(410, b'{"oldest": "%s"}' % oldest.encode())
 
 
@@ -150,7 +149,7 @@ class FollowTests(CommandTestCase):
     def test_nowhere(self) -> None:
         """A server that calls the cursor too old that it has named itself is not asked for ever."""
         shown = Shown()
-        self.patch(self.line.client, "pages", lambda *_, **__: discarded("3"))
+        self.patch(LineClient, "pages", lambda *_, **__: discarded("3"))
         self.assertEqual(self.follow("x", shown, after="3"), 1)
         self.assertIn("failed: the server answers 410", shown.notes.getvalue())
 

@@ -24,7 +24,6 @@ from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import CLEAR, Shown
 
-MAKE_CLIENT = ServerAccess.make_client  # patched in the tests below
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -206,7 +205,7 @@ class ServerTests(CommandTestCase):
             ("http://localhost", "t", False),
         ):
             shown = Shown()
-            MAKE_CLIENT(ServerAccess(url, token), shown.screen)
+            ServerAccess(url, token).make_client(shown.screen)
             secure = url.replace("http:", "https:")
             warning = f"warning: {url} gets the token in clear text; try {secure}\n"
             self.assertEqual(shown.notes.getvalue(), warning if warns else "", (url, token))
