@@ -241,7 +241,7 @@ class ServerNotReady(ServerBusy):
         self.extra_members = {"reasons": reasons}
 
 
-class CallerShareExceeded(ServerBusy):
+class CallerQuotaExceeded(ServerBusy):
     """The caller has used up its share; other callers are still served."""
 
 

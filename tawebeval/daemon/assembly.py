@@ -160,7 +160,7 @@ class DaemonParts:
             self.application.routes,
             self.site.connection_limits,
             self.monitoring.reactor_lag,
-            self.monitoring.operator_sources.find_obstacles,
+            self.monitoring.operator_sources.find_unreadiness_reasons,
             log_lines,
             self.archive,
         )
@@ -334,7 +334,7 @@ def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> Repositor
         settings.protocols,
         settings.memory,
         open_command_sandbox(base.sandbox, directories.account_files),
-        base.cgroups.git_entry_files,
+        base.cgroups.git_membership_files,
         base.cgroups.niceness,
     )
     limits = FetchLimits(
@@ -483,7 +483,7 @@ def _make_watchdog(notifier: SystemdNotifier, parts: DaemonParts, reactor: Any) 
     return Watchdog(
         notifier,
         lambda: (queue.taken_slots, queue.waiter_count),
-        parts.monitoring.operator_sources.find_obstacles,
+        parts.monitoring.operator_sources.find_unreadiness_reasons,
         lambda: compute_stop_timeout(parts.context.configuration),
         reactor,
     )

@@ -32,7 +32,7 @@ from tawebeval.linux.filetree import (
     is_disk_full,
     remove_tree,
 )
-from tawebeval.linux.ownership import check_owner, give_directory
+from tawebeval.linux.ownership import change_directory_owner, check_owner
 from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.project_quotas import find_quota_directories
 
@@ -174,7 +174,7 @@ def _make_directory(directory: Path, privileges: Privileges) -> None:
     except PermissionError:
         if privileges.user is None:
             raise
-    give_directory(directory, privileges.user)
+    change_directory_owner(directory, privileges.user)
 
 
 def _locate_directory(environment: Mapping[str, str], given: str, xdg: str, default: str) -> Path:

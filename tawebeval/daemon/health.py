@@ -86,7 +86,7 @@ class Readiness:
         for disk in self._disks:
             disk.start_check(self.min_free_bytes)
 
-    def find_obstacles(self) -> list[str]:
+    def find_unreadiness_reasons(self) -> list[str]:
         """Return the reasons why a new evaluation would be refused or lost, as sentences.
 
         Anonymous clients may read them: they contain no paths and no names of callers.

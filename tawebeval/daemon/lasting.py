@@ -24,7 +24,7 @@ from tawebeval.linux.rlimits import (
     compute_keeper_descriptor_allowance,
     compute_keeper_process_allowance,
 )
-from tawebeval.webhooks.deliveries import OVERHEAD
+from tawebeval.webhooks.deliveries import DELIVERY_OVERHEAD_BYTES
 
 KEEPER_VARIABLE = "TAWEBEVAL_KEEPER"
 """The environment variable with the path of the keeper's socket."""
@@ -89,7 +89,7 @@ def describe_keeper_allowances(
     """
     callbacks = configuration.callbacks
     others = count_journals(configuration, environment)
-    others += callbacks.buffer // OVERHEAD if callbacks.enabled else 0
+    others += callbacks.buffer // DELIVERY_OVERHEAD_BYTES if callbacks.enabled else 0
     parent = find_processes_parent(client.cgroups)
     with suppress(PermissionError):  # the keeper of another user
         found = {

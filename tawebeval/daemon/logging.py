@@ -235,7 +235,7 @@ def open_log(
     line = format_json if settings.format == "json" else format_text
     writer = LogWriter(file, line, settings.level)
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        rotate = partial(writer.line_writer.call_in_order, file.rotate)
+        rotate = partial(writer.line_writer.enqueue_action, file.rotate)
         signal.signal(signal.SIGUSR1, lambda *_: reactor.callFromThread(rotate))
     return writer
 
@@ -315,7 +315,7 @@ class LineWriter:
             self._put(_Line(text, missing))
         self._wait_until_written()
 
-    def call_in_order(self, action: Callable[[], object]) -> None:
+    def enqueue_action(self, action: Callable[[], object]) -> None:
         """Call `action` after the lines so far, before later ones, in the writing thread."""
         with self._changed:
             self._put(action)

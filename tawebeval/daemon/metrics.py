@@ -95,7 +95,9 @@ class Monitoring:
             SandboxProbe(context.counters, probe_sandbox, context.threads, clock),
             readers,
             readiness,
-            OperatorSources(readiness.find_obstacles, partial(generate_latest, metrics), readers),
+            OperatorSources(
+                readiness.find_unreadiness_reasons, partial(generate_latest, metrics), readers
+            ),
         )
 
 
@@ -103,8 +105,8 @@ class Monitoring:
 class DaemonMetrics(Collector):
     """Collector of the daemon's metrics.
 
-    `find_obstacles` returns the reasons why the daemon takes no work, at once and empty if it does.
-    `line_writer` is None if twistd writes the log.
+    `find_unreadiness_reasons` returns the reasons why the daemon takes no work, at once and empty
+    if it does. `line_writer` is None if twistd writes the log.
     """
 
     context: EvaluationContext
@@ -115,14 +117,14 @@ class DaemonMetrics(Collector):
     routes: RouteTable
     connection_limits: ConnectionLimits
     reactor_lag: ReactorLag
-    find_obstacles: Callable[[], Sequence[str]]
+    find_unreadiness_reasons: Callable[[], Sequence[str]]
     line_writer: LineWriter | None = None
     archive: DiskArchive | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         yield _gauge("info", "The version that runs.", {__version__: 1}, "version")
-        ready = 0 if self.find_obstacles() else 1
+        ready = 0 if self.find_unreadiness_reasons() else 1
         yield _gauge("ready", "Whether the daemon takes work, as /health/ready says.", ready)
         yield from self._collect_evaluations()
         yield from self._collect_queue()

@@ -30,7 +30,7 @@ from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
-from tawebeval.web.server.limits import CLOSE_PATIENCE
+from tawebeval.web.server.limits import CLOSE_TIMEOUT
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughEndpoint
 from tawebeval.webhooks.deliveries import CallbackQueue
@@ -122,7 +122,7 @@ class EvaluationService(Service):
         else:
             what = "the keeper of evaluators has ended, and with the keeper all evaluators"
             log.error("stopping: {what}", what=what)
-            self.registry.lose_runs()
+            self.registry.end_lost_runs()
         self.context.clock.stop()
 
     def stopService(self) -> Deferred[bool]:
@@ -138,7 +138,7 @@ class EvaluationService(Service):
             if self.context.run_keeper is not None:
                 self.context.run_keeper.client.leave()
             return False
-        self.callbacks.end_pauses()
+        self.callbacks.skip_retry_delays()
         had_any = await self.registry.close(self.context.configuration.service.drain)
         await self.repositories.close()
         await self.callbacks.close()
@@ -245,7 +245,7 @@ class Daemon(MultiService):
         await self._stop_listening()
         lasting = self._evaluations.outlasts_daemon
         await self._site.open_connections.drain_connections(
-            _LASTING_PATIENCE if lasting else CLOSE_PATIENCE
+            _LASTING_PATIENCE if lasting else CLOSE_TIMEOUT
         )
         await maybeDeferred(stop)
 

@@ -97,9 +97,10 @@ def compute_stop_timeout(configuration: Configuration) -> float:
 class Watchdog(Service):
     """Reports to systemd: readiness, then watchdog and status once a second. To be started last.
 
-    `count_evaluations` returns the numbers of running and of queued evaluations, `find_obstacles`
-    the reasons why no more would be accepted, `get_stop_timeout` the seconds that a stop may take.
-    The reactor makes the reports: if it hangs, they stop and systemd restarts the daemon.
+    `count_evaluations` returns the numbers of running and of queued evaluations,
+    `find_unreadiness_reasons` the reasons why no more would be accepted, `get_stop_timeout` the
+    seconds that a stop may take. The reactor makes the reports: if it hangs, they stop and systemd
+    restarts the daemon.
     """
 
     name = "watchdog"
@@ -108,13 +109,13 @@ class Watchdog(Service):
         self,
         notifier: SystemdNotifier,
         count_evaluations: Callable[[], tuple[int, int]],
-        find_obstacles: Callable[[], Sequence[str]],
+        find_unreadiness_reasons: Callable[[], Sequence[str]],
         get_stop_timeout: Callable[[], float],
         reactor: Any,
     ) -> None:
         self._notifier = notifier
         self._count_evaluations = count_evaluations
-        self._find_obstacles = find_obstacles
+        self._find_obstacles = find_unreadiness_reasons
         self._get_stop_timeout = get_stop_timeout
         self._reactor = reactor
         self._is_stopping = False

@@ -754,7 +754,7 @@ class Evaluation:
         else:
             self._in_background(self._clean_up(b""))
 
-    def queue_again(self, slots: RunSlots) -> None:
+    def requeue(self, slots: RunSlots) -> None:
         """Enter the queue again, after `restore`. An evaluator that had just been started is gone.
 
         Blocks, hardly.
@@ -764,7 +764,7 @@ class Evaluation:
         upload = self.upload_directory
         with suppress(OSError):  # the start finds what is missing
             if upload is not None and not upload.exists() and self.workspace.root.exists():
-                self.workspace.give_back_upload(upload)
+                self.workspace.return_upload(upload)
         self._startup = self._in_background(self._fetch_and_start(slots))
         if failure is not None:
             self.stop(failure)

@@ -37,7 +37,7 @@ class EvaluationFilter:
     @property
     def is_empty(self) -> bool:
         """Whether the filter holds for all evaluations."""
-        return self == EVERY_EVALUATION
+        return self == MATCH_ALL_FILTER
 
     @property
     def needs_labels(self) -> bool:
@@ -67,7 +67,7 @@ class EvaluationFilter:
         return self.problem in (None, problem) and self.labels.items() <= labels.items()
 
 
-EVERY_EVALUATION = EvaluationFilter()
+MATCH_ALL_FILTER = EvaluationFilter()
 
 
 def is_filter_parameter(name: str) -> bool:

@@ -65,7 +65,7 @@ class ReaderConnection(Protocol):
     def measure_progress(self) -> tuple[int, int]:
         """Return the bytes written to the connection, and the bytes that the client has read."""
 
-    def set_probing(self, wanted: bool) -> None:
+    def set_keepalive_probing(self, wanted: bool) -> None:
         """Start or stop asking the client's machine for its acknowledgements.
 
         Without new data that machine need not report that the client has read more.
@@ -86,7 +86,7 @@ class UnprobedConnection:
         """Return that no byte is on the way."""
         return 0, 0
 
-    def set_probing(self, wanted: bool) -> None:
+    def set_keepalive_probing(self, wanted: bool) -> None:
         """Do nothing."""
 
     def count_acknowledged_bytes(self, unread: int) -> None:
@@ -291,7 +291,7 @@ class ReaderSubscription(Subscription):
             and self.reader.received_cursor < self.position
         )
         is_measured = held and not self._has_acknowledged
-        self.connection.set_probing(is_measured)
+        self.connection.set_keepalive_probing(is_measured)
         if is_measured:
             self._end_standstill()
         else:
@@ -438,7 +438,7 @@ class RecordIndex:
                 self.note_observer(record)
         return record
 
-    def find_by_key(self, key: str | None, caller: str) -> EvaluationRecord | None:
+    def find_by_idempotency_key(self, key: str | None, caller: str) -> EvaluationRecord | None:
         """Return the caller's record with an `Idempotency-Key`, if there is one."""
         return None if key is None else self._keys.get((caller, key))
 
@@ -462,7 +462,7 @@ class RecordIndex:
                 found.append(record)
         return found
 
-    def find_read_by_pages(self) -> list[str]:
+    def find_records_read_by_pages(self) -> list[str]:
         """Return the identifiers of evaluations whose next page a client is expected to ask for."""
         now = self._clock.seconds()
         return [
@@ -519,7 +519,7 @@ class RecordIndex:
             record.last_request_time = self._clock.seconds()
             (self._active if identifier in self._active else self._kept).move_to_end(identifier)
 
-    def make_ring_room(self, record: EvaluationRecord) -> None:
+    def free_ring_space(self, record: EvaluationRecord) -> None:
         """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
         if record.evaluation.callback is not None or record.readers.observers:
             self.note_client_request(record)  # until now the callback or an observer has kept it

@@ -32,7 +32,7 @@ from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import FairQueue, run_in_background
 from tawebeval.errors import (
-    CallerShareExceeded,
+    CallerQuotaExceeded,
     EvaluationExpired,
     EvaluationFailure,
     EvaluationNotEnded,
@@ -48,7 +48,7 @@ from tawebeval.evaluations.archive_reader import (
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import CheckoutResumer, Evaluation
-from tawebeval.evaluations.filters import EVERY_EVALUATION, EvaluationFilter
+from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
 from tawebeval.evaluations.kept_journal import KeptJournal
 from tawebeval.evaluations.records import (
     EvaluationRecord,
@@ -69,8 +69,10 @@ from tawebeval.webhooks.deliveries import CallbackQueue
 
 _RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
-LISTING_SIZE = 100  # evaluations in one answer, at most
-EXAMINED_AT_ONCE = 500  # evaluations that a filter examines for one answer, at most: about 2 ms
+LISTING_PAGE_SIZE = 100  # evaluations in one answer, at most
+MAX_EVALUATIONS_EXAMINED_PER_TURN = (
+    500  # evaluations that a filter examines for one answer, at most: about 2 ms
+)
 
 log = Logger()
 
@@ -167,13 +169,13 @@ class EvaluationRegistry:
         while self._has_too_much_kept() and self.records.forget_sent_evaluation():
             pass
         if self._has_kept_share(caller):
-            raise CallerShareExceeded(
+            raise CallerQuotaExceeded(
                 "too many of your finished evaluations are unread (callers.kept); read them, or"
                 " discard them by GET /evaluation/ID/events?after=end",
                 _RETRY_LATER,
             )
         if not self._has_memory(caller):
-            raise CallerShareExceeded(
+            raise CallerQuotaExceeded(
                 "your unread events use up your share of memory (callers.buffers); read them, or"
                 " discard those of finished evaluations by GET /evaluation/ID/events?after=end",
                 _RETRY_LATER,
@@ -185,7 +187,7 @@ class EvaluationRegistry:
                 _RETRY_LATER,
             )
         if self.run_queue.is_caller_quota_exhausted(caller):
-            raise CallerShareExceeded(
+            raise CallerQuotaExceeded(
                 "too many of your evaluations are queued (callers.queued); try again later",
                 self._plan_retry(caller, self.run_queue.waiting_caller_count)
                 if plans_retry
@@ -240,7 +242,7 @@ class EvaluationRegistry:
         Raises: KeyReused (the first form was another one), Stopping, OverShare, Busy, InvalidField
         (the daemon does not call the `callback_url`).
         """
-        first = self.find_first_answer(upload.idempotency_key, upload.form_digest, caller)
+        first = self.find_idempotent_answer(upload.idempotency_key, upload.form_digest, caller)
         if first is not None:
             self.discard_upload(upload.directory, upload.size)
             if upload.linked is not None:
@@ -340,14 +342,14 @@ class EvaluationRegistry:
         elif found.is_lost:
             evaluation.lose()
         else:
-            evaluation.queue_again(self.run_queue)
+            evaluation.requeue(self.run_queue)
         evaluation.cleanup_event.add_callback(
             self._keep_ended if snapshot.is_notified else self._on_cleaned_up
         )
         if snapshot.is_forgotten:
             self.records.forget_record(evaluation.identifier, EvaluationState.EXPIRED)
 
-    def lose_runs(self) -> None:
+    def end_lost_runs(self) -> None:
         """Stop running evaluations: the keeper has ended, and with the keeper their evaluators."""
         for record in list(self._alive.values()):
             if record.evaluation.run is not None:
@@ -355,7 +357,7 @@ class EvaluationRegistry:
                     EvaluationFailure("lost", "the keeper of evaluators has ended; submit again")
                 )
 
-    async def wait_until_kept(self) -> None:
+    async def wait_until_persisted(self) -> None:
         """Return when evaluations accepted so far outlive this process, if they are to."""
         if self.context.run_keeper is not None:
             await self.context.run_keeper.client.flush()
@@ -370,16 +372,18 @@ class EvaluationRegistry:
             evaluation.discard_journaled_events,
         )
 
-    def is_known_key(self, key: str | None, caller: str) -> bool:
+    def is_known_idempotency_key(self, key: str | None, caller: str) -> bool:
         """Return whether an `Idempotency-Key` of the caller names an evaluation."""
-        return self.records.find_by_key(key, caller) is not None
+        return self.records.find_by_idempotency_key(key, caller) is not None
 
-    def find_first_answer(self, key: str | None, form_digest: bytes, caller: str) -> str | None:
+    def find_idempotent_answer(
+        self, key: str | None, form_digest: bytes, caller: str
+    ) -> str | None:
         """Return the identifier of the evaluation that this form with an `Idempotency-Key` began.
 
         None for an unknown key. Raises: KeyReused (the first form was another one).
         """
-        known = self.records.find_by_key(key, caller)
+        known = self.records.find_by_idempotency_key(key, caller)
         if known is None:
             return None
         if known.form_digest != form_digest:
@@ -419,7 +423,7 @@ class EvaluationRegistry:
         )
 
     def _on_full(self, evaluation: Evaluation) -> None:
-        self.records.make_ring_room(self._alive[evaluation.identifier])
+        self.records.free_ring_space(self._alive[evaluation.identifier])
 
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         try:
@@ -803,9 +807,11 @@ class EvaluationRegistry:
         self, record: EvaluationRecord, after: str | None, limit: int | None, with_times: bool
     ) -> EventPage:
         times = format_time if with_times else None
-        return read_page(record.evaluation.ring, after or None, self.limit_page(limit), times)
+        return read_page(
+            record.evaluation.ring, after or None, self.compute_page_limit(limit), times
+        )
 
-    def limit_page(self, limit: int | None) -> int:
+    def compute_page_limit(self, limit: int | None) -> int:
         """Return the bytes of events that a page may have if a client asks for `limit`."""
         most = self.context.configuration.buffers.page
         return most if limit is None else min(limit, most)
@@ -842,7 +848,7 @@ class EvaluationRegistry:
         self,
         after: str | None,
         caller: str = "",
-        wanted: EvaluationFilter = EVERY_EVALUATION,
+        wanted: EvaluationFilter = MATCH_ALL_FILTER,
         limit: int | None = None,
     ) -> EvaluationListing:
         """Return up to 100 evaluations of a caller, or `limit`, that were accepted after a cursor.
@@ -852,8 +858,8 @@ class EvaluationRegistry:
         ServerBusy, if the disk of the archive does not answer.
         """
         number = self._parse_list_cursor(after) if after else 0
-        size = limit or LISTING_SIZE
-        examined = size if wanted.is_empty else EXAMINED_AT_ONCE
+        size = limit or LISTING_PAGE_SIZE
+        examined = size if wanted.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
         newest = self.records.accepted_count
         present = self.records.list_records(caller, number, examined + 1)
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.

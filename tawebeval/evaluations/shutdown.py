@@ -71,7 +71,7 @@ class Drain:
         ends = [evaluation.cleanup_event.wait() for evaluation in self._evaluations()]
         self._stop(self._evaluations())
         await gatherResults(ends)
-        for identifier in self._records.find_read_by_pages():
+        for identifier in self._records.find_records_read_by_pages():
             self.add_page_reader(identifier)
         was_active = was_active or bool(self._subscriptions or self._page_readers)
         await self._wait(self._is_all_read, _LAST_READ)

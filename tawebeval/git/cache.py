@@ -290,14 +290,14 @@ class RepositoryCache:
             size=commit.size + sum(part.commit.size for _, part in parts),
         )
         self._limits.tree_limits.check_tree(whole.file_count, whole.size)
-        return await self._checkouts.provide_checkout(
+        return await self._checkouts.get_or_create_checkout(
             entry.bare.path.stem, whole, write, content=content, again=request.again
         )
 
     def _name(self, url: str, credential: Credential | None) -> str:
         named = url.encode()
         if credential is not None:
-            named += b"\0" + self._keyring.derive_identity(credential)
+            named += b"\0" + self._keyring.derive_credential_id(credential)
         return hashlib.sha256(named).hexdigest()[:40] + ".git"
 
     @asynccontextmanager
@@ -407,20 +407,20 @@ class RepositoryCache:
 
         Checkouts, which are made again without a network, get half of the capacity.
         """
-        excess = list(self._checkouts.detach_excess(self._capacity // 2))
+        excess = list(self._checkouts.evict_excess_checkouts(self._capacity // 2))
         repositories = self.disk_sizes["repositories"]
         for name, entry in list(self._entries.items()):
             if repositories + self._checkouts.disk_bytes > self._capacity and not entry.users:
                 repositories -= entry.size
                 self.counters.evictions += 1
                 excess.append(self._detach(name))
-                excess += self._checkouts.detach_repository(entry.bare.path.stem)
+                excess += self._checkouts.evict_repository_checkouts(entry.bare.path.stem)
                 log.info(
                     "{path} is evicted from the cache: " + format_size(entry.size),
                     path=name,
                     size=entry.size,
                 )
-        excess += self._checkouts.detach_excess(max(self._capacity - repositories, 0))
+        excess += self._checkouts.evict_excess_checkouts(max(self._capacity - repositories, 0))
         return excess
 
     def _detach(self, name: str) -> Path:

@@ -99,7 +99,7 @@ class CheckoutCache:
         # The most that it may take: a file rarely fills its last block.
         self._add(_StoredCheckout(path, size + count * BLOCK_BYTES, is_complete=None))
 
-    async def provide_checkout(
+    async def get_or_create_checkout(
         self,
         repository: str,
         commit: Commit,
@@ -209,7 +209,7 @@ class CheckoutCache:
     def _forget(self, name: str) -> None:
         self.disk_bytes -= self._stored.pop(name).size
 
-    def detach_excess(self, capacity: int) -> Iterator[Path]:
+    def evict_excess_checkouts(self, capacity: int) -> Iterator[Path]:
         """Rename the least recently used until the rest has at most `capacity` bytes.
 
         Checkouts in use stay. Yields the new paths, for removal.
@@ -220,7 +220,7 @@ class CheckoutCache:
             if self.disk_bytes > capacity and not stored.users:
                 yield self._detach(name)
 
-    def detach_repository(self, repository: str) -> Iterator[Path]:
+    def evict_repository_checkouts(self, repository: str) -> Iterator[Path]:
         """Rename all checkouts of a repository that are not in use. Yields the new paths."""
         for name, stored in list(self._stored.items()):
             if name.startswith(f"{repository}-") and not stored.users:

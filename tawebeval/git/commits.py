@@ -64,7 +64,7 @@ class TreeLimits:
 
 
 @attrs.define
-class TreeMeter:
+class TreeSizeMeter:
     """Sum of the output of `git ls-tree -r -t -l -z`, read in chunks.
 
     Of the output only the beginning of one entry is kept.
@@ -103,14 +103,14 @@ class TreeMeter:
 
 
 def build_inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the two git commands whose output `CommitInspection` reads."""
+    """Return the two git commands whose output `CommitInspectionParser` reads."""
     return (
         ("log", "--no-walk", "--no-show-signature", "--format=%H %T", oid, "--"),
         ("ls-tree", "-r", "-t", "-l", "-z", oid),
     )
 
 
-class CommitInspection:
+class CommitInspectionParser:
     """Parser of the output of `build_inspection_commands`, read in chunks.
 
     `before`: number of commands, without output of interest, that run before them in the same
@@ -120,7 +120,7 @@ class CommitInspection:
     def __init__(self, oid: str, limits: TreeLimits, *, before: int = 0) -> None:
         self._oid = oid
         self._before = before
-        self._meter = TreeMeter(limits)
+        self._meter = TreeSizeMeter(limits)
         self._printed = [b""]
 
     def has_begun(self) -> bool:

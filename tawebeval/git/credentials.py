@@ -98,7 +98,7 @@ class Credential:
             and (not self.callers or caller in self.callers)
         )
 
-    def derive_identity(self, key: bytes) -> bytes:
+    def derive_credential_id(self, key: bytes) -> bytes:
         """Return the MAC of the credential under `key`, which reveals nothing of the secret.
 
         The callers are no part of it: another caller who may use the credential may read what it

@@ -44,9 +44,9 @@ class Keyring:
             return None
         return next((one for one in self._credentials if one.is_usable_for(target, caller)), None)
 
-    def derive_identity(self, credential: Credential) -> bytes:
+    def derive_credential_id(self, credential: Credential) -> bytes:
         """Return the identity of a credential under the daemon's key."""
-        return credential.derive_identity(self._key)
+        return credential.derive_credential_id(self._key)
 
     @property
     def secret_files(self) -> Sequence[Path]:

@@ -63,7 +63,7 @@ _OWN_HEADERS = frozenset(
 
 
 @attrs.frozen
-class Pointer:
+class LfsPointer:
     """A file at `path` with the pointer to `size` bytes; `stored_size`: bytes of the pointer."""
 
     path: str
@@ -104,7 +104,7 @@ def build_detection_command(oid: str) -> Sequence[str]:
     )
 
 
-def find_pointers(tree: Path) -> Sequence[Pointer]:
+def find_lfs_pointers(tree: Path) -> Sequence[LfsPointer]:
     """Return the pointers in a tree. Blocks.
 
     Raises: EvaluationError for a malformed one, and for two sizes of one content.
@@ -115,11 +115,11 @@ def find_pointers(tree: Path) -> Sequence[Pointer]:
     for one in pointers:
         if one.size != sizes[one.oid]:
             why = "but another pointer claims another size of the same content"
-            raise explain_unfetched_pointer(one.path, why)
+            raise explain_missing_lfs_object(one.path, why)
     return pointers
 
 
-def find_missing(pointers: Sequence[Pointer], objects: Path) -> Sequence[Pointer]:
+def find_missing_lfs_objects(pointers: Sequence[LfsPointer], objects: Path) -> Sequence[LfsPointer]:
     """Return one pointer for each content that the directory `objects` lacks. Blocks.
 
     A file with another size than in its pointer counts as missing.
@@ -135,7 +135,7 @@ def find_missing(pointers: Sequence[Pointer], objects: Path) -> Sequence[Pointer
     return tuple(missing.values())
 
 
-def fill_pointers(tree: Path, objects: Path, size: int) -> str | None:
+def replace_lfs_pointers(tree: Path, objects: Path, size: int) -> str | None:
     """Replace the pointers in a tree by the files of the directory `objects`. Blocks.
 
     `size`: bytes of the tree with these files. Without all of them, each with the size in its
@@ -148,7 +148,7 @@ def fill_pointers(tree: Path, objects: Path, size: int) -> str | None:
             total += status.st_size if pointer is None else pointer.size
             if pointer is not None:
                 pointers.append(pointer)
-        missing = pointers if total != size else find_missing(pointers, objects)
+        missing = pointers if total != size else find_missing_lfs_objects(pointers, objects)
         if missing:
             return missing[0].path
         for pointer in pointers:
@@ -159,7 +159,7 @@ def fill_pointers(tree: Path, objects: Path, size: int) -> str | None:
     return None
 
 
-def explain_unfetched_pointer(path: str, why: str) -> EvaluationFailure:
+def explain_missing_lfs_object(path: str, why: str) -> EvaluationFailure:
     """Return the error about a pointer whose file is not there."""
     return EvaluationFailure(
         "repository",
@@ -177,7 +177,7 @@ def _open_tree(tree: Path) -> Iterator[int]:
         os.close(top)
 
 
-def _scan_tree(top: int) -> Iterator[tuple[os.stat_result, Pointer | None]]:
+def _scan_tree(top: int) -> Iterator[tuple[os.stat_result, LfsPointer | None]]:
     """Yield each file and link below a directory, with its pointer, None for other content."""
     for path, status in walk_tree(top):
         if not stat.S_ISDIR(status.st_mode):
@@ -185,7 +185,7 @@ def _scan_tree(top: int) -> Iterator[tuple[os.stat_result, Pointer | None]]:
             yield status, _read_pointer(os.path.normpath(path), top) if may_be else None
 
 
-def _read_pointer(path: str, top: int) -> Pointer | None:
+def _read_pointer(path: str, top: int) -> LfsPointer | None:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
     try:
         content = os.read(file, _MAX_POINTER)
@@ -195,8 +195,8 @@ def _read_pointer(path: str, top: int) -> Pointer | None:
         return None
     found = _POINTER.fullmatch(content)
     if found is None:
-        raise explain_unfetched_pointer(path, "by a pointer that this server does not understand")
-    return Pointer(path, found[1].decode(), int(found[2]), len(content))
+        raise explain_missing_lfs_object(path, "by a pointer that this server does not understand")
+    return LfsPointer(path, found[1].decode(), int(found[2]), len(content))
 
 
 class _Writer(Protocol):
@@ -276,7 +276,7 @@ class LfsClient:
     async def download_objects(
         self,
         url: str,
-        pointers: Sequence[Pointer],
+        pointers: Sequence[LfsPointer],
         directory: Path,
         credential: Credential | None = None,
     ) -> None:
@@ -296,7 +296,7 @@ class LfsClient:
                     await self._download(url, pointer, action, directory, credential)
 
     async def _ask(
-        self, endpoint: str, pointers: Sequence[Pointer], credential: Credential | None
+        self, endpoint: str, pointers: Sequence[LfsPointer], credential: Credential | None
     ) -> Mapping[str, _Object]:
         """Return what the server answers about each object."""
         question = {
@@ -322,7 +322,7 @@ class LfsClient:
     async def _download(
         self,
         url: str,
-        pointer: Pointer,
+        pointer: LfsPointer,
         action: _Action,
         directory: Path,
         credential: Credential | None,
@@ -405,7 +405,7 @@ def _explain_status(target: UrlServer, status: int) -> str:
     return words
 
 
-def _choose_action(pointer: Pointer, found: Mapping[str, _Object]) -> _Action:
+def _choose_action(pointer: LfsPointer, found: Mapping[str, _Object]) -> _Action:
     one = found.get(pointer.oid)
     if one is not None and one.error is not None:
         raise RequestFailed(f"the LFS server has no download: error {one.error.code}")
@@ -415,7 +415,7 @@ def _choose_action(pointer: Pointer, found: Mapping[str, _Object]) -> _Action:
 
 
 @contextmanager
-def _name_path(pointer: Pointer) -> Iterator[None]:
+def _name_path(pointer: LfsPointer) -> Iterator[None]:
     """Raise EvaluationError, with the path of the pointer, if a request fails."""
     words = f"{pointer.path!r} is stored in Git LFS, and cannot be fetched"
     members = {"path": pointer.path}

@@ -33,20 +33,24 @@ from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import GitResult, GitRunner
-from tawebeval.git.commits import CommitInspection, TreeLimits, build_inspection_commands
+from tawebeval.git.commits import CommitInspectionParser, TreeLimits, build_inspection_commands
 from tawebeval.git.credentials import Credential, Login
 from tawebeval.git.lfs import (
     LfsClient,
-    Pointer,
+    LfsPointer,
     build_detection_command,
-    explain_unfetched_pointer,
-    fill_pointers,
-    find_missing,
-    find_pointers,
+    explain_missing_lfs_object,
+    find_lfs_pointers,
+    find_missing_lfs_objects,
+    replace_lfs_pointers,
 )
 from tawebeval.git.remotes import RemoteResolver
-from tawebeval.git.stderr_patterns import explain_fetch, is_commit_missing, is_commit_unadvertised
-from tawebeval.git.submodules import SubmoduleUrls, build_list_command
+from tawebeval.git.stderr_patterns import (
+    explain_fetch_failure,
+    is_commit_missing,
+    is_commit_unadvertised,
+)
+from tawebeval.git.submodules import SubmoduleUrlParser, build_list_command
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.command_sandbox import SandboxAccess
@@ -296,13 +300,13 @@ class BareRepository:
         """
         await self._read_tree(commit, tree, index)
         pointer = await self._threads.run_in_thread(
-            fill_pointers, tree, self.path / _LARGE, commit.size
+            replace_lfs_pointers, tree, self.path / _LARGE, commit.size
         )
         if pointer is not None:
             # Whatever is wrong with the marker, the next request fetches the file.
             await self._threads.run_in_thread(self._unmark, commit.oid)
             why = "but not tracked in .gitattributes, or lost from the cache (then try again)"
-            raise explain_unfetched_pointer(pointer, why)
+            raise explain_missing_lfs_object(pointer, why)
 
     async def _read_tree(self, commit: Commit, tree: Path, index: Path) -> None:
         result = await self._git.run_command(
@@ -405,7 +409,7 @@ class BareRepository:
             ),
         )
         if result.status:
-            raise _failed(explain_fetch(result.stderr), result)
+            raise _failed(explain_fetch_failure(result.stderr), result)
         # git also lists other refs that end in this name.
         found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
         return found and found[1]
@@ -465,7 +469,7 @@ class BareRepository:
 
         Raises: EvaluationError if its tree is over the limits.
         """
-        inspection = CommitInspection(oid, self._limits.tree_limits)
+        inspection = CommitInspectionParser(oid, self._limits.tree_limits)
         log, ls_tree = build_inspection_commands(oid)
         result = await self._git.run_command(
             self.path, *log, next_commands=(ls_tree,), on_stdout=inspection.feed
@@ -474,7 +478,7 @@ class BareRepository:
 
     async def _find_submodule_urls(self, commit: Commit) -> Commit:
         """Return the commit, with the URLs of its submodules. Raises: EvaluationError."""
-        urls = SubmoduleUrls()
+        urls = SubmoduleUrlParser()
         # Without .gitmodules git fails, and prints nothing: then no submodule has a URL.
         await self._git.run_command(self.path, *build_list_command(commit.oid), on_stdout=urls.feed)
         return urls.complete(commit)
@@ -497,14 +501,14 @@ class BareRepository:
         first = pointers[0].path
         if self._lfs is None:
             why = "which this server does not fetch (repositories.lfs)"
-            raise explain_unfetched_pointer(first, why)
+            raise explain_missing_lfs_object(first, why)
         if not url.startswith(("http://", "https://")):
             why = "which this server fetches over https and http only; use such a URL"
-            raise explain_unfetched_pointer(first, why)
+            raise explain_missing_lfs_object(first, why)
         size = commit.size + sum(one.size - one.stored_size for one in pointers)
         self._limits.tree_limits.check_tree(commit.file_count, size)
         large = self.path / _LARGE
-        missing = await self._threads.run_in_thread(find_missing, pointers, large)
+        missing = await self._threads.run_in_thread(find_missing_lfs_objects, pointers, large)
         needed = sum(one.size for one in missing)
         if needed > budget.left:
             raise budget.make_failure()
@@ -512,7 +516,7 @@ class BareRepository:
         budget.spent += needed
         return attrs.evolve(commit, size=size)
 
-    async def _list_pointers(self, commit: Commit) -> Sequence[Pointer]:
+    async def _list_pointers(self, commit: Commit) -> Sequence[LfsPointer]:
         """Return the pointers in the tree of a commit. Raises: EvaluationError."""
         scratch = self.path / _LARGE / "checkout"
         tree, index = scratch / "tree", scratch / "index"
@@ -524,7 +528,7 @@ class BareRepository:
         try:
             await self._threads.run_in_thread(begin)
             await self._read_tree(commit, tree, index)
-            return await self._threads.run_in_thread(find_pointers, tree)
+            return await self._threads.run_in_thread(find_lfs_pointers, tree)
         finally:
             await self._threads.run_in_thread(remove_tree, scratch)
 
@@ -544,7 +548,7 @@ class BareRepository:
                 deepen = (f"--depth={_INFINITE_DEPTH}",)
             if not budget.left:
                 raise budget.make_failure()
-            inspection = CommitInspection(oid, self._limits.tree_limits, before=1)
+            inspection = CommitInspectionParser(oid, self._limits.tree_limits, before=1)
             fetch = partial(
                 self._git.run_command,
                 self.path,
@@ -568,7 +572,7 @@ class BareRepository:
             elif is_commit_missing(result.stderr):
                 break
             elif not is_commit_unadvertised(result.stderr):
-                raise _failed(explain_fetch(result.stderr), result)
+                raise _failed(explain_fetch_failure(result.stderr), result)
         raise EvaluationFailure(
             "commit",
             f"the repository has no commit {oid}; push it, or name its branch in"
@@ -605,7 +609,7 @@ def _serve_arguments(route: ResolvedGitRemote) -> tuple[str, ...]:
     return () if route.local_path is None else (_SERVE_OTHER_USERS,)
 
 
-def _inspected(inspection: CommitInspection, result: GitResult) -> Commit | None:
+def _inspected(inspection: CommitInspectionParser, result: GitResult) -> Commit | None:
     """Return the commit, None without one. Raises EvaluationError if its tree was not listed."""
     if inspection.commit is not None and result.status:
         raise _failed("git could not list the commit's files; see stderr", result)

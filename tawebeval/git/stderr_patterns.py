@@ -43,7 +43,7 @@ _CORRUPT = re.compile(
 )
 
 
-def explain_fetch(stderr: str) -> str:
+def explain_fetch_failure(stderr: str) -> str:
     """Return the message about a failed fetch, with git's reason."""
     if _UNAUTHORIZED.search(stderr):
         return (

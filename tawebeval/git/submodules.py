@@ -22,11 +22,11 @@ _PREFIX = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^/]*/|[^/]*:|/?)(.*)", re.DOT
 
 
 def build_list_command(oid: str) -> Sequence[str]:
-    """Return the git command whose stdout `SubmoduleUrls` reads."""
+    """Return the git command whose stdout `SubmoduleUrlParser` reads."""
     return "config", f"--blob={oid}:.gitmodules", "--no-includes", "--null", "--list"
 
 
-class SubmoduleUrls:
+class SubmoduleUrlParser:
     """Parser of the settings in `.gitmodules`, read in chunks."""
 
     def __init__(self) -> None:

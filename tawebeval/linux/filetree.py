@@ -46,7 +46,7 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def mentions_full_disk(said: str) -> bool:
+def mentions_disk_full(said: str) -> bool:
     """Tell whether a program's output reports a full disk or quota."""
     return any(os.strerror(number) in said for number in _FULL)
 

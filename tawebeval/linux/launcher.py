@@ -235,7 +235,9 @@ def _mount(
         raise _error()
 
 
-def execute_order(words: int, report: socket.socket, outputs: Sequence[int], taken: Taken) -> None:
+def execute_order(
+    words: int, report: socket.socket, outputs: Sequence[int], taken: OrderNotice
+) -> None:
     """Become the program of an order. Returns where that fails, which the report tells."""
     step = START
     try:
@@ -245,14 +247,14 @@ def execute_order(words: int, report: socket.socket, outputs: Sequence[int], tak
         )
         if not argv:
             with contextlib.ExitStack() as failed:
-                failed.callback(taken.tell)
+                failed.callback(taken.notify_launcher)
                 reduce_mounts(layers)
                 mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
                 failed.pop_all()
-            taken.tell(mounts)
+            taken.notify_launcher(mounts)
             report.send(b"%d" % os.getpid())
             return
-        taken.tell()
+        taken.notify_launcher()
         environment = dict(each.split(b"=", 1) for each in variables)
         tops, numbers = [], [os.getpid()]
         # These are not to be seen where few mounts are.
@@ -317,8 +319,8 @@ def enter_user_namespace() -> None:
             file.write(line)
 
 
-class Taken:
-    """What a spare tells the launcher when it has an order.
+class OrderNotice:
+    """Notice of a spare process to the launcher that it has received an order.
 
     `mounts` is a descriptor of the mount namespace with few mounts; None if there is none.
     """
@@ -327,13 +329,13 @@ class Taken:
         self._connection = connection
         self.mounts = mounts
 
-    def tell(self, mounts: int | None = None) -> None:
-        """Tell it, and hand the launcher a namespace that it shall keep."""
+    def notify_launcher(self, mounts: int | None = None) -> None:
+        """Notify the launcher, and hand over a namespace for it to keep."""
         socket.send_fds(self._connection, [_TAKEN], [] if mounts is None else [mounts])
         self._connection.close()
 
 
-def wait_for_order(connection: socket.socket, taken: Taken) -> None:
+def wait_for_order(connection: socket.socket, taken: OrderNotice) -> None:
     """Wait for an order, and become what it says. `taken` is told of that.
 
     Returns when there will be none any more. Until then this is in the process group of the
@@ -363,7 +365,7 @@ def serve_connection(connection: socket.socket) -> None:
         reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if not fork_sibling():
             try:
-                wait_for_order(connection, Taken(writing, mounts))
+                wait_for_order(connection, OrderNotice(writing, mounts))
             finally:
                 os._exit(_FAILED)
         writing.close()

@@ -81,9 +81,16 @@ def _failure(step: bytes, number: bytes, path: bytes) -> OSError:
     return kind(int(number), os.strerror(int(number)), os.fsdecode(path) or None)
 
 
-UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "--")
+UNSHARE_COMMAND = (
+    "/usr/bin/unshare",
+    "--user",
+    "--map-current-user",
+    "--mount",
+    "--keep-caps",
+    "--",
+)
 # The service user may lack permission to read the daemon's own Python.
-PYTHONS = (sys.executable, "/usr/bin/python3")
+PYTHON_CANDIDATES = (sys.executable, "/usr/bin/python3")
 LAUNCHER_SOURCE = Path(launcher.__file__).read_bytes()  # now, for the same reason
 LAUNCHER = f"launcher.{launcher.VERSION}."
 """The beginning of the names of a keeper's bundles with a launcher that this release can use."""
@@ -109,13 +116,13 @@ class LaunchSpec:
     - `descriptors`: the program has them under the numbers from `FIRST_DESCRIPTOR` on.
     - `cgroup_files`: the files of cgroups to which the process writes "0" to enter.
     - `rlimits`: soft and hard limits, by the RLIMIT numbers of `resource`.
-    - `is_counted_apart`: the process has a user namespace of its own, so that it shares no limit of
-      a user with others.
+    - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
+      limit of a user with others.
     - `niceness`: the increment over the daemon's nice value.
     - `paths`: the paths that the program needs, besides the layers of its tree; None if it may need
       any.
-    - `mounts_of`: a started program, by its number, that mounted an overlay and still runs: the
-      process sees its mounts.
+    - `overlay_mount_pid`: a started program, by its number, that mounted an overlay and still runs:
+      the process sees its mounts.
     """
 
     argv: Sequence[str]
@@ -125,8 +132,8 @@ class LaunchSpec:
     cgroup_files: Sequence[str] = ()
     rlimits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
     niceness: int = 0
-    is_counted_apart: bool = False
-    mounts_of: int | None = None
+    has_own_process_limit: bool = False
+    overlay_mount_pid: int | None = None
     paths: Sequence[str] | None = None
 
 
@@ -146,8 +153,8 @@ def _words(launch: LaunchSpec, layers: OverlayLayers | None, *, few_mounts: bool
     mounts: Sequence[str | Path] = ()
     if layers is not None:
         mounts = (layers.lower, layers.upper, layers.work)
-    elif launch.mounts_of is not None:
-        mounts = (f"/proc/{launch.mounts_of}/ns/mnt",)
+    elif launch.overlay_mount_pid is not None:
+        mounts = (f"/proc/{launch.overlay_mount_pid}/ns/mnt",)
     return launcher.encode_order(
         map(os.fsencode, mounts),
         map(os.fsencode, launch.cgroup_files),
@@ -158,7 +165,7 @@ def _words(launch: LaunchSpec, layers: OverlayLayers | None, *, few_mounts: bool
             os.fsencode(launch.directory),
             b"%d" % launch.niceness,
             b"%d" % few_mounts,
-            b"%d" % launch.is_counted_apart,
+            b"%d" % launch.has_own_process_limit,
         ],
     )
 
@@ -240,8 +247,8 @@ def start_launcher(
     launcher runs as the keeper's user.
     """
     errors = list[OSError]()
-    for python in dict.fromkeys(PYTHONS):
-        argv = [*(UNSHARE if mounting else ()), python]
+    for python in dict.fromkeys(PYTHON_CANDIDATES):
+        argv = [*(UNSHARE_COMMAND if mounting else ()), python]
         try:
             try:
                 return start_process(argv, user, keeper)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def give_directory(directory: Path, user: User) -> None:
+def change_directory_owner(directory: Path, user: User) -> None:
     """Make `directory` as root, or take an empty one of root's, and give it to `user`.
 
     A directory that the user owns stays as it is. Raises: ConfigurationError, if another user owns

@@ -91,7 +91,7 @@ class ProcessCredentials:
         header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
         # Effective, permitted and inheritable: of the first 32 capabilities, and of the rest.
         data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
-        check_result(_libc.capset(header, data))
+        raise_on_error(_libc.capset(header, data))
         prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 
     def keep_capabilities(self) -> None:
@@ -128,10 +128,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def prctl(option: int, argument: int = 0) -> int:
     """Set or get a property of this process (man 2 prctl). Raises: OSError."""
     zero = ctypes.c_ulong(0)
-    return check_result(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
+    return raise_on_error(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
 
 
-def check_result(result: int) -> int:
+def raise_on_error(result: int) -> int:
     """Return the result of a call of the C library. Raises: OSError with errno if it is below 0."""
     if result < 0:
         number = ctypes.get_errno()

@@ -80,7 +80,7 @@ class OrphanReaper:
         """
         killed: set[int] = set()
         for _ in range(_SEARCHES):
-            found = [(pid, _belongs(pid, mark, directory)) for pid in self.list_adopted()]
+            found = [(pid, _belongs(pid, mark, directory)) for pid in self.list_adopted_orphans()]
             # Descendants without the mark may take longer to end than those with it.
             killed = {pid for pid in killed if _is_alive(pid)}
             if not killed and all(belongs is False for _, belongs in found):
@@ -93,7 +93,7 @@ class OrphanReaper:
         killed.update(pid for pid, belongs in found if belongs is not False)
         log.error("processes {pids} survive being killed", pids=sorted(killed))
 
-    async def kill_member(self, pid: int, group: EvaluationCgroup) -> None:
+    async def kill_group_member(self, pid: int, group: EvaluationCgroup) -> None:
         """Kill a process if it is in a cgroup, and return after its end.
 
         Its parent may be another process. If that has reaped it, `pid` may be a stranger's.
@@ -131,7 +131,7 @@ class OrphanReaper:
         """Reap orphans that have ended by themselves, or with their git command."""
         with contextlib.suppress(ChildProcessError):  # there are no children at all
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                list(self.list_adopted())
+                list(self.list_adopted_orphans())
 
     def expect_child(self) -> AbstractContextManager[Callable[[int], object]]:
         """Expect a child that is no orphan, as `Spawner.expect_child` does."""
@@ -141,7 +141,7 @@ class OrphanReaper:
         """Forget a child that was reaped elsewhere."""
         self._spawner.forget_child(pid)
 
-    def list_adopted(self) -> Iterator[int]:
+    def list_adopted_orphans(self) -> Iterator[int]:
         """Yield the living children that the daemon has not started, and reap the dead ones."""
         found = list(list_children("self"))
         # Read before `is_child`: no child that was found can become known after this.

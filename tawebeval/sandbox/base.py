@@ -37,7 +37,7 @@ from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import READ_ONLY_NAMES, Workspace, WorkspaceView
 
-TOOLS = Path(__file__).with_name("tools")
+EVALUATOR_TOOLS_DIRECTORY = Path(__file__).with_name("tools")
 """The tools for evaluators, as they are installed."""
 
 _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of a user
@@ -156,7 +156,9 @@ class SandboxedRun(ABC):
         self._group = self._cgroups.make_evaluation_cgroup(self.workspace.root.name, self.limits)
         launch = self.make_launch_spec(command, environment, directory)
         launch = attrs.evolve(
-            launch, cgroup_files=self._group.list_entry_files(), niceness=self._cgroups.niceness
+            launch,
+            cgroup_files=self._group.list_membership_files(),
+            niceness=self._cgroups.niceness,
         )
         with self._orphans.expect_child() as tell:
             started, overlay = self._trees.start_program(
@@ -299,7 +301,7 @@ class SandboxedRun(ABC):
     def _build_memory_failure(self) -> EvaluationFailure:
         limit = self.limits.memory
         what = f"used over {format_size(limit)} of memory"
-        if self._group is not None and (programs := self._group.programs_memory):
+        if self._group is not None and (programs := self._group.submission_peak_memory):
             what = f"and the submission's programs ({format_size(min(programs, limit))}) {what}"
         return build_limit_failure("memory", "memory", what, limit)
 
@@ -394,7 +396,7 @@ class SandboxedRun(ABC):
         return bounds
 
 
-def number_rlimits(rlimits: Mapping[str, tuple[int, int]]) -> Mapping[int, tuple[int, int]]:
+def convert_rlimit_names(rlimits: Mapping[str, tuple[int, int]]) -> Mapping[int, tuple[int, int]]:
     """Return limits with the numbers of their resources (getrlimit(2)) in place of names."""
     return {getattr(resource, f"RLIMIT_{name.upper()}"): rlimits[name] for name in rlimits}
 
@@ -445,9 +447,9 @@ class UnsandboxedRun(SandboxedRun):
         self._mark = environment["EVALUATION_DATA_BEGIN"].encode()
         return LaunchSpec(
             ["/bin/sh", "-c", command],
-            add_tools(environment, str(TOOLS)),
+            add_tools(environment, str(EVALUATOR_TOOLS_DIRECTORY)),
             str(directory),
-            rlimits=number_rlimits(self._list_rlimits(apart=False)),
+            rlimits=convert_rlimit_names(self._list_rlimits(apart=False)),
         )
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:

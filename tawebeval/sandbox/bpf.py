@@ -30,13 +30,13 @@ Instruction = tuple[int, int, int, int]
 """Code, instructions to skip if the test holds and if not, and value."""
 
 
-def answer_with_errno(number: int) -> int:
+def return_errno(number: int) -> int:
     """Return the answer that fails a call with an errno; with 0 the call seems to succeed."""
     return _ERRNO | number
 
 
 @attrs.frozen
-class ArgumentTest:
+class SyscallArgumentTest:
     """The condition that the lower 32 bits of an argument are one of `values`.
 
     - `argument_index`: its index, from 0 to 5.
@@ -53,23 +53,23 @@ class ArgumentTest:
 
 
 @attrs.frozen
-class AnswerCase:
+class SyscallRule:
     """The answer to calls that meet all of the conditions."""
 
     answer: int
-    conditions: tuple[ArgumentTest, ...]
+    conditions: tuple[SyscallArgumentTest, ...]
 
 
 @attrs.frozen
-class CallDecision:
+class SyscallPolicy:
     """The answers to one call: that of the first case that applies, or else `default_answer`."""
 
     default_answer: int
-    cases: tuple[AnswerCase, ...] = ()
+    cases: tuple[SyscallRule, ...] = ()
 
 
 def assemble_program(
-    decisions: Mapping[int, CallDecision], otherwise: int, architecture: int
+    decisions: Mapping[int, SyscallPolicy], otherwise: int, architecture: int
 ) -> bytes:
     """Return the program that gives the answers in `decisions`, by the number of the call.
 
@@ -82,16 +82,16 @@ def assemble_program(
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, KILL_PROCESS),
         (_LOAD, 0, 0, _NUMBER),
-        *_search(_spans(decisions, CallDecision(otherwise))),
+        *_search(_spans(decisions, SyscallPolicy(otherwise))),
     ]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def _spans(
-    decisions: Mapping[int, CallDecision], otherwise: CallDecision
-) -> Sequence[tuple[int, CallDecision]]:
+    decisions: Mapping[int, SyscallPolicy], otherwise: SyscallPolicy
+) -> Sequence[tuple[int, SyscallPolicy]]:
     """Return each decision with the first call number to which it applies, in order."""
-    spans: list[tuple[int, CallDecision]] = []
+    spans: list[tuple[int, SyscallPolicy]] = []
     for start in sorted({0, *decisions, *(number + 1 for number in decisions)}):
         decision = decisions.get(start, otherwise)
         if not spans or spans[-1][1] != decision:
@@ -99,7 +99,7 @@ def _spans(
     return spans
 
 
-def _search(spans: Sequence[tuple[int, CallDecision]]) -> Sequence[Instruction]:
+def _search(spans: Sequence[tuple[int, SyscallPolicy]]) -> Sequence[Instruction]:
     if len(spans) == 1:
         return _decide(spans[0][1])
     middle = len(spans) // 2
@@ -110,14 +110,14 @@ def _search(spans: Sequence[tuple[int, CallDecision]]) -> Sequence[Instruction]:
     return [(_AT_LEAST, 0, 1, number), (_JUMP, 0, 0, len(below)), *below, *above]
 
 
-def _decide(decision: CallDecision) -> Sequence[Instruction]:
+def _decide(decision: SyscallPolicy) -> Sequence[Instruction]:
     code: list[Instruction] = []
     for case in decision.cases:
         code += _try_case(case)
     return [*code, (_RETURN, 0, 0, decision.default_answer)]
 
 
-def _try_case(case: AnswerCase) -> Sequence[Instruction]:
+def _try_case(case: SyscallRule) -> Sequence[Instruction]:
     code: list[Instruction] = [(_RETURN, 0, 0, case.answer)]
     for condition in reversed(case.conditions):
         jump = _ANY_BIT if condition.is_bit_test else _EQUAL

@@ -9,8 +9,8 @@ A request is one message of JSON, with descriptors for stdin, stdout and stderr.
 message: a report, or `{"error": ...}`. While the program runs the message "output" says that it has
 printed too much; the end of the connection kills it.
 
-Arguments: none. Descriptors: 3 this source, 4 the configuration (`Configuration`), 5 the listening
-socket, 6 the filter of system calls.
+Arguments: none. Descriptors: 3 this source, 4 the configuration (`BrokerConfiguration`), 5 the
+listening socket, 6 the filter of system calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 SOURCE, CONFIGURATION, LISTENING, FILTER = 3, 4, 5, 6
 """The descriptors of the broker."""
-REQUEST = 128 * 1024
+MAX_REQUEST_BYTES = 128 * 1024
 """Bytes of a request, at most."""
 VERSION = 1
 """The version of requests."""
@@ -71,11 +71,11 @@ _HELD = re.compile(r"^(?:anon|rss|shmem) (\d+)$", re.MULTILINE)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not executed; `str()` is the reason, for the author of the evaluator."""
 
 
-class Configuration(NamedTuple):
+class BrokerConfiguration(NamedTuple):
     """What the daemon tells the broker.
 
     - `bwrap`: the path of bwrap, and options for the namespaces and the system's files.
@@ -100,7 +100,7 @@ class Configuration(NamedTuple):
     environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
 
 
-class Request(NamedTuple):
+class RunRequest(NamedTuple):
     """A request for one run; None is the default.
 
     `paths` are triples: the evaluator's path, the path in the sandbox, and whether the program may
@@ -118,35 +118,40 @@ class Request(NamedTuple):
     file_size: int | None
 
 
-def parse_request(message: bytes, system: Sequence[str] = ()) -> Request:
-    """Return the request in a message; `system` are paths besides `_SYSTEM`. Raises: Refused."""
+def parse_request(message: bytes, system: Sequence[str] = ()) -> RunRequest:
+    """Return the request in a message; `system` are paths besides `_SYSTEM`.
+
+    Raises: RequestRefused.
+    """
     try:
         found = json.loads(message)
     except (ValueError, RecursionError):
-        raise Refused("the request is not JSON") from None
+        raise RequestRefused("the request is not JSON") from None
     if not isinstance(found, dict) or found.pop("version", None) != VERSION:
-        raise Refused(f"the request is not of version {VERSION}: use the tools of this sandbox")
-    unknown = found.keys() - {"read", "write", *Request._fields} | found.keys() & {"paths"}
+        raise RequestRefused(
+            f"the request is not of version {VERSION}: use the tools of this sandbox"
+        )
+    unknown = found.keys() - {"read", "write", *RunRequest._fields} | found.keys() & {"paths"}
     if unknown:
-        raise Refused(f"unknown member {sorted(unknown)[0]!r} in the request")
+        raise RequestRefused(f"unknown member {sorted(unknown)[0]!r} in the request")
     command = _words("command", found.get("command", []))
     if not command or not command[0]:
-        raise Refused("no command to run")
+        raise RequestRefused("no command to run")
     paths = [
         *_pairs("read", found.get("read", []), writable=False),
         *_pairs("write", found.get("write", []), writable=True),
     ]
     if len(paths) > _MOST_PATHS:
-        raise Refused(f"{len(paths)} paths; at most {_MOST_PATHS} are allowed")
+        raise RequestRefused(f"{len(paths)} paths; at most {_MOST_PATHS} are allowed")
     _check_targets([target for _, target, _ in paths], (*_SYSTEM, *system))
     memory = _number("memory", found, int)
     if memory is not None and memory < _LEAST_MEMORY:
-        raise Refused(f"memory: {memory} bytes; at least {_LEAST_MEMORY} (1 MiB) are needed")
+        raise RequestRefused(f"memory: {memory} bytes; at least {_LEAST_MEMORY} (1 MiB) are needed")
     environment = found.get("environment", {})
     if not isinstance(environment, dict) or not all(map(_NAME.fullmatch, environment)):
-        raise Refused("environment: a variable's name has letters, digits and _ only")
+        raise RequestRefused("environment: a variable's name has letters, digits and _ only")
     _words("environment", list(environment.values()))
-    return Request(
+    return RunRequest(
         command,
         paths,
         _absolute("directory", found.get("directory", _TEMPORARY)),
@@ -161,23 +166,23 @@ def parse_request(message: bytes, system: Sequence[str] = ()) -> Request:
 
 def _words(name: str, value: Any) -> list[str]:
     if not isinstance(value, list):
-        raise Refused(f"{name}: not a list")
+        raise RequestRefused(f"{name}: not a list")
     for word in value:
         if not isinstance(word, str) or "\0" in word:
-            raise Refused(f"{name}: {word!r} is not a string without NUL")
+            raise RequestRefused(f"{name}: {word!r} is not a string without NUL")
         with suppress(UnicodeEncodeError):
             os.fsencode(word)
             continue
-        raise Refused(f"{name}: {word!r} cannot be encoded")
+        raise RequestRefused(f"{name}: {word!r} cannot be encoded")
     return value
 
 
 def _pairs(name: str, value: Any, *, writable: bool) -> Iterator[tuple[str, str, bool]]:
     if not isinstance(value, list):
-        raise Refused(f"{name}: not a list")
+        raise RequestRefused(f"{name}: not a list")
     for pair in value:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise Refused(f"{name}: {pair!r} is not a pair of paths")
+            raise RequestRefused(f"{name}: {pair!r} is not a pair of paths")
         source, target = (_absolute(name, path) for path in pair)
         yield source, target, writable
 
@@ -185,7 +190,7 @@ def _pairs(name: str, value: Any, *, writable: bool) -> Iterator[tuple[str, str,
 def _absolute(name: str, value: Any) -> str:
     (path,) = _words(name, [value])
     if not path.startswith("/") or os.path.normpath(path) != path or path.startswith("//"):
-        raise Refused(f"{name}: {path!r} is not an absolute path without . and ..")
+        raise RequestRefused(f"{name}: {path!r} is not an absolute path without . and ..")
     return path
 
 
@@ -193,15 +198,17 @@ def _check_targets(targets: Sequence[str], system: Sequence[str]) -> None:
     """Refuse a target below another one: bwrap would follow links in what was mounted there."""
     for target in targets:
         if target == "/" or any(_is_below(target, place) for place in system):
-            raise Refused(f"{target!r} is a path of the system; name another one behind a colon")
+            raise RequestRefused(
+                f"{target!r} is a path of the system; name another one behind a colon"
+            )
     deepest = max((len(_parts(target)) for target in targets), default=0)
     if deepest > _MOST_PARTS or sum(map(len, targets)) > _MOST_BYTES:
-        raise Refused(
+        raise RequestRefused(
             f"paths in the sandbox: at most {_MOST_PARTS} parts each, {_MOST_BYTES} bytes in all"
         )
     for one, other in pairwise(sorted(targets, key=_parts)):
         if _is_below(other, one):
-            raise Refused(f"{other!r} lies in {one!r}, which is given, too")
+            raise RequestRefused(f"{other!r} lies in {one!r}, which is given, too")
 
 
 def _parts(path: str) -> list[str]:
@@ -218,11 +225,11 @@ def _number(name: str, found: dict[str, Any], kind: type) -> Any:
         return None
     wanted = (int, float) if kind is float else (int,)
     if isinstance(value, bool) or not isinstance(value, wanted) or not 0 < value < 2**53:
-        raise Refused(f"{name}: {value!r} is not a number above 0")
+        raise RequestRefused(f"{name}: {value!r} is not a number above 0")
     return kind(value)
 
 
-class Source(NamedTuple):
+class MountSource(NamedTuple):
     """A file or directory to mount: its identity, and the daemon's path at which it was found."""
 
     path: str
@@ -233,17 +240,17 @@ class Source(NamedTuple):
 
 def find_source(
     places: Sequence[tuple[str, str, bool]], path: str, target: str, writable: bool
-) -> tuple[Source, int]:
-    """Return what the evaluator sees at `path`, and a descriptor that keeps it. Raises: Refused.
+) -> tuple[MountSource, int]:
+    """Return what the evaluator sees at `path`, and a descriptor that keeps it.
 
-    No symbolic link is followed, so nothing leads out of the places.
+    Raises: RequestRefused. No symbolic link is followed, so nothing leads out of the places.
     """
     found = [place for place in places if _is_below(path, place[0])]
     if not found:
-        raise Refused(f"{path!r} is outside of the evaluator's own directories")
+        raise RequestRefused(f"{path!r} is outside of the evaluator's own directories")
     inside, outside, may_write = max(found, key=lambda place: len(place[0]))
     if writable and not may_write:
-        raise Refused(f"{path!r} is read-only for the evaluator")
+        raise RequestRefused(f"{path!r} is read-only for the evaluator")
     below = [part for part in path[len(inside) :].split("/") if part]
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -252,17 +259,17 @@ def find_source(
             parent, descriptor = descriptor, os.open(part, flags, dir_fd=descriptor)
             os.close(parent)
     except OSError as error:
-        raise Refused(f"{path!r}: {error.strerror}") from None
+        raise RequestRefused(f"{path!r}: {error.strerror}") from None
     status = os.fstat(descriptor)
     if stat.S_ISLNK(status.st_mode):
-        raise Refused(f"{path!r} is a symbolic link; give the path that it leads to")
+        raise RequestRefused(f"{path!r} is a symbolic link; give the path that it leads to")
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise Refused(f"{path!r} is neither a file nor a directory")
+        raise RequestRefused(f"{path!r} is neither a file nor a directory")
     identity = (status.st_dev, status.st_ino)
-    return Source("/".join([outside, *below]), target, writable, identity), descriptor
+    return MountSource("/".join([outside, *below]), target, writable, identity), descriptor
 
 
-class Cgroup:
+class RunCgroup:
     """The cgroup of one run, in the hierarchies where the evaluation has one."""
 
     def __init__(self, parents: dict[str, tuple[int, str]], name: str) -> None:
@@ -296,7 +303,7 @@ class Cgroup:
         for version, directory in self._every():
             _write(f"{directory}/{'tasks' if version == 1 else 'cgroup.procs'}", 0)
 
-    def cpu_seconds(self) -> float | None:
+    def read_cpu_seconds(self) -> float | None:
         """Return the processor time; None if it is not measured."""
         if "cpu" not in self._directories:
             return None
@@ -305,7 +312,7 @@ class Cgroup:
             return int(_read(f"{directory}/cpuacct.usage")) / 1e9
         return _counts(f"{directory}/cpu.stat")["usage_usec"] / 1e6
 
-    def peak_memory(self) -> int | None:
+    def read_peak_memory(self) -> int | None:
         """Return the peak of memory in bytes, less the page cache that is left; None if unknown."""
         if "memory" not in self._directories:
             return None
@@ -319,14 +326,14 @@ class Cgroup:
         cache = kept.get("file", kept.get("cache", 0)) - kept.get("shmem", 0)
         return max(peak - max(cache, 0), 0)
 
-    def held_memory(self) -> int:
+    def read_current_memory(self) -> int:
         """Return the bytes of memory without the page cache now; 0 if unknown."""
         if "memory" not in self._directories:
             return 0
         _, directory = self._directories["memory"]
         return sum(map(int, _HELD.findall(_read(f"{directory}/memory.stat"))))
 
-    def met_memory(self) -> bool:
+    def has_hit_memory_limit(self) -> bool:
         """Tell whether the kernel has killed a process for this cgroup's own limit of memory."""
         if "memory" not in self._directories:
             return False
@@ -337,7 +344,7 @@ class Cgroup:
             return _counts(f"{directory}/memory.events.local").get("oom", 0) > 0
         return _counts(f"{directory}/memory.events").get("oom", 0) > 0
 
-    def lacked_memory(self) -> bool:
+    def was_killed_by_outer_limit(self) -> bool:
         """Tell whether the kernel has killed a process for want of memory below the own limit.
 
         Then the evaluation's limit was met, or the machine has none left. In version 2 the kernel
@@ -360,7 +367,7 @@ class Cgroup:
             peak = max(peak, int(_read(f"{directory}/memory.memsw.max_usage_in_bytes")))
         return peak > limit - _LAST_REQUEST
 
-    def met_processes(self) -> bool:
+    def has_hit_process_limit(self) -> bool:
         """Tell whether a fork has failed in this cgroup."""
         if "processes" not in self._directories:
             return False
@@ -396,7 +403,7 @@ class Cgroup:
                     time.sleep(0.002)
 
 
-def make_room(cgroups: dict[str, tuple[int, str]]) -> None:
+def prepare_cgroup_for_children(cgroups: dict[str, tuple[int, str]]) -> None:
     """Prepare the evaluation's cgroup of version 2 to have cgroups in it. Raises: OSError.
 
     There processes may be in leaves only, and so those of the evaluation move into one.
@@ -443,19 +450,23 @@ def _choose(asked: int | None, most: int) -> int:
     return min(most - most // 4 if asked is None else asked, most)
 
 
-class Run:
+class ProgramRun:
     """One run of a program."""
 
     def __init__(
-        self, configuration: Configuration, request: Request, number: int, streams: Sequence[int]
+        self,
+        configuration: BrokerConfiguration,
+        request: RunRequest,
+        number: int,
+        streams: Sequence[int],
     ) -> None:
         self._configuration = configuration
         self._request = request
         self._streams = streams
         self._memory = _choose(request.memory, configuration.memory)
         self._processes = _choose(request.processes, configuration.processes)
-        self._cgroup = Cgroup(configuration.cgroups, f"run-{number}")
-        self._sources: list[Source] = []
+        self._cgroup = RunCgroup(configuration.cgroups, f"run-{number}")
+        self._sources: list[MountSource] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told
         self._largest = 0  # bytes: the largest process that it has told
@@ -467,7 +478,7 @@ class Run:
         self._lacked = False  # whether the limit of the evaluation has ended the program
 
     def execute(self, connection: socket.socket) -> dict[str, Any]:
-        """Run the program; return the report. Raises: Refused, OSError."""
+        """Run the program; return the report. Raises: RequestRefused, OSError."""
         kept = []  # so that no inode is used again before it was compared
         for path, target, writable in self._request.paths:
             source, descriptor = find_source(self._configuration.places, path, target, writable)
@@ -481,7 +492,7 @@ class Run:
             began = time.monotonic()
             try:
                 self._check_mounts(child, nonce, os.readlink(f"/proc/self/fd/{blocking}"))
-                self._before = self._cgroup.cpu_seconds() or 0.0
+                self._before = self._cgroup.read_cpu_seconds() or 0.0
                 began = time.monotonic()
                 os.write(release, b"x")
                 self._wait(child, connection, began)
@@ -551,7 +562,7 @@ class Run:
         """Hold that each path leads to what was found before; bwrap has followed links.
 
         The sandbox waits for a word by `pipe`, a link of proc(5), before it starts the program.
-        Raises: Refused.
+        Raises: RequestRefused.
         """
         deadline = time.monotonic() + _PATIENCE
         while (inner := self._inner_pid()) is None:
@@ -566,20 +577,20 @@ class Run:
         with suppress(OSError):
             waits = os.readlink(f"/proc/{inner}/fd/{self._given[-1]}") == pipe
         if not waits:
-            raise Refused("the sandbox did not wait for its check")
+            raise RequestRefused("the sandbox did not wait for its check")
         for source in self._sources:
             try:
                 status = os.stat(root + source.target, follow_symlinks=False)
             except OSError:
                 status = None
             if status is None or (status.st_dev, status.st_ino) != source.identity:
-                raise Refused(f"{source.target!r} was changed while the sandbox was made")
+                raise RequestRefused(f"{source.target!r} was changed while the sandbox was made")
 
     def _hold_alive(self, child: int, deadline: float) -> None:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            raise Refused(_NOT_MADE)
+            raise RequestRefused(_NOT_MADE)
         if time.monotonic() > deadline:
-            raise Refused(f"the sandbox was not made within {_PATIENCE:g} s")
+            raise RequestRefused(f"the sandbox was not made within {_PATIENCE:g} s")
         time.sleep(0.0002)
 
     def _told(self) -> bytes:
@@ -598,7 +609,7 @@ class Run:
             poll.register(descriptor, select.POLLIN)
         while True:
             # The page cache that is left in the end can be larger than it was at the peak.
-            self._held = max(self._held, self._cgroup.held_memory())
+            self._held = max(self._held, self._cgroup.read_current_memory())
             wait = self._check_times(time.monotonic() - began)
             if self._reason is not None:
                 return
@@ -628,7 +639,7 @@ class Run:
 
     def _used(self) -> float | None:
         """Return the program's seconds of processor time; None if they are not measured."""
-        used = self._cgroup.cpu_seconds()
+        used = self._cgroup.read_cpu_seconds()
         return None if used is None else used - self._before
 
     def _kill(self, child: int) -> None:
@@ -654,22 +665,22 @@ class Run:
                 self._largest = max(self._largest, usage.ru_maxrss * 1024)
 
     def _report(self, wall: float) -> dict[str, Any]:
-        if self._cgroup.lacked_memory():
+        if self._cgroup.was_killed_by_outer_limit():
             self._lacked = True
-            raise Refused(
+            raise RequestRefused(
                 "the kernel killed the program for want of memory, below its own limit of"
                 f" {self._memory >> 20} MiB: the evaluator and its programs together have"
                 f" {self._configuration.memory >> 20} MiB (limits.memory)"
             )
-        cpu, peak = self._used(), self._cgroup.peak_memory()
+        cpu, peak = self._used(), self._cgroup.read_peak_memory()
         # The largest process counts files that it has mapped, too.
         largest = max(peak or 0, self._held, min(self._largest, self._memory))
-        if self._cgroup.met_memory():
+        if self._cgroup.has_hit_memory_limit():
             self._reason = self._reason or "memory"
             largest = self._memory
         found = re.search(rb'"exit-code": (\d+)', self._told())
         if found is None and self._exited and self._reason is None:
-            raise Refused(_NOT_MADE)
+            raise RequestRefused(_NOT_MADE)
         status = int(found[1]) if found else _SIGNALLED + signal.SIGKILL
         number = status - _SIGNALLED if status - _SIGNALLED in _SIGNALS else None
         request = self._request
@@ -678,7 +689,7 @@ class Run:
             self._reason = self._reason or "time"
         elif number == signal.SIGXFSZ:
             self._reason = self._reason or "output"
-        elif status and self._cgroup.met_processes():
+        elif status and self._cgroup.has_hit_process_limit():
             self._reason = self._reason or "processes"
         return {
             "exit_status": None if number is not None else status,
@@ -694,36 +705,40 @@ class Run:
         }
 
 
-def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a request with its descriptors. Raises: Refused."""
+def receive_request(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a request with its descriptors. Raises: RequestRefused."""
     numbers = array("i")
     room = socket.CMSG_LEN(3 * numbers.itemsize)
-    message, control, flags, _ = connection.recvmsg(REQUEST, room, socket.MSG_CMSG_CLOEXEC)
+    message, control, flags, _ = connection.recvmsg(
+        MAX_REQUEST_BYTES, room, socket.MSG_CMSG_CLOEXEC
+    )
     for _, _, content in control:
         numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(numbers) != 3:
-        raise Refused(f"a request has at most {REQUEST // 1024} KiB, and three descriptors")
+        raise RequestRefused(
+            f"a request has at most {MAX_REQUEST_BYTES // 1024} KiB, and three descriptors"
+        )
     return message, list(numbers)
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process with its parent, also if that has ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def serve(
-    connection: socket.socket, configuration: Configuration, number: int, broker: int
+def serve_connection(
+    connection: socket.socket, configuration: BrokerConfiguration, number: int, broker: int
 ) -> None:
     """Serve one connection, in a process of its own, the child of the process `broker`."""
-    end_with(broker)
+    exit_with_parent(broker)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
     try:
-        message, streams = receive(connection)
+        message, streams = receive_request(connection)
         request = parse_request(message, configuration.system)
-        answer = Run(configuration, request, number, streams).execute(connection)
-    except Refused as error:
+        answer = ProgramRun(configuration, request, number, streams).execute(connection)
+    except RequestRefused as error:
         answer = {"error": str(error)}
     except OSError as error:
         answer = {"error": f"the program could not be run: {error.strerror}"}
@@ -731,7 +746,7 @@ def serve(
         connection.send(json.dumps(answer).encode())
 
 
-def accept(listening: socket.socket, configuration: Configuration) -> None:
+def accept_connections(listening: socket.socket, configuration: BrokerConfiguration) -> None:
     """Accept connections, and start a process for each."""
     running: set[int] = set()
     number, broker = 0, os.getpid()
@@ -763,7 +778,7 @@ def accept(listening: socket.socket, configuration: Configuration) -> None:
             if not pid:
                 try:
                     listening.close()
-                    serve(connection, configuration, number, broker)
+                    serve_connection(connection, configuration, number, broker)
                 finally:
                     os._exit(0)
             running.add(pid)
@@ -774,11 +789,11 @@ def main() -> None:
     for descriptor in (SOURCE, CONFIGURATION, LISTENING, FILTER):
         os.set_inheritable(descriptor, False)
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
-    configuration = Configuration(**json.loads(told))
-    end_with(configuration.parent)
-    make_room(configuration.cgroups)
+    configuration = BrokerConfiguration(**json.loads(told))
+    exit_with_parent(configuration.parent)
+    prepare_cgroup_for_children(configuration.cgroups)
     with socket.socket(fileno=LISTENING) as listening:
-        accept(listening, configuration)
+        accept_connections(listening, configuration)
 
 
 if __name__ == "__main__":

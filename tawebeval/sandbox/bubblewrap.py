@@ -45,7 +45,12 @@ from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProce
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
-from tawebeval.sandbox.base import TOOLS, EvaluatorExit, SandboxedRun, number_rlimits
+from tawebeval.sandbox.base import (
+    EVALUATOR_TOOLS_DIRECTORY,
+    EvaluatorExit,
+    SandboxedRun,
+    convert_rlimit_names,
+)
 from tawebeval.sandbox.environments import (
     Environment,
     SystemView,
@@ -57,7 +62,7 @@ from tawebeval.sandbox.prepared_etc import PreparedEtc
 from tawebeval.sandbox.submissions import (
     SOCKET_NAME,
     SubmissionServer,
-    listen_in,
+    listen_in_directory,
     make_broker_spec,
 )
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
@@ -72,7 +77,7 @@ def build_isolation_options(hostname: str) -> Sequence[str]:
     )
 
 
-def reopen_filter(filter_: int) -> int:
+def reopen_seccomp_filter(filter_: int) -> int:
     """Return a descriptor of the filter for one bwrap, with a file offset of its own."""
     return os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -187,7 +192,7 @@ def _etc(patterns: Sequence[str]) -> Iterator[str]:
             yield from ("--ro-bind-try", os.path.realpath(found), found)
 
 
-def list_sources(options: Sequence[str]) -> Iterator[str]:
+def list_mount_sources(options: Sequence[str]) -> Iterator[str]:
     """Yield the paths that bwrap options show."""
     for option, path in pairwise(options):
         if option in ("--bind", "--ro-bind", "--ro-bind-try"):
@@ -207,7 +212,12 @@ def write_sandbox_files(directory: Path) -> None:
         new.chmod(0o111)
         new.replace(directory / "init")
     with add_path_to_errors(directory / "tools"):
-        shutil.copytree(TOOLS, directory / "tools", dirs_exist_ok=True, copy_function=_install_tool)
+        shutil.copytree(
+            EVALUATOR_TOOLS_DIRECTORY,
+            directory / "tools",
+            dirs_exist_ok=True,
+            copy_function=_install_tool,
+        )
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
         with add_path_to_errors(directory / name):
             (directory / name).write_bytes(content)
@@ -305,7 +315,7 @@ class BubblewrapSandbox:
         if not os.path.realpath(self.bwrap_path).startswith("/usr/"):
             return ()
         return (
-            *list_sources(self.system_options),
+            *list_mount_sources(self.system_options),
             *("/etc/ld.so.cache", str(self.account_files.resolve().parent)),
             *self.cgroups.parent_paths,
             *(str(path.resolve()) for path in more if path is not None),
@@ -388,7 +398,7 @@ class BubblewrapRun(SandboxedRun):
     ) -> StartedProcess:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
         self._lock_environment()
-        self._listening = self._opened.enter_context(listen_in(self.workspace.root))
+        self._listening = self._opened.enter_context(listen_in_directory(self.workspace.root))
         return super().start_evaluator(command, environment, directory)
 
     def _lock_environment(self) -> None:
@@ -448,21 +458,21 @@ class BubblewrapRun(SandboxedRun):
             files,
             self._system,
         )
-        paths = (*list_sources(argv[: argv.index("--")]), *self._cgroups.parent_paths)
+        paths = (*list_mount_sources(argv[: argv.index("--")]), *self._cgroups.parent_paths)
         return LaunchSpec(
             argv,
             {},
             "/",
             tuple(opened),
-            rlimits=number_rlimits(rlimits),
-            is_counted_apart=True,
+            rlimits=convert_rlimit_names(rlimits),
+            has_own_process_limit=True,
             paths=paths,
         )
 
     def _open(self) -> BubblewrapDescriptors:
         """Open the descriptors for bwrap, once."""
         if self._descriptors is None:
-            filter_ = reopen_filter(self._sandbox.filter_descriptor)
+            filter_ = reopen_seccomp_filter(self._sandbox.filter_descriptor)
             self._opened.callback(os.close, filter_)
             files = []
             for name in ("environment", "status"):
@@ -507,12 +517,14 @@ class BubblewrapRun(SandboxedRun):
             "cgroups": self._group.list_directories(),
         }
         making = make_broker_spec(
-            configuration, listening, sandbox.filter_descriptor, self._group.list_entry_files()
+            configuration, listening, sandbox.filter_descriptor, self._group.list_membership_files()
         )
         with making as spec, self._orphans.expect_child() as tell:
-            mounts_of = None if self._tree is None else self._first.pid
+            overlay_mount_pid = None if self._tree is None else self._first.pid
             started = self._trees.start_beside(
-                attrs.evolve(spec, niceness=self._cgroups.niceness, mounts_of=mounts_of)
+                attrs.evolve(
+                    spec, niceness=self._cgroups.niceness, overlay_mount_pid=overlay_mount_pid
+                )
             )
             tell(started.pid)
         return started
@@ -537,7 +549,7 @@ class BubblewrapRun(SandboxedRun):
         if told and self._sandbox.keeper_pid is None:
             await self._orphans.kill_child(int(told[1]))
         elif told and self._group is not None:
-            await self._orphans.kill_member(int(told[1]), self._group)
+            await self._orphans.kill_group_member(int(told[1]), self._group)
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""

@@ -18,7 +18,11 @@ from typing import Protocol
 import attrs
 
 from tawebeval.linux.child import ChildProcess
-from tawebeval.sandbox.bubblewrap import build_isolation_options, reopen_filter, signal_sandbox
+from tawebeval.sandbox.bubblewrap import (
+    build_isolation_options,
+    reopen_seccomp_filter,
+    signal_sandbox,
+)
 
 BWRAP_PREFIX = "bwrap: "
 """The beginning of bwrap's own error messages."""
@@ -89,7 +93,7 @@ class SandboxedCommands:
         self, repository: Path, access: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], int]]:
         """Yield the arguments before a command, and the descriptor that its start needs."""
-        filter_ = reopen_filter(self.filter_descriptor)
+        filter_ = reopen_seccomp_filter(self.filter_descriptor)
         try:
             yield self.build_argv(repository, access, filter_), filter_
         finally:

@@ -41,12 +41,12 @@ from tawebeval.sandbox.environments import (
 )
 from tawebeval.sandbox.images import (
     DOCKER_FILE,
+    IMAGE_REFERENCE_PATTERN,
     LAYOUT_FILE,
-    REFERENCE,
     is_path_escape,
     rewrite_image,
 )
-from tawebeval.sandbox.seccomp import make_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filter
 
 _NEW = "new-"
 _GONE = "gone-"
@@ -212,7 +212,7 @@ class _Import:
         own.mkdir()
         write_sandbox_files(own)
         options = tuple(build_program_options(own))
-        self._sandbox = SandboxedCommands(bwrap, make_filter(internet=False), options)
+        self._sandbox = SandboxedCommands(bwrap, make_seccomp_filter(internet=False), options)
 
     def unpack(self) -> Path:
         """Return the directory with the content of the source."""
@@ -308,7 +308,7 @@ class _Import:
         for layer in layers:
             self._check_layer(layer)
         unpacked.mkdir()
-        words = ("raw", "unpack", "--rootless", "--image", f"{layout}:{REFERENCE}")
+        words = ("raw", "unpack", "--rootless", "--image", f"{layout}:{IMAGE_REFERENCE_PATTERN}")
         self._run(_UNPACKER, *words, unpacked / "root", writable=unpacked)
         for name in _LEFT_OUT:
             remove_tree(unpacked / "root" / name)

@@ -24,7 +24,7 @@ from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     add_path_to_errors,
     is_disk_full,
-    mentions_full_disk,
+    mentions_disk_full,
     remove_tree,
 )
 from tawebeval.linux.keeper_client import KeeperAddress
@@ -41,7 +41,7 @@ from tawebeval.sandbox.bubblewrap import (
 )
 from tawebeval.sandbox.command_sandbox import CommandSandbox, SandboxedCommands, UnsandboxedCommands
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.seccomp import make_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filter
 from tawebeval.sandbox.workspace import Workspace
 
 COPY_WARNING = "each evaluation copies the tree of its commit, which takes time for large trees"
@@ -217,7 +217,7 @@ def open_command_sandbox(sandbox: Sandbox, accounts: Path) -> CommandSandbox:
         return UnsandboxedCommands()
     return SandboxedCommands(
         sandbox.bwrap_path,
-        make_filter(internet=True),
+        make_seccomp_filter(internet=True),
         tuple(build_program_options(accounts)),
         tuple(build_network_options()),
     )
@@ -247,7 +247,7 @@ def open_bubblewrap(
     return BubblewrapSandbox(
         program,
         accounts,
-        make_filter(internet=network or configuration.sandbox.loopback),
+        make_seccomp_filter(internet=network or configuration.sandbox.loopback),
         tuple(build_system_options(etc.directory, network=network)),
         configuration.sandbox.readable,
         network,
@@ -366,7 +366,7 @@ def _judge(status: int, output: bytes) -> Problem | None:
                 remedy = f"as root run `sysctl -w {settings}`"
                 remedy += _OR_PROFILE if _APPARMOR in settings else ""
             return Problem(said, f"{remedy}, {_OTHERWISE}")
-    return Problem(said, DISK_FULL_REMEDY if mentions_full_disk(said) else _MEND)
+    return Problem(said, DISK_FULL_REMEDY if mentions_disk_full(said) else _MEND)
 
 
 def _list_container_remedies() -> Mapping[str, str]:

@@ -21,11 +21,11 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import make_sealed_file
 from tawebeval.sandbox.bpf import (
     ALLOW,
-    AnswerCase,
-    ArgumentTest,
-    CallDecision,
-    answer_with_errno,
+    SyscallArgumentTest,
+    SyscallPolicy,
+    SyscallRule,
     assemble_program,
+    return_errno,
 )
 
 # Names of other architectures, and names that this libseccomp does not know, have no effect.
@@ -88,14 +88,14 @@ REFUSED_CALLS: Mapping[str, str] = {
     "the time of day": "clock_settime settimeofday adjtimex clock_adjtime stime",
 }
 
-_REFUSE = answer_with_errno(errno.EPERM)
+_REFUSE = return_errno(errno.EPERM)
 # glibc's posix_fallocate(3) writes instead after EOPNOTSUPP, and after no other error.
-_UNSUPPORTED = answer_with_errno(errno.EOPNOTSUPP)
+_UNSUPPORTED = return_errno(errno.EOPNOTSUPP)
 # A kernel without the option answers so.
-_NO_OPTION = answer_with_errno(errno.EINVAL)
+_NO_OPTION = return_errno(errno.EINVAL)
 # splice(2) and sendfile(2) answer so where they do not support a descriptor. Programs then read and
 # write.
-_NO_SPLICE = answer_with_errno(errno.EINVAL)
+_NO_SPLICE = return_errno(errno.EINVAL)
 
 _CLONE_NEW = (
     0x00020000,  # CLONE_NEWNS
@@ -118,7 +118,7 @@ _FILE_REQUESTS = (
     *(0xC0506617, 0xC0406618),  # FS_IOC_ADD_ENCRYPTION_KEY, FS_IOC_REMOVE_ENCRYPTION_KEY
 )
 # All of btrfs, such as subvolumes and snapshots; and FICLONE, without which cp(1) copies.
-_BTRFS_REQUESTS = ArgumentTest(1, (0x9400,), mask=0xFF00)
+_BTRFS_REQUESTS = SyscallArgumentTest(1, (0x9400,), mask=0xFF00)
 _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ, _F_SETDELEG = 1024, 1026, 1031, 1040
 _PR_SET_SECCOMP, _PR_SCHED_CORE = 22, 62
 # No priority on the disk above others': none, best effort from the usual level downwards, idle.
@@ -134,7 +134,7 @@ _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 # Of sockets of IPv4 and IPv6: stream, datagram and raw, which needs a privilege. Others are of
 # protocols that the kernel has to load, such as DCCP.
-_KINDS = ArgumentTest(1, (1, 2, 3), mask=0xF)
+_KINDS = SyscallArgumentTest(1, (1, 2, 3), mask=0xF)
 _PROTOCOLS = (
     0,  # what the kind of socket has by default
     1,  # IPPROTO_ICMP
@@ -144,36 +144,36 @@ _PROTOCOLS = (
 )
 
 
-def _allow_except(*cases: AnswerCase) -> CallDecision:
-    return CallDecision(ALLOW, cases)
+def _allow_except(*cases: SyscallRule) -> SyscallPolicy:
+    return SyscallPolicy(ALLOW, cases)
 
 
-def _refuse_values(argument: int, *values: int, answer: int = _REFUSE) -> AnswerCase:
-    return AnswerCase(answer, (ArgumentTest(argument, values),))
+def _refuse_values(argument: int, *values: int, answer: int = _REFUSE) -> SyscallRule:
+    return SyscallRule(answer, (SyscallArgumentTest(argument, values),))
 
 
-def _refuse_bits(argument: int, *bits: int, answer: int = _REFUSE) -> AnswerCase:
-    return AnswerCase(answer, (ArgumentTest(argument, bits, is_bit_test=True),))
+def _refuse_bits(argument: int, *bits: int, answer: int = _REFUSE) -> SyscallRule:
+    return SyscallRule(answer, (SyscallArgumentTest(argument, bits, is_bit_test=True),))
 
 
 # Which calls are answered by their arguments, or with another error than the rest.
-_DECISIONS: Mapping[str, CallDecision] = {
+_DECISIONS: Mapping[str, SyscallPolicy] = {
     # clone3(2) has its flags in memory, where no filter can look: C libraries take clone(2) then.
     "clone": _allow_except(_refuse_bits(0, *_CLONE_NEW)),
     "ioctl": _allow_except(
         # Input for a terminal, as if it were typed there.
         _refuse_values(1, _TIOCSTI, _TIOCLINUX),
         _refuse_values(1, *_FILE_REQUESTS, answer=_UNSUPPORTED),
-        AnswerCase(_UNSUPPORTED, (_BTRFS_REQUESTS,)),
+        SyscallRule(_UNSUPPORTED, (_BTRFS_REQUESTS,)),
     ),
     # 40 GB in 0.2 s.
-    "fallocate": CallDecision(_UNSUPPORTED),
+    "fallocate": SyscallPolicy(_UNSUPPORTED),
     # inotify's predecessor, which also tells what other evaluations open below /usr.
     "fcntl": _allow_except(
         _refuse_values(1, _F_NOTIFY, answer=_NO_OPTION),
         # Other evaluations would wait 45 s to open a file that all share, such as /etc/passwd. The
         # kernel answers so where the file is another user's.
-        _refuse_values(1, _F_SETLEASE, _F_SETDELEG, answer=answer_with_errno(errno.EACCES)),
+        _refuse_values(1, _F_SETLEASE, _F_SETDELEG, answer=return_errno(errno.EACCES)),
         # What stdout holds at the exit goes into memory however full that is: 1 MiB of blank lines
         # takes 32 MiB. The kernel answers so where the user has too many pages for pipes.
         _refuse_values(1, _F_SETPIPE_SZ),
@@ -181,24 +181,28 @@ _DECISIONS: Mapping[str, CallDecision] = {
     # A filter takes of the machine's memory for BPF; a core of one's own idles its sibling.
     "prctl": _allow_except(_refuse_values(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, answer=_NO_OPTION)),
     "setsockopt": _allow_except(
-        AnswerCase(_REFUSE, (ArgumentTest(1, (_SOL_SOCKET,)), ArgumentTest(2, _SO_ATTACH))),
+        SyscallRule(
+            _REFUSE, (SyscallArgumentTest(1, (_SOL_SOCKET,)), SyscallArgumentTest(2, _SO_ATTACH))
+        ),
     ),
-    "ioprio_set": CallDecision(_REFUSE, (AnswerCase(ALLOW, (ArgumentTest(2, _IO_PRIORITIES),)),)),
+    "ioprio_set": SyscallPolicy(
+        _REFUSE, (SyscallRule(ALLOW, (SyscallArgumentTest(2, _IO_PRIORITIES),)),)
+    ),
     # Huge pages, which the operator has set apart for something else.
-    "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, answer=answer_with_errno(errno.ENOMEM))),
+    "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, answer=return_errno(errno.ENOMEM))),
     "memfd_create": _allow_except(_refuse_bits(1, _MFD_HUGETLB, answer=_NO_OPTION)),
-    "shmget": _allow_except(_refuse_bits(2, _SHM_HUGETLB, answer=answer_with_errno(errno.ENOMEM))),
+    "shmget": _allow_except(_refuse_bits(2, _SHM_HUGETLB, answer=return_errno(errno.ENOMEM))),
     # Moving from a silent socket into stdout keeps the pipe locked. The reactor, which reads the
     # pipe, would hang in spite of O_NONBLOCK, and KILL would not end the daemon.
-    **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), CallDecision(_NO_SPLICE)),
+    **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), SyscallPolicy(_NO_SPLICE)),
     # These write what all others have written, too. What an evaluation writes goes with it.
-    "sync": CallDecision(answer_with_errno(0)),
-    "syncfs": CallDecision(answer_with_errno(0)),
+    "sync": SyscallPolicy(return_errno(0)),
+    "syncfs": SyscallPolicy(return_errno(0)),
 }
 _ALIASES = {"fcntl64": "fcntl", "mmap2": "mmap", "sendfile64": "sendfile"}
 
 
-def make_filter(*, internet: bool) -> int:
+def make_seccomp_filter(*, internet: bool) -> int:
     """Return a descriptor of the filter's program: a file in memory, read from its start.
 
     `internet` allows sockets of IPv4 and IPv6. Raises: ConfigurationError, where the library that
@@ -214,15 +218,15 @@ def make_filter(*, internet: bool) -> int:
             continue  # this version of libseccomp does not know it
         if number >= 0:  # others are of other architectures
             decisions[number] = decision
-    program = assemble_program(decisions, answer_with_errno(errno.ENOSYS), architecture)
+    program = assemble_program(decisions, return_errno(errno.ENOSYS), architecture)
     return make_sealed_file("seccomp", program)
 
 
-def _list_decisions(*, internet: bool) -> Iterator[tuple[str, CallDecision]]:
+def _list_decisions(*, internet: bool) -> Iterator[tuple[str, SyscallPolicy]]:
     for answer, groups in ((ALLOW, ALLOWED_CALLS), (_REFUSE, REFUSED_CALLS)):
         for names in groups.values():
             for name in names.split():
-                yield name, CallDecision(answer)
+                yield name, SyscallPolicy(answer)
     yield from _DECISIONS.items()
     for alias, name in _ALIASES.items():
         yield alias, _DECISIONS[name]
@@ -230,14 +234,14 @@ def _list_decisions(*, internet: bool) -> Iterator[tuple[str, CallDecision]]:
         yield name, _decide_sockets(internet=internet)
 
 
-def _decide_sockets(*, internet: bool) -> CallDecision:
+def _decide_sockets(*, internet: bool) -> SyscallPolicy:
     """Return which sockets may be made: network namespaces do not cover all families."""
-    cases = [AnswerCase(ALLOW, (ArgumentTest(0, (_AF_UNIX,)),))]
+    cases = [SyscallRule(ALLOW, (SyscallArgumentTest(0, (_AF_UNIX,)),))]
     if internet:
-        families = ArgumentTest(0, (_AF_INET, _AF_INET6))
-        cases.append(AnswerCase(ALLOW, (families, _KINDS, ArgumentTest(2, _PROTOCOLS))))
-        cases.append(AnswerCase(answer_with_errno(errno.EPROTONOSUPPORT), (families,)))
-    return CallDecision(answer_with_errno(errno.EAFNOSUPPORT), tuple(cases))
+        families = SyscallArgumentTest(0, (_AF_INET, _AF_INET6))
+        cases.append(SyscallRule(ALLOW, (families, _KINDS, SyscallArgumentTest(2, _PROTOCOLS))))
+        cases.append(SyscallRule(return_errno(errno.EPROTONOSUPPORT), (families,)))
+    return SyscallPolicy(return_errno(errno.EAFNOSUPPORT), tuple(cases))
 
 
 def load_library() -> Any:

@@ -96,7 +96,7 @@ class BrokerProcess(ProcessProtocol):
             self.process.signal_group(signal.SIGKILL)
 
 
-def listen_in(directory: Path) -> socket.socket:
+def listen_in_directory(directory: Path) -> socket.socket:
     """Return a listening socket in a directory. Blocks. Raises: OSError."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

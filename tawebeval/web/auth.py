@@ -15,7 +15,7 @@ from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.tokens import ANONYMOUS, Token, TokenHashes, parse_tokens
 from tawebeval.errors import (
     AccessDenied,
-    CallerShareExceeded,
+    CallerQuotaExceeded,
     ConfigurationError,
     ForeignOrigin,
 )
@@ -61,7 +61,7 @@ class RateLimit:
         left = min(limit, left + (now - since) * limit / 60)
         if left < 1 - _ROUNDING:
             wait = (1 - left) * 60 / limit
-            raise CallerShareExceeded(
+            raise CallerQuotaExceeded(
                 f"too many requests; the limit is {limit} per minute ({setting})",
                 max(1, ceil(wait)),
             )

@@ -26,12 +26,12 @@ from tawebeval.web.responses import get_header
 class OperatorSources:
     """Sources of /health/ready and /metrics.
 
-    `find_obstacles` returns the reasons why the daemon takes no work, empty if it does.
+    `find_unreadiness_reasons` returns the reasons why the daemon takes no work, empty if it does.
     `collect_metrics` returns the text format of Prometheus. `metrics_authentication` authenticates
     readers of metrics; None unless `metrics.readers` is "tokens".
     """
 
-    find_obstacles: Callable[[], Sequence[str]] = tuple
+    find_unreadiness_reasons: Callable[[], Sequence[str]] = tuple
     collect_metrics: Callable[[], bytes] = bytes
     metrics_authentication: Authentication | None = None
 

@@ -42,11 +42,11 @@ STREAM_FRAMINGS = {
     "application/jsonl": JSON_LINES,
     "application/x-ndjson": JSON_LINES,
 }
-OFFERED_TYPES = (PAGE_TYPE, *STREAM_FRAMINGS)
+OFFERED_MEDIA_TYPES = (PAGE_TYPE, *STREAM_FRAMINGS)
 
 # Media types whose end a client recognises without the end of the connection.
 _COMPLETE = ", ".join(
-    kind for kind in OFFERED_TYPES if kind == PAGE_TYPE or STREAM_FRAMINGS[kind].end
+    kind for kind in OFFERED_MEDIA_TYPES if kind == PAGE_TYPE or STREAM_FRAMINGS[kind].end
 )
 _POLL_AGAIN = b"1"  # seconds; Retry-After of an empty page if the client does not wait
 
@@ -72,7 +72,7 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
         request.has_to_wait = True
         await send_websocket_messages(request, subscription, context.clock, heartbeat)
         return b""
-    media_type = negotiate_media_type(request.requestHeaders, OFFERED_TYPES)
+    media_type = negotiate_media_type(request.requestHeaders, OFFERED_MEDIA_TYPES)
     if media_type == PAGE_TYPE:
         poll, page = await read_page(context, request, identifier)
         set_headers(request, poll.make_link_header(page, context.configuration.http.base_path))
@@ -109,7 +109,7 @@ async def read_page(
         now = poll.read_page(context.registry)
         request.has_to_wait = now is None
         page = now or await poll.wait_for_page(context.registry)
-    set_headers(request, poll.make_wait_headers(page))
+    set_headers(request, poll.make_polling_headers(page))
     return poll, page
 
 
@@ -297,12 +297,12 @@ class EventPoll:
                 self.identifier,
                 self.after,
                 self.caller,
-                registry.limit_page(self.limit),
+                registry.compute_page_limit(self.limit),
                 with_times=self.with_times,
             )
             return await require_archived(archived, error)
 
-    def make_wait_headers(self, page: EventPage) -> dict[bytes, bytes]:
+    def make_polling_headers(self, page: EventPage) -> dict[bytes, bytes]:
         """Return the headers that say when to poll again."""
         if self.is_wait_requested:
             return {b"Preference-Applied": b"wait=%d" % self.wait_seconds}

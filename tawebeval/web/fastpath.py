@@ -31,7 +31,7 @@ from tawebeval.core.pages import EventPage
 from tawebeval.errors import RequestError
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.context import WebContext
-from tawebeval.web.events import OFFERED_TYPES, PAGE_TYPE, EventPoll, negotiate_media_type
+from tawebeval.web.events import OFFERED_MEDIA_TYPES, PAGE_TYPE, EventPoll, negotiate_media_type
 from tawebeval.web.responses import NO_STORE_HEADERS, NUMBER_PATTERN, parse_prefer_wait
 from tawebeval.web.server import problems
 from tawebeval.web.server.channel import ApiChannel
@@ -181,7 +181,7 @@ class PlainPoll:
 
     def _send(self, page: EventPage) -> None:
         headers = {
-            **self._poll.make_wait_headers(page),
+            **self._poll.make_polling_headers(page),
             **self._poll.make_link_header(page, self._channel.site.base_path.prefix),
         }
         body = page.encode_json()
@@ -283,7 +283,7 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
     try:
         client = channel.site.address_resolver.resolve_client(channel.peer, headers)
         context.check_origin(b"GET", headers)
-        if negotiate_media_type(headers, OFFERED_TYPES) != PAGE_TYPE:
+        if negotiate_media_type(headers, OFFERED_MEDIA_TYPES) != PAGE_TYPE:
             return None
     except RequestError:
         return None

@@ -29,7 +29,7 @@ from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
     AccessDenied,
-    CallerShareExceeded,
+    CallerQuotaExceeded,
     MalformedRequest,
     ServerBusy,
     Unauthorized,
@@ -145,7 +145,7 @@ class EvaluationLinks:
     async def make_link(self, identifier: str, caller: str, lifetime: int) -> tuple[str, int]:
         """Return a new link of an evaluation, and its expiry in seconds since the epoch.
 
-        `lifetime` is in seconds. Raises: ServerBusy, CallerShareExceeded, OSError.
+        `lifetime` is in seconds. Raises: ServerBusy, CallerQuotaExceeded, OSError.
         """
         self._drop_expired()
         known = self.grants.get(identifier)
@@ -176,11 +176,11 @@ class EvaluationLinks:
         """Count a request by a link; return the name of the evaluation's caller.
 
         `abort` ends the request when the link expires or is revoked. Raises: Unauthorized, the same
-        for every reason; CallerShareExceeded.
+        for every reason; CallerQuotaExceeded.
         """
         caller, expires = self._check_link(identifier, link)
         if self.reader_count >= MAX_READERS or self._counts[identifier] >= MAX_READERS_OF_ONE:
-            raise CallerShareExceeded(
+            raise CallerQuotaExceeded(
                 "too many requests by links to evaluations at the same time; try again later",
                 _RETRY_AFTER,
             )
@@ -223,7 +223,7 @@ class EvaluationLinks:
             )
         own = sum(grant.caller == caller for grant in self.grants.values())
         if caller != ANONYMOUS and own >= MAX_LINKED_PER_CALLER:
-            raise CallerShareExceeded(
+            raise CallerQuotaExceeded(
                 f"{MAX_LINKED_PER_CALLER} of your evaluations have links; revoke some by DELETE"
                 " /evaluation/ID/links, or try again when some have expired",
                 _RETRY_AFTER,

@@ -10,7 +10,7 @@ import attrs
 from tawebeval.core.peers import MergedListCursor, make_list_page, merge_list_pages
 from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
-from tawebeval.evaluations.registry import LISTING_SIZE
+from tawebeval.evaluations.registry import LISTING_PAGE_SIZE
 from tawebeval.web.context import WebContext
 from tawebeval.web.peers import OWN_LIST_HEADER, ListRequest
 from tawebeval.web.responses import (
@@ -40,7 +40,7 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
 
 
 async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
-    """Return the answer over all daemons: one part of each that has more, `LISTING_SIZE` in all."""
+    """Return the list over all daemons: a part of each, `LISTING_PAGE_SIZE` in all."""
     service = context.configuration.service
     own, others = service.name, service.other_daemons
     after = get_query_argument(request, "after") or ""
@@ -48,7 +48,7 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     wanted = parse_filter(parameters)
     before = MergedListCursor.parse(after, (own, *others))
     cursors = before.find_unfinished_lists((own, *others))
-    limit = max(1, LISTING_SIZE // max(1, len(cursors)))
+    limit = max(1, LISTING_PAGE_SIZE // max(1, len(cursors)))
     parts = {}
     if own in cursors:
         with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
@@ -75,8 +75,8 @@ def _parse_own_limit(request: ApiRequest) -> int | None:
     text = get_header(request.requestHeaders, OWN_LIST_HEADER)
     if text is None:
         return None
-    if not NUMBER.fullmatch(text) or not 0 < int(text) <= LISTING_SIZE:
+    if not NUMBER.fullmatch(text) or not 0 < int(text) <= LISTING_PAGE_SIZE:
         raise MalformedRequest(
-            f"{OWN_LIST_HEADER}: {text[:80]!r} is not a number from 1 to {LISTING_SIZE}"
+            f"{OWN_LIST_HEADER}: {text[:80]!r} is not a number from 1 to {LISTING_PAGE_SIZE}"
         )
     return int(text)

@@ -1,9 +1,9 @@
 """Lists of evaluations of the other daemons that share this daemon's address.
 
 The operator has chosen the URLs, but a daemon may be away, hang, or answer with anything. Bounds:
-`DEADLINE` seconds, `ENTRY_BYTES` for each evaluation that an answer may have, `FAN_OUTS` lists at
-once, `FAN_OUTS_PER_CALLER` of them for one caller. A request carries the caller's own credentials,
-and `OWN_LIST_HEADER`: its receiver asks nobody else.
+`DEADLINE` seconds, `MAX_ENTRY_BYTES` for each evaluation that an answer may have,
+`MAX_CONCURRENT_FAN_OUTS` lists at once, `MAX_FAN_OUTS_PER_CALLER` of them for one caller. A request
+carries the caller's own credentials, and `OWN_LIST_HEADER`: its receiver asks nobody else.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ OWN_LIST_HEADER = "Tawebeval-Own-List"
 DEADLINE = 2.0
 """Seconds in which a daemon has to answer."""
 
-FAN_OUTS = 16
+MAX_CONCURRENT_FAN_OUTS = 16
 """Lists over all daemons at once; further ones are refused."""
 
-FAN_OUTS_PER_CALLER = 4
+MAX_FAN_OUTS_PER_CALLER = 4
 """Those of one caller with a token."""
 
-ENTRY_BYTES = 48 * 1024
+MAX_ENTRY_BYTES = 48 * 1024
 """Bytes of one evaluation in a list, at most: 20 KiB of results, and labels with their escapes."""
 
 _TOO_MANY_REQUESTS = 429  # RFC 6585
@@ -114,8 +114,8 @@ class PeerLists:
         if not urls:
             return {}
         caller = request.caller
-        has_share = caller == ANONYMOUS or self._running[caller] < FAN_OUTS_PER_CALLER
-        if not has_share or self._running.total() >= FAN_OUTS:
+        has_share = caller == ANONYMOUS or self._running[caller] < MAX_FAN_OUTS_PER_CALLER
+        if not has_share or self._running.total() >= MAX_CONCURRENT_FAN_OUTS:
             raise ServerBusy("too many lists over all daemons at once; try again in a moment", 1)
         self._running[caller] += 1
         attempts = [
@@ -145,7 +145,7 @@ class PeerLists:
         """Return a part; None if the daemon is away. Every failure becomes a result."""
         if self._clock.seconds() < self._silent_until.get(url, 0):
             return None
-        limit = AnswerLimit(_HEAD_BYTES + request.limit * ENTRY_BYTES)
+        limit = AnswerLimit(_HEAD_BYTES + request.limit * MAX_ENTRY_BYTES)
         attempt = Deferred.fromCoroutine(self._request(name, url, cursor, request, limit))
         try:
             return await attempt.addTimeout(DEADLINE, self._clock)

@@ -70,7 +70,7 @@ METRICS_MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 # Paths that need no caller's token; /metrics checks its readers itself.
 _OPEN_PATHS = frozenset(
-    (*(path.encode() for path in (HEALTH, READY, METRICS)), *static_files.TOKENLESS_PATHS)
+    (*(path.encode() for path in (HEALTH, READY, METRICS)), *static_files.PUBLIC_PATHS)
 )
 
 # What proxies tell by these is not believed; that there is one is.
@@ -91,11 +91,11 @@ def make_app(context: WebContext) -> Klein:
             raise NotFound  # another spelling of the path, for which no form was received
         form.close()
         caller = cast_request(request).caller
-        identifier = registry.find_first_answer(form.key, form.compute_digest(), caller)
+        identifier = registry.find_idempotent_answer(form.key, form.compute_digest(), caller)
         if identifier is None:
             identifier = registry.accept_form(await form.finish(), caller)
             cast_request(request).form = None  # from now on its files are the evaluation's
-            await registry.wait_until_kept()
+            await registry.wait_until_persisted()
         request.setHeader(b"Location", f"{base_path}/evaluation/{identifier}".encode())
         return prepare_json_response(request, make_evaluate_response(identifier))
 
@@ -386,7 +386,7 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
     @app.route(READY, methods=["GET"])
     def ready(request: IRequest) -> bytes:
         """Return 200 if the daemon takes work, else 503 with the reasons."""
-        obstacles = context.operator_sources.find_obstacles()
+        obstacles = context.operator_sources.find_unreadiness_reasons()
         if obstacles:
             raise ServerNotReady(obstacles)
         return prepare_json_response(request, {"status": "ready", "version": __version__})

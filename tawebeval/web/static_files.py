@@ -159,7 +159,7 @@ def _load_resources() -> dict[str, StaticResource]:
 
 STATIC_RESOURCES: Mapping[str, StaticResource] = _load_resources()
 
-TOKENLESS_PATHS = tuple(path.encode() for path in STATIC_RESOURCES)
+PUBLIC_PATHS = tuple(path.encode() for path in STATIC_RESOURCES)
 """Paths that need no token: a browser has no token until it has the page."""
 
 

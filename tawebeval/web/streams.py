@@ -26,7 +26,7 @@ from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.evaluations.records import ReaderConnection, UnprobedConnection
 from tawebeval.web.server.transport import SocketProgress, unwrap_tls
 
-PIECE_BYTES = 64 * 1024
+MAX_PIECE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
 
 _PROBE_INTERVAL = 0.25  # seconds between checks of a slow client, which holds back its evaluator
@@ -81,7 +81,7 @@ async def write_events(
     with subscription:
         write(framing.begin)
         while not subscription.has_ended:
-            batch = subscription.read_events(PIECE_BYTES)
+            batch = subscription.read_events(MAX_PIECE_BYTES)
             if batch.count:
                 write(framing.encode_events(subscription.position - batch.count, batch))
             elif subscription.probe_client():

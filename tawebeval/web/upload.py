@@ -346,7 +346,7 @@ def make_form_receiver(
             use_kept = partial(_use_submission, context, rerun_of, caller, permitted_problems)
             preset = _make_rerun_preset(context, rerun_of, caller, permitted_problems)
     except (ProblemNotFound, EvaluationExpired) as error:
-        if not context.registry.is_known_key(key, caller):
+        if not context.registry.is_known_idempotency_key(key, caller):
             raise
         refusal = error
     if preset is not None:

@@ -35,7 +35,7 @@ from tawebeval.webhooks.sender import (
 from tawebeval.webhooks.signing import SigningSecrets, SigningSecretsFile, find_secrets_file
 
 _FIELD = "callback_url"
-OVERHEAD = 4096
+DELIVERY_OVERHEAD_BYTES = 4096
 """Bytes of memory of a delivery besides its document, rounded up."""
 _STOPPED = "the daemon was stopped"
 
@@ -60,7 +60,7 @@ class Delivery:
     @property
     def size(self) -> int:
         """Size in bytes, as it counts towards `callbacks.buffer`."""
-        return len(self.document) + OVERHEAD
+        return len(self.document) + DELIVERY_OVERHEAD_BYTES
 
     def cancel_attempt(self) -> None:
         """Cancel the attempt or the pause that is under way."""
@@ -154,7 +154,7 @@ class CallbackQueue:
             evaluation=evaluation,
         )
 
-    def end_pauses(self) -> None:
+    def skip_retry_delays(self) -> None:
         """End all pauses: from now on each delivery has one last attempt."""
         if self._has_pauses:
             self._has_pauses = False
@@ -171,7 +171,7 @@ class CallbackQueue:
 
     async def close(self) -> None:
         """Wait for the last attempts, at most `callbacks.timeout` seconds; give up the rest."""
-        self.end_pauses()
+        self.skip_retry_delays()
         with suppress(WaitedInVain):
             done = Deferred.fromCoroutine(self._wait_for_all())
             await done.addTimeout(self._settings.timeout, self._clock)

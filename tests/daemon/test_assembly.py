@@ -413,11 +413,13 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(evaluations.registry, "close", close_registry)
         self.patch(callbacks, "close", close_callbacks)
-        for name in ("end_pauses", "give_up_deliveries"):
+        for name in ("skip_retry_delays", "give_up_deliveries"):
             self.patch(callbacks, name, lambda name=name: steps.append(name))
         self.assertIs(self.successResultOf(evaluations.stopService()), False)
         evaluations.kill_all()
-        self.assertEqual(steps, ["end_pauses", "drained in 20", "closed", "give_up_deliveries"])
+        self.assertEqual(
+            steps, ["skip_retry_delays", "drained in 20", "closed", "give_up_deliveries"]
+        )
 
     def test_log(self) -> None:
         """A thread writes the log, from when root's rights are gone; the end waits for it."""

@@ -192,14 +192,14 @@ class ReadinessTests(SynchronousTestCase):
         """Hold that there is an obstacle for each of these words, in that order, and no other."""
         self.service.reactor.advance(DISK_CHECK_PERIOD)
         self.readiness.check_disks()
-        found = self.readiness.find_obstacles()
+        found = self.readiness.find_unreadiness_reasons()
         self.assertEqual(len(found), len(words), found)
         for obstacle, word in zip(found, words, strict=True):
             self.assertIn(word, obstacle)
 
     def test_ready(self) -> None:
         """Nothing is wrong, nor is it before anything was looked at."""
-        self.assertEqual(self.readiness.find_obstacles(), [])
+        self.assertEqual(self.readiness.find_unreadiness_reasons(), [])
         self.check()
 
     def test_disks(self) -> None:

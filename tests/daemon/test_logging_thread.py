@@ -56,7 +56,7 @@ class LineWriterTests(SynchronousTestCase):
         self.file.gate.set()
         for thread in threading.enumerate():
             if thread.name == "log":
-                self.writer.call_in_order(sys.exit)
+                self.writer.enqueue_action(sys.exit)
                 thread.join(PATIENCE)
 
     def get_stuck(self) -> None:
@@ -137,10 +137,10 @@ class LineWriterTests(SynchronousTestCase):
         found: list[list[str]] = []
         self.file.gate.set()
         self.writer.write_line("one")
-        self.writer.call_in_order(lambda: found.append(self.file.lines))
+        self.writer.enqueue_action(lambda: found.append(self.file.lines))
         self.file.gate.clear()
         self.get_stuck()
-        self.writer.call_in_order(lambda: found.append(self.file.lines))
+        self.writer.enqueue_action(lambda: found.append(self.file.lines))
         self.writer.write_line("last")
         self.assertEqual(self.written(), ["one", "first", "last"])
         self.assertEqual(found, [["one"], ["one", "first"]])
@@ -148,7 +148,7 @@ class LineWriterTests(SynchronousTestCase):
     def test_call_that_fails(self) -> None:
         """One that fails is logged, and ends nothing."""
         self.get_stuck()
-        self.writer.call_in_order(lambda: 1 / 0)
+        self.writer.enqueue_action(lambda: 1 / 0)
         self.writer.write_line("last")
         self.assertEqual(self.written(), ["first", "last"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

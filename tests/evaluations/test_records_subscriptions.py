@@ -26,7 +26,7 @@ class FakeConnection:
         """Return both."""
         return self.given, self.read
 
-    def set_probing(self, wanted: bool) -> None:
+    def set_keepalive_probing(self, wanted: bool) -> None:
         """Note whether the client is asked."""
         self.probed = wanted
 

@@ -16,7 +16,7 @@ from tawebeval.config import (
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import UNBOUNDED, FairQueue
 from tawebeval.errors import (
-    CallerShareExceeded,
+    CallerQuotaExceeded,
     EvaluationExpired,
     EvaluationNotFound,
     IdempotencyKeyReused,
@@ -124,9 +124,9 @@ class ShareTests(RegistryTestCase):
         begin = self.registry.accept_form
         for _ in range(2):
             begin(self.upload(), "alice")
-        error = self.assertRaises(CallerShareExceeded, begin, self.upload(), "alice")
+        error = self.assertRaises(CallerQuotaExceeded, begin, self.upload(), "alice")
         self.assertEqual(error.retry_after, 5)  # of two slots, each for 10 s as none has ended yet
-        self.assertRaises(CallerShareExceeded, self.registry.check_admission, "alice")
+        self.assertRaises(CallerQuotaExceeded, self.registry.check_admission, "alice")
         for caller in ("bob", "bob", "carol"):
             begin(self.upload(), caller)
         self.assertIs(type(self.assertRaises(ServerBusy, begin, self.upload(), "dave")), ServerBusy)
@@ -205,7 +205,7 @@ class KeptShareTests(KeptShareTestCase):
             lambda: self.registry.check_admission(caller),
             lambda: self.registry.accept_form(self.upload(), caller),
         ):
-            error = self.assertRaises(CallerShareExceeded, refused)
+            error = self.assertRaises(CallerQuotaExceeded, refused)
             self.assertEqual(error.retry_after, 30)
             self.assertIn("after=end", error.detail)
 
@@ -324,7 +324,7 @@ class BytesShareTests(KeptShareTestCase):
 
     def check_over(self, caller: str) -> None:
         """Hold that nothing is accepted of this caller, who is told what to do."""
-        error = self.assertRaises(CallerShareExceeded, self.registry.check_admission, caller)
+        error = self.assertRaises(CallerQuotaExceeded, self.registry.check_admission, caller)
         self.assertEqual(error.retry_after, 30)
         self.assertIn("after=end", error.detail)
 

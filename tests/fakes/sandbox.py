@@ -223,13 +223,13 @@ class FakeGroup:
 
     entries: Sequence[str] = ()
     over: frozenset[str] = frozenset()
-    programs_memory: int = 0
+    submission_peak_memory: int = 0
     used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
     removed: int = 0
     stays: OSError | None = None
     patience: list[float] = attrs.field(factory=list)
 
-    def list_entry_files(self) -> Sequence[str]:
+    def list_membership_files(self) -> Sequence[str]:
         return self.entries
 
     def find_exceeded_limits(self, patience: float) -> frozenset[str]:

@@ -48,7 +48,7 @@ class CheckoutsTestCase(SynchronousTestCase):
         """Request a tree."""
         commit = Commit(oid, tree, FILES, SIZE)
         return Deferred.fromCoroutine(
-            self.checkouts.provide_checkout(repository, commit, self.write)
+            self.checkouts.get_or_create_checkout(repository, commit, self.write)
         )
 
     def get(self, tree: str = ONE, repository: str = "a" * 40, oid: str = OID) -> Checkout:
@@ -57,7 +57,7 @@ class CheckoutsTestCase(SynchronousTestCase):
 
     def detach(self, capacity: int = 0) -> str:
         """Return the trees that are evicted for so many bytes, by their first digits."""
-        return "".join(path.name[41] for path in self.checkouts.detach_excess(capacity))
+        return "".join(path.name[41] for path in self.checkouts.evict_excess_checkouts(capacity))
 
     def restart(self) -> None:
         """Let another daemon take over the checkouts, the oldest first."""
@@ -212,7 +212,7 @@ class EvictionTests(CheckoutsTestCase):
     def test_renamed(self) -> None:
         """An evicted checkout loses its name at once: a request in the meantime makes a new one."""
         self.get().release()
-        (detached,) = self.checkouts.detach_excess(0)
+        (detached,) = self.checkouts.evict_excess_checkouts(0)
         self.assertEqual(list(self.root.iterdir()), [detached])
         self.assertNotEqual(detached.suffix, ".tree")
         self.assertNotEqual(self.get().path, detached)
@@ -224,7 +224,7 @@ class EvictionTests(CheckoutsTestCase):
         self.get(OTHER, "a" * 40).release()
         other = self.get(ONE, "b" * 40)
         other.release()
-        (detached,) = self.checkouts.detach_repository("a" * 40)
+        (detached,) = self.checkouts.evict_repository_checkouts("a" * 40)
         self.assertIn(OTHER, detached.name)
         self.assertTrue(used.path.exists() and other.path.exists())
 
@@ -265,7 +265,7 @@ class RestartTests(CheckoutsTestCase):
             self.get(tree)
         os.utime(self.get(OTHER).path, (1, 1))
         self.restart()
-        (detached,) = self.checkouts.detach_excess(self.checkouts.disk_bytes - 1)
+        (detached,) = self.checkouts.evict_excess_checkouts(self.checkouts.disk_bytes - 1)
         self.assertIn(OTHER, detached.name)
         self.get(ONE)
         self.assertEqual(len(self.written), 2)

@@ -11,7 +11,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.commits import CommitInspection, TreeLimits, TreeMeter, build_inspection_commands
+from tawebeval.git.commits import (
+    CommitInspectionParser,
+    TreeLimits,
+    TreeSizeMeter,
+    build_inspection_commands,
+)
 from tests.fakes.world import OID, TREE
 
 LINE = f"{OID} {TREE}\n".encode()
@@ -28,7 +33,7 @@ class MeterTests(SynchronousTestCase):
 
     def check(self, limits: TreeLimits, content: bytes, **members: object) -> None:
         """Check the limit that the error names."""
-        error = self.assertRaises(EvaluationFailure, TreeMeter(limits).feed, content)
+        error = self.assertRaises(EvaluationFailure, TreeSizeMeter(limits).feed, content)
         self.assertEqual((error.reason, error.extra_members), ("repository", members))
 
     def test_limits(self) -> None:
@@ -45,7 +50,7 @@ class MeterTests(SynchronousTestCase):
     def test_attributes(self) -> None:
         """A file .gitattributes is found in any directory."""
         for path, expected in (("a/.gitattributes", True), (".gitattributes", True), ("a", False)):
-            meter = TreeMeter(TreeLimits(9, 9))
+            meter = TreeSizeMeter(TreeLimits(9, 9))
             meter.feed(f"100644 blob 01 1\t{path}\0".encode())
             self.assertEqual(meter.has_attributes, expected)
 
@@ -58,9 +63,9 @@ class MeterTests(SynchronousTestCase):
 class InspectionTests(SynchronousTestCase):
     """The commit that git has found."""
 
-    def feed(self, *chunks: bytes, before: int = 0) -> CommitInspection:
+    def feed(self, *chunks: bytes, before: int = 0) -> CommitInspectionParser:
         """Return an inspection that has read these chunks."""
-        inspection = CommitInspection(OID, TreeLimits(4, 15, 1), before=before)
+        inspection = CommitInspectionParser(OID, TreeLimits(4, 15, 1), before=before)
         for chunk in chunks:
             inspection.feed(chunk)
         return inspection

@@ -89,11 +89,11 @@ class TargetTests(SynchronousTestCase):
         changes = ({"host": "*.example.org"}, {"port": 443}, {"username": "x"}, {"secret": b"x"})
         credentials = [PASSWORD, *(attrs.evolve(PASSWORD, **change) for change in changes)]
         credentials += [KEY, attrs.evolve(KEY, key_file="/k/another")]
-        identities = {each.derive_identity(b"key") for each in credentials}
+        identities = {each.derive_credential_id(b"key") for each in credentials}
         self.assertEqual(len(identities), len(credentials))
-        self.assertNotIn(PASSWORD.derive_identity(b"another"), identities)
+        self.assertNotIn(PASSWORD.derive_credential_id(b"another"), identities)
         same = attrs.evolve(PASSWORD, callers=("alice",))
-        self.assertEqual(same.derive_identity(b"key"), PASSWORD.derive_identity(b"key"))
+        self.assertEqual(same.derive_credential_id(b"key"), PASSWORD.derive_credential_id(b"key"))
 
 
 class LoginTests(SynchronousTestCase):

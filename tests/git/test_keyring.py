@@ -146,8 +146,8 @@ class KeyringTests(SynchronousTestCase):
         assert new is not None
         self.assertEqual(new.password, "new")
         other = Keyring((self.entry(),), "", b"another")
-        identities = {keyring.derive_identity(old), keyring.derive_identity(new)}
-        self.assertEqual(len(identities | {other.derive_identity(new)}), 3)
+        identities = {keyring.derive_credential_id(old), keyring.derive_credential_id(new)}
+        self.assertEqual(len(identities | {other.derive_credential_id(new)}), 3)
 
     def test_broken_reload(self) -> None:
         """A reload with any mistake changes no credential."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.git.stderr_patterns import (
-    explain_fetch,
+    explain_fetch_failure,
     find_disk_error,
     is_commit_missing,
     is_commit_unadvertised,
@@ -112,7 +112,7 @@ class ClassificationTests(SynchronousTestCase):
             ),
             ("strange", "; see stderr"),
         ):
-            self.assertIn(words, explain_fetch(printed))
+            self.assertIn(words, explain_fetch_failure(printed))
 
     def test_killed(self) -> None:
         """The exit status tells that git itself was killed, in a sandbox and without one."""

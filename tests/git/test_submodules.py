@@ -16,7 +16,7 @@ from tawebeval.core.form import Repository
 from tawebeval.core.hosts import parse_url_server
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.submodules import SubmoduleUrls, build_list_command, resolve_submodule_url
+from tawebeval.git.submodules import SubmoduleUrlParser, build_list_command, resolve_submodule_url
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, failed
 from tests.fakes.world import OID, TREE
 
@@ -40,7 +40,7 @@ class UrlsTests(SynchronousTestCase):
 
     def complete(self, printed: bytes, *paths: str, cuts: list[int] | None = None) -> Commit:
         """Return a commit with submodules at `paths`, whose URLs git prints."""
-        urls = SubmoduleUrls()
+        urls = SubmoduleUrlParser()
         edges = [0, *sorted(min(cut, len(printed)) for cut in cuts or ()), len(printed)]
         for start, end in pairwise(edges):
             urls.feed(printed[start:end])

@@ -26,7 +26,7 @@ from tawebeval.sandbox.bubblewrap import (
     write_sandbox_files,
 )
 from tawebeval.sandbox.command_sandbox import SandboxedCommands
-from tawebeval.sandbox.seccomp import make_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filter
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.resolver import FakeResolver
 from tests.integration.repositories import GitRepository
@@ -51,7 +51,7 @@ class BareRepositoryCase(TestCase):
         accounts = self.folder / "accounts"
         accounts.mkdir()
         write_sandbox_files(accounts)
-        filter_ = make_filter(internet=True)
+        filter_ = make_seccomp_filter(internet=True)
         self.addCleanup(os.close, filter_)
         views = tuple(build_program_options(accounts)), tuple(build_network_options())
         box = SandboxedCommands(shutil.which("bwrap") or "", filter_, *views)

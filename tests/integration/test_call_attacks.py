@@ -11,7 +11,7 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest
 
-from tawebeval.sandbox.seccomp import make_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filter
 from tests.cases.bpf_interpreter import ALLOW, ERRNO, Filter
 from tests.integration.attacks import calls
 from tests.integration.attacks.case import AttackCase
@@ -57,7 +57,7 @@ class CallAttacks(AttackCase):
 
     def filter(self) -> Filter:
         """Return the filter that evaluators have."""
-        descriptor = make_filter(internet=False)
+        descriptor = make_seccomp_filter(internet=False)
         self.addCleanup(os.close, descriptor)
         return Filter.parse(os.pread(descriptor, 2**20, 0))
 

@@ -39,7 +39,7 @@ def start(group, inside):
         return pid
     try:
         signal.alarm(300)
-        for path in group.list_entry_files():
+        for path in group.list_membership_files():
             with open(path, "w") as file:
                 file.write("0")
         inside()
@@ -91,7 +91,7 @@ def until(true):
         time.sleep(0.005)
 
 def members(group):
-    with open(group.list_entry_files()[0]) as file:
+    with open(group.list_membership_files()[0]) as file:
         return file.read().split()
 
 SCRIPT
@@ -147,7 +147,7 @@ class LifeTests(CgroupsTestCase):
         result = self.daemon(
             """
 group = cgroups.make_evaluation_cgroup("group", LIMITS)
-result["paths"] = [os.path.dirname(path) for path in group.list_entry_files()]
+result["paths"] = [os.path.dirname(path) for path in group.list_membership_files()]
 """
         )
         self.assertEqual(groups(self.name), [])
@@ -162,7 +162,7 @@ result["paths"] = [os.path.dirname(path) for path in group.list_entry_files()]
             """
 group = cgroups.make_evaluation_cgroup("good", LIMITS)
 script = "for file; do echo 0 > $file || exit; done; exec dd if=/dev/zero of=/dev/null bs=1M"
-ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.list_entry_files()])
+ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.list_membership_files()])
 result["status"], result["exceeded"] = ran.returncode, sorted(group.find_exceeded_limits())
 result["cpu"] = group.read_usage(None).cpu_seconds
 group.remove_cgroup()
@@ -280,7 +280,7 @@ end(pid)
 result["number"] = len(members(group))
 result["exceeded"] = sorted(group.find_exceeded_limits())
 group.remove_cgroup()
-result["entrances"] = [each for each in group.list_entry_files() if os.path.exists(each)]
+result["entrances"] = [each for each in group.list_membership_files() if os.path.exists(each)]
 """
         )
         self.assertEqual(result["number"], 15)  # the one that found no place has ended
@@ -295,7 +295,7 @@ group = cgroups.make_evaluation_cgroup("bomb", LimitSettings(processes=100, memo
 pid = start(group, bomb)
 until(group.find_exceeded_limits)
 group.remove_cgroup()
-result["entrances"] = [each for each in group.list_entry_files() if os.path.exists(each)]
+result["entrances"] = [each for each in group.list_membership_files() if os.path.exists(each)]
 result["killed"] = end(pid)
 """
         )

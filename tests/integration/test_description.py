@@ -11,7 +11,7 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
 
-from tawebeval.web.events import OFFERED_TYPES
+from tawebeval.web.events import OFFERED_MEDIA_TYPES
 from tests.cases.described import check, merged, operations
 from tests.fakes.clients import Answer
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
@@ -86,7 +86,7 @@ class DescriptionTests(DaemonTestCase):
         identifier = await self.begin("echo one; echo two")
         await self.client.ended(identifier)
         path = f"/evaluation/{identifier}/events"
-        for media_type in OFFERED_TYPES:
+        for media_type in OFFERED_MEDIA_TYPES:
             await self.ask(200, path, media_type)
         await self.ask(406, path, "text/html")
         await self.ask(200, f"{path}?after=2", "application/json")

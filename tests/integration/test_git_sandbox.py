@@ -23,7 +23,7 @@ from tawebeval.sandbox.bubblewrap import (
     write_sandbox_files,
 )
 from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess, SandboxedCommands
-from tawebeval.sandbox.seccomp import make_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filter
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.harness import until
 from tests.integration.processes import command_line, everybody
@@ -40,7 +40,7 @@ class SandboxTests(TestCase):
         accounts = self.folder / "accounts"
         accounts.mkdir()
         write_sandbox_files(accounts)
-        filter_ = make_filter(internet=True)
+        filter_ = make_seccomp_filter(internet=True)
         self.addCleanup(os.close, filter_)
         shown, online = tuple(build_program_options(accounts)), tuple(build_network_options())
         box = SandboxedCommands(shutil.which("bwrap") or "", filter_, shown, online)

@@ -57,7 +57,7 @@ def leave_cgroups(pids: list[int]) -> None:
                 Path(top, "cgroup.procs").write_text(str(pid))
 
 
-def mounts_of(pids: list[int]) -> set[int]:
+def overlay_mount_pid(pids: list[int]) -> set[int]:
     """Return the numbers of the mount namespaces that these processes are in, but for our own."""
     found = set()
     for pid in pids:
@@ -107,11 +107,11 @@ class KilledTests(DaemonTestCase):
         ]
         for word in words.values():
             await until(lambda word=word: len(processes(word)) >= 2, "it has run away")
-        inside = mounts_of([pid for word in words.values() for pid in processes(word)])
+        inside = overlay_mount_pid([pid for word in words.values() for pid in processes(word)])
         # These, for the kernel may soon give the same numbers to others.
-        theirs = [pid for pid in everywhere() if mounts_of([pid]) & inside]
+        theirs = [pid for pid in everywhere() if overlay_mount_pid([pid]) & inside]
         await self.daemon.kill()
-        await until(lambda: not inside & mounts_of(theirs), "what they saw is unmounted")
+        await until(lambda: not inside & overlay_mount_pid(theirs), "what they saw is unmounted")
         for word in words.values():
             self.before_start(word)
         self.daemon.start()

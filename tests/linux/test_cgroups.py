@@ -58,7 +58,7 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def put(self, group: EvaluationCgroup, name: str, text: str) -> None:
         """Let the kernel say something in a file of a group."""
-        for entry in group.list_entry_files():
+        for entry in group.list_membership_files():
             path = Path(entry).parent / name
             if path.exists():
                 path.write_text(text)
@@ -67,12 +67,12 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def get(self, group: EvaluationCgroup, name: str) -> str:
         """Return what is in a file of a group."""
-        found = [Path(entry).parent / name for entry in group.list_entry_files()]
+        found = [Path(entry).parent / name for entry in group.list_membership_files()]
         return next(path for path in found if path.exists()).read_text().strip()
 
     def enter(self, group: EvaluationCgroup, *pids: int) -> None:
         """Have processes in a group."""
-        for entry in group.list_entry_files():
+        for entry in group.list_membership_files():
             members = Path(entry).with_name("cgroup.procs")
             members.write_text("".join(f"{pid}\n" for pid in pids))
 
@@ -176,7 +176,7 @@ class UnifiedTests(CgroupsTestCase):
         home = own / "tawebeval-x"
         weights = [int((home / name / "cpu.weight").read_text()) for name in ("daemon", "git")]
         self.assertEqual([*weights, int(self.get(group, "cpu.weight"))], [1000, 100, 100])
-        self.assertEqual(cgroups.git_entry_files, [f"{home}/git/cgroup.procs"])
+        self.assertEqual(cgroups.git_membership_files, [f"{home}/git/cgroup.procs"])
         self.assertEqual(cgroups.niceness, 0)
 
     def test_no_weights(self) -> None:
@@ -184,7 +184,7 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.mount_unified("memory pids")
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "weight: an evaluation with many processes", "'cpu'")
-        self.assertEqual((cgroups.git_entry_files, cgroups.niceness), ((), 10))
+        self.assertEqual((cgroups.git_membership_files, cgroups.niceness), ((), 10))
 
     def test_git_cannot_have_a_group(self) -> None:
         """Without one for git there are no shares."""
@@ -192,14 +192,14 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.refusals["/git"] = errno.ENOSPC
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "/git: No space left on device")
-        self.assertEqual(cgroups.git_entry_files, ())
+        self.assertEqual(cgroups.git_membership_files, ())
 
     def test_limits(self) -> None:
         """A group has its limits, without swap beyond them, and dies as a whole."""
         own = self.machine.mount_unified()
         group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-x/evaluation-abc"
-        self.assertEqual(group.list_entry_files(), [f"{path}/cgroup.procs"])
+        self.assertEqual(group.list_membership_files(), [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.swap.max"), "0")
         self.assertEqual(self.get(group, "memory.oom.group"), "1")
@@ -407,7 +407,7 @@ class LegacyTests(CgroupsTestCase):
         self.check(cgroups, ALL)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in places]
-        self.assertEqual(group.list_entry_files(), entries)
+        self.assertEqual(group.list_membership_files(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.memsw.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.swappiness"), "0")
@@ -425,7 +425,7 @@ class LegacyTests(CgroupsTestCase):
             self.assertEqual(int((home / "cpu.shares").read_text()), shares)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.assertEqual(self.get(group, "cpu.shares"), "1024")
-        self.assertEqual(cgroups.git_entry_files, [f"{home}/git/tasks"])
+        self.assertEqual(cgroups.git_membership_files, [f"{home}/git/tasks"])
         self.assertEqual((home / "git/cpu.shares").read_text(), "1024")
         cgroups.close()
         self.assertEqual(self.machine.groups(), [])
@@ -436,7 +436,9 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open((7, 8))
         self.check(cgroups, ALL)
         entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/tasks"
-        self.assertEqual(cgroups.make_evaluation_cgroup("abc", LIMITS).list_entry_files(), [entry])
+        self.assertEqual(
+            cgroups.make_evaluation_cgroup("abc", LIMITS).list_membership_files(), [entry]
+        )
         given = (
             "uid-7",
             "uid-7/tawebeval-x",
@@ -465,7 +467,7 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_unified("", own="/")
         group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in (memory, pids, cpu)]
-        self.assertEqual(group.list_entry_files(), entries)
+        self.assertEqual(group.list_membership_files(), entries)
 
     def test_hybrid_with_parts(self) -> None:
         """What version 1 does not have, version 2 may: it measures, at least."""
@@ -476,7 +478,9 @@ class LegacyTests(CgroupsTestCase):
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         within = "tawebeval-x/evaluation-abc"
         entries = [f"{place}/{within}/tasks" for place in (memory, pids)]
-        self.assertEqual(group.list_entry_files(), [*entries, f"{unified}/{within}/cgroup.procs"])
+        self.assertEqual(
+            group.list_membership_files(), [*entries, f"{unified}/{within}/cgroup.procs"]
+        )
         self.put(group, "cpu.stat", "usage_usec 2500000\n")
         self.assertEqual(group.read_usage(None).cpu_seconds, 2.5)
 
@@ -515,7 +519,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open()
         self.check(cgroups, set())
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
-        self.assertEqual(group.list_entry_files(), [])
+        self.assertEqual(group.list_membership_files(), [])
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
         group.remove_cgroup()
@@ -530,7 +534,7 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_unified("")
         before = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.enter(before, STRANGER)
-        for entry in before.list_entry_files():
+        for entry in before.list_membership_files():
             below = os.path.join(os.path.dirname(entry), "below")
             self.machine.make_cgroup(below)
             Path(below, "cgroup.procs").write_text(f"{STRANGER}\n")
@@ -587,12 +591,12 @@ class AttachTests(CgroupsTestCase):
         cgroups = self.attach()
         self.check(cgroups, ALL)
         self.assertEqual(cgroups.niceness, 0)
-        self.assertEqual(cgroups.git_entry_files, [f"{own}/tawebeval-x/git/cgroup.procs"])
+        self.assertEqual(cgroups.git_membership_files, [f"{own}/tawebeval-x/git/cgroup.procs"])
         daemon = own / "tawebeval-x/daemon/cgroup.procs"
         self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-keeper/evaluation-abc"
-        self.assertEqual(group.list_entry_files(), [f"{path}/cgroup.procs"])
+        self.assertEqual(group.list_membership_files(), [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
         self.machine.policies[str(own / "tawebeval-keeper")] = "continue"
         self.assertEqual(cgroups.query_oom_policy(), "continue")
@@ -604,9 +608,9 @@ class AttachTests(CgroupsTestCase):
         self.check(cgroups, ALL)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-keeper/evaluation-abc/tasks" for place in places]
-        self.assertEqual(group.list_entry_files(), entries)
+        self.assertEqual(group.list_membership_files(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
-        self.assertEqual(cgroups.git_entry_files, [f"{places[3]}/tawebeval-x/git/tasks"])
+        self.assertEqual(cgroups.git_membership_files, [f"{places[3]}/tawebeval-x/git/tasks"])
         self.assertEqual(cgroups.query_oom_policy(), "")
 
     def test_next_daemon(self) -> None:
@@ -624,7 +628,7 @@ class AttachTests(CgroupsTestCase):
         found = later.find_evaluation_cgroup("evaluation-abc")
         assert found is not None
         self.assertEqual(self.get(found, "cgroup.procs"), str(STRANGER))
-        self.assertEqual(found.list_entry_files(), group.list_entry_files())
+        self.assertEqual(found.list_membership_files(), group.list_membership_files())
         self.assertIsNone(later.find_evaluation_cgroup("evaluation-def"))
         later.make_spare_cgroup(LIMITS)
         self.assertEqual(len(later.list_evaluation_cgroups()), 3)
@@ -708,14 +712,14 @@ class GroupTests(CgroupsTestCase):
                 (directory / name).mkdir()
                 (directory / name / peak).write_text(f"{used * MIB}\n")
             group.find_exceeded_limits()
-            self.assertEqual(group.programs_memory, 0)
+            self.assertEqual(group.submission_peak_memory, 0)
             if version == 2:
                 self.put(group, "memory.events", "max 1\noom 1\noom_kill 1\n")
             else:
                 self.put(group, "memory.max_usage_in_bytes", f"{64 * MIB}\n")
                 self.put(group, "memory.oom_control", "oom_kill 1\n")
             group.find_exceeded_limits()
-            self.assertEqual(group.programs_memory, 23 * MIB)
+            self.assertEqual(group.submission_peak_memory, 23 * MIB)
 
     def test_legacy_programs(self) -> None:
         """Version 1 counts a kill where the killed process was: below its own limit, it counts."""
@@ -826,7 +830,7 @@ class GroupTests(CgroupsTestCase):
         """What a kernel does not say is unknown, and no error."""
         group = self.make_group()
         for name in ("memory.peak", "memory.stat", "cpu.stat", "memory.events", "pids.events"):
-            (Path(group.list_entry_files()[0]).parent / name).unlink()
+            (Path(group.list_membership_files()[0]).parent / name).unlink()
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
 

@@ -114,5 +114,5 @@ print(os.environ["HOME"], process.count_threads())
         """What the kernel refuses is an error in its own words."""
         self.patch(ctypes, "get_errno", lambda: 1)
         with self.assertRaises(PermissionError):
-            privileges.check_result(-1)
+            privileges.raise_on_error(-1)
         self.assertGreaterEqual(ProcessCredentials().count_threads(), 1)

@@ -12,7 +12,7 @@ from tawebeval.linux.filetree import (
     add_path_to_errors,
     describe_disk_error,
     is_disk_full,
-    mentions_full_disk,
+    mentions_disk_full,
 )
 
 PATH = Path("/state/file")
@@ -49,7 +49,7 @@ class DiskFaultsTests(SynchronousTestCase):
             said = os.strerror(number)
             error = self.raised(number, said)
             self.assertEqual(
-                (is_disk_full(error), mentions_full_disk(f"sh: {said}!")), (full, full)
+                (is_disk_full(error), mentions_disk_full(f"sh: {said}!")), (full, full)
             )
             remedy = "; free some disk space" if full else ""
             self.assertEqual(describe_disk_error(error), f"{PATH}: {said}{remedy}")

@@ -195,7 +195,7 @@ class InheritanceTests(LaunchingTestCase):
         script = "readlink /proc/self/ns/user; id -u; id -g"
         seen = [os.readlink("/proc/self/ns/user")]
         for apart in (False, True, True):
-            status, told = self.shell(script, is_counted_apart=apart, environment=PATH)
+            status, told = self.shell(script, has_own_process_limit=apart, environment=PATH)
             self.assertEqual(status, 0)
             namespace, user, group = told.decode().split()
             self.assertEqual((int(user), int(group)), (os.geteuid(), os.getegid()))
@@ -399,7 +399,7 @@ class LossTests(LaunchingTestCase):
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         path = Path(self.mktemp()).resolve()
-        self.patch(module, "PYTHONS", [str(path)])
+        self.patch(module, "PYTHON_CANDIDATES", [str(path)])
         with capturedLogs() as events, self.assertRaises(OSError) as caught:
             self.shell("true")
         told = str(caught.exception.strerror)
@@ -548,7 +548,7 @@ class StartTests(SynchronousTestCase):
             path.write_text(f"#!/bin/sh\n{script}\n")
             path.chmod(0o755)
             pythons.append(str(path))
-        self.patch(module, "PYTHONS", pythons)
+        self.patch(module, "PYTHON_CANDIDATES", pythons)
 
     def start(self, *scripts: str) -> str:
         """Start with these programs as Python; return why it cannot."""
@@ -587,7 +587,7 @@ class StartTests(SynchronousTestCase):
 
     def test_not_there(self) -> None:
         """So it is said where there is no such program."""
-        self.patch(module, "UNSHARE", ("/nonexistent",))
+        self.patch(module, "UNSHARE_COMMAND", ("/nonexistent",))
         with self.assertRaises(OSError) as caught:
             start_launcher(mounting=True)
         self.assertIn("No such file", str(caught.exception.strerror))
@@ -608,6 +608,6 @@ class StartTests(SynchronousTestCase):
             return "started"
 
         self.patch(module, "start_process", start)
-        self.patch(module, "PYTHONS", ("first", "second", "third"))
+        self.patch(module, "PYTHON_CANDIDATES", ("first", "second", "third"))
         self.assertEqual(start_launcher(mounting=False), "started")
         self.assertEqual(said, [(["first"], None, None), (["second"], None, None)])

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import ownership as module
-from tawebeval.linux.ownership import check_owner, give_directory
+from tawebeval.linux.ownership import change_directory_owner, check_owner
 from tawebeval.linux.privileges import find_user
 
 STRANGER = 54321
@@ -35,7 +35,7 @@ class GiveTests(SynchronousTestCase):
         """Hold that a directory is not given; the message says why, and what to do."""
         owners = self.owners()
         with self.assertRaises(ConfigurationError) as caught:
-            give_directory(directory, self.user)
+            change_directory_owner(directory, self.user)
         for word in (str(directory), *words):
             self.assertIn(word, str(caught.exception))
         self.assertEqual(self.owners(), owners)
@@ -47,7 +47,7 @@ class GiveTests(SynchronousTestCase):
     def test_missing(self) -> None:
         """One that is missing is made, for the user alone."""
         descriptors = len(os.listdir("/proc/self/fd"))
-        give_directory(self.folder / "state", self.user)
+        change_directory_owner(self.folder / "state", self.user)
         status = (self.folder / "state").stat()
         self.assertEqual((status.st_uid, status.st_gid), (self.user.uid, self.user.gid))
         self.assertEqual(status.st_mode & 0o777, 0o700)
@@ -58,7 +58,7 @@ class GiveTests(SynchronousTestCase):
         here = os.getcwd()
         self.addCleanup(os.chdir, here)
         os.chdir(self.folder)
-        give_directory(Path("state"), self.user)
+        change_directory_owner(Path("state"), self.user)
         self.assertEqual((self.folder / "state").stat().st_uid, self.user.uid)
 
     def test_empty(self) -> None:
@@ -66,7 +66,7 @@ class GiveTests(SynchronousTestCase):
         state = self.folder / "state"
         state.mkdir(mode=0o750)
         for _ in range(2):
-            give_directory(state, self.user)
+            change_directory_owner(state, self.user)
             self.assertEqual(state.stat().st_uid, self.user.uid)
         self.assertEqual(state.stat().st_mode & 0o777, 0o750)
 
@@ -104,7 +104,7 @@ class GiveTests(SynchronousTestCase):
         way = self.folder / "way"
         way.mkdir()
         way.chmod(0o1777)
-        give_directory(way / "state", self.user)
+        change_directory_owner(way / "state", self.user)
 
     def test_links(self) -> None:
         """No link is followed, on the way or at its end, not even one of root's."""

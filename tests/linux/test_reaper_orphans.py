@@ -268,7 +268,7 @@ class LookTests(SynchronousTestCase):
         self.clock = Clock()
         self.orphans = OrphanReaper(self.clock, FakeSpawner(self.clock))
         self.adopted = [NO_PROCESS]
-        self.patch(OrphanReaper, "list_adopted", lambda orphans: iter(self.adopted))
+        self.patch(OrphanReaper, "list_adopted_orphans", lambda orphans: iter(self.adopted))
 
     def test_waits(self) -> None:
         """It returns when they are gone, and not when they have been told to go."""

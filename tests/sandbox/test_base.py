@@ -19,7 +19,12 @@ from tawebeval.core.environment import add_tools
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups.group import ResourceUsage
 from tawebeval.sandbox import base as module
-from tawebeval.sandbox.base import TOOLS, EvaluatorExit, NoSandbox, UnsandboxedRun
+from tawebeval.sandbox.base import (
+    EVALUATOR_TOOLS_DIRECTORY,
+    EvaluatorExit,
+    NoSandbox,
+    UnsandboxedRun,
+)
 from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskUsage
 from tests.cases.sandbox import ENVIRONMENT, LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
@@ -53,7 +58,9 @@ class ProcessLimitTests(CellTestCase):
                     expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
                 self.assertEqual(launch.rlimits, expected, enforced)
                 self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
-                self.assertEqual(launch.environment, add_tools(ENVIRONMENT, str(TOOLS)))
+                self.assertEqual(
+                    launch.environment, add_tools(ENVIRONMENT, str(EVALUATOR_TOOLS_DIRECTORY))
+                )
                 self.assertEqual(launch.directory, "/some/where")
                 self.assertEqual(launch.descriptors, ())
 
@@ -158,7 +165,7 @@ class ExceededTests(CellTestCase):
         assert error is not None
         self.assertEqual((error.reason, error.extra_members["value"]), ("memory", LIMITS.memory))
         self.assertNotIn("programs", error.message)
-        self.cgroups.group.programs_memory = 3 * MIB
+        self.cgroups.group.submission_peak_memory = 3 * MIB
         error = self.cell.check_memory()
         assert error is not None
         self.assertIn("it and the submission's programs (3 MiB) used over ", error.message)

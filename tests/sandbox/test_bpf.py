@@ -12,41 +12,39 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.sandbox.bpf import (
     ALLOW,
     KILL_PROCESS,
-    AnswerCase,
-    ArgumentTest,
-    CallDecision,
-    answer_with_errno,
+    SyscallArgumentTest,
+    SyscallPolicy,
+    SyscallRule,
     assemble_program,
+    return_errno,
 )
 from tests.cases.bpf_interpreter import MOST_INSTRUCTIONS, Filter
 
 ARCHITECTURE = 0xC000003E
-OTHERWISE = answer_with_errno(38)
+OTHERWISE = return_errno(38)
 
 _words = st.integers(0, 7) | st.sampled_from([2**31, 2**32 - 1])
-_answers = st.sampled_from(
-    [ALLOW, answer_with_errno(0), answer_with_errno(1), answer_with_errno(38)]
-)
+_answers = st.sampled_from([ALLOW, return_errno(0), return_errno(1), return_errno(38)])
 _conditions = st.builds(
-    ArgumentTest,
+    SyscallArgumentTest,
     st.integers(0, 5),
     st.lists(_words, min_size=1, max_size=4).map(tuple),
     st.booleans(),
     st.just(2**32 - 1) | _words,
 )
-_cases = st.builds(AnswerCase, _answers, st.lists(_conditions, min_size=1, max_size=3).map(tuple))
-_decisions = st.builds(CallDecision, _answers, st.lists(_cases, max_size=3).map(tuple))
+_cases = st.builds(SyscallRule, _answers, st.lists(_conditions, min_size=1, max_size=3).map(tuple))
+_decisions = st.builds(SyscallPolicy, _answers, st.lists(_cases, max_size=3).map(tuple))
 _numbers = st.integers(0, 40) | st.sampled_from([400, 2**30, 2**32 - 2])
 _tables = st.dictionaries(_numbers, _decisions, max_size=40)
 _arguments = st.lists(
     st.builds(lambda upper, lower: upper << 32 | lower, _words, _words), min_size=6, max_size=6
 )
 
-MANY = {2 * number: CallDecision(ALLOW) for number in range(500)}
+MANY = {2 * number: SyscallPolicy(ALLOW) for number in range(500)}
 """Too many spans for a jump from the first half to the second one."""
 
 
-def expected(table: Mapping[int, CallDecision], number: int, arguments: list[int]) -> int:
+def expected(table: Mapping[int, SyscallPolicy], number: int, arguments: list[int]) -> int:
     """Return what the table says."""
     if number not in table:
         return OTHERWISE
@@ -56,7 +54,7 @@ def expected(table: Mapping[int, CallDecision], number: int, arguments: list[int
     return table[number].default_answer
 
 
-def meets(condition: ArgumentTest, word: int) -> bool:
+def meets(condition: SyscallArgumentTest, word: int) -> bool:
     """Return whether the lower half of an argument meets a condition."""
     word &= condition.mask
     if condition.is_bit_test:
@@ -64,7 +62,7 @@ def meets(condition: ArgumentTest, word: int) -> bool:
     return word in condition.values
 
 
-def assembled(table: Mapping[int, CallDecision]) -> Filter:
+def assembled(table: Mapping[int, SyscallPolicy]) -> Filter:
     """Return the program for a table."""
     return Filter.parse(assemble_program(table, OTHERWISE, ARCHITECTURE))
 
@@ -74,7 +72,7 @@ class AssembleTests(SynchronousTestCase):
 
     @given(_tables, _arguments)
     @example(MANY, [0] * 6)
-    def test_answers(self, table: dict[int, CallDecision], arguments: list[int]) -> None:
+    def test_answers(self, table: dict[int, SyscallPolicy], arguments: list[int]) -> None:
         """Each number gets the answer of the table, and so do the numbers around it."""
         program = assembled(table)
         for known in (0, 2**32 - 1, *table):
@@ -86,7 +84,7 @@ class AssembleTests(SynchronousTestCase):
                 )
 
     @given(_tables, st.integers(0, 2**32 - 1).filter(lambda value: value != ARCHITECTURE))
-    def test_other_architectures(self, table: dict[int, CallDecision], architecture: int) -> None:
+    def test_other_architectures(self, table: dict[int, SyscallPolicy], architecture: int) -> None:
         """A call of another architecture kills the process, whatever its number."""
         program = assembled(table)
         for number in (0, 2**32 - 1, *table):
@@ -96,11 +94,11 @@ class AssembleTests(SynchronousTestCase):
     def test_size(self) -> None:
         """Numbers with the same answer share instructions: 500 spans fit, a run takes one."""
         self.assertLess(len(assembled(MANY).instructions), MOST_INSTRUCTIONS)
-        run = dict.fromkeys(range(2**10), CallDecision(ALLOW))
+        run = dict.fromkeys(range(2**10), SyscallPolicy(ALLOW))
         self.assertLess(len(assembled(run).instructions), 10)
 
     def test_too_long(self) -> None:
         """A condition that no jump can skip is refused, not cut."""
-        condition = ArgumentTest(0, tuple(range(300)))
+        condition = SyscallArgumentTest(0, tuple(range(300)))
         with self.assertRaises(struct.error):
-            assembled({0: CallDecision(ALLOW, (AnswerCase(OTHERWISE, (condition,)),))})
+            assembled({0: SyscallPolicy(ALLOW, (SyscallRule(OTHERWISE, (condition,)),))})

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.sandbox.broker import VERSION, Cgroup, Refused, find_source, parse_request
+from tawebeval.sandbox.broker import VERSION, RequestRefused, RunCgroup, find_source, parse_request
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -49,7 +49,7 @@ class Requests(SynchronousTestCase):
     def test_any(self, members: dict[str, Any], message: bytes) -> None:
         """Any other message is refused: no other exception comes of it."""
         for each in (message, request(**members)):
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(RequestRefused):
                 parse_request(each)
 
     @given(st.lists(PATHS, max_size=4))
@@ -57,7 +57,7 @@ class Requests(SynchronousTestCase):
         """No target is a path of the system, or lies in another one: bwrap follows links there."""
         try:
             found = parse_request(request(read=[["/given", target] for target in targets]))
-        except Refused:
+        except RequestRefused:
             return
         kept = [Path(target) for _, target, _ in found.paths]
         for target in kept:
@@ -74,7 +74,7 @@ class Kills(SynchronousTestCase):
         """That of the program if its peak is there; otherwise another one, and its cgroup stays."""
         parent = Path(self.mktemp()).resolve()
         parent.mkdir()
-        group = Cgroup({"memory": (1, str(parent))}, "run-1")
+        group = RunCgroup({"memory": (1, str(parent))}, "run-1")
         place = parent / "run-1"
         place.mkdir()
         for kills, peak, swapped, own, other in (
@@ -88,7 +88,9 @@ class Kills(SynchronousTestCase):
             if swapped is not None:
                 (place / "memory.memsw.max_usage_in_bytes").write_text(f"{swapped * 2**20}\n")
             (place / "memory.oom_control").write_text(f"under_oom 0\noom_kill {kills}\n")
-            self.assertEqual((group.met_memory(), group.lacked_memory()), (own, other))
+            self.assertEqual(
+                (group.has_hit_memory_limit(), group.was_killed_by_outer_limit()), (own, other)
+            )
         group.remove(counted=False)
         self.assertTrue(place.exists())
 
@@ -112,7 +114,7 @@ class Sources(SynchronousTestCase):
         """Return the daemon's path that was found, or why there is none."""
         try:
             source, descriptor = find_source(self.places, path, "/x", writable)
-        except Refused as error:
+        except RequestRefused as error:
             return str(error).partition(": ")[2] or str(error).partition("' ")[2]
         os.close(descriptor)
         self.assertEqual(

@@ -181,7 +181,7 @@ class ArgumentTests(BubblewrapTestCase):
             inside = ("/bin/sh", "-c", "./it --now")
             self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
             self.assertEqual(launch.environment, {})
-            self.assertEqual((launch.directory, launch.is_counted_apart), ("/", True))
+            self.assertEqual((launch.directory, launch.has_own_process_limit), ("/", True))
 
     def test_environment(self) -> None:
         """The evaluator's environment is in a file for bwrap, to the letter."""

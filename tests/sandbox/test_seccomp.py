@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pyseccomp
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.sandbox.seccomp import ALLOWED_CALLS, REFUSED_CALLS, make_filter
+from tawebeval.sandbox.seccomp import ALLOWED_CALLS, REFUSED_CALLS, make_seccomp_filter
 from tests.cases.bpf_interpreter import ALLOW, ERRNO, KILL_PROCESS, MOST_INSTRUCTIONS, Filter
 
 NATIVE: int = pyseccomp.system_arch()
@@ -124,7 +124,7 @@ class FilterTestCase(SynchronousTestCase):
 
     def make(self, *, internet: bool = False) -> Filter:
         """Return a new one."""
-        self.descriptor = make_filter(internet=internet)
+        self.descriptor = make_seccomp_filter(internet=internet)
         self.addCleanup(os.close, self.descriptor)
         return Filter.parse(os.pread(self.descriptor, 2**20, 0))
 

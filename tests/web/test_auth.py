@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.tokens import Token, generate_token
-from tawebeval.errors import AccessDenied, CallerShareExceeded, ConfigurationError, Unauthorized
+from tawebeval.errors import AccessDenied, CallerQuotaExceeded, ConfigurationError, Unauthorized
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,
@@ -45,20 +45,20 @@ class RateTests(SynchronousTestCase):
         rate = RateLimit(3, clock.seconds)
         for _ in range(3):
             rate.count_request(token("a"))
-        error = self.assertRaises(CallerShareExceeded, rate.count_request, token("a"))
+        error = self.assertRaises(CallerQuotaExceeded, rate.count_request, token("a"))
         self.assertEqual(error.retry_after, 20)
         rate.count_request(token("b"))
         clock.advance(19.5)
         self.assertEqual(
-            self.assertRaises(CallerShareExceeded, rate.count_request, token("a")).retry_after, 1
+            self.assertRaises(CallerQuotaExceeded, rate.count_request, token("a")).retry_after, 1
         )
         clock.advance(0.5)
         rate.count_request(token("a"))
-        self.assertRaises(CallerShareExceeded, rate.count_request, token("a"))
+        self.assertRaises(CallerQuotaExceeded, rate.count_request, token("a"))
         clock.advance(1000)
         for _ in range(3):
             rate.count_request(token("a"))
-        self.assertRaises(CallerShareExceeded, rate.count_request, token("a"))
+        self.assertRaises(CallerQuotaExceeded, rate.count_request, token("a"))
 
     def test_own(self) -> None:
         """A token with a rate of its own has its own requests, whatever its caller's limit."""
@@ -66,7 +66,7 @@ class RateTests(SynchronousTestCase):
             rate = RateLimit(limit, Clock().seconds)
             own = token("a", 1)
             rate.count_request(own)
-            error = self.assertRaises(CallerShareExceeded, rate.count_request, own)
+            error = self.assertRaises(CallerQuotaExceeded, rate.count_request, own)
             self.assertIn("the limit is 1 per minute (rate of the token)", str(error))
             for _ in range(2):
                 rate.count_request(token("a"))
@@ -88,7 +88,7 @@ class RateTests(SynchronousTestCase):
             clock.advance(pause)
             try:
                 rate.count_request(token("a"))
-            except CallerShareExceeded as error:
+            except CallerQuotaExceeded as error:
                 self.assertGreaterEqual(error.retry_after, 1)
                 clock.advance(error.retry_after)
                 rate.count_request(token("a"))
@@ -191,7 +191,7 @@ class AccessTests(SynchronousTestCase):
         for _ in range(3):
             self.assertRaises(Unauthorized, self.admit, "x")
         self.admit(self.alice)
-        self.assertRaises(CallerShareExceeded, self.admit, self.alice)
+        self.assertRaises(CallerQuotaExceeded, self.admit, self.alice)
 
     def test_find(self) -> None:
         """The configured file wins over systemd's, which is taken if there is one."""

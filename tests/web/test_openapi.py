@@ -23,7 +23,7 @@ from tawebeval.core.identifiers import IDENTIFIER_PATTERN
 from tawebeval.core.results import MAX_GOAL_BYTES, MAX_GOALS, VERDICTS
 from tawebeval.core.states import SHOWN_STATES
 from tawebeval.errors import FailureReason
-from tawebeval.web.events import OFFERED_TYPES
+from tawebeval.web.events import OFFERED_MEDIA_TYPES
 from tawebeval.web.responses import MAX_DIGITS
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import problems
@@ -76,7 +76,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.AccessDenied: {"readMetrics", *CHANGING, "listEvaluations", "readProblem"},
     errors.ServerNotReady: {"readReadiness"},
     errors.ForeignOrigin: {*CHANGING, "readEvents", "listEvaluations"},
-    errors.CallerShareExceeded: SECURED,
+    errors.CallerQuotaExceeded: SECURED,
     errors.ServerBusy: ALL,
     errors.ServerStopping: ALL,
 }
@@ -276,7 +276,7 @@ class ContentTests(SynchronousTestCase):
     def test_media_types(self) -> None:
         """Events are to be had in all the ways that are offered."""
         events = DOCUMENT["paths"]["/evaluation/{id}/events"]["get"]
-        self.assertEqual(tuple(events["responses"]["200"]["content"]), OFFERED_TYPES)
+        self.assertEqual(tuple(events["responses"]["200"]["content"]), OFFERED_MEDIA_TYPES)
 
     def test_defaults(self) -> None:
         """Settings are said with their defaults."""
@@ -358,7 +358,7 @@ class RouteTests(WebTestCase):
         for refusal, headers in (
             (errors.ServerBusy("later", 5), {"Retry-After": 5}),
             (errors.ServerStopping(), {"Retry-After": 5}),
-            (errors.CallerShareExceeded("later", 5), {"Retry-After": 5}),
+            (errors.CallerQuotaExceeded("later", 5), {"Retry-After": 5}),
             (errors.Unauthorized("who?"), {"WWW-Authenticate": "Bearer"}),
         ):
             problem = problems.convert_error(refusal)

@@ -325,11 +325,11 @@ class AwayTests(SeveralTestCase):
 
     def test_too_many(self) -> None:
         """Lists are bounded while their requests last, also if their clients have left."""
-        self.check_bound("FAN_OUTS")
+        self.check_bound("MAX_CONCURRENT_FAN_OUTS")
 
     def test_too_many_of_a_caller(self) -> None:
         """The lists of one caller leave others some."""
-        self.check_bound("FAN_OUTS_PER_CALLER")
+        self.check_bound("MAX_FAN_OUTS_PER_CALLER")
 
     def check_bound(self, name: str) -> None:
         """Check that the third list is refused where this bound is 2."""
@@ -393,7 +393,7 @@ class RequestTests(SeveralTestCase):
         lists._agent = agent
         asked = ListRequest("", (), {}, 33)
         found = Deferred.fromCoroutine(lists.fetch_list_pages({"b": URLS["b"]}, {"b": None}, asked))
-        self.assertEqual(limits[0].left, 16 * 1024 + 33 * peers.ENTRY_BYTES)
+        self.assertEqual(limits[0].left, 16 * 1024 + 33 * peers.MAX_ENTRY_BYTES)
         self.assertEqual(reactor.tcpClients[0][:2], ("10.0.0.9", 8080))
         reactor.advance(peers.DEADLINE)
         self.assertEqual(self.successResultOf(found), {})

@@ -49,7 +49,7 @@ class TableTests(SynchronousTestCase):
                 "ForeignOrigin": 403,
                 "AccessDenied": 403,
                 "ServerNotReady": 503,
-                "CallerShareExceeded": 429,
+                "CallerQuotaExceeded": 429,
                 "ServerBusy": 503,
                 "ServerStopping": 503,
             },

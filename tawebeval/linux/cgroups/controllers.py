@@ -17,7 +17,7 @@ from tawebeval.linux.cgroups.filesystem import CgroupDirectory
 WEIGHT, SHARES = 100, 1024
 """The defaults of a new cgroup: `cpu.weight` (version 2) and `cpu.shares` (version 1)."""
 
-EVALUATOR = "evaluator"
+EVALUATOR_CGROUP_NAME = "evaluator"
 """The cgroup of the evaluator below its evaluation's, where there are others (`sandbox.broker`)."""
 
 _PROGRAM = "run-"  # begins the names of the cgroups of a submission's programs (`sandbox.broker`)
@@ -74,7 +74,7 @@ class CgroupController:
         """Return the memory charged to the cgroup; None if unknown."""
         return None
 
-    def read_programs_memory(self, group: CgroupDirectory) -> int:
+    def read_submission_peak_memory(self, group: CgroupDirectory) -> int:
         """Return the sum of the peak bytes of a submission's programs; 0 if unknown.
 
         Those of programs that have ended are gone, as a rule.
@@ -119,7 +119,7 @@ class MemoryController(CgroupController):
         """Return the memory charged to the cgroup (since Linux 5.19)."""
         return _charged(group, self._peak, "memory.current")
 
-    def read_programs_memory(self, group: CgroupDirectory) -> int:
+    def read_submission_peak_memory(self, group: CgroupDirectory) -> int:
         """Return the sum of the peak bytes of a submission's programs."""
         with suppress(OSError):
             return sum(
@@ -188,7 +188,7 @@ class PidsController(CgroupController):
         # The evaluator is in a cgroup below once there are others for submissions.
         if not any(
             each.read_flat_keyed_file("pids.events").get("max")
-            for each in (group, group / EVALUATOR)
+            for each in (group, group / EVALUATOR_CGROUP_NAME)
         ):
             return False
         peak, limit = group.read_number("pids.peak"), group.read_number("pids.max")

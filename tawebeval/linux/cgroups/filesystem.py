@@ -315,7 +315,7 @@ class CgroupDirectory:
         """Move this process, with all of its threads, into the cgroup."""
         self.write_file("cgroup.procs", "0")
 
-    def find_entry_file(self) -> str:
+    def find_membership_file(self) -> str:
         """Return the file to which a process with a single thread writes "0" to enter.
 
         Version 1 has `tasks`, for single threads. With `cgroup.procs` the kernel moves all threads

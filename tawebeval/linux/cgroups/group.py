@@ -67,7 +67,7 @@ class EvaluationCgroup:
     Made by `CgroupManager.make_evaluation_cgroup`.
 
     `parents` has the controllers with the parent cgroups, `name` is the cgroup's name in each.
-    `programs_memory` is the sum of the peak bytes of the submission's programs when
+    `submission_peak_memory` is the sum of the peak bytes of the submission's programs when
     `find_exceeded_limits` found that memory is exceeded, 0 before.
     """
 
@@ -78,7 +78,7 @@ class EvaluationCgroup:
     _removed: bool = False
     _looked: float = -inf  # when `find_exceeded_limits` last read the files
     _cpu_due: float = 0.0  # the earliest time at which the processor time can be over its limit
-    programs_memory: int = attrs.field(default=0, init=False)
+    submission_peak_memory: int = attrs.field(default=0, init=False)
     _most_memory: int = 0  # bytes without the page cache, as `find_exceeded_limits` has seen
 
     @property
@@ -115,13 +115,13 @@ class EvaluationCgroup:
             return any(line.rstrip("\n").endswith(f"/{self.name}") for line in file)
         return False
 
-    def list_entry_files(self) -> Sequence[str]:
+    def list_membership_files(self) -> Sequence[str]:
         """Return the files, up to three, into which a process writes "0" to enter.
 
         The process must have a single thread; its later children are in the cgroup, too. It cannot
         leave while it does not see the file system of cgroups.
         """
-        return [group.find_entry_file() for group in self._directories]
+        return [group.find_membership_file() for group in self._directories]
 
     def list_directories(self) -> Mapping[str, tuple[int, str]]:
         """Return the version, 1 or 2, and the path of the cgroup, by the resource."""
@@ -195,8 +195,8 @@ class EvaluationCgroup:
             self._most_memory = max(self._most_memory, memory)
             found = {what for what, each, group in self._parts if each.is_limit_exceeded(group)}
             if "memory" in found - self._exceeded:
-                self.programs_memory = sum(
-                    each.read_programs_memory(group) for _, each, group in self._parts
+                self.submission_peak_memory = sum(
+                    each.read_submission_peak_memory(group) for _, each, group in self._parts
                 )
             if found:  # mostly nothing is found, and no new set is needed
                 self._exceeded |= found
@@ -383,13 +383,13 @@ class CgroupManager:
         return frozenset(self._parts)
 
     @property
-    def git_entry_files(self) -> Sequence[str]:
+    def git_membership_files(self) -> Sequence[str]:
         """The files to which git writes "0": all git commands share one weight."""
         parts = self._parts if self._git_parts is None else self._git_parts
         if "weight" not in parts:
             return ()
         _, parent = parts["weight"]
-        return [(parent / _GIT).find_entry_file()]
+        return [(parent / _GIT).find_membership_file()]
 
     @property
     def parent_paths(self) -> Sequence[str]:
@@ -600,7 +600,7 @@ class _Detection:
     def _make_git(self, group: CgroupDirectory) -> None:
         group.make_cgroup_if_missing()
         if self._owner is not None:
-            group.delegate_to_user(self._owner, os.path.basename(group.find_entry_file()))
+            group.delegate_to_user(self._owner, os.path.basename(group.find_membership_file()))
 
     def _find_parent(self, make_parent: ParentMaker, path: str) -> ParentCgroup:
         """Make a parent cgroup, once for all of its controllers. Raises: OSError."""

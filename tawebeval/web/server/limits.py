@@ -18,7 +18,7 @@ RETRY_AFTER_SECONDS = 5
 """Seconds of the header `Retry-After` where a limit of connections or requests is reached."""
 
 _REQUEST_GRACE = 1.0  # seconds for an idle connection to begin its last request
-CLOSE_PATIENCE = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds for all clients to take their responses."""
 
 
@@ -177,7 +177,7 @@ class OpenConnections:
         for connection in list(self._connections):
             connection.close_if_idle()
 
-    async def drain_connections(self, patience: float = CLOSE_PATIENCE) -> None:
+    async def drain_connections(self, patience: float = CLOSE_TIMEOUT) -> None:
         """Close all connections; abort those that take longer than `patience` seconds."""
         self.close_idle_connections()
         first = min(_REQUEST_GRACE, patience / 2)

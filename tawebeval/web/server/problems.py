@@ -43,7 +43,7 @@ ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.ForeignOrigin: HTTPStatus.FORBIDDEN,
     errors.AccessDenied: HTTPStatus.FORBIDDEN,
     errors.ServerNotReady: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.CallerShareExceeded: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.CallerQuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
     errors.ServerBusy: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ServerStopping: HTTPStatus.SERVICE_UNAVAILABLE,
 }

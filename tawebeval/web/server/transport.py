@@ -127,7 +127,7 @@ class SocketProgress:
     def _get_info(self) -> tuple[int, ...]:
         return _INFO.unpack(self._socket.getsockopt(IPPROTO_TCP, TCP_INFO, _INFO.size))
 
-    def set_probing(self, wanted: bool) -> None:
+    def set_keepalive_probing(self, wanted: bool) -> None:
         """Start or stop asking the client's kernel for its window each second (keep-alive)."""
         if wanted and self._idle is None:
             self._idle = self._socket.getsockopt(IPPROTO_TCP, TCP_KEEPIDLE)
@@ -175,12 +175,12 @@ class WriteThroughEndpoint:
         if usual in _WRITE_THROUGH:
             port.transport = _WRITE_THROUGH[usual]
         if usual is tcp.Server:
-            drop_silent_clients(port.socket, self._silence)
+            set_tcp_user_timeout(port.socket, self._silence)
         self.port = port
         return port
 
 
-def drop_silent_clients(listening: socket, seconds: float) -> None:
+def set_tcp_user_timeout(listening: socket, seconds: float) -> None:
     """Have the kernel drop accepted connections whose client is silent for `seconds`.
 
     Accepted sockets inherit the options, so no connection costs a system call (tcp(7)).

@@ -39,7 +39,7 @@ from tawebeval.web.server.transport import (
     WriteThroughEndpoint,
     WriteThroughServer,
     WriteThroughUnixServer,
-    drop_silent_clients,
+    set_tcp_user_timeout,
 )
 from tests.cases.patience import PATIENCE
 from tests.integration.receivers import make_certificate
@@ -435,7 +435,9 @@ class SilenceTests(TestCase):
         await self.vanish(lambda transport: None)
         await self.vanish(lambda transport: transport.write(b"a heartbeat"))
         await self.vanish(lambda transport: transport.write(bytes(2**23)))
-        await self.vanish(lambda transport: SocketProgress(transport.getHandle()).set_probing(True))
+        await self.vanish(
+            lambda transport: SocketProgress(transport.getHandle()).set_keepalive_probing(True)
+        )
 
 
 def _client_of(host: Any) -> Any:
@@ -558,10 +560,10 @@ class SocketProgressTests(SynchronousTestCase):
 
         Otherwise it asks as rarely as before, for a client may vanish at any time.
         """
-        drop_silent_clients(self.server, 120)
+        set_tcp_user_timeout(self.server, 120)
         probes = [self.probes()]
         for wanted in (True, True, False, False):
-            self.progress.set_probing(wanted)
+            self.progress.set_keepalive_probing(wanted)
             probes.append(self.probes())
         self.assertEqual(probes, [(60, 15), (1, 1), (1, 1), (60, 15), (60, 15)])
 
