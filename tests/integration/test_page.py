@@ -180,7 +180,7 @@ class PageTests(PageTestCase):
         await self.browser.shows("#state", "finished")
         self.assertEqual(
             [row[0] for row in await self.rows("#goals tbody tr")],
-            [name, "plain", "told", "long", "two", "score"],
+            [name, "plain", "told", "long", "two"],
         )
         data = await self.browser.script(
             "return [...document.querySelectorAll('#data .data > li')]"

@@ -8,7 +8,7 @@ from typing import Any
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.states import SHOWN_STATES
 from tests.integration.browser import DESKTOP, PHONE
-from tests.integration.browser_case import PageTestCase
+from tests.integration.browser_case import TOUR, PageTestCase
 
 DATA = """
 begin() { printf '\\n%s\\n' "$EVALUATION_DATA_BEGIN"; }
@@ -21,7 +21,7 @@ CASES = [
         "verdict": "wrong_answer",
         "message": "line 2 differs",
         "expected": "1\n2",
-        "printed": "1\n3",
+        "printed": "1\n3\n<i>",
     },
     {"case": "slow", "verdict": "time_limit", "time": 2.004, "memory": None},
     {"case": "more", "verdict": "skipped", "group": "hidden"},
@@ -45,7 +45,7 @@ class PageResultTests(PageTestCase):
         return await self.submit("sh judge.sh")
 
     async def test_cases(self) -> None:
-        """Cases are a table while the evaluation runs; the summary is above it, with a bar."""
+        """Verdict, score and cases are there while the evaluation runs; a row opens its texts."""
         cases = [{"type": "case", **each} for each in CASES]
         progress = {"type": "progress", "done": 4, "total": 9}
         score = {"type": "score", "score": 10, "maximum": 90}
@@ -62,19 +62,34 @@ class PageResultTests(PageTestCase):
             ],
         )
         self.assertIn("line 2 differs", rows[1][0])
-        await self.browser.click("#cases tbody tr:nth-child(2) details:last-child summary")
-        await self.browser.shows("#cases tbody details:last-child pre", "1\n3")
+        await self.browser.click("#cases tbody tr:nth-child(2) button.open")
+        await self.browser.until("document.querySelector('.diff mark') !== null")
+        self.assertEqual(
+            await self.rows(".diff tbody tr"),
+            [["1", "", "1"], ["2", "≠", "3"], ["", "+", "<i>"]],
+        )
         # The table has no place for the group.
         await self.browser.shows("#data", "hidden")
         data = "return document.querySelectorAll('#data .data > li').length"
         self.assertEqual(await self.browser.script(data), 1)
+        await self.browser.shows("#verdict", "Wrong answer so far")
+        await self.browser.shows("#score", "10 of 90")
         await self.browser.shows(
-            "#summary",
-            "score 10 of 90 · 1 of 4 cases accepted (1 wrong answer, 1 time limit, 1 skipped)",
+            "#summary", "1 of 4 cases accepted (1 wrong answer, 1 time limit, 1 skipped)"
         )
         await self.browser.shows("#progress", "4 of 9")
         bar = "const bar = progress.firstElementChild; return [bar.value, bar.max]"
         self.assertEqual(await self.browser.script(bar), [4, 9])
+        plots = "return [...document.querySelectorAll('.plot rect')].map((bar) => bar.textContent)"
+        self.assertEqual(
+            await self.browser.script(plots),
+            [
+                *("1: 0.012 s", "2: 0.000 s", "3: 2.004 s", "4: 0.000 s"),
+                *("1: 3.0 MiB", "2: 0 B", "3: 0 B", "4: 0 B"),
+            ],
+        )
+        await self.browser.click("#details > summary")
+        await self.browser.shows("#details", "Waiting")
         for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
             await self.browser.look(size, scheme)
             await self.browser.shows("#cases tbody tr", "sample")
@@ -83,46 +98,130 @@ class PageResultTests(PageTestCase):
         await self.browser.click("#cancel")
         await self.browser.shows("#state", "cancelled")
         self.assertFalse(await self.browser.script("return progress.checkVisibility()"))
-        await self.browser.shows("#summary", "score 10 of 90")
+        await self.browser.shows("#verdict", "Cancelled")
+        await self.browser.shows("#score", "10 of 90")
+        await self.browser.shows("#details", "Running")
         self.assertEqual((await self.client.status(identifier))["state"], "cancelled")
 
     async def test_very_many_cases(self) -> None:
-        """Of very many cases the newest are rows, and all are counted."""
+        """Of very many cases a part is rows, the others can be chosen, and all are counted."""
+        await self.browser.script(
+            "const [body] = document.querySelector('#cases table').tBodies; window.most = 0;"
+            "new MutationObserver(() => { most = Math.max(most, body.rows.length) })"
+            ".observe(body, { childList: true })"
+        )
         verdicts = ("accepted", "wrong_answer")
         await self.send(
             [
-                {"type": "case", "case": f"case {n}", "verdict": verdicts[n % 2], "message": "m"}
-                for n in range(20_000)
+                {"type": "case", "case": f"case {n}", "verdict": verdicts[n % 2], "time": n}
+                for n in range(22_000)
             ]
         )
         await self.browser.shows("#state", "finished")
-        await self.browser.shows("#summary", "10,000 of 20,000 cases accepted (10,000 wrong answer")
-        rows = await self.browser.script(
-            "return Array.from(cases.querySelectorAll('tbody th'), (head) => head.textContent)"
-        )
-        self.assertEqual(rows, [f"case {n}m" for n in range(19_500, 20_000)])
-        await self.browser.shows("#cases .hint", "The first 19,500 cases are no longer shown.")
+        await self.browser.shows("#summary", "11,000 of 22,000 cases accepted (11,000 wrong answer")
+        heads = "return Array.from(cases.querySelectorAll('tbody th'), (head) => head.textContent)"
+        last = [f"case {n}" for n in range(21_800, 22_000)]
+        self.assertEqual(await self.browser.script(heads), last)
+        self.assertEqual(await self.browser.script("return most"), len(last))
+        await self.browser.shows("#cases .hint", "The first 1,000 cases are no longer kept.")
+        await self.browser.shows("#cases-shown", "20,801\u201321,000 of 21,000 cases")
+        bars = "return document.querySelectorAll('#time-plot rect').length"
+        self.assertEqual(await self.browser.script(bars), 120)
         self.assertFalse(await self.browser.script("return data.checkVisibility()"))
         place = "const place = document.querySelector('#cases .scroll');"
         bottom = "return place.scrollHeight - place.scrollTop - place.clientHeight < 8"
         self.assertTrue(await self.browser.script(place + bottom), "it does not follow")
-
-    async def test_strange_cases(self) -> None:
-        """What is like a case and is none is data; long texts are cut, and are data, too."""
-        await self.send(
-            [
-                {"type": "case", "case": "unknown", "verdict": "toString"},
-                {"type": "case", "case": 7, "verdict": "accepted"},
-                {"type": "case", "case": "long", "verdict": "accepted", "message": "m" * 100_000},
-                {"type": "case", "case": "odd", "verdict": "partial", "time": True},
-                {"type": "progress", "done": "1", "total": 2},
-            ]
+        await self.browser.click("#cases-earlier")
+        await self.browser.shows("#cases-shown", "20,601\u201320,800 of 21,000 cases")
+        await self.browser.script(
+            "const select = document.getElementById('cases-filter'); select.value = 'others';"
+            "select.dispatchEvent(new Event('change'))"
         )
+        await self.browser.shows("#cases-shown", "1\u2013200 of 10,500 cases")
+        first = [f"case {1001 + 2 * n}" for n in range(200)]
+        self.assertEqual(await self.browser.script(heads), first)
+        self.assertEqual(await self.browser.violations(), [])
+
+    async def test_strange_values(self) -> None:
+        """No value ends the view: what is like a result and is none is data; long texts are cut."""
+        deep: Any = []
+        for _ in range(400):
+            deep = [deep]
+        odd = {"toString": 1, "valueOf": [], "length": -1, "__proto__": None}
+        values: list[Any] = [
+            {"type": "case", "case": "unknown", "verdict": "toString"},
+            {"type": "case", "case": 7, "verdict": "accepted"},
+            {"type": "case", "case": "long", "verdict": "accepted", "message": "m" * 100_000},
+            {"type": "case", "case": "odd", "verdict": "partial", "time": True, "expected": odd},
+            {"type": "progress", "done": "1", "total": 2},
+            {"type": "file", "filename": odd, "content_type": odd, "content_base64": ""},
+            {"type": "file", "filename": "a", "content_type": "b", "content_base64": "%"},
+            {"type": "goal_result", "goal": odd, "result": odd},
+            {"type": "score", "score": odd, "maximum": odd},
+            {"type": odd},
+            *(None, 7, "text", odd, deep, [odd]),
+        ]
+        await self.send(values)
         await self.browser.shows("#state", "finished")
-        heads = "return Array.from(cases.querySelectorAll('tbody th'), (head) => head.textContent)"
-        self.assertEqual(await self.browser.script(heads), ["long" + "m" * 2000, "odd"])
+        heads = "return Array.from(cases.querySelectorAll('tbody th'), (head) => head.innerText)"
+        self.assertEqual(await self.browser.script(heads), ["long\n\n" + "m" * 160 + "…", "odd"])
+        await self.browser.click("#cases button.open")
+        message = "return cases.querySelector('.more pre').textContent.length"
+        self.assertEqual(await self.browser.script(message), 2000)
         data = "return document.querySelectorAll('#data .data > li').length"
-        self.assertEqual(await self.browser.script(data), 5)
+        self.assertEqual(await self.browser.script(data), len(values))
+        self.assertNotIn("cannot be shown", await self.browser.text("#data"))
+
+    async def test_output(self) -> None:
+        """Output has colours and links to the source, and is searched while it grows."""
+        begin = "$EVALUATION_FILE_BEGIN"
+        header = 'Content-Disposition: attachment; filename="notes.html"'
+        self.repository.write(
+            "judge.sh",
+            "printf '\\033[1;31mred\\033[0m plain \\033]0;title\\007\\033[2J<b>\\n'\n"
+            f"printf '\\n%s\\n%s\\n\\n%s\\n%s\\n' \"{begin}\" '{header}' '<b>ü</b>'"
+            ' "$EVALUATION_FILE_END"\n'
+            'for n in $(seq 300); do echo "/x/right_open.txt:$n:1: error"; done\n'
+            'i=0; while :; do i=$((i+1)); echo "Needle $i."; sleep 0.05; done\n',
+        )
+        self.commit = self.repository.commit()
+        await self.submit("sh judge.sh")
+        await self.browser.shows("#output", "red plain <b>\n")
+        await self.browser.shows("#output", "Needle 1.")
+        styled = "return [...output.querySelectorAll('.bold.fg-1')].map((one) => one.innerText)"
+        self.assertEqual(await self.browser.script(styled), ["red"])
+        await self.browser.write("#search", "needle 2")
+        await self.browser.shows("#search-count", "1 of ")
+        current = (
+            "return [...CSS.highlights.get('current')].map((range) => range.toString() +"
+            " range.endContainer.data.slice(range.endOffset).split('\\n')[0]).join()"
+        )
+        await self.browser.shows("#search-count", "1 of 11")  # 2, and 20 to 29
+        self.assertEqual(await self.browser.script(current), "Needle 2.")
+        await self.browser.click("#search-next")
+        await self.browser.click("#search-next")
+        self.assertEqual(await self.browser.script(current), "Needle 21.")
+        await self.browser.shows("#output", "Needle 40.")
+        self.assertEqual(await self.browser.script(current), "Needle 21.")
+        await self.browser.click("#search-previous")
+        await self.browser.shows("#search-count", "2 of 11")
+        await self.browser.click(".files summary")
+        await self.browser.shows(".files pre", "<b>ü</b>")
+        await self.browser.shows("#source", "right_open.txt")
+        links = "return [...output.querySelectorAll('a')].map((link) => link.textContent)"
+        found = await self.browser.script(links)
+        self.assertEqual(found, [f"right_open.txt:{n}:1" for n in range(1, 201)])
+        await self.browser.script("output.querySelectorAll('a')[2].click()")
+        line = "return [document.activeElement.textContent, document.activeElement.className]"
+        self.assertEqual(
+            await self.browser.script(line), [TOUR.read_text().splitlines()[2], "marked"]
+        )
+        self.assertEqual(await self.browser.violations(), [])
+        await self.browser.photograph("output")
+        await self.browser.write("#search", "nothing like it")
+        await self.browser.shows("#search-count", "No match")
+        await self.browser.click("#cancel")
+        await self.browser.shows("#state", "cancelled")
 
     # What a request chooses
 

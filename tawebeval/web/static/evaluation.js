@@ -2,52 +2,39 @@
 
 import { Client, isPassing } from "./client.js";
 import { Console } from "./console.js";
-import {
-  announce,
-  byId,
-  bytes,
-  copy,
-  counted,
-  duration,
-  element,
-  isBusy,
-  said,
-  setBusy,
-} from "./dom.js";
+import { makeDetails, makeTimeline, usageFacts } from "./details.js";
+import { announce, byId, copy, counted, duration, element, isBusy, said, setBusy } from "./dom.js";
 import { Results } from "./results.js";
+import { Search } from "./search.js";
+import { Source } from "./source.js";
 import { parse } from "./values.js";
-import { summarize } from "./verdict.js";
+import { Tally, isLive, scoreWords, summarize, verdictOf } from "./verdict.js";
 
 const ASK_AGAIN = 1500; // ms between two looks at the status
 const TICK = 200; // ms between two looks at the clock
 const BUSY = 30; // ms of taking events before the browser may draw
-const LIVE = ["queued", "fetching", "running"];
-const DETAILS = {
-  problem: "Problem",
-  repository: "Repository",
-  commit_oid: "Commit",
-  directory: "Directory",
-  evaluator_cmd: "Command",
-  environment: "Environment",
-  seed: "Seed",
-  metadata: "Labels",
-  limits: "Limits",
-  created: "Accepted",
-  fetching: "Fetching since",
-  running: "Running since",
-  ended: "Ended",
-};
-const MOMENTS = ["created", "fetching", "running", "ended"];
-const SECONDS = ["wall_clock", "cpu"];
-const SIZES = ["memory", "file_size", "disk", "output", "stderr"];
+const LATER = 50; // ms in which results are gathered before their sum is shown
 
 /** The part of the page that shows an evaluation; it shows one at a time. */
 export class EvaluationView {
   /** `unauthorized` is called when the server wants another token. */
   constructor(unauthorized) {
     this.unauthorized = unauthorized;
-    this.console = new Console(byId("output"), byId("dropped"));
-    this.results = new Results();
+    this.source = new Source();
+    this.search = new Search(byId("output"), {
+      input: byId("search"),
+      count: byId("search-count"),
+      next: byId("search-next"),
+      previous: byId("search-previous"),
+    });
+    this.console = new Console(byId("output"), byId("dropped"), {
+      holds: () => this.search.isActive,
+      changed: (node) => {
+        this.source.link(node, true);
+        this.search.refresh();
+      },
+    });
+    this.results = new Results((cell) => this.source.link(cell));
     this.id = null;
     byId("cancel").addEventListener("click", () => this.#cancel());
     byId("rerun").addEventListener("click", () => this.#rerun());
@@ -66,14 +53,16 @@ export class EvaluationView {
     this.status = null;
     this.ended = false;
     this.error = null; // what the newest event says has gone wrong, if it is of that kind
+    this.tally = new Tally();
     this.console.clear();
+    this.search.clear();
     this.results.clear();
+    this.source.clear();
     byId("nothing").hidden = true;
     byId("something").hidden = false;
     byId("identifier").textContent = id;
     byId("identifier").title = id;
     for (const name of ["connection", "failure"]) byId(name).hidden = true;
-    this.#showResults(null, false);
     byId("details").hidden = true;
     byId("details").open = false;
     byId("rerun-error").textContent = "";
@@ -81,11 +70,12 @@ export class EvaluationView {
       byId(name).hidden = true;
       setBusy(byId(name), false);
     }
-    this.#showState("opening");
+    this.#showState("opening", null);
     this.#showFacts();
     const { signal } = this.stopping;
     this.#run(() => this.#follow(signal), signal);
     this.#run(() => this.#watch(signal), signal);
+    this.#showSource(signal);
     this.ticking = setInterval(() => this.#showFacts(), TICK);
   }
 
@@ -93,6 +83,8 @@ export class EvaluationView {
   close() {
     this.stopping?.abort();
     clearInterval(this.ticking);
+    clearTimeout(this.drawing);
+    this.drawing = undefined;
     this.id = null;
     document.title = "tawebeval";
     byId("nothing").hidden = false;
@@ -107,7 +99,9 @@ export class EvaluationView {
       this.#showConnection(null);
       if (error.status === 401) this.unauthorized();
       else this.#complain(error);
-      this.#showState(error.status === 404 || error.status === 410 ? "gone" : "unknown");
+      const state = error.status === 404 || error.status === 410 ? "gone" : "unknown";
+      this.status = { ...this.status, state };
+      this.#drawResults();
       this.stopping.abort();
       clearInterval(this.ticking);
     }
@@ -133,6 +127,7 @@ export class EvaluationView {
         const oldest = error.problem?.oldest;
         if (oldest === undefined) throw error;
         this.console.miss();
+        this.tally = null; // only the status has all results
         after = oldest;
       }
     }
@@ -146,14 +141,18 @@ export class EvaluationView {
     this.ended = true;
   }
 
-  #take({ type, payload }) {
+  #take(event) {
+    const { type, payload } = event ?? {};
     // Evaluators may send the like: it tells of the end only where it is the end.
     if (this.error !== null) this.results.add(this.error);
     this.error = null;
     if (type === "text") this.console.write(payload);
-    else if (payload?.type !== "evaluation_error") this.results.add(payload);
-    else if (payload.reason === "protocol") this.results.add(payload);
-    else this.error = payload;
+    else if (payload?.type === "evaluation_error" && payload.reason !== "protocol") {
+      this.error = payload;
+    } else {
+      this.results.add(payload);
+      if (this.tally?.add(payload)) this.drawing ??= setTimeout(() => this.#drawResults(), LATER);
+    }
   }
 
   /** Ask for the status from time to time, until the events have come to their end. */
@@ -163,7 +162,7 @@ export class EvaluationView {
       try {
         const status = await this.quiet.status(this.id, { signal, tries: 1 });
         // Its end is shown when all that it has printed is there.
-        if (!this.ended && LIVE.includes(status.state)) this.#showStatus(status);
+        if (!this.ended && isLive(status.state)) this.#showStatus(status);
       } catch (error) {
         if (!isPassing(error)) throw error;
         pause = Math.max(pause, 1000 * (error.retryAfter ?? 0));
@@ -216,16 +215,29 @@ export class EvaluationView {
     }
   }
 
+  /** Show what was submitted, if the server has kept it, and link messages to its lines. */
+  async #showSource(signal) {
+    let files;
+    try {
+      files = await this.quiet.submission(this.id, { signal });
+    } catch {
+      return; // the view is complete without
+    }
+    this.source.show(files);
+    this.source.link(byId("output"), true);
+    this.source.link(byId("failure"));
+  }
+
   #showStatus(status) {
-    if (status.state !== this.status?.state) {
+    const isNew = status.state !== this.status?.state;
+    this.status = status;
+    if (isNew) {
       this.since = performance.now() - Math.max(0, Date.now() - Date.parse(status.created));
-      this.#showState(status.state);
       this.#announceState(status);
       this.#showDetails(status);
     }
-    this.status = status;
-    const over = !LIVE.includes(status.state);
-    this.#showResults(status.results, !over);
+    this.#drawResults();
+    const over = !isLive(status.state);
     if (over && byId("cancel") === document.activeElement) byId("evaluation").focus();
     byId("cancel").hidden = over;
     byId("rerun").hidden = !over;
@@ -234,41 +246,49 @@ export class EvaluationView {
 
   /** Say it in one sentence, for a second one would come in the place of the first. */
   #announceState({ state, results }) {
-    if (LIVE.includes(state)) return announce(`The evaluation is ${state}.`);
-    const summary = summarize(results).map((words) => `, ${words}`).join("");
-    if (state !== "failed") return announce(`The evaluation is ${state}${summary}.`);
+    if (isLive(state)) return announce(`The evaluation is ${state}.`);
+    const { words } = verdictOf({ state, results });
+    const summary = summarize(results).map((each) => `, ${each}`).join("");
+    const verdict = state === "finished" && words !== "Finished" ? `: ${words}` : "";
+    if (state !== "failed") return announce(`The evaluation is ${state}${verdict}${summary}.`);
     const reason = this.error?.message ? `: ${this.error.message}` : "";
     return announce(`The evaluation has failed${summary}${reason}.`);
   }
 
-  /** Show the summary of the results, and a bar of the progress while the evaluation is live. */
-  #showResults(results, live) {
-    const text = summarize(results).join(" · ");
-    byId("summary").hidden = text === "";
-    if (byId("summary").textContent !== text) byId("summary").textContent = text;
+  /** Show verdict and score: of the events that have come, and at the end those of the status. */
+  #drawResults() {
+    clearTimeout(this.drawing);
+    this.drawing = undefined;
+    const { state = "opening", results = null, ended = null } = this.status ?? {};
+    const ofEvents = ended === null ? this.tally?.results : null;
+    this.#showState(state, ofEvents ?? results);
+  }
+
+  /** Show what was asked for, with which limits, and how long each state took. */
+  #showDetails(status) {
+    const details = byId("details");
+    details.hidden = false;
+    details.querySelector("div").replaceChildren(...makeTimeline(status));
+    details.querySelector("dl").replaceChildren(...makeDetails(status));
+  }
+
+  /** Show a state, the verdict, score and summary, and the progress while it is live. */
+  #showState(state, results) {
+    const { words, tone } = verdictOf({ state, results });
+    showText(byId("state"), state);
+    byId("state").dataset.state = state;
+    showText(byId("verdict"), words);
+    byId("verdict").dataset.tone = tone;
+    showText(byId("score"), scoreWords(results));
+    showText(byId("summary"), summarize(results && { ...results, score: null }).join(" · "));
+    document.title = `${words} · tawebeval`;
     const { done, total } = results?.progress ?? { done: 0, total: 0 };
-    byId("progress").hidden = !live || !(total > 0);
+    byId("progress").hidden = !isLive(state) || !(total > 0);
     if (byId("progress").hidden) return;
-    const [bar, words] = byId("progress").children;
+    const [bar, text] = byId("progress").children;
     bar.max = total;
     bar.value = done;
-    words.textContent = `${done} of ${total}`;
-  }
-
-  /** Show what was asked for, with which limits, and when each state began. */
-  #showDetails(status) {
-    const members = Object.entries(DETAILS).flatMap(([name, words]) => {
-      const texts = describe(name, status[name]).map((text) => element("dd", {}, text));
-      return texts.length > 0 ? [element("dt", {}, words), ...texts] : [];
-    });
-    byId("details").hidden = false;
-    byId("details").querySelector("dl").replaceChildren(...members);
-  }
-
-  #showState(state) {
-    byId("state").textContent = state;
-    byId("state").dataset.state = state;
-    document.title = `${state} · tawebeval`;
+    showText(text, `${done} of ${total}`);
   }
 
   #showFacts() {
@@ -316,28 +336,14 @@ export class EvaluationView {
     if (stderr) {
       const words = element("pre", { tabIndex: 0 }, stderr);
       box.append(element("details", { open: true }, element("summary", {}, "stderr"), words));
+      this.source.link(box);
     }
     box.hidden = false;
   }
 }
 
-/** Return a member of the status in words, one text for each label or limit. */
-function describe(name, value) {
-  if (value === null || value === undefined || value === "") return [];
-  if (MOMENTS.includes(name)) return [new Date(value).toLocaleString()];
-  if (name === "environment") return [value.name, value.digest].filter(Boolean);
-  if (name === "metadata") return Object.entries(value).map((pair) => pair.join(" = "));
-  if (name !== "limits") return [String(value)];
-  return Object.entries(value).map(([limit, most]) => {
-    if (SIZES.includes(limit)) return `${limit} = ${bytes(Number(most))}`;
-    return `${limit} = ${most}${SECONDS.includes(limit) ? " s" : ""}`;
-  });
-}
-
-function usageFacts({ wall_seconds: wall, cpu_seconds: cpu, peak_memory_bytes: memory }) {
-  const facts = [];
-  if (wall !== null) facts.push(`ran ${duration(wall)}`);
-  if (cpu !== null) facts.push(`CPU ${duration(cpu)}`);
-  if (memory !== null) facts.push(`memory ${bytes(memory)}`);
-  return facts;
+/** Show a text in an element, which is hidden without one. */
+function showText(place, text) {
+  place.hidden = text === "";
+  if (place.textContent !== text) place.textContent = text;
 }

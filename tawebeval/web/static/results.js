@@ -3,13 +3,16 @@
 import { Cases } from "./cases.js";
 import { byId, bytes, counted, element } from "./dom.js";
 import { brief, isBrief, tree } from "./values.js";
-import { isCase, isProgress } from "./verdict.js";
+import { isCase, isProgress, isScore } from "./verdict.js";
 
 const MOST_VALUES = 500;
 const MOST_FILES = 50;
 const MOST_GOALS = 500;
 const LONGEST_NAME = 100; // characters
+const LONGEST_PREVIEW = 8192; // bytes
 const LARGEST_PICTURE = 512 * 1024; // characters of base64
+const PROGRESS = ["type", "done", "total"];
+const SCORE = ["type", "score", "maximum", "goal", "name"];
 const PICTURES = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml"];
 
 /** Return a name for a file that was chosen by a stranger, safe to be saved under. */
@@ -23,11 +26,12 @@ export function safeName(name) {
 
 /** The tables and lists below the console. */
 export class Results {
-  constructor() {
+  /** `link` is called with an element whose text may name places in the source. */
+  constructor(link) {
     this.goals = byId("goals");
     this.files = byId("files");
     this.data = byId("data");
-    this.cases = new Cases();
+    this.cases = new Cases(link);
     this.urls = [];
     this.clear();
   }
@@ -48,14 +52,21 @@ export class Results {
     this.forgotten = { files: 0, data: 0 };
   }
 
-  /** Take the payload of a data event. */
+  /** Take the payload of a data event, any value of JSON. */
   add(payload) {
+    try {
+      this.#add(payload);
+    } catch {
+      this.#append("data", element("li", {}, "This value cannot be shown."), MOST_VALUES);
+    }
+  }
+
+  #add(payload) {
     const type = payload?.type;
     if (isCase(payload)) {
       if (!this.cases.add(payload)) this.#addData(payload);
-    } else if (isProgress(payload)) {
-      if (Object.keys(payload).length > 3) this.#addData(payload);
-    } else if (type === "goal_result" && "goal" in payload) this.#addGoal("goal", payload);
+    } else if (isSummarized(payload)) return;
+    else if (type === "goal_result" && "goal" in payload) this.#addGoal("goal", payload);
     else if (type === "score" && "score" in payload) {
       this.#addGoal(payload.goal == null ? "name" : "goal", payload);
     } else if (type === "file" && typeof payload.content_base64 === "string") {
@@ -68,7 +79,7 @@ export class Results {
     const { type, [member]: goal = type, ...said } = payload;
     const { result, score, maximum, max_score: most = maximum } = said;
     const name = typeof goal === "string" ? goal : brief(goal);
-    if (!hasPlace(said) || name !== String(goal)) this.#addData(payload);
+    if (!hasPlace(said) || (typeof goal !== "string" && !isBrief(goal))) this.#addData(payload);
     let row = this.rows.get(name);
     if (row === undefined) {
       if (this.rows.size >= MOST_GOALS) return this.#addData(payload);
@@ -93,22 +104,25 @@ export class Results {
 
   #addFile(payload) {
     const { filename, content_type: type, content_base64: base64 } = payload;
+    const content = typeof filename === "string" && typeof type === "string" && decode(base64);
+    if (!content) return this.#addData(payload);
     const name = safeName(filename);
-    let content;
-    try {
-      content = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-    } catch {
-      return this.#addData(payload);
-    }
     // Not by its own type: a stranger's page that is opened from here would be one of ours.
     const blob = new Blob([content], { type: "application/octet-stream" });
     const url = URL.createObjectURL(blob);
     this.urls.push(url);
-    const about = element("span", { className: "hint" }, `${type}, ${bytes(content.length)}`);
+    const kind = type.slice(0, LONGEST_NAME);
+    const about = element("span", { className: "hint" }, `${kind}, ${bytes(content.length)}`);
     const link = element("a", { href: url, download: name }, name);
     const item = element("li", {}, element("p", {}, link, " ", about));
+    const text = readText(content);
     if (PICTURES.includes(type) && base64.length < LARGEST_PICTURE) {
       item.append(element("img", { src: `data:${type};base64,${base64}`, alt: `Picture ${name}` }));
+    } else if (text) {
+      const words = element("pre", { tabIndex: 0 }, text);
+      words.setAttribute("aria-label", `Beginning of ${name}`);
+      words.setAttribute("role", "region");
+      item.append(element("details", {}, element("summary", {}, "Preview"), words));
     }
     this.#append("files", item, MOST_FILES, () => URL.revokeObjectURL(this.urls.shift()));
   }
@@ -133,6 +147,33 @@ export class Results {
     note.textContent = `The first ${counted(this.forgotten[which], thing)} are no longer shown.`;
     if (which === "data") entries.start = this.forgotten[which] + 1;
   }
+}
+
+/** Return the bytes of base64, null for anything else. */
+function decode(base64) {
+  try {
+    return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  } catch {
+    return null;
+  }
+}
+
+/** Return the beginning of a file if that is text in UTF-8, else null. */
+export function readText(content) {
+  try {
+    const beginning = content.subarray(0, LONGEST_PREVIEW);
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(beginning, { stream: true });
+    const isCut = beginning.length < content.length;
+    return text.includes("\0") ? null : text + (isCut ? "…" : "");
+  } catch {
+    return null;
+  }
+}
+
+/** Whether what is above all tables says as much as a value does. */
+function isSummarized(value) {
+  const known = isProgress(value) ? PROGRESS : isScore(value) ? SCORE : [];
+  return known.length > 0 && Object.keys(value).every((name) => known.includes(name));
 }
 
 /** Whether a row of the table says as much as these members, of a goal or a score, do. */

@@ -169,7 +169,7 @@ export function isProgress(payload) {
 }
 
 /** Whether a data value is the score of the whole submission. */
-function isScore(payload) {
+export function isScore(payload) {
   const { type, score, maximum = null, goal = null, name = null } = payload ?? {};
   const isNumber = (value) => Number.isFinite(numberOf(value));
   const isWhole = goal === null && name === null;
