@@ -799,11 +799,6 @@ def _check_runner(configuration: Configuration) -> None:
             'runner.kind: the nodes run evaluators in a sandbox, and sandbox.kind is "none"',
             "remove one of the two settings",
         )
-    if configuration.service.lasting is True:
-        raise ConfigurationError(
-            'service.lasting: with runner.kind = "slurm" evaluations end with the daemon',
-            "set service.lasting = false",
-        )
 
 
 def _convert_named_tables(settings: dict[str, Any], table: str) -> dict[str, Any]:

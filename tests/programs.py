@@ -66,7 +66,7 @@ USES = (
     Use("mmdebstrap", _integration("test_environments")),
     Use("skopeo umoci", _integration("test_environment_images")),
     Use("podman crun mmdebstrap newuidmap", _integration("test_image")),
-    Use("munged slurmctld slurmd srun", _integration("test_slurm")),
+    Use("munged slurmctld slurmd srun", _integration("test_slurm test_slurm_lasting")),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )
@@ -76,7 +76,7 @@ FOR_ROOT = (
     + _integration(
         f"{_BOOTED} test_archive test_cgroups test_descriptors test_doctor test_environments"
         " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"
-        " test_privileges test_slurm test_try test_writable_trees"
+        " test_privileges test_slurm test_slurm_lasting test_try test_writable_trees"
     )
 )
 """Modules of which some tests, or all, are skipped for ordinary users."""

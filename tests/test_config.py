@@ -135,14 +135,13 @@ class RunnerTests(SynchronousTestCase):
     """`[runner]`."""
 
     def test_refused(self) -> None:
-        """A cluster needs a shared directory and a sandbox, and no evaluation outlives a daemon."""
+        """A cluster needs a shared directory and a sandbox."""
         slurm = '[runner]\nkind = "slurm"\n'
         shared = slurm + 'shared = "/shared"\n'
         parse_configuration(shared)
         for text, place in (
             (slurm, "runner.shared"),
             (shared + '[sandbox]\nkind = "none"\n', "runner.kind"),
-            (shared + "[service]\nlasting = true\n", "service.lasting"),
             (shared + 'arguments = ["--uid=0"]\n', "runner.arguments[0]"),
             (shared + 'arguments = ["--qos=low;x"]\n', "runner.arguments[0]"),
             (shared + 'partition = "a b"\n', "runner.partition"),

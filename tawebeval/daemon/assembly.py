@@ -60,7 +60,7 @@ from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
 from tawebeval.slurm.checks import check_shared_directories
-from tawebeval.slurm.cluster import SlurmSandbox
+from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
@@ -190,7 +190,7 @@ def build_daemon(
     if keeper is not None:
         if keeper.client.cgroups:
             cgroups = attach_cgroups(cgroups, keeper.client.cgroups)
-        found = read_bundles(keeper)
+        found = read_bundles(keeper, configuration.runner.kind)
     sandbox = open_sandbox(
         configuration,
         directories.account_files,
@@ -402,17 +402,22 @@ def _make_context(
 
 def _open_runner(base: BuilderParts) -> Sandbox:
     """Return what evaluators run in: the daemon's own sandbox, or the nodes of a cluster."""
-    if base.configuration.runner.kind == "local":
-        return base.sandbox
     directories = base.directories
+    label = derive_daemon_label(directories.state)
+    commands = SlurmCommands(base.reactor, base.spawner)
+    if base.configuration.runner.kind == "local":
+        if "slurm" in base.found.runner_kinds:
+            cancel_all_jobs(commands, base.reactor, label)
+        return base.sandbox
     check_shared_directories(base.configuration, (directories.state, directories.repositories))
     return SlurmSandbox.create(
         base.configuration,
         base.sandbox,
-        SlurmCommands(base.reactor, base.spawner),
+        commands,
         base.thread_pools.work_threads,
         base.reactor,
-        derive_daemon_label(directories.state),
+        label,
+        is_kept=base.run_keeper is not None,
     )
 
 

@@ -44,11 +44,7 @@ def open_keeper_client(
     path = environment.get(KEEPER_VARIABLE, "")
     if not setting:
         return None
-    if setting == "auto" and (
-        not path
-        or configuration.sandbox.kind == "none"
-        or configuration.runner.kind != "local"  # a restart would not find the jobs' frames
-    ):
+    if setting == "auto" and (not path or configuration.sandbox.kind == "none"):
         return None
     if not path:
         raise ConfigurationError(
@@ -73,8 +69,6 @@ def open_keeper_client(
 def count_journals(configuration: Configuration, environment: Mapping[str, str]) -> int:
     """Return the most journals of evaluations at once; 0 if evaluations end with the daemon."""
     if not (configuration.service.lasting and environment.get(KEEPER_VARIABLE)):
-        return 0
-    if configuration.runner.kind != "local":
         return 0
     settings = configuration.evaluations
     return count_run_slots(settings.running) + settings.queued + settings.kept

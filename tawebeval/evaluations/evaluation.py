@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -45,9 +45,7 @@ from tawebeval.evaluations.run import EvaluatorRun, RunProgress, RunResult, Stdo
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     RUN,
-    BrokerSpawner,
-    KeptRun,
-    RunKeeper,
+    KeptSpawner,
     RunRecorder,
 )
 from tawebeval.evaluations.snapshot import (
@@ -62,8 +60,14 @@ from tawebeval.evaluations.snapshot import (
     load_limits,
     load_progress,
     load_result,
+    load_runner,
 )
-from tawebeval.linux.child import ProcessAdopter, StartedProcess
+from tawebeval.linux.child import (
+    ProcessAdopter,
+    ProcessTransport,
+    StartedProcess,
+    StoredProcess,
+)
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import RunnerStatus, SandboxedRun
 from tawebeval.sandbox.environments import Environment, find_environment
@@ -377,7 +381,9 @@ class Evaluation:
     async def _wait_for_begin(self, sandboxed: SandboxedRun, started: StartedProcess) -> None:
         """Wait in the queue of a cluster, from which a stop takes the evaluation."""
         self._enter(EvaluationState.QUEUED)
-        waiting = Deferred.fromCoroutine(sandboxed.wait_for_begin(started, self.context.spawner))
+        waiting = Deferred.fromCoroutine(
+            sandboxed.wait_for_begin(started, self._make_spawner(sandboxed))
+        )
         self._is_launching = False
         if self._stop_reason is not None:  # while srun was started
             waiting.cancel()
@@ -450,13 +456,10 @@ class Evaluation:
         if self._is_left:
             return  # the next process kills it, and starts it anew
         assert self._sandboxed is not None, "made before the start"
-        keeper = self.context.run_keeper
-        if keeper is None:
-            self._sandboxed.connect_process(run, started, self.context.spawner)
-        else:
-            descriptors = self._sandboxed.list_descriptors()
-            kept = keeper.keep_run(self.log_name + RUN, started, descriptors)
-            self._connect_kept_run(keeper, run, kept, parser)
+        spawner = self._make_spawner(self._sandboxed)
+        process = self._sandboxed.connect_process(run, started, spawner)
+        if self.context.run_keeper is not None:
+            self._record_events(run, process, parser)
         self._drop_start_fields()
         self._enter(EvaluationState.RUNNING)
         self._supervise(run)
@@ -465,14 +468,21 @@ class Evaluation:
             run.stop(self._stop_reason)
             run.kill()  # no grace time: no client has seen it run
 
-    def _connect_kept_run(
-        self, keeper: RunKeeper, run: EvaluatorRun, kept: KeptRun, parser: SegiParser
+    def _make_spawner(self, sandboxed: SandboxedRun) -> ProcessAdopter:
+        """Return the adopter of the evaluator's process: the keeper's, if there is one."""
+        keeper = self.context.run_keeper
+        if keeper is None:
+            return self.context.spawner
+        return KeptSpawner(keeper, self.log_name + RUN, sandboxed.list_descriptors)
+
+    def _record_events(
+        self, run: EvaluatorRun, process: ProcessTransport, parser: SegiParser
     ) -> None:
-        """Connect an evaluator that the keeper holds."""
+        """Record the events of an evaluator that the keeper holds."""
         assert self._pump is not None, "made with the run"
         assert self.journal is not None, "made with the keeper"
-        process = keeper.connect_run(self.log_name + RUN, kept, run)
-        self._pump.recorder = RunRecorder(self.journal.write_events, parser, run, process)
+        stored = cast("StoredProcess", process)  # as the processes of a `KeptSpawner` are
+        self._pump.recorder = RunRecorder(self.journal.write_events, parser, run, stored)
 
     def _supervise(self, run: EvaluatorRun) -> None:
         """Supervise the connected run to its end."""
@@ -483,7 +493,7 @@ class Evaluation:
         context.limit_monitor.add_run(sandboxed, run.stop)
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
-            spawner = BrokerSpawner(context.run_keeper, self.log_name + BROKER)
+            spawner = KeptSpawner(context.run_keeper, self.log_name + BROKER)
         sandboxed.serve_submissions(context.clock, context.threads, spawner)
         run.run_ended.add_callback(self._on_run_ended)
 
@@ -657,6 +667,8 @@ class Evaluation:
             self.journal.leave()
             if self.run is not None:
                 self.run.leave()
+            if self._sandboxed is not None:
+                self._sandboxed.leave()
         self.change_condition.notify(None)
 
     def take_snapshot(self) -> EvaluationSnapshot:
@@ -690,6 +702,7 @@ class Evaluation:
             failure=_dump(failure),
             newest=self.ring.newest,
             last_event=self._last_event,
+            runner=_dump(self.runner),
         )
 
     def _take_run_snapshot(self, run: EvaluatorRun) -> RunSnapshot:
@@ -740,6 +753,7 @@ class Evaluation:
         if snapshot.result is not None:
             self.run_result = load_result(snapshot.result)
         self.failure = load_failure(snapshot.failure)
+        self.runner = load_runner(snapshot.runner)
         if state.has_ended:
             self._last_event = snapshot.last_event
             if ring.newest < snapshot.newest:
@@ -759,7 +773,7 @@ class Evaluation:
 
         Blocks, hardly.
         """
-        self._limits = self._environment = None
+        self._limits = self._environment = self.runner = None
         failure, self.failure = self.failure, None
         upload = self.upload_directory
         with suppress(OSError):  # the start finds what is missing
@@ -814,25 +828,32 @@ class Evaluation:
         sandboxed = self._sandboxed = context.sandbox.make_run(
             self.workspace, checkout, self.limits, self._environment
         )
-        broker, connect = found.broker, None
+        sandboxed.problem = self.request.problem
+        self.runner = sandboxed.runner
+        connect = context.run_keeper.connect_run
+        broker, connect_broker = found.broker, None
         if broker is not None:
-            connect = partial(context.run_keeper.connect_run, self.log_name + BROKER, broker)
-        sandboxed.resume(run_snapshot.sandbox, kept.others, connect)
+            connect_broker = partial(connect, self.log_name + BROKER, process=broker.process)
+        sandboxed.resume(run_snapshot.sandbox, kept.others, connect_broker)
         checkpoint = content.batches[-1].checkpoint if content.batches else ParserCheckpoint()
         self.markers = Markers(*run_snapshot.markers)
         parser = self._make_parser(checkpoint.state)
         progress = load_progress(run_snapshot.progress)
         ran = 0.0
-        if last_beat is not None and not progress.is_paused:
+        if last_beat is not None and not (progress.is_paused or progress.is_suspended):
             ran = max(0.0, last_beat - run_snapshot.moment)
         progress = attrs.evolve(
             progress,
             time_left=progress.time_left - ran,
             output_bytes=checkpoint.output_bytes,
-            stderr_bytes=kept.process.stderr_from,
+            stderr_bytes=sandboxed.count_missing_stderr(kept.process),
         )
         run = self._make_run(sandboxed, parser, progress)
-        self._connect_kept_run(context.run_keeper, run, kept, parser)
+        process = sandboxed.resume_process(
+            *(run, kept.process, partial(connect, self.log_name + RUN)),
+            self._make_spawner(sandboxed),
+        )
+        self._record_events(run, process, parser)
         self.state = EvaluationState.RUNNING
         self._supervise(run)
         self.on_acknowledge()  # the ring may be full
@@ -867,7 +888,11 @@ class Evaluation:
         self._sandboxed = self._checkout = None
         keeps = self.keeps_submission
         if self.context.run_keeper is not None:
-            self.context.run_keeper.drop_run(self.log_name)
+            drop = partial(self.context.run_keeper.drop_run, self.log_name)
+            if sandboxed is None:
+                drop()
+            else:
+                sandboxed.call_after_process(drop)
 
         def remove_all() -> None:
             nonlocal keeps

@@ -124,13 +124,19 @@ class FoundEvaluations:
         return {Path(run.quota_directory) for run in self._runs if run.quota_directory}
 
     @property
+    def runner_kinds(self) -> set[str]:
+        """The kinds of runner that have begun evaluators, also of those that do not go on."""
+        return {one.snapshot.run.runner_kind for one in self.evaluations if one.snapshot.run}
+
+    @property
     def _runs(self) -> list[RunSnapshot]:
         return [one.snapshot.run for one in self.evaluations if one.run and one.snapshot.run]
 
 
-def read_bundles(keeper: RunKeeper) -> FoundEvaluations:
+def read_bundles(keeper: RunKeeper, kind: str = "local") -> FoundEvaluations:
     """Read what the keeper holds, and have it drop what is of no use. Blocks.
 
+    `kind` is `runner.kind`: evaluators of the other kind, under the limits of another machine, end.
     Raises: ConfigurationError, for a journal of an unknown version.
     """
     bundles = keeper.bundles
@@ -143,7 +149,7 @@ def read_bundles(keeper: RunKeeper) -> FoundEvaluations:
                 packed = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
                 callbacks[name.removesuffix(CALLBACK)] = unpack_callback(packed)
         if name.endswith(JOURNAL):
-            evaluation = _read_journal(name.removesuffix(JOURNAL), bundle, bundles)
+            evaluation = _read_journal(name.removesuffix(JOURNAL), bundle, bundles, kind)
             if evaluation is not None:
                 found.append(evaluation)
     _kill_unclaimed(keeper.address.pid, {bundle.pid for bundle in bundles.values()})
@@ -175,7 +181,7 @@ def _kill_unclaimed(keeper: int, claimed: Collection[int]) -> None:
 
 
 def _read_journal(
-    name: str, bundle: Bundle, bundles: Mapping[str, Bundle]
+    name: str, bundle: Bundle, bundles: Mapping[str, Bundle], kind: str
 ) -> FoundEvaluation | None:
     """Return the evaluation of a journal; None if the journal is damaged."""
     try:
@@ -193,6 +199,11 @@ def _read_journal(
         return None
     run = bundles.get(name + RUN)
     if snapshot.state != EvaluationState.RUNNING.value or run is None:
+        return FoundEvaluation(name, journal, content, snapshot)
+    before = kind if snapshot.run is None else snapshot.run.runner_kind
+    if before != kind:
+        words = "{evaluation}: the evaluator ends: runner.kind was {before}, and is {now}"
+        log.warn(words, evaluation=name, before=before, now=kind)
         return FoundEvaluation(name, journal, content, snapshot)
     broker = bundles.get(name + BROKER)
     try:

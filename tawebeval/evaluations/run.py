@@ -329,7 +329,8 @@ class RunProgress:
 
     `time_left` is the rest of `limits.wall_clock`, `paused` and `owed` are those of its pauses, all
     in seconds; `is_paused` is whether it waits for readers. `output_bytes` have counted against
-    `limits.output`, `stderr_bytes` against `limits.stderr`.
+    `limits.output`, `stderr_bytes` against `limits.stderr`. `is_suspended` is whether the run waits
+    to be begun again.
     """
 
     time_left: float
@@ -338,6 +339,7 @@ class RunProgress:
     is_paused: bool = False
     output_bytes: int = 0
     stderr_bytes: int = 0
+    is_suspended: bool = False
 
 
 @attrs.define
@@ -386,8 +388,9 @@ class EvaluatorRun(ProcessProtocol):
     `run_ended` is set, to the run, when the process tree is gone and all output is in the ring.
     `failure` is the reason of a stop or a bad exit, None after a good one. `exit_status` is None
     until the end, and if no evaluator ran. `usage` is known at the end. `grace` is the time between
-    TERM and KILL, in seconds. `on_stop()` is called when `failure` is set by a stop. `progress` is
-    that of a run that an earlier process has begun.
+    TERM and KILL, in seconds. `on_change()` is called when `failure` is set by a stop, and when the
+    run waits to be begun again, or was. `progress` is that of a run that an earlier process has
+    begun.
     """
 
     failure: EvaluationFailure | None = None
@@ -401,7 +404,7 @@ class EvaluatorRun(ProcessProtocol):
         grace: float,
         sandboxed: SandboxedRun,
         threads: WorkerThreads,
-        on_stop: Callable[[], object] = lambda: None,
+        on_change: Callable[[], object] = lambda: None,
         progress: RunProgress | None = None,
     ) -> None:
         progress = progress or RunProgress(sandboxed.limits.wall_clock)
@@ -409,7 +412,7 @@ class EvaluatorRun(ProcessProtocol):
         self._clock = clock
         self._pump = pump
         self._grace = grace
-        self._on_stop = on_stop
+        self._on_change = on_change
         self._sandboxed = sandboxed
         self._threads = threads
         self._stderr = b""
@@ -421,7 +424,7 @@ class EvaluatorRun(ProcessProtocol):
         self._kill: IDelayedCall | None = None
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self._is_left = False
-        self._is_suspended = False
+        self._is_suspended = progress.is_suspended
         self._process: ProcessTransport
 
     @property
@@ -456,6 +459,7 @@ class EvaluatorRun(ProcessProtocol):
             self._pauses.is_paused,
             self._stdout_size,
             self._stderr_size,
+            self._is_suspended,
         )
 
     @property
@@ -490,13 +494,15 @@ class EvaluatorRun(ProcessProtocol):
         """Stop the clock until `restart_clock`: the evaluator is to be begun again elsewhere."""
         self._is_suspended = True
         self._stop_clock()
+        self._on_change()
 
     def restart_clock(self) -> None:
         """Give a run that was begun again its whole time."""
-        self._is_suspended = False
-        self._stop_clock()
-        self._time_left = self._sandboxed.limits.wall_clock
-        self.set_paused(False)
+        if self._is_suspended:
+            self._is_suspended = False
+            self._time_left = self._sandboxed.limits.wall_clock
+            self.set_paused(False)
+            self._on_change()
 
     def _stop_clock(self) -> None:
         if self._timeout is not None:
@@ -554,7 +560,7 @@ class EvaluatorRun(ProcessProtocol):
         running, at_once = self._process.is_running, reason.reason in _AT_ONCE
         if self.failure is None and (running or not self._pump.output_stored.is_set):
             self.failure = reason
-            self._on_stop()
+            self._on_change()
             if running and not at_once:
                 self._kill = self._clock.callLater(self._grace, self.kill)
                 self._signal(signal.SIGTERM)

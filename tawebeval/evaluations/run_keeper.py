@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from tawebeval.core.segi import SegiParser
 from tawebeval.evaluations.journal import JournaledBatch, ParserCheckpoint
 from tawebeval.evaluations.run import EvaluatorRun
 from tawebeval.linux import kept_process
-from tawebeval.linux.child import StartedProcess
+from tawebeval.linux.child import StartedProcess, StoredProcess
 from tawebeval.linux.keeper_client import Bundle, KeeperAddress, KeeperClient
 from tawebeval.linux.kept_process import KeptProcess
 from tawebeval.linux.launcher_client import LAUNCHER
@@ -89,21 +90,28 @@ class RunKeeper:
 
     def keep_run(self, name: str, started: StartedProcess, others: Sequence[int] = ()) -> KeptRun:
         """Give the keeper a started process, as the bundle `name`. Raises: OSError."""
-        files = [os.memfd_create(what, os.MFD_CLOEXEC) for what in ("stdout", "stderr")]
-        kept = kept_process.KeptDescriptors(
-            started.pid, started.pidfd, started.stdout, started.stderr, *files
-        )
-        self.client.keep(
-            name,
-            [kept.pidfd, kept.stdout, kept.stderr, kept.output, kept.errors, *others],
-            kept.pid,
-        )
-        return KeptRun(kept, others)
+        with ExitStack() as failing:
+            files = []
+            for what in ("stdout", "stderr"):
+                files.append(os.memfd_create(what, os.MFD_CLOEXEC))
+                failing.callback(os.close, files[-1])
+            kept = kept_process.KeptDescriptors(
+                started.pid, started.pidfd, started.stdout, started.stderr, *files
+            )
+            self.client.keep(
+                name,
+                [kept.pidfd, kept.stdout, kept.stderr, kept.output, kept.errors, *others],
+                kept.pid,
+            )
+            failing.pop_all()
+            return KeptRun(kept, others)
 
-    def connect_run(self, name: str, kept: KeptRun, protocol: ProcessProtocol) -> KeptProcess:
+    def connect_run(
+        self, name: str, protocol: ProcessProtocol, process: kept_process.KeptDescriptors
+    ) -> KeptProcess:
         """Let the process of the bundle `name` drive a protocol from now on."""
-        wait = partial(self.client.wait, name, kept.process.pid)
-        return KeptProcess(self._reactor, protocol, kept.process, wait)
+        wait = partial(self.client.wait, name, process.pid)
+        return KeptProcess(self._reactor, protocol, process, wait)
 
     def drop_run(self, name: str) -> None:
         """Let the keeper close what it has of a run, which has ended."""
@@ -112,16 +120,20 @@ class RunKeeper:
 
 
 @attrs.frozen
-class BrokerSpawner:
-    """Adopter of the broker of one evaluation (`linux.child.ProcessAdopter`), a bundle `name`."""
+class KeptSpawner:
+    """Adopter of processes that the keeper holds in a bundle `name`, one after the other.
+
+    `list_descriptors` returns what the bundle has besides (`SandboxedRun.list_descriptors`).
+    """
 
     _keeper: RunKeeper
     _name: str
+    _list_descriptors: Callable[[], Sequence[int]] = tuple
 
     def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> KeptProcess:
-        """Let the keeper hold a broker, which drives a protocol from now on. Raises: OSError."""
-        kept = self._keeper.keep_run(self._name, started)
-        return self._keeper.connect_run(self._name, kept, protocol)
+        """Let the keeper hold a process, which drives a protocol from now on. Raises: OSError."""
+        kept = self._keeper.keep_run(self._name, started, self._list_descriptors())
+        return self._keeper.connect_run(self._name, protocol, kept.process)
 
 
 @attrs.define
@@ -131,7 +143,7 @@ class RunRecorder:
     _write: Callable[[JournaledBatch], None]
     _parser: SegiParser
     _run: EvaluatorRun
-    _process: KeptProcess
+    _process: StoredProcess
     _recorded: int = 0
 
     def record_batch(self, cursor: int, batch: EventBatch, time_ms: int) -> None:

@@ -18,7 +18,7 @@ from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.run import RunProgress, RunResult
 from tawebeval.linux.cgroups.group import ResourceUsage
-from tawebeval.sandbox.base import EvaluatorExit
+from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.webhooks.callback import Callback, CallbackState
 
@@ -70,6 +70,11 @@ class RunSnapshot(msgspec.Struct, omit_defaults=True):
     moment: float
     quota_directory: str | None = None
 
+    @property
+    def runner_kind(self) -> str:
+        """The word of `runner.kind` under which it began."""
+        return str(self.sandbox.get("kind", "local"))
+
 
 class EvaluationSnapshot(msgspec.Struct, omit_defaults=True):
     """An evaluation and its record in the registry.
@@ -108,6 +113,7 @@ class EvaluationSnapshot(msgspec.Struct, omit_defaults=True):
     failure: dict[str, Any] | None = None
     newest: int = 0
     last_event: bytes = b""
+    runner: dict[str, Any] | None = None
 
     @property
     def is_notified(self) -> bool:
@@ -189,6 +195,11 @@ def load_result(found: dict[str, Any]) -> RunResult:
             "usage": _load(ResourceUsage, found["usage"]),
         },
     )
+
+
+def load_runner(found: dict[str, Any] | None) -> RunnerStatus | None:
+    """Return the runner's status of `attrs.asdict`, or None."""
+    return None if found is None else _load(RunnerStatus, found)
 
 
 def load_progress(found: dict[str, Any]) -> RunProgress:

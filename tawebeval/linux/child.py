@@ -250,6 +250,14 @@ def open_started_child(pid: int, stdout: int, stderr: int) -> StartedProcess:
         raise
 
 
+def kill_started_child(started: StartedProcess) -> None:
+    """Kill a child that nothing takes over, with its process group; close its descriptors."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    for descriptor in (started.pidfd, started.stdout, started.stderr):
+        os.close(descriptor)
+
+
 def wait_for_exit(started: StartedProcess, timeout: float) -> tuple[int, bytes]:
     """Return the exit status of a child, negative for a signal, and its output. Blocks.
 
@@ -365,6 +373,17 @@ class ProcessTransport(StdoutProducer, Protocol):
 
     def read_remaining_output(self) -> None:
         """Read the bytes that the pipes hold now, and close them: other processes may hold them."""
+
+
+class StoredProcess(ProcessTransport, Protocol):
+    """A `ProcessTransport` that stores stdout, for a later process of the daemon."""
+
+    @property
+    def delivered(self) -> int:
+        """The offset in stdout up to which `childDataReceived` was called, now or before."""
+
+    def discard_output(self, before: int) -> None:
+        """Release the memory of stdout before an offset, at most up to `delivered`."""
 
 
 class PipedProcess(ABC):

@@ -30,6 +30,7 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.group import CgroupManager, EvaluationCgroup, ResourceUsage
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
+from tawebeval.linux.kept_process import KeptDescriptors
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES, LARGE_USAGE_BYTES, DiskMeter
@@ -43,6 +44,10 @@ EVALUATOR_TOOLS_DIRECTORY = Path(__file__).with_name("tools")
 _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of a user
 # Seconds for which a limit that the kernel enforces may go unnoticed: the run gains nothing by it.
 _UNNOTICED = 1.0
+
+
+ProcessResumer = Callable[[ProcessProtocol, KeptDescriptors], ProcessTransport]
+"""Function that lets a process of the keeper's drive a protocol. Raises: OSError."""
 
 
 @attrs.frozen
@@ -189,9 +194,9 @@ class SandboxedRun(ABC):
 
     def connect_process(
         self, run: ProcessProtocol, started: StartedProcess, spawner: ProcessAdopter
-    ) -> None:
+    ) -> ProcessTransport:
         """Let the started process drive `run`."""
-        spawner.adopt_child(run, started)
+        return spawner.adopt_child(run, started)
 
     @abstractmethod
     def send_signal(self, child: ProcessTransport, number: int) -> None:
@@ -252,6 +257,30 @@ class SandboxedRun(ABC):
             self._group = self._cgroups.find_evaluation_cgroup(described["group"])
         self._disk.device_numbers = frozenset(described["devices"])
         self._disk.since = described["since"]
+
+    def resume_process(
+        self,
+        run: ProcessProtocol,
+        process: KeptDescriptors,
+        connect: ProcessResumer,
+        spawner: ProcessAdopter,
+    ) -> ProcessTransport:
+        """Let the process of a resumed run drive `run`; `spawner` adopts others that it needs.
+
+        Raises: OSError.
+        """
+        return connect(run, process)
+
+    def count_missing_stderr(self, process: KeptDescriptors) -> int:
+        """Return the bytes of stderr that `resume_process` does not deliver again."""
+        return process.stderr_from
+
+    def leave(self) -> None:  # noqa: B027  (most kinds do nothing by themselves)
+        """Do nothing any more: another process of the daemon goes on with the run."""
+
+    def call_after_process(self, call: Callable[[], object]) -> None:
+        """Call once the started process, which may end later than the evaluator, has ended."""
+        call()
 
     def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks.

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from resource import struct_rusage
@@ -24,18 +24,26 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.kept_process import KeptDescriptors
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper
-from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus, Sandbox, SandboxedRun
+from tawebeval.sandbox.base import (
+    EvaluatorExit,
+    ProcessResumer,
+    RunnerStatus,
+    Sandbox,
+    SandboxedRun,
+)
 from tawebeval.sandbox.bubblewrap import ROOM
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.submissions import SOCKET_NAME
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+from tawebeval.slurm.attempt_store import AttemptStore
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.frames import KILL, TERMINATE
 from tawebeval.slurm.jobs import NODE_PROGRAM, build_srun_options, merge_settings
-from tawebeval.slurm.order import Order
+from tawebeval.slurm.order import ORDER_NAME, VERSION, Order
 from tawebeval.slurm.transport import NodeTransport, wait_for_begin
 
 _NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
@@ -49,7 +57,8 @@ class SlurmSandbox:
 
     `limits`, `cgroups`, `orphan_reaper` and `writable_trees` are those of the daemon's own sandbox,
     by which srun is started. A reload replaces `configuration`. `job_prefix` begins the names of
-    this daemon's jobs, and of no others.
+    the jobs of this process of the daemon, and of no others. `is_kept`: runs outlive the daemon;
+    `kept_jobs` are those of an earlier process that go on.
     """
 
     configuration: Configuration
@@ -61,6 +70,8 @@ class SlurmSandbox:
     threads: WorkerThreads
     clock: Any
     job_prefix: str
+    is_kept: bool = False
+    kept_jobs: set[str] = attrs.field(factory=set)
 
     @classmethod
     def create(
@@ -71,16 +82,25 @@ class SlurmSandbox:
         threads: WorkerThreads,
         clock: Any,
         label: str,
+        *,
+        is_kept: bool = False,
     ) -> SlurmSandbox:
         """Return the sandbox beside the daemon's own, `local`.
 
-        `label` is the daemon's. Jobs that an earlier one of this label has left are cancelled.
+        `label` is the daemon's. Jobs that an earlier one of this label has left are cancelled,
+        except for those of runs that go on.
         """
-        every = f"tawebeval-{label}-"
+        every = _begin_job_names(label)
         prefix = f"{every}{token_hex(3)}-"
-        clock.callWhenRunning(commands.cancel_left_jobs, every, prefix)
         own = (local.limits, local.cgroups, local.orphan_reaper, local.writable_trees)
-        return cls(configuration, *own, commands, threads, clock, prefix)
+        sandbox = cls(configuration, *own, commands, threads, clock, prefix, is_kept)
+        kept = sandbox.kept_jobs
+
+        def is_left(name: str) -> bool:
+            return name.startswith(every) and not (name.startswith(prefix) or name in kept)
+
+        clock.callWhenRunning(commands.cancel_left_jobs, is_left)
+        return sandbox
 
     def make_run(
         self,
@@ -91,6 +111,17 @@ class SlurmSandbox:
     ) -> SandboxedRun:
         """Return the run of an evaluation with these limits, not started yet."""
         return SlurmRun(workspace, checkout, self, limits, environment)
+
+
+def _begin_job_names(label: str) -> str:
+    """Return what the names of all jobs of a daemon begin with."""
+    return f"tawebeval-{label}-"
+
+
+def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
+    """Cancel the jobs of the daemon `label`, which has used a cluster before, and does not now."""
+    every = _begin_job_names(label)
+    clock.callWhenRunning(commands.cancel_left_jobs, lambda name: name.startswith(every))
 
 
 class SlurmRun(SandboxedRun):
@@ -112,8 +143,8 @@ class SlurmRun(SandboxedRun):
         self._environment = environment
         self.has_network = self._configuration.sandbox.network
         self.runner = self._status = RunnerStatus("slurm")
-        self._order: Path | None = None
-        self._orders = -1  # the write end of the first srun's stdin
+        self._order = workspace.root / ORDER_NAME
+        self._store: AttemptStore | None = None  # of the srun that was started last
         self._transport: NodeTransport | None = None
 
     def make_workspace_view(self) -> WorkspaceView:
@@ -125,7 +156,7 @@ class SlurmRun(SandboxedRun):
     ) -> StartedProcess:
         """Start srun, whose job waits for a node. Blocks."""
         commit = self._checkout.commit
-        self._order = Order(
+        Order(
             command,
             environment,
             directory,
@@ -139,16 +170,18 @@ class SlurmRun(SandboxedRun):
             self._configuration.sandbox,
             self._environment,
         ).write_file()
-        started, self._orders = self._start_srun(0)
-        return started
+        return self._start_srun(0)[0]
 
-    def _start_srun(self, attempt: int) -> tuple[StartedProcess, int]:
-        """Start an srun; return it and the write end of its stdin. Blocks. Raises: OSError."""
+    def _start_srun(self, attempt: int) -> tuple[StartedProcess, AttemptStore]:
+        """Start an srun; return it and its files. Blocks. Raises: OSError."""
         with contextlib.ExitStack() as writing:
             reading, orders = os.pipe2(os.O_CLOEXEC)
             writing.callback(os.close, orders)
             try:
                 os.set_blocking(orders, False)
+                store = AttemptStore.create(orders, self._name_job(attempt), attempt)
+                writing.pop_all()
+                writing.callback(store.close)
                 spec = attrs.evolve(self._make_srun_spec(attempt), descriptors=(reading,))
                 with self._orphans.expect_child() as tell:
                     started = self._trees.start_beside(spec)
@@ -156,7 +189,8 @@ class SlurmRun(SandboxedRun):
             finally:
                 os.close(reading)
             writing.pop_all()
-            return started, orders
+            self._store = store
+            return started, store
 
     def _name_job(self, attempt: int) -> str:
         return f"{self._sandbox.job_prefix}{self.workspace.root.name[:_NAME_LENGTH]}-{attempt}"
@@ -192,21 +226,26 @@ class SlurmRun(SandboxedRun):
 
         If it is cancelled, it returns after the end of srun.
         """
-        retries = self._configuration.runner.retries
-        transport = self._transport = NodeTransport(
-            *(self._sandbox.clock, spawner, self._sandbox.commands, self._status),
-            self._start_again,
-            retries,
-        )
-        transport.adopt(started, self._name_job(0), self._orders)
+        transport = self._make_transport(spawner)
+        assert self._store is not None, "srun is started"
+        transport.adopt(started, self._store)
+        self._transport = transport
         await wait_for_begin(transport)
 
-    async def _start_again(self, attempt: int) -> tuple[StartedProcess, str, int]:
-        """Start another srun, in directories as new. Raises: OSError."""
-        started, orders = await self._sandbox.threads.run_in_thread(self._renew, attempt)
-        return started, self._name_job(attempt), orders
+    def _make_transport(self, spawner: ProcessAdopter) -> NodeTransport:
+        sandbox = self._sandbox
+        return NodeTransport(
+            *(sandbox.clock, spawner, sandbox.commands, self._status),
+            self._start_again,
+            self._configuration.runner.retries,
+            sandbox.is_kept,
+        )
 
-    def _renew(self, attempt: int) -> tuple[StartedProcess, int]:
+    async def _start_again(self, attempt: int) -> tuple[StartedProcess, AttemptStore]:
+        """Start another srun, in directories as new. Raises: OSError."""
+        return await self._sandbox.threads.run_in_thread(self._renew, attempt)
+
+    def _renew(self, attempt: int) -> tuple[StartedProcess, AttemptStore]:
         for _, directory in self.make_workspace_view().writable_paths:
             remove_tree(directory)
             directory.mkdir()
@@ -215,10 +254,11 @@ class SlurmRun(SandboxedRun):
 
     def connect_process(
         self, run: ProcessProtocol, started: StartedProcess, spawner: ProcessAdopter
-    ) -> None:
+    ) -> NodeTransport:
         """Let the evaluator on the node drive `run`."""
         assert self._transport is not None, "the run has begun"
         self._transport.connect(run)
+        return self._transport
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the evaluator's processes on the node."""
@@ -254,6 +294,61 @@ class SlurmRun(SandboxedRun):
         outcome = self._transport.outcome if self._transport is not None else None
         return ResourceUsage(*outcome.usage) if outcome is not None else ResourceUsage(None, None)
 
+    def leave(self) -> None:
+        """Leave srun to another process of the daemon."""
+        if self._transport is not None:
+            self._transport.leave()
+
+    def call_after_process(self, call: Callable[[], object]) -> None:
+        """Call once srun has ended: it may wait for a controller that is away."""
+        if self._transport is None:
+            call()
+        else:
+            self._transport.call_after_srun(call)
+
     def list_descriptors(self) -> Sequence[int]:
-        """Return none: evaluations on a cluster end with the daemon."""
-        return ()
+        """Return the files of the srun that was started last."""
+        return () if self._store is None else self._store.descriptors
+
+    def describe(self) -> dict[str, Any]:
+        """Return the version of the frames, besides what all kinds of sandbox tell."""
+        return {**super().describe(), "kind": "slurm", "version": VERSION}
+
+    def resume(
+        self,
+        described: Mapping[str, Any],
+        descriptors: Sequence[int],
+        connect_broker: Callable[[ProcessProtocol], object] | None = None,
+    ) -> None:
+        """Take over the files of an srun. Raises: OSError, ValueError."""
+        super().resume(described, descriptors, connect_broker)
+        if described["version"] != VERSION:
+            raise ValueError(f"frames of version {described['version']}, not {VERSION}")
+        self._store = AttemptStore.load(descriptors)
+
+    def resume_process(
+        self,
+        run: ProcessProtocol,
+        process: KeptDescriptors,
+        connect: ProcessResumer,
+        spawner: ProcessAdopter,
+    ) -> NodeTransport:
+        """Let the evaluator on the node drive `run`, from the byte `process.stdout_from` on."""
+        store = self._store
+        assert store is not None, "resumed"
+        transport = self._make_transport(spawner)
+        from_frame = attrs.evolve(process, stdout_from=store.position.frames)
+        with contextlib.ExitStack() as failing:
+            failing.callback(store.close)
+            transport.resume(
+                run, store, process.stdout_from, lambda srun: connect(srun, from_frame)
+            )
+            failing.pop_all()
+        self._transport = transport
+        self._sandbox.kept_jobs.add(store.name)
+        return transport
+
+    def count_missing_stderr(self, process: KeptDescriptors) -> int:
+        """Return the bytes of stderr that `resume_process` does not deliver again."""
+        assert self._store is not None, "resumed"
+        return self._store.count_missing_stderr()

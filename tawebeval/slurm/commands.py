@@ -137,12 +137,12 @@ class SlurmCommands:
         self._to_cancel[name] = _CANCELS
         self._poll()
 
-    def cancel_left_jobs(self, prefix: str, own: str) -> None:
-        """Cancel the jobs whose names have a prefix, but not `own`: a killed daemon has left them.
+    def cancel_left_jobs(self, is_left: Callable[[str], bool]) -> None:
+        """Cancel the jobs that an earlier daemon has left, by their names.
 
         A killed daemon's last srun may still be on its way, so the queue is looked at a few times.
         """
-        self._is_left = lambda name: name.startswith(prefix) and not name.startswith(own)
+        self._is_left = is_left
         self._looks_left = _LOOKS
         self._poll()
 

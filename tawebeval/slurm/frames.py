@@ -4,9 +4,11 @@ A frame from the node is a byte for its kind, the length of its content in 4 byt
 content and a line feed. Slurm passes stdout of a job on by lines, so the line feed makes a frame
 arrive at once. srun writes its own messages to stderr, never between frames.
 
-To the node the daemon sends lines: `GRANT` and a number of bytes, `TERMINATE`, `KILL`. Slurm keeps
-megabytes of output on the way, so back-pressure does not rely on it: the node sends at most
-`WINDOW` bytes of stdout more than the daemon has granted. Nothing waits behind a full pipe.
+To the node the daemon sends lines: `GRANT` and an offset in stdout, `TERMINATE`, `KILL`. Slurm
+keeps megabytes of output on the way, so back-pressure does not rely on it: the node stops reading
+the evaluator's stdout at the largest offset that the daemon has granted, which is `WINDOW` at
+first. Nothing waits behind a full pipe. An offset, unlike a number of bytes, may be granted again
+by a daemon that does not know what an earlier one has granted.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ import attrs
 WINDOW = 256 * 1024
 """Bytes of stdout, and one read of the pipe, that may be on the way or wait in the daemon."""
 
-UNBOUNDED = 2**40
-"""A grant for whatever is left."""
+UNBOUNDED = 2**60
+"""An offset for a grant of whatever is left."""
 
 GRANT, TERMINATE, KILL = b"A", b"T", b"K"
-"""First bytes of the daemon's lines; that of a grant is followed by its bytes in decimal."""
+"""First bytes of the daemon's lines; that of a grant is followed by its offset in decimal."""
 
 MAX_CONTENT = 2**20
 """The most bytes of one frame: a read of a pipe, or the JSON of an outcome."""
@@ -52,8 +54,12 @@ def encode_frame(kind: FrameKind, content: bytes = b"") -> bytes:
 
 @attrs.define
 class FrameParser:
-    """Parser of the frames of one job."""
+    """Parser of the frames of one job.
 
+    `offset` is the place, in all that the job has sent, behind the last frame that was yielded.
+    """
+
+    offset: int = 0
     _pending: bytearray = attrs.field(factory=bytearray)
 
     def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
@@ -75,6 +81,7 @@ class FrameParser:
                 raise BrokenFrame(_show(pending))
             content = bytes(pending[_HEADER:end])
             del pending[: end + 1]
+            self.offset += end + 1
             yield kind, content
 
 
@@ -82,9 +89,9 @@ def _show(data: bytearray) -> str:
     return bytes(data[:200]).decode(errors="replace").strip()
 
 
-def encode_grant(size: int) -> bytes:
-    """Return the line by which the daemon grants bytes of stdout."""
-    return b"%b%d\n" % (GRANT, size)
+def encode_grant(offset: int) -> bytes:
+    """Return the line by which the daemon grants stdout up to an offset."""
+    return b"%b%d\n" % (GRANT, offset)
 
 
 def encode_command(command: bytes) -> bytes:

@@ -140,7 +140,8 @@ class NodeRun(ProcessProtocol):
         self._threads = threads
         self._reactor = reactor
         self._writer = FrameWriter(reactor, 1, self._on_reader_lost)
-        self._window = WINDOW
+        self._sent = 0  # bytes of stdout
+        self._granted = WINDOW
         self._stderr_left = order.limits.stderr + 1  # one more byte shows the excess
         self._excess: EvaluationFailure | None = None
         self._tree_ended = Deferred[None]()
@@ -171,9 +172,9 @@ class NodeRun(ProcessProtocol):
     def take_command(self, command: bytes | None, number: int) -> None:
         """Do what a line of the daemon says."""
         if command == GRANT:
-            if self._window <= 0 < self._window + number:
+            before, self._granted = self._granted, max(self._granted, number)
+            if before <= self._sent < self._granted:
                 self._process.resumeProducing()
-            self._window += number
         elif command == TERMINATE:
             self._signal(signal.SIGTERM)
         elif command == KILL:
@@ -204,11 +205,11 @@ class NodeRun(ProcessProtocol):
             self._run.send_signal(self._process, number)
 
     def outReceived(self, data: bytes) -> None:
-        """Send stdout, and stop reading it when the window is full."""
+        """Send stdout, and stop reading it where the grant ends."""
         self._writer.write_frame(FrameKind.STDOUT, data)
-        before = self._window
-        self._window -= len(data)
-        if self._window <= 0 < before:
+        before = self._sent
+        self._sent += len(data)
+        if before < self._granted <= self._sent:
             self._process.pauseProducing()
 
     def errReceived(self, data: bytes) -> None:

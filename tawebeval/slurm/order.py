@@ -23,8 +23,8 @@ from tawebeval.sandbox.workspace import Workspace
 ORDER_NAME = "order"
 """The name of the order's file in the evaluation's directory."""
 
-VERSION = 1
-"""The version of orders and frames: daemon and nodes must have the same."""
+VERSION = 2
+"""The version of orders, frames and kept runs: daemon and nodes must have the same."""
 
 
 @attrs.frozen

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from resource import struct_rusage
 from typing import Any
 
@@ -21,12 +21,20 @@ from twisted.python.failure import Failure
 from tawebeval.core import text
 from tawebeval.deferreds import OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
+from tawebeval.linux.child import (
+    ProcessAdopter,
+    ProcessTransport,
+    StartedProcess,
+    kill_started_child,
+)
+from tawebeval.linux.kept_process import KEPT_STDERR_BYTES, KeptProcess
 from tawebeval.sandbox.base import RunnerStatus
+from tawebeval.slurm.attempt_store import AttemptStore, FramePosition
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.frames import (
     KILL,
     UNBOUNDED,
+    WINDOW,
     BrokenFrame,
     FrameKind,
     FrameParser,
@@ -48,6 +56,7 @@ _END_PATIENCE = 5.0  # seconds for srun to end after a bad outcome: its last wor
 _WORDS = 8 * 1024  # bytes of srun's words that are kept
 _PIECE = 64 * 1024  # bytes of stdout that a run takes at once
 _GRANTED = 64 * 1024  # bytes of stdout that one grant is for, at least
+_STORED = 64 * 1024  # bytes of frames that are given back at once, at least
 
 log = Logger()
 
@@ -86,24 +95,43 @@ def _load_failure(told: Any) -> EvaluationFailure | None:
 
 @attrs.define(eq=False)
 class Attempt(ProcessProtocol):
-    """One srun: the protocol of the daemon's child. `orders` is the write end of its stdin."""
+    """One srun: the protocol of the process, which may be the keeper's child."""
 
-    name: str
-    orders: int
+    store: AttemptStore
     _owner: NodeTransport
     words: bytes = b""
     identifier: str | None = None
     outcome: NodeOutcome | None = None
-    has_begun: bool = False
     is_closed: bool = False  # its frames do not count any more
     ended: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
-    _frames: FrameParser = attrs.field(factory=FrameParser)
+    _frames: FrameParser = attrs.field(init=False)
+    _position: FramePosition = attrs.field(init=False)  # behind the last frame
+    _has_exited: bool = False
     _srun: ProcessTransport = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._position = self.store.position
+        self._frames = FrameParser(self._position.frames)
 
     def makeConnection(self, transport: Any) -> None:
         """Connect srun."""
         self._srun = transport
         super().makeConnection(transport)
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self.store.name
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the node has started the evaluator."""
+        return self.store.begun is not None
+
+    @property
+    def stored_error(self) -> OSError | None:
+        """The error by which the frames could not be stored."""
+        return self._srun.output_error if isinstance(self._srun, KeptProcess) else None
 
     @property
     def srun_words(self) -> str:
@@ -112,15 +140,9 @@ class Attempt(ProcessProtocol):
 
     def send(self, line: bytes) -> None:
         """Send a line to the node. What a pipe does not take has no reader."""
-        if self.orders >= 0:
-            with suppress(OSError):
-                os.write(self.orders, line)
-
-    def close_orders(self) -> None:
-        """Close the stdin of srun: the node kills what is left."""
-        if self.orders >= 0:
-            os.close(self.orders)
-            self.orders = -1
+        if self.store.orders >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self.store.orders, line)
 
     def kill_srun(self, number: int = signal.SIGKILL) -> None:
         """Signal srun itself."""
@@ -136,20 +158,52 @@ class Attempt(ProcessProtocol):
         try:
             for kind, content in self._frames.feed(data):
                 if not self.is_closed:
-                    self._owner.on_frame(self, kind, content)
-        except BrokenFrame as error:
+                    self._take_frame(kind, content)
+        except (BrokenFrame, ValueError, OSError) as error:
+            self.is_closed = True
             self.words = text.take_tail(self.words + str(error).encode(), _WORDS)
             self.kill_srun(signal.SIGTERM)
 
+    def _take_frame(self, kind: FrameKind, content: bytes) -> None:
+        """Store a frame, and tell the owner what of it no earlier process has stored."""
+        before, store = self._position, self.store
+        stdout, stderr = before.stdout, before.stderr
+        if kind is FrameKind.BEGUN:
+            told = json.loads(content)
+            self.identifier = told["job"]
+            store.write_begun(told["job"], told["node"])
+        elif kind is FrameKind.STDOUT:
+            stdout += len(content)
+            content = store.output.append(before.stdout, content)
+        elif kind is FrameKind.STDERR:
+            stderr += len(content)
+            content = store.errors.append(before.stderr, content)
+            store.errors.discard(store.count_missing_stderr())
+        else:
+            self._has_exited = True
+        self._position = FramePosition(self._frames.offset, stdout, stderr)
+        # The exit, and what comes after it, is told again to a later process.
+        if not self._has_exited and self._position.frames - store.position.frames >= _STORED:
+            store.write_position(self._position)
+            if isinstance(self._srun, KeptProcess):
+                self._srun.discard_output(self._position.frames)
+        self._owner.on_frame(self, kind, content)
+
     def processEnded(self, reason: Failure) -> None:
         """Tell the end of srun."""
-        self.close_orders()
+        self.store.close_orders()
         self.ended.set_value(None)
-        self._owner.on_srun_end(self)
+        is_killed = isinstance(reason.value, ProcessTerminated) and reason.value.signal is not None
+        self._owner.on_srun_end(self, is_killed=is_killed)
+
+    def close(self) -> None:
+        """Take no frames any more, and close the files."""
+        self.is_closed = True
+        self.store.close()
 
 
-StartAttempt = Callable[[int], Awaitable[tuple[StartedProcess, str, int]]]
-"""Start an srun; return it, the name of its job, and the write end of its stdin."""
+StartAttempt = Callable[[int], Awaitable[tuple[StartedProcess, AttemptStore]]]
+"""Start an srun; return it and its files."""
 
 
 @attrs.define(eq=False)
@@ -157,9 +211,12 @@ class NodeTransport:
     """The process of a run: a `ProcessTransport` over one srun, or over two after a loss.
 
     `begun` has None once the evaluator runs, or the reason why it does not. Output that comes
-    before `connect`, or while the run has paused it, waits here: `frames.WINDOW` bounds it. stderr,
-    which has no window, never waits: the order of the two pipes is not kept. A job is begun again,
-    by `start_again`, only if it was lost before the evaluator printed anything.
+    before `connect`, or while the run has paused it, waits in a file: `frames.WINDOW` bounds it.
+    stderr, which has no window, never waits: the order of the two pipes is not kept. A job is begun
+    again, by `start_again`, only if it was lost before the evaluator printed anything.
+
+    With `is_kept` stdout stays in its file until `discard_output`. `delivered` is the offset in
+    stdout up to which the run has got it, the bytes of the present call included.
     """
 
     _clock: Any
@@ -168,24 +225,30 @@ class NodeTransport:
     status: RunnerStatus
     _start_again: StartAttempt
     _retries: int
+    is_kept: bool = False
     begun: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
     pid: int = 0
     resource_usage: struct_rusage | None = None
     is_running: bool = True
     _has_exited: bool = False
-    outcome: NodeOutcome | None = None
     loss: EvaluationFailure | None = None
+    delivered: int = 0
     _attempt: Attempt = attrs.field(init=False)
     _run: Any = None  # the protocol
-    _held: bytearray = attrs.field(factory=bytearray)  # stdout
-    _consumed: int = 0  # bytes that no grant was sent for
+    _granted: int = WINDOW  # the offset in stdout
     _has_printed: bool = False
     _is_paused: bool = False
     _is_turn_due: bool = False
     _is_stopped: bool = False  # no srun is started any more
     _is_over: bool = False  # nothing more comes from the node
     _has_ended: bool = False
+    _is_left: bool = False
     _kill: IDelayedCall | None = None  # None until the first `KILL`
+
+    @property
+    def outcome(self) -> NodeOutcome | None:
+        """What the node has told of the present srun's evaluator."""
+        return self._attempt.outcome
 
     @property
     def slow_read_seconds(self) -> float:
@@ -197,12 +260,58 @@ class NodeTransport:
         """None: `loss` is told as the exit."""
         return None
 
-    def adopt(self, started: StartedProcess, name: str, orders: int) -> None:
-        """Take over an srun."""
-        attempt = self._attempt = Attempt(name, orders, self)
+    def adopt(self, started: StartedProcess, store: AttemptStore) -> None:
+        """Take over an srun. Raises: OSError; srun is killed then."""
+        attempt = Attempt(store, self)
+        try:
+            self._spawner.adopt_child(attempt, started)
+        except OSError:
+            kill_started_child(started)
+            store.close()
+            self._commands.cancel_job(store.name)
+            raise
+        self._attempt = attempt
         self.pid = started.pid
-        self._spawner.adopt_child(attempt, started)
-        self._commands.watch_job(name, self._on_queue)
+        self._commands.watch_job(attempt.name, self._on_queue)
+
+    def resume(
+        self,
+        run: Any,
+        store: AttemptStore,
+        delivered: int,
+        connect: Callable[[ProcessProtocol], ProcessTransport],
+    ) -> None:
+        """Go on with the srun of an earlier process, which has delivered so much of stdout.
+
+        `connect` lets it drive a protocol from the frame at `store.position` on. Raises: OSError.
+        """
+        attempt = Attempt(store, self)
+        status = self.status
+        status.retries = store.number
+        self._retries = max(0, self._retries - store.number)
+        attempt.identifier, status.node = status.job, _ = store.begun or (None, None)
+        self._has_printed = bool(store.output.size or store.errors.size)
+        self.delivered = delivered
+        self._attempt = attempt
+        process = connect(attempt)
+        self.pid = process.pid
+        self.begun.set_value(None)
+        if not attempt.has_begun:
+            self._commands.watch_job(attempt.name, self._on_queue)
+        self.connect(run)
+        if stderr := store.errors.read(store.count_missing_stderr(), KEPT_STDERR_BYTES):
+            run.childDataReceived(2, stderr)
+        self._grant(delivered + WINDOW)
+
+    def leave(self) -> None:
+        """Do nothing any more: another process of the daemon goes on."""
+        self._is_left = self._attempt.is_closed = True
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
+
+    def call_after_srun(self, call: Callable[[], object]) -> None:
+        """Call once srun has ended."""
+        self._attempt.ended.add_callback(lambda _: call())
 
     def connect(self, run: Any) -> None:
         """Let the process drive a protocol, after `begun`.
@@ -221,6 +330,7 @@ class NodeTransport:
         self._close()
         await self.begun.wait()
         await self._attempt.ended.wait()
+        self._attempt.close()
 
     def _close(self) -> None:
         """Give up an srun whose evaluator is not wanted any more, begun or not."""
@@ -230,7 +340,7 @@ class NodeTransport:
     def _give_up(self, attempt: Attempt) -> None:
         """End srun and its job, whatever the node does."""
         self._commands.forget_job(attempt.name)
-        attempt.close_orders()
+        attempt.store.close_orders()
         attempt.kill_srun(signal.SIGTERM)
         if not attempt.ended.is_set:
             late = self._clock.callLater(KILL_PATIENCE, attempt.kill_srun)
@@ -242,6 +352,8 @@ class NodeTransport:
     def send_command(self, command: bytes) -> None:
         """Send `TERMINATE` or `KILL` to the node; after `KILL` do not wait for long."""
         self._is_stopped = True
+        if self._is_left:
+            return
         if not self._attempt.has_begun:  # it waits for another node
             self._close()
             return
@@ -268,35 +380,38 @@ class NodeTransport:
 
     def read_remaining_output(self) -> None:
         """Let the node send all that is left: at most the content of a pipe."""
-        self._attempt.send(encode_grant(UNBOUNDED))
+        self._grant(UNBOUNDED)
+
+    def discard_output(self, before: int) -> None:
+        """Give back the memory of stdout before an offset, at most up to `delivered`."""
+        if not self._attempt.store.is_closed:
+            with contextlib.suppress(OSError):  # the memory is then kept until the end
+                self._attempt.store.output.discard(min(before, self.delivered))
 
     # What the node tells
 
     def on_frame(self, attempt: Attempt, kind: FrameKind, content: bytes) -> None:
-        """Take a frame of an attempt."""
+        """Take a frame of an attempt, which has stored it."""
         if kind is FrameKind.BEGUN:
-            told = json.loads(content)
-            attempt.identifier = self.status.job = told["job"]
-            self.status.node, self.status.queue_reason = told["node"], None
+            self.status.job, self.status.node = attempt.store.begun or (None, None)
+            self.status.queue_reason = None
             self._commands.forget_job(attempt.name)
-            attempt.has_begun = True
             if self._run is not None:
                 self._run.restart_clock()
             self.begun.set_value(None)
         elif kind is FrameKind.STDOUT:
             self._has_printed = True
-            self._held += content
             self._plan()
         elif kind is FrameKind.STDERR:
             self._has_printed = True
-            if self._run is not None:  # connected by `begun`
+            if content and self._run is not None:  # connected by `begun`
                 self._run.childDataReceived(2, content)
         elif kind is FrameKind.EXITED:
             self._exit()
         else:
-            attempt.outcome = self.outcome = NodeOutcome.load(content)
+            outcome = attempt.outcome = NodeOutcome.load(content)
             self._exit()
-            if self.outcome.is_good or attempt.ended.is_set:
+            if outcome.is_good or attempt.ended.is_set:
                 self._finish()
             else:
                 waiting = self._clock.callLater(_END_PATIENCE, self._finish)
@@ -313,12 +428,16 @@ class NodeTransport:
             self.is_running = False
             self._run.processExited(Failure(ProcessDone(0)))
 
-    def on_srun_end(self, attempt: Attempt) -> None:
+    def on_srun_end(self, attempt: Attempt, *, is_killed: bool) -> None:
         """Take the end of srun: the outcome is here, or the job was lost."""
+        if self._is_left:
+            return
         self._commands.forget_job(attempt.name)
         self.status.queue_reason = None
-        if self.outcome is not None:
-            if is_out_of_memory(attempt.srun_words) and not self.outcome.is_good:
+        if attempt.outcome is not None:
+            if is_killed:
+                self._commands.cancel_job(attempt.name)
+            if is_out_of_memory(attempt.srun_words) and not attempt.outcome.is_good:
                 self.loss = explain_loss({"JobState": "OUT_OF_MEMORY"}, "")
             self._finish()
         else:
@@ -331,7 +450,12 @@ class NodeTransport:
         if identifier is not None and not self._is_stopped:
             job = await self._commands.show_job(identifier)
         loss = explain_loss(job, words)
+        if attempt.stored_error is not None:
+            why = attempt.stored_error.strerror
+            loss = EvaluationFailure("lost", f"the daemon could not store the output: {why}")
         self._commands.cancel_job(attempt.name)
+        if self._is_left:
+            return
         if self._may_repeat and loss.reason in ("node", "preempted"):
             self._retries -= 1
             log.warn("{why}; the evaluator is begun again", why=loss.message)
@@ -343,6 +467,7 @@ class NodeTransport:
                 return
         self.loss = loss
         if self._run is None:
+            attempt.close()
             self.begun.set_value(loss)
             return
         self._exit()
@@ -357,7 +482,12 @@ class NodeTransport:
         self.status.job = self.status.node = None
         if self._run is not None:
             self._run.suspend_clock()
-        self.adopt(*await self._start_again(self.status.retries))
+        lost = self._attempt
+        started, store = await self._start_again(self.status.retries)
+        if self._is_left:
+            return
+        self.adopt(started, store)
+        lost.close()
         if self._is_stopped:  # meanwhile
             self._close()
 
@@ -367,7 +497,7 @@ class NodeTransport:
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
         attempt = self._attempt
-        attempt.close_orders()
+        attempt.store.close_orders()
         if not attempt.ended.is_set:
             late = self._clock.callLater(SRUN_PATIENCE, self._give_up, attempt)
             attempt.ended.add_callback(lambda _: late.active() and late.cancel())
@@ -386,24 +516,30 @@ class NodeTransport:
     def _take_turn(self) -> None:
         """Deliver one piece, so that other runs have their turns."""
         self._is_turn_due = False
-        held, run = self._held, self._run
-        if held and not self._is_paused:
-            content = bytes(held[:_PIECE])
-            del held[:_PIECE]
+        store, run = self._attempt.store, self._run
+        is_behind = self.delivered < store.output.size
+        if self._is_left:
+            return
+        if is_behind and not self._is_paused:
+            content = store.output.read(self.delivered, _PIECE)
+            self.delivered += len(content)
             run.childDataReceived(1, content)
-            self._grant(len(content))
+            if not self.is_kept:
+                self.discard_output(self.delivered)
+            if self.delivered + WINDOW - self._granted >= _GRANTED:
+                self._grant(self.delivered + WINDOW)
             self._plan()
-        elif not held and self._is_over and not self._has_ended and not self.is_running:
+        elif not is_behind and self._is_over and not self._has_ended and not self.is_running:
             self._has_ended = True
+            self._attempt.close()
             for descriptor in (1, 2):
                 run.childConnectionLost(descriptor)
             run.processEnded(Failure(self._build_reason()))
 
-    def _grant(self, size: int) -> None:
-        self._consumed += size
-        if self._consumed >= _GRANTED:
-            self._attempt.send(encode_grant(self._consumed))
-            self._consumed = 0
+    def _grant(self, offset: int) -> None:
+        """Let the node send stdout up to an offset."""
+        self._granted = offset
+        self._attempt.send(encode_grant(offset))
 
     def _build_reason(self) -> Exception:
         status, number = (self.outcome and self.outcome.exit) or (1, None)

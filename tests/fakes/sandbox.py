@@ -18,7 +18,7 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import CgroupManager, ResourceUsage
-from tawebeval.linux.child import ProcessAdopter, StartedProcess
+from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
 from tawebeval.linux.privileges import User
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
@@ -68,9 +68,9 @@ class FakeSandboxedRun:
 
     def connect_process(
         self, run: ProcessProtocol, started: StartedProcess, spawner: ProcessAdopter
-    ) -> None:
+    ) -> ProcessTransport:
         """Let the process drive `run`."""
-        spawner.adopt_child(run, started)
+        return spawner.adopt_child(run, started)
 
     def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from base64 import b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,12 @@ class KeptDaemonTestCase(RepositoryTestCase):
 
     configuration = CONFIGURATION
     open_files: int | None = None
+    environment: Mapping[str, str] = {}
     daemon: KeptDaemon
 
     async def setUp(self) -> None:
         await super().setUp()
-        self.daemon = KeptDaemon(self.configure())
+        self.daemon = KeptDaemon(self.configure(), **self.environment)
         self.addCleanup(self.daemon.remove)
         await self.daemon.start_all(self.open_files)
         self.client = Client(self.daemon.url)

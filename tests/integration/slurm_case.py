@@ -15,11 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import ClassVar
 
-from twisted.trial.unittest import SkipTest
+from twisted.trial.unittest import SkipTest, TestCase
 
 import tawebeval
 from tests.cases.patience import PATIENCE
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.keepers import KeptDaemonTestCase
 from tests.integration.ports import free_port
 from tests.integration.processes import descriptors, everybody
 from tests.integration.unprivileged import PYTHON, USER
@@ -247,33 +248,59 @@ cpus = 1
 """
 
 
-class SlurmTestCase(DaemonTestCase):
-    """Tests whose daemon runs evaluators on a cluster, which all classes share."""
+class ClusterCase(TestCase):
+    """Tests with a cluster, which all tests of one run share, whatever their modules."""
 
-    template: ClassVar[str] = CONFIGURATION + RUNNER
     cluster: ClassVar[Cluster]
-    _started: ClassVar[Cluster | None] = None
-    _classes: ClassVar[list[type[SlurmTestCase]]] = []
+    _is_started: ClassVar[bool] = False
+    _to_end: ClassVar[set[str]] = set()
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        SlurmTestCase._classes.append(cls)
+    def __init__(self, name: str = "runTest") -> None:
+        super().__init__(name)
+        self._to_end.add(self.id())
 
-    async def setUp(self) -> None:
+    async def start_cluster(self) -> None:
+        """Start the cluster, unless an earlier test has; stop it after the last one."""
         missing = find_missing()
         if missing:
             raise SkipTest(missing)
-        if SlurmTestCase._started is None:
-            SlurmTestCase._started = SlurmTestCase.cluster = Cluster()
+        self.addCleanup(self._stop_cluster_after_the_last)
+        if not ClusterCase._is_started:
+            ClusterCase.cluster = Cluster()
+            ClusterCase._is_started = True
             self.cluster.start()
         await self.cluster.settle()
+
+    def _stop_cluster_after_the_last(self) -> None:
+        self._to_end.discard(self.id())
+        if not self._to_end:
+            ClusterCase._is_started = False
+            self.cluster.stop()
+
+
+class SlurmTestCase(ClusterCase, DaemonTestCase):
+    """Tests that share a daemon which runs evaluators on a cluster."""
+
+    template: ClassVar[str] = CONFIGURATION + RUNNER
+
+    async def setUp(self) -> None:
+        await self.start_cluster()
         cls = type(self)
         cls.configuration = cls.template.format(python=self.cluster.python)
         cls.environment = {"SLURM_CONF": str(self.cluster.configuration)}
         await super().setUp()
 
-    async def _stop_after_the_last(self) -> None:
-        await super()._stop_after_the_last()
-        if not any(cls._to_run for cls in self._classes) and SlurmTestCase._started is not None:
-            SlurmTestCase._started.stop()
-            SlurmTestCase._started = None
+
+class KeptSlurmTestCase(ClusterCase, KeptDaemonTestCase):
+    """Tests with a daemon and a keeper of their own, and evaluators on a cluster."""
+
+    configuration: ClassVar[str] = CONFIGURATION + RUNNER
+
+    async def setUp(self) -> None:
+        await self.start_cluster()
+        self.environment = {"SLURM_CONF": str(self.cluster.configuration)}
+        await super().setUp()
+
+    def configure(self) -> str:
+        """Return the configuration."""
+        return super().configure().replace("{python}", self.cluster.python)

@@ -17,7 +17,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.child import StartedProcess
 from tawebeval.sandbox.base import RunnerStatus
-from tawebeval.slurm.frames import KILL, TERMINATE, FrameKind, encode_frame
+from tawebeval.slurm import transport
+from tawebeval.slurm.attempt_store import AttemptStore
+from tawebeval.slurm.frames import KILL, TERMINATE, WINDOW, FrameKind, encode_frame
 from tawebeval.slurm.jobs import QueuedJob
 from tawebeval.slurm.transport import KILL_PATIENCE, NodeTransport, wait_for_begin
 
@@ -26,6 +28,8 @@ GOOD = {"exit": [0, None], "over": None, "usage": [0.5, None]}
 
 class FakeSrun:
     """An srun: what it was sent, and how it ends."""
+
+    pid = 9
 
     def __init__(self, protocol: ProcessProtocol) -> None:
         self.protocol = protocol
@@ -60,9 +64,12 @@ class FakeSpawner:
 
     def __init__(self) -> None:
         self.children: list[FakeSrun] = []
+        self.error: OSError | None = None
 
     def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> Any:
         """Make an srun."""
+        if self.error is not None:
+            raise self.error
         self.children.append(FakeSrun(protocol))
 
 
@@ -140,7 +147,7 @@ class TransportTests(SynchronousTestCase):
             self.start_again,
             self.retries,
         )
-        self.transport.adopt(StartedProcess(9, -1, -1, -1), "job-0", orders)
+        self.transport.adopt(StartedProcess(9, -1, -1, -1), AttemptStore.create(orders, "job-0", 0))
         self.run_ = FakeRun()
         self.begun = Deferred.fromCoroutine(wait_for_begin(self.transport))
 
@@ -152,11 +159,12 @@ class TransportTests(SynchronousTestCase):
         self.addCleanup(os.close, reading)
         return reading, writing
 
-    async def start_again(self, attempt: int) -> tuple[StartedProcess, str, int]:
+    async def start_again(self, attempt: int) -> tuple[StartedProcess, AttemptStore]:
         """Start another srun, once `gate` is open."""
         await self.gate
         self.lines, orders = self.pipe()
-        return StartedProcess(10, -1, -1, -1), f"job-{attempt}", orders
+        store = AttemptStore.create(orders, f"job-{attempt}", attempt)
+        return StartedProcess(10, -1, -1, -1), store
 
     @property
     def srun(self) -> FakeSrun:
@@ -223,7 +231,8 @@ class RunTests(TransportTests):
         self.transport.resumeProducing()
         self.turn()
         self.assertEqual(len(self.run_.out), 4 * 65536)
-        self.assertEqual(self.read_lines(), b"A65536\n" * 4)
+        granted = b"".join(b"A%d\n" % (WINDOW + 65536 * n) for n in range(1, 5))
+        self.assertEqual(self.read_lines(), granted)
 
     def test_stderr(self) -> None:
         """What comes from stderr passes stdout that a paused run holds up."""
@@ -306,6 +315,135 @@ class RunTests(TransportTests):
         self.assertEqual(self.transport.loss.reason, "memory")
 
 
+class ResumeTests(TransportTests):
+    """A later process of the daemon goes on with an srun."""
+
+    retries = 1
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.frames = b""
+        self.transport.is_kept = True
+        self.hold()
+        self.srun.begin()
+        self.successResultOf(self.begun)
+        self.transport.connect(self.run_)
+
+    def hold(self) -> None:
+        """Hold the files of the last srun, as the keeper does."""
+        self.held = [os.dup(each) for each in self.transport._attempt.store.descriptors]
+        for each in self.held:
+            self.addCleanup(os.close, each)
+
+    def tell(self, kind: FrameKind, content: bytes | Mapping[str, Any] = b"") -> None:
+        """Send a frame, which is stored, too."""
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.frames += encode_frame(kind, data)
+        self.srun.protocol.childDataReceived(1, encode_frame(kind, data))
+
+    def resume(self, delivered: int, *, began: bool = True) -> None:
+        """Leave the transport, and go on with what is stored in another one."""
+        self.transport.leave()
+        begin = encode_frame(FrameKind.BEGUN, b'{"job": "5", "node": "one"}')
+        stored = (begin if began else b"") + self.frames
+        self.status = RunnerStatus("slurm")
+        self.transport = NodeTransport(
+            *(self.clock, self.spawner, self.commands, self.status),  # type: ignore[arg-type]
+            *(self.start_again, self.retries),
+            is_kept=True,
+        )
+        self.run_ = FakeRun()
+        loaded = AttemptStore.load([os.dup(each) for each in self.held])
+
+        def connect(protocol: ProcessProtocol) -> Any:
+            self.spawner.adopt_child(protocol, StartedProcess(9, -1, -1, -1))
+            return self.srun
+
+        self.transport.resume(self.run_, loaded, delivered, connect)
+        self.srun.protocol.childDataReceived(1, stored[loaded.position.frames :])
+        self.turn()
+
+    def test_exact(self) -> None:
+        """Each byte of stdout comes once, and the tail of stderr again; the node may go on."""
+        self.tell(FrameKind.STDOUT, b"one")
+        self.tell(FrameKind.STDERR, b"complaint")
+        self.tell(FrameKind.STDOUT, b"two")
+        self.read_lines()
+        self.resume(2)
+        self.assertEqual((self.run_.out, self.run_.err), (b"etwo", b"complaint"))
+        self.assertEqual(self.read_lines(), b"A%d\n" % (2 + WINDOW))
+        self.assertEqual((self.status.job, self.status.node), ("5", "one"))
+        self.tell(FrameKind.STDERR, b" more")
+        self.tell(FrameKind.OUTCOME, GOOD)
+        self.turn()
+        self.assertEqual(self.run_.err, b"complaint more")
+        self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
+
+    def test_much(self) -> None:
+        """A later process parses only frames that were not given back."""
+        for number in range(8):
+            self.tell(FrameKind.STDOUT, bytes([97 + number]) * 20_000)
+        self.turn()
+        self.assertGreater(self.transport._attempt.store.position.frames, 100_000)
+        self.resume(30_000)
+        printed = b"".join(bytes([97 + number]) * 20_000 for number in range(8))
+        self.assertEqual(self.run_.out, printed[30_000:])
+
+    def test_end(self) -> None:
+        """The exit and the outcome are told again, whatever came after them, or without an exit."""
+        for kinds in ((FrameKind.EXITED,), ()):
+            for kind in kinds:
+                self.tell(kind)
+            self.tell(FrameKind.STDOUT, b"x" * 70_000)
+            self.tell(FrameKind.OUTCOME, GOOD)
+            self.resume(0)
+            self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
+            self.assertEqual(len(self.run_.out), 70_000)
+            self.setUp()
+
+    def test_left(self) -> None:
+        """What was left takes no frames, sends nothing and begins nothing again."""
+        self.transport.leave()
+        self.commands.job = {"JobState": "NODE_FAIL"}
+        self.tell(FrameKind.STDOUT, b"one")
+        self.transport.send_command(KILL)
+        self.srun.end(1)
+        self.turn()
+        self.assertEqual((self.run_.out, self.run_.told, self.read_lines()), (b"", [], b"-"))
+        self.assertEqual((len(self.spawner.children), self.commands.cancelled), (1, []))
+
+    def test_second(self) -> None:
+        """A second srun that waits is gone on with; it is the last that may be begun."""
+        self.commands.job = {"JobState": "NODE_FAIL"}
+        self.srun.end(1)
+        self.hold()
+        self.resume(0, began=False)
+        self.assertEqual((self.status.retries, self.status.job), (1, None))
+        self.assertIn("job-1", self.commands.watched)
+        self.srun.begin("two")
+        self.assertEqual((self.run_.clock, self.status.node), (["restart"], "two"))
+        self.srun.end(1)
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assertEqual(len(self.spawner.children), 3)
+
+    def test_printed(self) -> None:
+        """A run that has printed under an earlier process is not begun again."""
+        self.tell(FrameKind.STDERR, b"x")
+        self.resume(0)
+        self.commands.job = {"JobState": "NODE_FAIL"}
+        self.srun.end(1)
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+
+    def test_killed(self) -> None:
+        """The job of an srun that was killed after the outcome is cancelled."""
+        self.tell(FrameKind.OUTCOME, GOOD)
+        self.turn()
+        self.srun.protocol.processEnded(Failure(ProcessTerminated(None, 9)))
+        self.assertEqual(self.commands.cancelled, ["job-0"])
+
+
 class RetryTests(TransportTests):
     """A lost node, with one retry."""
 
@@ -335,6 +473,19 @@ class RetryTests(TransportTests):
         self.assertEqual((self.status.job, self.status.queue_reason), (None, None))
         self.connect()
         self.assertEqual(self.status.retries, 1)
+
+    def test_not_adopted(self) -> None:
+        """A second srun that cannot be adopted ends the run, and is ended itself."""
+        self.connect()
+        self.spawner.error = OSError(24, "Too many open files")
+        killed: list[int] = []
+        self.patch(transport, "kill_started_child", lambda started: killed.append(started.pid))
+        self.srun.end(1)
+        self.turn()
+        self.assertEqual((killed, self.commands.cancelled), ([10], ["job-0", "job-1"]))
+        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        assert self.transport.loss is not None
+        self.assertIn("Too many open files", str(self.transport.loss))
 
     def test_printed(self) -> None:
         """What has printed is not begun again: events never repeat."""
