@@ -515,7 +515,7 @@ class CallbackSettings(Section, frozen=True):
 class HttpSettings(Section, frozen=True):
     """`[http]`: limits and time-outs of connections and requests."""
 
-    connections: _Count = 800
+    connections: _Count = 1500
     connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
     line: _Bytes = 8 * KIB
     headers: _Count = 100

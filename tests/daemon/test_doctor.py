@@ -251,12 +251,12 @@ class SystemChecksTests(DoctorTestCase):
     def test_watches(self) -> None:
         """Epoll may watch as much as fits into the memory of evaluators, where that has an end."""
         settings = "[evaluations]\nrunning = 3\n[limits]\nmemory = 18_000_000\n"
-        for there, health in ((300_800, OK), (300_799, WEAKER)):
+        for there, health in ((301_500, OK), (301_499, WEAKER)):
             rlimits.MAX_WATCHES_FILE.write_text(f"{there}\n")
             (found,) = (each for each in self.examine(settings) if each.part == "watches")
-            said = f"{there} allowed, and up to 300800 may be needed"
+            said = f"{there} allowed, and up to 301500 may be needed"
             self.assertEqual((found.health, found.what), (health, said))
-        self.assertEqual(found.remedy, "run `sysctl fs.epoll.max_user_watches=300800`")
+        self.assertEqual(found.remedy, "run `sysctl fs.epoll.max_user_watches=301500`")
         self.missing = {"memory": "it is read-only"}
         self.assertNotIn("watches", [each.part for each in self.examine(settings)])
 

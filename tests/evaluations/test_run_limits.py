@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 
+import attrs
+
 from tawebeval.config import LimitSettings
 from tawebeval.errors import EvaluationFailure, build_limit_failure
-from tawebeval.evaluations.run import MIN_READ_RATE
+from tawebeval.evaluations.run import MIN_READ_RATE, EvaluatorRun
 from tawebeval.linux.cgroups.group import ResourceUsage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
 from tests.cases.strategies import MARKERS
 from tests.fakes.children import STDOUT
 from tests.fakes.sandbox import FakeSandboxedRun
+from tests.fakes.world import InlineThreads
 
 FILE = MARKERS.file_begin + b"\nX-SEGI-As: path\n\na\n" + MARKERS.file_end + b"\n"
 
@@ -69,8 +72,26 @@ class TimeoutTests(RunTestCase):
         self.run.set_paused(True)
         self.run.set_paused(False)
         self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.assertTrue(self.run.progress.is_suspended)
         self.run.restart_clock()
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+        self.clock.advance(4)
+        self.run.restart_clock()  # told once more after a restart of the daemon
+        self.assertEqual(self.run.progress.time_left, 6)
+        self.assertFalse(self.run.progress.is_suspended)
+
+    def test_suspended_before(self) -> None:
+        """A run that an earlier process has suspended has no clock until it is begun again."""
+        progress = attrs.evolve(self.run.progress, time_left=1, is_suspended=True)
+        run = EvaluatorRun(
+            *(self.clock, self.pump, GRACE, self.sandboxed, InlineThreads()), progress=progress
+        )
+        self.assertTrue(run.progress.is_suspended)
+        before = self.clock.getDelayedCalls()
+        run.makeConnection(self.child)
+        self.assertEqual(self.clock.getDelayedCalls(), before)
+        run.restart_clock()
+        self.assertEqual(run.progress.time_left, 10)
 
     def test_no_clock_after_the_exit(self) -> None:
         """The clock stands when the process has exited, whoever holds its stdout."""
