@@ -62,6 +62,7 @@ from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
 from tawebeval.slurm.checks import check_shared_directories
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands
+from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
 from tawebeval.web.links import EvaluationLinks, LinkFile
@@ -151,6 +152,7 @@ class DaemonParts:
 
     def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
         """Return the metrics of the parts; `log_lines` is None if twistd writes the log."""
+        sandbox = self.context.sandbox
         return DaemonMetrics(
             self.context,
             self.repositories,
@@ -163,6 +165,7 @@ class DaemonParts:
             self.monitoring.operator_sources.find_unreadiness_reasons,
             log_lines,
             self.archive,
+            sandbox.commands.counters if isinstance(sandbox, SlurmSandbox) else JobCounters(),
         )
 
 

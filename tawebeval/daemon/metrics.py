@@ -37,6 +37,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.sandbox.probe import ProbeDirectories, probe_sandbox_again
+from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.access_log import RequestLog, RouteTable
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import OperatorSources
@@ -120,6 +121,7 @@ class DaemonMetrics(Collector):
     find_unreadiness_reasons: Callable[[], Sequence[str]]
     line_writer: LineWriter | None = None
     archive: DiskArchive | None = None
+    jobs: JobCounters = attrs.field(factory=JobCounters)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -133,6 +135,7 @@ class DaemonMetrics(Collector):
         yield from self._collect_web()
         yield from self._collect_callbacks()
         yield from self._collect_archive()
+        yield from self._collect_jobs()
         lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
         children = self.context.spawner.child_count
@@ -249,6 +252,17 @@ class DaemonMetrics(Collector):
         yield _gauge("archive_limit_bytes", "What they may take.", limit)
         said = "Events in memory that wait for the archive's disk."
         yield _gauge("archive_queued_bytes", said, archive.queued_bytes if archive else 0)
+
+    def _collect_jobs(self) -> Iterator[Metric]:
+        jobs = self.jobs
+        said = "Jobs of the cluster that wait or run."
+        yield _gauge("cluster_jobs", said, jobs.count_jobs(), "state")
+        said = "Jobs that ended without the evaluator's end."
+        yield _counter("cluster_jobs_lost", said, jobs.lost, "reason")
+        said = "Evaluators that were begun again on another node."
+        yield _counter("cluster_jobs_repeated", said, jobs.repeated)
+        said = "Whether the cluster's controller does not answer."
+        yield _gauge("cluster_unreachable", said, jobs.is_unreachable)
 
 
 def _gauge(name: str, help_: str, samples: float | Mapping[Any, float], *labels: str) -> Metric:

@@ -10,6 +10,7 @@ by a shared directory (`runner.shared`), under the same paths.
 - `order`: what a node needs to know, a file of the shared directory.
 - `node`: the program on the node.
 - `jobs`: the options of srun; names and states of jobs; why a job was lost.
+- `job_counters`: `JobCounters`, for the daemon's metrics.
 - `commands`: squeue, scontrol and scancel, each with a deadline.
 - `attempt_store`: files of an srun that outlive the daemon, with the keeper.
 - `transport`: `NodeTransport`, the process of a run: one srun, or two after the loss of a node.

@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.deferreds import run_in_background
 from tawebeval.linux.child import ProcessTransport
+from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QUEUE_OPTIONS, QueuedJob, parse_job, parse_queue
 
 DEADLINE = 15.0
@@ -92,13 +93,13 @@ class SlurmCommands:
     _clock: Any
     _spawn: SpawnCommand
     _environment: Mapping[str, str] = attrs.field(factory=build_command_environment)
+    counters: JobCounters = attrs.field(factory=JobCounters)
     _turns: DeferredSemaphore = attrs.field(factory=lambda: DeferredSemaphore(_AT_ONCE))
     _watchers: dict[str, Callable[[QueuedJob], object]] = attrs.field(factory=dict)
     _to_cancel: dict[str, int] = attrs.field(factory=dict)
     _is_left: Callable[[str], bool] = attrs.field(default=lambda _: False)
     _looks_left: int = 0
     _is_polling: bool = False
-    _is_failing: bool = False
 
     async def run(self, *argv: str) -> str:
         """Return the stdout of a command. Raises: CommandFailed, OSError."""
@@ -112,7 +113,7 @@ class SlurmCommands:
 
     async def show_job(self, identifier: str) -> Mapping[str, str]:
         """Return the fields of a job, none if Slurm does not know it or does not answer."""
-        if self._is_failing:  # many jobs would wait for a controller that is away
+        if self.counters.is_unreachable:  # many jobs would wait for a controller that is away
             return {}
         try:
             return parse_job(await self.run("scontrol", "--oneliner", "show", "job", identifier))
@@ -159,17 +160,17 @@ class SlurmCommands:
                 self._clock.callLater(POLL, pause.callback, None)
                 await pause
         finally:
-            self._is_polling = self._is_failing = False
+            self._is_polling = self.counters.is_unreachable = False
 
     async def _look(self) -> None:
         try:
             jobs = parse_queue(await self.run("squeue", *QUEUE_OPTIONS))
         except (CommandFailed, OSError) as error:
-            if not self._is_failing:  # once for each time that the controller is away
+            if not self.counters.is_unreachable:  # once for each time that the controller is away
                 log.warn("the queue of Slurm is unknown: {error}", error=error)
-            self._is_failing = True
+            self.counters.is_unreachable = True
             return
-        self._is_failing = False
+        self.counters.is_unreachable = False
         for name, watcher in list(self._watchers.items()):
             if name in jobs:
                 watcher(jobs[name])

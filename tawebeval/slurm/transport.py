@@ -272,6 +272,7 @@ class NodeTransport:
             raise
         self._attempt = attempt
         self.pid = started.pid
+        self._commands.counters.note_job(attempt.name, is_running=False)
         self._commands.watch_job(attempt.name, self._on_queue)
 
     def resume(
@@ -296,6 +297,7 @@ class NodeTransport:
         process = connect(attempt)
         self.pid = process.pid
         self.begun.set_value(None)
+        self._commands.counters.note_job(attempt.name, is_running=attempt.has_begun)
         if not attempt.has_begun:
             self._commands.watch_job(attempt.name, self._on_queue)
         self.connect(run)
@@ -396,6 +398,7 @@ class NodeTransport:
             self.status.job, self.status.node = attempt.store.begun or (None, None)
             self.status.queue_reason = None
             self._commands.forget_job(attempt.name)
+            self._commands.counters.note_job(attempt.name, is_running=True)
             if self._run is not None:
                 self._run.restart_clock()
             self.begun.set_value(None)
@@ -433,6 +436,7 @@ class NodeTransport:
         if self._is_left:
             return
         self._commands.forget_job(attempt.name)
+        self._commands.counters.note_end(attempt.name)
         self.status.queue_reason = None
         if attempt.outcome is not None:
             if is_killed:
@@ -456,6 +460,8 @@ class NodeTransport:
         self._commands.cancel_job(attempt.name)
         if self._is_left:
             return
+        if not self._is_stopped:
+            self._commands.counters.lost[loss.reason] += 1
         if self._may_repeat and loss.reason in ("node", "preempted"):
             self._retries -= 1
             log.warn("{why}; the evaluator is begun again", why=loss.message)
@@ -488,6 +494,7 @@ class NodeTransport:
             return
         self.adopt(started, store)
         lost.close()
+        self._commands.counters.repeated += 1
         if self._is_stopped:  # meanwhile
             self._close()
 

@@ -20,6 +20,7 @@ from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm import transport
 from tawebeval.slurm.attempt_store import AttemptStore
 from tawebeval.slurm.frames import KILL, TERMINATE, WINDOW, FrameKind, encode_frame
+from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
 from tawebeval.slurm.transport import KILL_PATIENCE, NodeTransport, wait_for_begin
 
@@ -78,6 +79,7 @@ class FakeCommands:
 
     def __init__(self) -> None:
         self.job: dict[str, str] = {}
+        self.counters = JobCounters()
         self.watched: dict[str, Any] = {}
         self.cancelled: list[str] = []
 
@@ -473,6 +475,20 @@ class RetryTests(TransportTests):
         self.assertEqual((self.status.job, self.status.queue_reason), (None, None))
         self.connect()
         self.assertEqual(self.status.retries, 1)
+
+    def test_counts(self) -> None:
+        """Jobs that wait, run, are lost and are begun again are counted."""
+        counters = self.commands.counters
+        self.assertEqual(counters.count_jobs(), {"waiting": 1, "running": 0})
+        self.connect()
+        self.assertEqual(counters.count_jobs(), {"waiting": 0, "running": 1})
+        self.srun.end(1)
+        self.assertEqual(counters.count_jobs(), {"waiting": 1, "running": 0})
+        self.srun.begin("two")
+        self.srun.end(1)
+        self.turn()
+        self.assertEqual(counters.count_jobs(), {"waiting": 0, "running": 0})
+        self.assertEqual((counters.lost["node"], counters.repeated), (2, 1))
 
     def test_not_adopted(self) -> None:
         """A second srun that cannot be adopted ends the run, and is ended itself."""
