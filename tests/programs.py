@@ -39,6 +39,7 @@ _PROXIES = (
 )
 _TOOLCHAINS = "gcc g++ bash perl /usr/bin/go /usr/bin/javac /usr/bin/node /usr/bin/rustc"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store"
+_SLURM = "test_slurm test_slurm_lasting test_slurm_wire"
 _BOOTED = "test_debian test_delegation test_hardening test_install test_keeper test_systemd"
 
 
@@ -66,7 +67,10 @@ USES = (
     Use("mmdebstrap", _integration("test_environments")),
     Use("skopeo umoci", _integration("test_environment_images")),
     Use("podman crun mmdebstrap newuidmap", _integration("test_image")),
-    Use("munged slurmctld slurmd srun", _integration("test_slurm test_slurm_lasting")),
+    Use(
+        "munged slurmctld slurmd srun",
+        _integration(_SLURM),
+    ),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )
@@ -76,7 +80,7 @@ FOR_ROOT = (
     + _integration(
         f"{_BOOTED} test_archive test_cgroups test_descriptors test_doctor test_environments"
         " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"
-        " test_privileges test_slurm test_slurm_lasting test_try test_writable_trees"
+        f" test_privileges test_try test_writable_trees {_SLURM}"
     )
 )
 """Modules of which some tests, or all, are skipped for ordinary users."""

@@ -287,7 +287,7 @@ class SlurmTestCase(ClusterCase, DaemonTestCase):
         await self.start_cluster()
         cls = type(self)
         cls.configuration = cls.template.format(python=self.cluster.python)
-        cls.environment = {"SLURM_CONF": str(self.cluster.configuration)}
+        cls.environment = {**cls.environment, "SLURM_CONF": str(self.cluster.configuration)}
         await super().setUp()
 
 

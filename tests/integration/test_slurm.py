@@ -20,7 +20,7 @@ from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import COMMAND, until
 from tests.integration.processes import alive, children, new_word, processes
 from tests.integration.slurm_case import CPUS, SlurmTestCase
-from tests.integration.test_blocks import HELPERS
+from tests.integration.wire.blocks import HELPERS
 
 MIB = 2**20
 LINES = 20_000

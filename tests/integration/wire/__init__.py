@@ -1,0 +1,1 @@
+"""Cases of the wire that hold wherever evaluators run: on this machine and on a cluster."""
