@@ -153,7 +153,7 @@ class AttemptStore:
 def _write(state: int, offset: int, value: Any) -> None:
     content = json.dumps(value).encode()
     if len(content) > _MOST:
-        raise ValueError(f"names of {len(content)} bytes are too long")
+        raise ValueError("the names of job and node are too long")
     os.pwrite(state, _SIZE.pack(len(content)) + content, offset)
 
 
