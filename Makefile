@@ -22,7 +22,7 @@ INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(
 	--sysconfdir "$(SYSCONFDIR)"
 
 .PHONY: help setup demo test fuzz test-machine check bench soak simulate man docs install uninstall deb image \
-	lock audit clean
+	lock audit vendor clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,12 @@ audit: ## look for known vulnerabilities in the packages of requirements/*.txt
 		echo "[audit] nothing was audited: PyPI's advisories cannot be read (error above)" >&2; \
 		exit 2; \
 	fi
+
+vendor: ## bundle the page's libraries from npm, as scripts/vendor/package-lock.json pins them
+	$(SETUP) --needs /usr/bin/node,npm
+	rm -rf build/vendor && mkdir -p build && cp -r scripts/vendor build/vendor
+	cd build/vendor && npm ci --ignore-scripts --no-audit --no-fund
+	cd build/vendor && node build.js $(CURDIR)/tawebeval/web/static
 
 clean: ## remove all that was made here, the virtualenv too
 	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache

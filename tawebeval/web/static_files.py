@@ -31,6 +31,7 @@ _MEDIA_TYPES = {
     "css": b"text/css; charset=utf-8",
     "js": b"text/javascript; charset=utf-8",
     "svg": b"image/svg+xml",
+    "txt": b"text/plain; charset=utf-8",
 }
 
 _PAGE_HEADERS = {

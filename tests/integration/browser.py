@@ -166,6 +166,10 @@ class Browser:
 
         await self.do(write)
 
+    async def write_in_focus(self, text: str) -> None:
+        """Type a text where the focus is."""
+        await self.do(lambda driver: driver.switch_to.active_element.send_keys(text))
+
     async def look(self, size: tuple[int, int, bool], scheme: str) -> None:
         """Be so large, a phone or not, with `light` or `dark` colours."""
         width, height, phone = size

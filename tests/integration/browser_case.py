@@ -64,7 +64,7 @@ class PageTestCase(BrowserTestCase):
     async def visit(self) -> None:
         """Open the page, and wait for its form: a test's script could come before the page's."""
         await self.browser.open(self.page_url)
-        await self.browser.until("document.querySelector('#fields .content') !== null")
+        await self.browser.until("document.querySelector('#fields .content')?.checkVisibility()")
 
     async def fill(self, command: str, directory: str = "", field: str = "source") -> None:
         """Fill in the form, with a file."""

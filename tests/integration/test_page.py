@@ -344,6 +344,28 @@ class PageTests(PageTestCase):
         )
         self.assertEqual(fields, [["source", "first.py"], ["source_2", "second.py"]])
 
+    async def test_prefilled(self) -> None:
+        """A link fills in the form and empties its other fields; the page shows such a link."""
+        await self.fill("old", "old_directory")
+        await self.browser.script(
+            "location.hash = '#evaluate?repository=http://h/&command=a+b&limits[cpu]=7'"
+        )
+        values = "Object.fromEntries(new FormData(form))"
+        await self.browser.until(f"{values}.evaluator_cmd === 'a b'")
+        found = await self.browser.script(f"return {values}")
+        self.assertEqual(found["repository[url]"], "http://h/")
+        self.assertEqual((found["commit_oid"], found["directory"]), ("", ""))
+        self.assertTrue(await self.browser.script("return form['limits[cpu]'].checkVisibility()"))
+        await self.browser.click("#submit")
+        await self.browser.shows("#form-error", "Commit is missing.")
+        await self.browser.write("[name=commit_oid]", "12")
+        await self.browser.click("#submit")
+        await self.browser.shows("#form-error", "Commit: 40 hexadecimal digits.")
+        self.assertIn(
+            "#evaluate?repository%5Burl%5D=http%3A%2F%2Fh%2F&commit_oid=12&evaluator_cmd=a+b",
+            await self.browser.script("return link.textContent"),
+        )
+
     async def test_refused(self) -> None:
         """What the server refuses is said beside the field, which has the focus then."""
         self.expected = ("400 (Bad Request)",)

@@ -7,12 +7,58 @@ import shutil
 import signal
 from typing import Any
 
-from tests.integration.browser import DESKTOP, PHONE
+from tests.integration.browser import DESKTOP, NARROW, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, new_token
 from tests.integration.unprivileged import temporary_folder
 
+LOOKS = {
+    f"{name}-{scheme}": (size, scheme)
+    for name, size in (("desktop", DESKTOP), ("phone", PHONE), ("narrow", NARROW))
+    for scheme in ("light", "dark")
+}
+STATEMENT = """# The NAME
+
+Print *the sum* of **NAME**. <img src=x onerror=console.error(1)>
+
+## Input
+
+1. one line
+2. `a` and `b`
+
+| goal | points |
+| --- | ---: |
+| small | 20 |
+
+```
+3 4
+```
+
+[good](http://127.0.0.1:1/) [bad](javascript:alert) ![picture](http://127.0.0.1:1/x.png)
+"""
+SHOWN = """
+const place = document.querySelector("#statement-text");
+return {
+  text: document.querySelector("#statement").innerText,
+  headings: [...place.querySelectorAll("h1, h2, h3")].map((one) => one.innerText),
+  links: [...place.querySelectorAll("a")].map((one) => [one.text, one.href, one.rel]),
+  forbidden: place.querySelectorAll("img, script, style, [style]").length,
+};
+"""
+HOLD = """
+window.delayed = [];
+const realFetch = window.fetch;
+window.fetch = async (...all) => {
+  const answer = await realFetch(...all);
+  await new Promise((resolve) => delayed.push(resolve));
+  return answer;
+};
+"""
+"""Hold all answers back."""
+WIDE = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
+COLOURED = "return document.querySelectorAll('#fields .tok-keyword').length"
+JUDGE_SOURCE = 'basename "$SUBMISSION_FILE_SOURCE"; cat "$SUBMISSION_FILE_SOURCE"'
 JUDGE = 'cat "$SUBMISSION_FILE_NOTE"; echo; echo seed $TURINGARENA_SEED'
 
 
@@ -59,6 +105,15 @@ class ProblemPageTestCase(PageTestCase):
             value,
         )
 
+    async def open_problem(self, name: str) -> None:
+        """Open a problem by its link, and wait for its form."""
+        await self.browser.script("location.hash = `#problem/${arguments[0]}`", name)
+        await self.browser.until(
+            "document.querySelector(`#problem-list a[href='#problem/${arguments[0]}']`) &&"
+            " !evaluator.checkVisibility() && form.checkVisibility()",
+            name,
+        )
+
     async def choices(self, selector: str) -> list[str]:
         """Return the texts of a choice."""
         texts: list[str] = await self.browser.script(
@@ -98,7 +153,7 @@ class ProblemPageTests(ProblemPageTestCase):
         """Without problems, and with the default environment alone, nothing is to be chosen."""
         await self.visit()
         await self.browser.until("environment.options.length === 1")
-        for selector in ("#problem", "#environment", "#filters [name=problem]"):
+        for selector in ("#to-problems", "#environment", "#filters [name=problem]"):
             self.assertFalse(await self.visible(selector), selector)
 
     async def test_problem(self) -> None:
@@ -106,14 +161,16 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.reload(
             self.problem("notes", JUDGE, "fields = ['source', 'note']", "title = 'Notes & <b>'")
         )
-        await self.visit()
-        await self.choose("#problem", "notes")
-        self.assertEqual(await self.choices("#problem"), ["Own evaluator", "Notes & <b>"])
+        await self.browser.open(self.page_url)
+        await self.browser.shows("#problem-list", "Notes & <b>")
+        self.assertEqual(await self.browser.violations(), [])
+        await self.browser.click("#problem-list a")
+        await self.browser.shows("#statement-title", "Notes & <b>")
         for selector in ("#evaluator", "#add-file", "#add-text", "#fields .name"):
             self.assertFalse(await self.visible(selector), selector)
+        await self.browser.click("#fields li:first-child .swap")
         await self.browser.write("#fields li:first-child .content", str(TOUR))
-        await self.browser.click("#fields li:last-child .swap")
-        await self.browser.until("document.activeElement.matches('textarea')")
+        await self.choose("#fields li:last-child .language", "txt")
         await self.browser.write("#fields li:last-child .content", "well noted")
         for look in (DESKTOP, PHONE):
             await self.browser.look(look, "light")
@@ -132,8 +189,8 @@ class ProblemPageTests(ProblemPageTestCase):
         self.assertEqual((await self.client.status(identifier))["problem"], "notes")
         await self.browser.click("#details summary")
         await self.browser.shows("#details", "Problem\nnotes\n")
-        await self.visit()  # which begins as the last one did
-        await self.browser.until("problem.value === 'notes'")
+        await self.browser.open(f"{self.page_url}#problem/notes")  # which has what was written
+        await self.browser.shows("#form-title", "Your solution")
         text = "return document.querySelector('#fields li:last-child textarea').value"
         self.assertEqual(await self.browser.script(text), "well noted")
         other = await self.begin("true")
@@ -145,26 +202,86 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.until(f"{listed}.join() === arguments[0]", identifier)
         self.assertEqual(await self.browser.violations(), [])
 
-    async def test_other_problem(self) -> None:
-        """A file stays where the field has the same name; own rows return with own evaluators."""
+    async def test_statement(self) -> None:
+        """Markdown becomes elements, markup stays text; of late statements none is shown."""
+        tables = ""
+        for name in ("first", "second"):
+            file = self.folder / f"{name}.md"
+            file.write_text(STATEMENT.replace("NAME", name))
+            title = f"title = 'The {name}'\nstatement = '{file}'\nfields = ['source']"
+            tables += self.problem(name, JUDGE_SOURCE, title, "limits = { memory = '64M' }")
+        await self.reload(tables)
+        await self.browser.open(f"{self.page_url}#problem/first")
+        await self.browser.shows("#statement-text", "the sum of first")
+        await self.browser.until("document.querySelector('#fields .cm-content')")
+        shown = await self.browser.script(SHOWN)
+        self.assertEqual(shown["headings"], ["Input"])
+        self.assertEqual(shown["links"], [["good", "http://127.0.0.1:1/", "noopener noreferrer"]])
+        self.assertEqual(shown["forbidden"], 0)
+        for words in ("<img src=x", "bad", "[image: picture]", "memory 64 MiB"):
+            self.assertIn(words, shown["text"])
+        for name, (size, scheme) in LOOKS.items():
+            await self.browser.look(size, scheme)
+            await self.browser.photograph(f"problem-{name}")
+            self.assertEqual(await self.browser.violations(), [], name)
+            self.assertFalse(await self.browser.script(WIDE), f"{name}: too wide")
+        await self.browser.look(DESKTOP, "light")
+        await self.browser.script(HOLD)
+        for number, name in enumerate(("second", "first", "second", "first"), 1):
+            await self.browser.script("location.hash = `#problem/${arguments[0]}`", name)
+            await self.browser.until("delayed.length === arguments[0]", number)
+        await self.browser.script("delayed.reverse().forEach((go) => go())")
+        await self.browser.shows("#statement-text", "the sum of first")
+        await self.browser.script("return new Promise((resolve) => setTimeout(resolve, 100))")
+        shown = await self.browser.script(SHOWN)
+        self.assertEqual(shown["headings"], ["Input"])
+        self.assertNotIn("second", shown["text"])
+
+    async def test_editor(self) -> None:
+        """A program is written in the editor and judged; on a phone the result is in view."""
+        await self.reload(self.problem("sums", JUDGE_SOURCE, "fields = ['source']"))
+        await self.browser.look(PHONE, "light")
+        await self.browser.open(f"{self.page_url}#problem/sums")
+        await self.browser.until("document.querySelector('#fields .cm-content')")
+        await self.browser.click("#submit")
+        await self.browser.shows("#form-error", "Write your solution")
+        await self.browser.write_in_focus("def add(a):\nreturn a")
+        await self.browser.until(
+            "document.querySelector('#fields .content').value === arguments[0]",
+            "def add(a):\n    return a",
+        )
+        self.assertGreater(await self.browser.script(COLOURED), 0)
+        self.assertEqual(await self.browser.violations(), [])
+        await self.send()
+        await self.browser.shows("#output", "source.py")
+        await self.browser.shows("#output", "def add(a):\n    return a")
+        await self.browser.shows("#state", "finished")
+        top = await self.browser.script("return evaluation.getBoundingClientRect().top")
+        self.assertLess(abs(top), 120, "the result is not in view")
+        await self.browser.photograph("result-in-view")
+
+    async def test_drafts(self) -> None:
+        """Each problem keeps what was written for it, an own evaluator its rows and files."""
         fixed = self.problem("fixed", "true", "fields = ['source']")
         await self.reload(fixed + self.problem("free", "true"))
-        await self.visit()
+        await self.browser.open(f"{self.page_url}#evaluate")
+        await self.browser.shows("#form-title", "Evaluate")
         await self.browser.write("#fields .content", str(TOUR))
-        await self.browser.click("#add-text")
-        await self.browser.write("#fields li:last-child .name", "more")
-        await self.browser.write("#fields li:last-child .content", "text")
-        shown = (
-            "return Array.from(document.querySelectorAll('#fields li'), (row) =>"
-            " [row.querySelector('.name').value, row.querySelector('.content').files?.[0].name])"
-        )
-        source, more = ["source", TOUR.name], ["more", None]
-        for name, rows in (("fixed", [source]), ("free", [source, more]), ("", [source, more])):
-            await self.choose("#problem", name)
-            self.assertEqual(await self.browser.script(shown), rows)
-            self.assertEqual(await self.visible("#add-file"), name != "fixed")
-            self.assertEqual(await self.visible("#evaluator"), name == "")
-        await self.choose("#problem", "free")
+        for name in ("fixed", "free"):
+            await self.open_problem(name)
+            await self.browser.shows("#statement-title", name)
+            self.assertEqual(await self.visible("#add-file"), name == "free")
+            await self.choose("#fields .language", "txt")
+            await self.browser.write("#fields .content", f"for {name}")
+        written = "document.querySelector('#fields .content').value"
+        for name in ("fixed", "free"):
+            await self.open_problem(name)
+            await self.browser.until(f"{written} === arguments[0]", f"for {name}")
+        await self.browser.script("location.hash = '#evaluate'")
+        await self.browser.until("evaluator.checkVisibility()")
+        chosen = "return document.querySelector('#fields .content').files[0].name"
+        self.assertEqual(await self.browser.script(chosen), TOUR.name)
+        await self.open_problem("free")
         await self.send()
         await self.browser.shows("#state", "finished")
 
@@ -246,13 +363,16 @@ class ProblemTokenTests(ProblemPageTestCase):
         await browser.open(f"{self.daemon.url}/#evaluations")
         await browser.shows("#token-error", "The token permits no problem of this server.")
         await self._give(self.token)
-        await browser.until("!token.checkVisibility() && problem.checkVisibility()")
-        self.assertEqual(await self.choices("#problem"), ["slow"])
-        for selector in ("#to-listing", "#listing-view", "#evaluator"):
+        await browser.until("!token.checkVisibility()")
+        await browser.shows("#problem-list", "slow")
+        self.assertNotIn("hidden", await browser.text("#problem-list"))
+        for selector in ("#to-listing", "#listing-view", "#to-evaluate"):
             self.assertFalse(await self.visible(selector), selector)
-        self.assertEqual(await browser.focused(), "submit")
+        self.assertEqual(await browser.focused(), "main")
         self.assertEqual(await browser.violations(), [])
         await browser.photograph("problems-alone")
+        await browser.click("#problem-list a")
+        await browser.click("#fields .swap")
         await browser.write("#fields .content", str(TOUR))
         first = await self.send()
         await self.cancel()

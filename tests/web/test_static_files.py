@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from tests.fakes.clients import Answer
 
 ASSETS = {path: found for path, found in STATIC_RESOURCES.items() if path != DESCRIPTION_PATH}
 FILES = Path(static_files.__file__).with_name("static")
+ROOT = Path(__file__).resolve().parents[2]
+MAX_COMPRESSED_PAGE = 150 * 1024
+"""Bytes of all files that the page loads without its editor."""
 IMPORT = re.compile(r'from "\./([^"]*)"')
 
 
@@ -40,6 +45,7 @@ class AssetTests(WebTestCase):
             ".css": "text/css; charset=utf-8",
             ".js": "text/javascript; charset=utf-8",
             ".svg": "image/svg+xml",
+            ".txt": "text/plain; charset=utf-8",
         }
         served = 0
         for file in FILES.iterdir():
@@ -71,6 +77,33 @@ class AssetTests(WebTestCase):
             for name in IMPORT.findall(module.read_text()):
                 self.get(f"/static/{name}")
                 self.assertIn(f"static/{name}", links, "not loaded early")
+
+    def test_size(self) -> None:
+        """The page is small, and its editor, which is not, is loaded only when it is used."""
+        files = {file.name: file.read_bytes() for file in FILES.iterdir()}
+        self.assertIn(b'import("./vendor-editor.js")', files["editor.js"])
+        self.assertNotIn(b"vendor-", files["index.html"])
+        del files["vendor-editor.js"], files["vendor-licences.txt"]
+        compressed = sum(len(gzip.compress(content)) for content in files.values())
+        self.assertLess(compressed, MAX_COMPRESSED_PAGE)
+
+    def test_licences(self) -> None:
+        """Each bundled package is there as it is locked, and `debian/copyright` names it."""
+        locked = json.loads((ROOT / "scripts/vendor/package-lock.json").read_text())["packages"]
+        versions = {
+            path.removeprefix("node_modules/"): package["version"]
+            for path, package in locked.items()
+            if path and not package.get("dev") and not package.get("optional")
+        }
+        for package in locked.values():
+            self.assertTrue(package.get("integrity") or package.get("private", package["name"]))
+        licences = (FILES / "vendor-licences.txt").read_text()
+        copyright_file = (ROOT / "debian/copyright").read_text()
+        named = dict(re.findall(r"(?m)^(\S+) (\d\S*) \((?:MIT|BSD-2-Clause)\)$", licences))
+        self.assertGreater(len(named), 20)
+        for name, version in named.items():
+            self.assertEqual(version, versions[name], name)
+            self.assertIn(name, copyright_file)
 
     def test_nothing_inline(self) -> None:
         """The page keeps to its own policy: no script, style or handler stands in it."""

@@ -130,6 +130,11 @@ export class Client {
     yield* this.#list("problems", new URLSearchParams(), "name", options);
   }
 
+  /** Return a problem with its statement, a text in Markdown. */
+  async problem(name, { signal, tries = 8 } = {}) {
+    return (await this.#ask(`problems/${encodeURIComponent(name)}`, {}, { signal, tries })).body;
+  }
+
   /** Return the environments that a form may choose; the first one is the default. */
   async environments({ signal, tries = 8 } = {}) {
     return (await this.#ask("environments", {}, { signal, tries })).body.data;

@@ -72,8 +72,12 @@ export function duration(seconds) {
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   const [minutes, hours] = [Math.floor(seconds / 60), Math.floor(seconds / 3600)];
-  if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
-  return `${hours} h ${minutes % 60} min`;
+  if (minutes < 60) return withRest(minutes, "min", Math.floor(seconds % 60), "s");
+  return withRest(hours, "h", minutes % 60, "min");
+}
+
+function withRest(count, unit, rest, smaller) {
+  return rest === 0 ? `${count} ${unit}` : `${count} ${unit} ${rest} ${smaller}`;
 }
 
 /** Return a number of bytes for people. */

@@ -1,26 +1,36 @@
 /** The form: fields of the submission, the evaluator, and what is remembered of them. */
 
-import { byId, element, setOptions } from "./dom.js";
+import { announce, byId, element, setOptions } from "./dom.js";
+import { focusField, replaceSource, sourceField } from "./editor.js";
+import { complaintOf } from "./validity.js";
 
 const MOST_LABELS = 16; // of one evaluation, for the server
+const MOST_EDITED = 256 * 1024; // bytes of a dropped file that is put into an editor
+
+/** Fields of the form by short names, for links such as `#evaluate?repository=URL`. */
+const SHORT_NAMES = {
+  repository: "repository[url]",
+  branch: "repository[branch]",
+  depth: "repository[depth]",
+  commit: "commit_oid",
+  command: "evaluator_cmd",
+};
 
 /** The form of the page; `changed` is called whenever a field has another value. */
 export class SubmissionForm {
   constructor(changed) {
     this.form = byId("form");
+    this.form.noValidate = true; // `check` has better words than browsers
     this.rows = byId("fields");
     this.labels = byId("labels");
     this.changed = changed;
-    this.problems = new Map(); // by name
-    this.fixed = []; // names of the fields that the chosen problem expects; empty: any
-    this.free = []; // rows of other fields, while they are not shown
-    byId("problem").addEventListener("change", () => this.#choose());
+    this.problem = null; // the entry of the chosen problem; null for an own evaluator
+    this.own = []; // rows for an own evaluator, while a problem is chosen
+    this.environment = ""; // to be chosen when it is offered
     this.form.addEventListener("input", () => this.#edited());
     byId("add-file").addEventListener("click", () => this.#add("file").focus());
     byId("add-text").addEventListener("click", () => this.#add("text").focus());
     byId("add-label").addEventListener("click", () => this.#addLabel().focus());
-    // A browser says nothing about an input that it cannot show.
-    this.form.addEventListener("invalid", ({ target }) => reveal(target), true);
     this.#takeDrops();
   }
 
@@ -28,76 +38,105 @@ export class SubmissionForm {
   get values() {
     const values = {};
     for (const input of this.#inputs()) values[input.name] = input.value;
-    const fields = this.#fields().map(({ name, kind, content }) => {
-      const field = { name: name.value, kind };
-      return kind === "text" ? { ...field, text: content.value } : field;
-    });
     const labels = this.#labels().map(({ name, content }) => [name.value, content.value]);
-    return { problem: this.problem, values, fields, labels };
+    const rows = this.problem === null ? [...this.rows.children] : this.own;
+    return { values, fields: rows.map(describeRow), labels };
+  }
+
+  /** Return the fields of the submission as `choose` takes them. */
+  get draft() {
+    return [...this.rows.children].map(describeRow);
   }
 
   /** Begin with values of an earlier visit, or with one field for a file. */
-  restore({ problem = "", values = {}, fields = [], labels = [] } = {}) {
-    this.remembered = { problem, environment: values.environment };
-    for (const input of this.#inputs()) input.value = values[input.name] ?? "";
-    this.rows.replaceChildren();
+  restore({ values = {}, fields = [], labels = [] } = {}) {
+    this.#setInputs(values);
+    const kept = fields.length > 0 ? fields : [{ name: "source", kind: "file" }];
+    this.rows.replaceChildren(...kept.map((field) => this.#makeRow(field)));
     this.labels.replaceChildren();
-    for (const { name, kind, text } of fields) this.#add(kind, name, text);
-    if (this.rows.childElementCount === 0) this.#add("file", "source");
     for (const [name, value] of labels) this.#addLabel(name, value);
-    for (const more of this.form.querySelectorAll("details")) {
-      more.open = [...more.querySelectorAll("input")].some((input) => input.value);
-    }
     this.#edited();
   }
 
-  /** The name of the chosen problem; empty for another evaluator. */
-  get problem() {
-    return byId("problem").value;
+  /** Fill in the evaluator by the parameters of a link, which empties its other fields. */
+  prefill(parameters) {
+    const given = [...parameters].map(([name, value]) => [SHORT_NAMES[name] ?? name, value]);
+    this.#setInputs(Object.fromEntries(given));
+    this.#edited();
   }
 
-  /** Offer problems and environments; where these are null, the problems alone. */
-  offer({ problems, environments }) {
-    this.problems = new Map(problems.map((problem) => [problem.name, problem]));
-    const own = environments === null ? [] : [["", "Own evaluator"]];
-    const titles = problems.map(({ name, title }) => [name, title || name]);
-    setOptions(byId("problem"), [...own, ...titles], this.remembered.problem);
-    byId("problem-field").hidden = problems.length === 0;
+  #setInputs(values) {
+    for (const input of this.#inputs()) input.value = values[input.name] ?? "";
+    this.environment = values.environment ?? "";
+    this.#chooseEnvironment();
+    for (const more of this.form.querySelectorAll("details")) {
+      more.open = [...more.querySelectorAll("input")].some((input) => input.value);
+    }
+  }
+
+  /** Offer environments; null where there are problems alone. */
+  offer(environments) {
     const roots = (environments ?? []).map(({ name, description }, index) => [
       index === 0 ? "" : name, // nothing is sent for the default
       description ? `${name}: ${description}` : name,
     ]);
-    setOptions(byId("environment"), roots, this.remembered.environment);
+    setOptions(byId("environment"), roots);
+    this.#chooseEnvironment();
     byId("environment-field").hidden = roots.length < 2;
-    this.#choose();
+    this.#edited();
   }
 
-  /** Show the fields of the chosen problem, or all; those of the same name keep what they have. */
-  #choose() {
+  #chooseEnvironment() {
+    byId("environment").value = this.environment;
+    if (byId("environment").selectedIndex < 0) byId("environment").selectedIndex = 0;
+  }
+
+  /**
+   * Show the fields of a problem, an entry of the server's list, as `draft` has them; a new one
+   * is a text, whose file has this `extension`. Without a problem show those of an own evaluator.
+   */
+  choose(problem, draft = [], extension = "py") {
     this.clearError(); // which may be in a row
-    const before = this.#fields();
-    if (this.fixed.length === 0) this.free = [...this.rows.children];
-    this.fixed = this.problems.get(this.problem)?.fields ?? [];
-    const isFixed = this.fixed.length > 0;
-    const rows = this.fixed.map((name) => {
-      const same = before.find((field) => field.name.value === name);
-      if (same?.kind === "text") return this.#fixedRow("text", name, same.content.value);
-      return this.#fixedRow("file", name, "", same?.content.files);
-    });
-    this.rows.replaceChildren(...(isFixed ? rows : this.free));
-    byId("add-file").hidden = isFixed;
-    byId("add-text").hidden = isFixed;
-    byId("evaluator").hidden = this.problem !== "";
-    byId("evaluator").disabled = this.problem !== ""; // nothing in it is checked, then
+    if (this.problem === null) this.own = [...this.rows.children];
+    this.problem = problem;
+    const names = this.#isFixed ? problem.fields : ["source"];
+    const fresh = names.map((name) => ({ name, kind: "text", file: `${name}.${extension}` }));
+    const fields = this.#isFixed
+      ? fresh.map((field) => draft.find(({ name }) => name === field.name) ?? field)
+      : draft.length > 0
+        ? draft
+        : fresh;
+    const rows = problem === null ? this.own : fields.map((field) => this.#makeRow(field));
+    this.rows.replaceChildren(...rows);
+    byId("add-file").hidden = this.#isFixed;
+    byId("add-text").hidden = this.#isFixed;
+    byId("evaluator").hidden = problem !== null;
+    byId("evaluator").disabled = problem !== null; // nothing in it is checked, then
+    byId("form-title").textContent = problem === null ? "Evaluate a submission" : "Your solution";
+    byId("form-title").ariaLevel = problem === null ? null : "2"; // the statement has the first
     this.#edited();
+  }
+
+  /** Whether the form has the fields of this problem already; null for an own evaluator. */
+  isFor(problem) {
+    const describe = (entry) => JSON.stringify([entry?.name, entry?.fields]);
+    return describe(problem) === describe(this.problem);
+  }
+
+  /** Whether the problem says which fields it expects. */
+  get #isFixed() {
+    return this.problem !== null && this.problem.fields.length > 0;
   }
 
   /** Return the fields as they would be sent: `{ name, value }`, or `{ name, file }`. */
   get entries() {
-    const submission = this.#fields().map(({ name, kind, content }) => {
+    const submission = this.#fields().map(({ row, name, kind, content }) => {
       const field = `submission[${name.value || "source"}]`;
-      if (kind === "text") return { name: field, value: content.value };
-      return { name: field, file: content.files[0]?.name ?? "FILE" };
+      if (kind === "file") return { name: field, file: content.files[0]?.name ?? "FILE" };
+      const file = fileName(row);
+      // The name that the server gives to the text of a field without a file.
+      const isPlain = file === `${name.value}.txt`;
+      return isPlain ? { name: field, value: content.value } : { name: field, file };
     });
     return [...submission, ...this.#texts()];
   }
@@ -105,27 +144,40 @@ export class SubmissionForm {
   /** Return the FormData. Throws an error with `field` for a file that cannot be read any more. */
   async data() {
     const data = new FormData();
-    for (const { name, kind, content } of this.#fields()) {
+    for (const { row, name, kind, content } of this.#fields()) {
       const field = `submission[${name.value}]`;
       // As a file, for in values that are none browsers end lines by "\r\n".
-      if (kind === "text") data.append(field, new File([content.value], `${name.value}.txt`));
+      if (kind === "text") data.append(field, new File([content.value], fileName(row)));
       else data.append(field, await readable(content.files[0], field));
     }
     for (const { name, value } of this.#texts()) data.append(name, value);
     return data;
   }
 
+  /** Whether all fields can be sent; shows what is wrong with the first one that cannot. */
+  check() {
+    this.clearError();
+    const inputs = [...this.form.querySelectorAll("input, select, textarea")];
+    const wrong = inputs.find((input) => input.willValidate && !input.validity.valid);
+    if (wrong !== undefined) this.#showErrorAt(wrong, complaintOf(wrong));
+    return wrong === undefined;
+  }
+
   /** Show what is wrong, below the field that it is about where there is one. */
   showError(message, field) {
-    const error = byId("form-error");
     const input = field && this.#inputFor(field);
-    if (input) {
-      input.closest(".pair, .field").after(error);
-      input.setAttribute("aria-invalid", "true");
-      input.setAttribute("aria-describedby", "form-error");
-      reveal(input);
-      input.focus();
-    }
+    if (input) this.#showErrorAt(input, message);
+    else byId("form-error").textContent = message;
+  }
+
+  #showErrorAt(input, message) {
+    const error = byId("form-error");
+    input.closest(".pair, .source, .field").after(error);
+    input.setAttribute("aria-invalid", "true");
+    input.setAttribute("aria-describedby", "form-error");
+    const more = input.closest("details");
+    if (more) more.open = true;
+    focusField(input);
     error.textContent = message;
   }
 
@@ -166,7 +218,7 @@ export class SubmissionForm {
       `metadata[${name.value}]`,
       content.value,
     ]);
-    const inputs = this.problem ? [] : [...this.#inputs()];
+    const inputs = this.problem === null ? [...this.#inputs()] : [];
     const others = inputs.map(({ name, value }) => [name, value.trim()]);
     return [...others, ...labels]
       .filter(([, value]) => value !== "")
@@ -181,8 +233,21 @@ export class SubmissionForm {
   }
 
   /** Add a field of the submission; return where its name is written. */
-  #add(kind, name = this.#freeName(), text = "") {
+  #add(kind) {
+    const row = this.#makeRow({ name: this.#freeName(), kind });
+    this.rows.append(row);
+    this.#edited();
+    return row.querySelector(".name");
+  }
+
+  /** Return a row for a field: `text` and `file`, the name of its file, or `files` if chosen. */
+  #makeRow({ name, kind, text = "", file = `${name}.txt`, files = null }) {
+    const isFixed = this.#isFixed;
+    const words = kind === "text" ? "Choose a file" : "Enter text";
+    const swap = element("button", { type: "button", className: "small swap" }, words);
+    swap.setAttribute("aria-label", `${words}: ${name}`);
     const nameInput = element("input", {
+      type: isFixed ? "hidden" : "text",
       className: "name",
       value: name,
       required: true,
@@ -191,30 +256,37 @@ export class SubmissionForm {
       spellcheck: false,
       autocapitalize: "none",
     });
-    const label = labelled(kind === "text" ? "Text" : "File", contentInput(kind, text));
-    const row = this.#row([labelled("Field", nameInput), label], "add-file");
+    const label = isFixed ? name : kind === "text" ? "Text" : "File";
+    const parts = isFixed ? [nameInput] : [labelled("Field", nameInput)];
+    if (kind === "text") {
+      const { head, body } = sourceField({ label, name: file, text });
+      parts.push(head, body);
+    } else {
+      const content = element("input", { type: "file", required: true, className: "content" });
+      if (files !== null) content.files = files;
+      parts.push(labelled(label, content));
+    }
+    const row = element("li", {});
+    const actions = element("div", { className: "actions" }, swap);
+    if (!isFixed) actions.append(this.#removal(row, "add-file"));
+    row.append(...parts, actions);
     row.dataset.kind = kind;
-    this.rows.append(row);
-    this.#edited();
-    return nameInput;
-  }
-
-  /** Return a row for a field that the problem expects, with a button for the other kind. */
-  #fixedRow(kind, name, text = "", files = null) {
-    const content = contentInput(kind, text);
-    if (files !== null) content.files = files;
-    const words = kind === "text" ? "Choose a file" : "Enter text";
-    const swap = element("button", { type: "button", className: "small swap" }, words);
-    swap.setAttribute("aria-label", `${words}: ${name}`);
-    const fixed = element("input", { type: "hidden", className: "name", value: name });
-    const row = element("li", {}, fixed, labelled(name, content), swap);
-    row.dataset.kind = kind;
+    let former = name;
+    nameInput.addEventListener("input", () => {
+      const file = row.querySelector(".file-name");
+      // A file that is named after its field stays so.
+      if (file?.value.startsWith(`${former}.`)) {
+        file.value = nameInput.value + file.value.slice(former.length);
+      }
+      former = nameInput.value;
+    });
     swap.addEventListener("click", () => {
       this.clearError(); // which may be in this row
-      const other = this.#fixedRow(kind === "text" ? "file" : "text", name);
+      const now = kind === "text" ? describeRow(row) : { name: nameInput.value, text, file };
+      const other = this.#makeRow({ ...now, kind: kind === "text" ? "file" : "text" });
       row.replaceWith(other);
-      other.querySelector(".content").focus();
       this.#edited();
+      focusField(other.querySelector(".content"));
     });
     return row;
   }
@@ -232,24 +304,23 @@ export class SubmissionForm {
     });
     const content = element("input", { className: "label-value", value, required: true });
     content.spellcheck = false;
-    this.labels.append(
-      this.#row([labelled("Label", nameInput), labelled("Value", content)], "add-label"),
-    );
+    const row = element("li", {}, labelled("Label", nameInput), labelled("Value", content));
+    row.append(this.#removal(row, "add-label"));
+    this.labels.append(row);
     this.#edited();
     return nameInput;
   }
 
-  /** Return a row with a button that removes it, and then puts the focus on another button. */
-  #row(children, next) {
+  /** Return a button that removes a row, and then puts the focus on the button `next`. */
+  #removal(row, next) {
     const remove = element("button", { type: "button", className: "small remove" }, "Remove");
-    const row = element("li", {}, ...children, remove);
     remove.addEventListener("click", () => {
       this.clearError(); // which may be in this row
       row.remove();
       this.#edited();
       byId(next).focus();
     });
-    return row;
+    return remove;
   }
 
   #freeName() {
@@ -262,7 +333,7 @@ export class SubmissionForm {
 
   #edited() {
     const fields = this.#fields();
-    for (const { row, name } of this.fixed.length > 0 ? [] : fields) {
+    for (const { row, name } of this.#isFixed ? [] : fields) {
       const remove = row.querySelector(".remove");
       remove.hidden = fields.length === 1;
       remove.setAttribute("aria-label", `Remove the field ${name.value}`);
@@ -298,42 +369,62 @@ export class SubmissionForm {
       event.preventDefault();
       within = 0;
       show();
-      for (const file of event.dataTransfer.files) this.#put(file);
+      this.#putAll([...event.dataTransfer.files]);
     });
   }
 
-  /** Put a file into the first field that has none, or into one more; else into the last one. */
-  #put(file) {
-    const isFree = ({ kind, content }) => kind === "file" && content.files.length === 0;
-    if (this.fixed.length === 0 && !this.#fields().some(isFree)) this.#add("file");
+  async #putAll(files) {
+    for (const file of files) await this.#put(file);
+  }
+
+  /** Put a file into the first empty field, or into one more; else into the last one. */
+  async #put(file) {
+    const isEmpty = ({ kind, content }) =>
+      kind === "file" ? content.files.length === 0 : content.value === "";
+    if (!this.#isFixed && !this.#fields().some(isEmpty)) this.#add("file");
     const fields = this.#fields();
-    const place = fields.find(isFree) ?? fields.findLast(({ kind }) => kind === "file");
-    if (place === undefined) return;
+    const { row, name, kind } = fields.find(isEmpty) ?? fields.at(-1);
+    const text = kind === "text" ? await textOf(file) : null;
+    if (text !== null) {
+      replaceSource(row, file.name, text);
+      announce(`The text of ${file.name} is in the field ${name.value}.`);
+      return;
+    }
     const carrier = new DataTransfer();
     carrier.items.add(file);
-    place.content.files = carrier.files;
+    if (kind === "text") {
+      row.replaceWith(this.#makeRow({ name: name.value, kind: "file", files: carrier.files }));
+    } else row.querySelector(".content").files = carrier.files;
     this.#edited();
   }
 }
 
-/** Return where a file is chosen, or a text is written. */
-function contentInput(kind, text) {
-  const content =
-    kind === "text"
-      ? element("textarea", { rows: 2, value: text, required: true, spellcheck: false })
-      : element("input", { type: "file", required: true });
-  content.classList.add("content");
-  return content;
+/** Return a row of the submission as `SubmissionForm.choose` takes it. */
+function describeRow(row) {
+  const { kind } = row.dataset;
+  const name = row.querySelector(".name").value;
+  if (kind === "file") return { name, kind };
+  return { name, kind, text: row.querySelector(".content").value, file: fileName(row) };
+}
+
+/** Return the file name of a text. */
+function fileName(row) {
+  return row.querySelector(".file-name").value;
+}
+
+/** Return what a file has for an editor; null if it is large or not text. */
+async function textOf(file) {
+  if (file.size > MOST_EDITED) return null;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    return text.includes("\0") ? null : text;
+  } catch {
+    return null; // read again when it is sent, which says what is wrong
+  }
 }
 
 function labelled(label, input) {
   return element("label", { className: "field" }, element("span", {}, label), input);
-}
-
-/** Open what an input is hidden in. */
-function reveal(input) {
-  const more = input.closest("details");
-  if (more) more.open = true;
 }
 
 function refuseTwice(rows, name, message) {

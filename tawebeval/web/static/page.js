@@ -3,13 +3,17 @@
 import { Client } from "./client.js";
 import { curlCommand, tawebevalCommand } from "./commands.js";
 import { announce, byId, copy, duration, isBusy, said, setBusy } from "./dom.js";
+import { extensionOf } from "./editor.js";
 import { EvaluationView } from "./evaluation.js";
 import { SubmissionForm } from "./form.js";
 import { Listing } from "./listing.js";
+import { ProblemList, StatementView } from "./problems.js";
 
 const SERVER = new URL("..", import.meta.url); // also below a path of a proxy's
 const NOT_TAKEN = "The server does not accept this token.";
-const FRAGMENT = /^#evaluation\/((?:[a-z0-9]{1,16}-)?[a-z2-7]{40})$/;
+const IDENTIFIER = /^((?:[a-z0-9]{1,16}-)?[a-z2-7]{40})$/;
+const SAVED_AFTER = 500; // ms after the last change of a draft
+const LONGEST_DRAFT = 256 * 1024; // characters of JSON
 
 /** What this browser keeps for this server; nothing where it may not keep anything. */
 const memory = {
@@ -29,35 +33,128 @@ const memory = {
       // it works without
     }
   },
+  clear() {
+    try {
+      const keys = Object.keys(localStorage);
+      const own = keys.filter((key) => key.startsWith(`tawebeval ${SERVER.pathname} `));
+      for (const key of own) localStorage.removeItem(key);
+    } catch {
+      // there is nothing, then
+    }
+  },
 };
 
 let token = memory.get("token") ?? "";
-let mayList = true; // not with a token for problems alone
-const form = new SubmissionForm(showCommands);
+let choices = null; // what the token permits; null while the server has not said it
+let routed = ""; // the fragment that was shown last
+let shownView = ""; // what it named
+let saving; // timer of the draft
+const form = new SubmissionForm(takeChange);
 const evaluation = new EvaluationView(askForToken);
 const listing = new Listing(askForToken);
+const problems = new ProblemList();
+const statement = new StatementView();
 
-/** Show the commands that would send the form as it is now. */
-function showCommands() {
+/** Show the commands that would send the form as it is now, and keep a draft of it. */
+function takeChange() {
   const { entries, problem } = form;
-  byId("curl").textContent = curlCommand(SERVER, entries, problem, token !== "");
-  byId("tawebeval").textContent = tawebevalCommand(SERVER, entries, problem, token !== "");
+  const name = problem?.name ?? "";
+  byId("curl").textContent = curlCommand(SERVER, entries, name, token !== "");
+  byId("tawebeval").textContent = tawebevalCommand(SERVER, entries, name, token !== "");
+  byId("link").textContent = new URL(formFragment(entries, name), SERVER).href;
+  clearTimeout(saving);
+  if (problem !== null) saving = setTimeout(saveDraft, SAVED_AFTER);
 }
 
-/** Show what the fragment names: the list, or the form and perhaps an evaluation. */
+/** Return the fragment of a form as it is now, without its submission. */
+function formFragment(entries, problem) {
+  if (problem) return `#problem/${problem}`;
+  const inputs = entries.filter(({ name }) => !/^(submission|metadata)\[/.test(name));
+  return `#evaluate?${new URLSearchParams(inputs.map(({ name, value }) => [name, value]))}`;
+}
+
+/** Keep what is written for the chosen problem. */
+function saveDraft() {
+  clearTimeout(saving);
+  if (form.problem === null) return;
+  const { draft } = form;
+  if (JSON.stringify(draft).length > LONGEST_DRAFT) return;
+  memory.set(`draft ${form.problem.name}`, draft);
+  const extension = extensionOf(draft.find(({ kind }) => kind === "text")?.file ?? "");
+  if (extension !== "") memory.set("extension", extension);
+}
+
+/** Whether the token permits evaluators of the caller's own, and a list of evaluations. */
+function mayList() {
+  return choices === null || choices.environments !== null;
+}
+
+/** Return the view that a fragment names, as it can be shown: `{ view, argument, query }`. */
+function readFragment() {
+  const [, view, argument, query] = /^#?([a-z]*)\/?([^?]*)\??(.*)$/.exec(location.hash);
+  const isKnown = choices !== null;
+  if (view === "evaluation" && IDENTIFIER.test(argument)) return { view, argument };
+  if (view === "evaluations" && mayList()) return { view };
+  if (!isKnown) return { view: "" };
+  if (view === "problem" && findProblem(argument) !== undefined) return { view, argument };
+  if (choices.environments === null) return { view: "problems" };
+  if (view === "evaluate") return { view, query };
+  return { view: choices.problems.length > 0 ? "problems" : "evaluate" };
+}
+
+function findProblem(name) {
+  return choices?.problems.find((problem) => problem.name === name);
+}
+
+/** Show what the fragment names. */
 function route() {
-  const isListing = mayList && location.hash === "#evaluations";
-  byId("to-listing").hidden = !mayList;
-  byId("listing-view").hidden = !isListing;
-  byId("evaluate-view").hidden = isListing;
-  byId("to-listing").ariaCurrent = isListing ? "page" : "false";
-  byId("to-evaluate").ariaCurrent = isListing ? "false" : "page";
-  if (isListing) return listing.open(token);
+  const { view, argument, query } = readFragment();
+  if (view === "problem") setProblem(findProblem(argument));
+  if (view === "evaluate") setProblem(null);
+  if (view === "evaluation" && choices !== null) setProblem(findLastProblem());
+  if (query && location.hash !== routed) form.prefill(new URLSearchParams(query));
+  routed = location.hash;
+  const isForm = ["problem", "evaluate", "evaluation"].includes(view);
+  byId("problems-view").hidden = view !== "problems";
+  byId("evaluate-view").hidden = !isForm;
+  byId("form-section").hidden = choices === null;
+  byId("listing-view").hidden = view !== "evaluations";
+  byId("to-problems").hidden = !(choices?.problems.length > 0);
+  byId("to-evaluate").hidden = choices === null || choices.environments === null;
+  byId("to-listing").hidden = !mayList();
+  const isProblem = view === "problems" || (isForm && form.problem !== null);
+  byId("to-problems").ariaCurrent = isProblem ? "page" : "false";
+  byId("to-evaluate").ariaCurrent = isForm && !isProblem ? "page" : "false";
+  byId("to-listing").ariaCurrent = view === "evaluations" ? "page" : "false";
+  byId("forget").hidden = token === "";
+  const missing = /^#problem\/(.*)$/.exec(location.hash)?.[1];
+  if (view === "problems" && missing) problems.complain(missing);
+  if (view !== shownView && !document.activeElement.checkVisibility()) byId("main").focus();
+  shownView = view;
+  if (view === "evaluations") return listing.open(token);
   listing.close();
-  const id = FRAGMENT.exec(location.hash)?.[1];
-  byId("to-evaluate").href = id === undefined ? "#" : location.hash; // from the list back to it
-  if (id === undefined) evaluation.close();
-  else if (id !== evaluation.id) show(id);
+  // From another view back to it.
+  byId("to-evaluate").href = view === "evaluation" && !isProblem ? location.hash : "#evaluate";
+  if (view === "evaluation" && argument !== evaluation.id) show(argument);
+  else if (view !== "evaluation") evaluation.close();
+  if (view === "problem") document.title = `${form.problem.title || argument} · tawebeval`;
+}
+
+/** Return the problem that the form is for, or was for last; null for an own evaluator. */
+function findLastProblem() {
+  const first = choices.environments === null ? choices.problems[0] : null;
+  return findProblem(form.problem?.name ?? memory.get("problem")) ?? first;
+}
+
+/** Let the form be that of a problem, or for null that of an own evaluator. */
+function setProblem(problem) {
+  if (problem === null) statement.close();
+  else statement.open(problem, token);
+  memory.set("problem", problem?.name ?? null);
+  if (form.isFor(problem)) return;
+  saveDraft();
+  const draft = problem === null ? [] : (memory.get(`draft ${problem.name}`) ?? []);
+  form.choose(problem, draft, memory.get("extension") ?? undefined);
 }
 
 /** Follow an evaluation, and let it be seen. */
@@ -81,9 +178,8 @@ function askForToken(wrong = token ? NOT_TAKEN : "") {
 async function submit() {
   const button = byId("submit");
   const progress = byId("form-progress");
-  if (isBusy(button)) return;
+  if (isBusy(button) || !form.check()) return;
   setBusy(button, true);
-  form.clearError();
   const notice = (pause) => {
     progress.textContent = pause
       ? `Retrying in ${duration(pause.seconds)}: ${pause.why}`
@@ -95,7 +191,9 @@ async function submit() {
     const data = await form.data();
     memory.set("form", form.values);
     const client = new Client({ token, notice });
-    const id = await (problem ? client.evaluateProblem(problem, data) : client.evaluate(data));
+    const id = await (problem === null
+      ? client.evaluate(data)
+      : client.evaluateProblem(problem.name, data));
     location.hash = `#evaluation/${id}`;
     announce("The evaluation has started.");
   } catch (error) {
@@ -128,27 +226,14 @@ async function collect(things) {
   return found;
 }
 
-/** Offer these choices wherever they can be made. */
-function offer(choices) {
-  mayList = choices.environments !== null;
-  form.offer(choices);
+/** Offer what a token permits wherever it can be chosen, and show what the fragment names. */
+function offer(permitted) {
+  choices = permitted;
+  form.offer(choices.environments);
   listing.offer(choices);
-}
-
-/** Offer what a token permits; return what is wrong with it, nothing if the server takes it. */
-async function offerWith(given) {
-  let client;
-  try {
-    client = new Client({ token: given });
-  } catch {
-    return "A token cannot contain such characters.";
-  }
-  try {
-    offer(await findChoices(client, 1));
-    return "";
-  } catch (error) {
-    return error.status === 401 ? NOT_TAKEN : said(error);
-  }
+  problems.offer(choices.problems);
+  statement.close(); // another token may not permit it
+  route();
 }
 
 /** Show what is remembered, and then what the server offers. */
@@ -157,15 +242,31 @@ async function begin() {
   route();
   const given = token;
   try {
-    const choices = await findChoices(new Client({ token }));
-    if (given !== token) return; // another one was entered meanwhile
-    offer(choices);
-    if (!mayList) route();
+    const permitted = await findChoices(new Client({ token }));
+    if (given === token) offer(permitted); // or another one was entered meanwhile
   } catch (error) {
     if (given !== token) return;
     if (error.status === 401) askForToken();
     else if (error.status === 403) askForToken(said(error));
-    else form.showError(said(error));
+    else {
+      offer({ problems: [], environments: [] });
+      form.showError(said(error));
+    }
+  }
+}
+
+/** Return the choices of a token, or `wrong`, what is wrong with it. */
+async function tryToken(given) {
+  let client;
+  try {
+    client = new Client({ token: given });
+  } catch {
+    return { wrong: "A token cannot contain such characters." };
+  }
+  try {
+    return { permitted: await findChoices(client, 1) };
+  } catch (error) {
+    return { wrong: error.status === 401 ? NOT_TAKEN : said(error) };
   }
 }
 
@@ -173,9 +274,10 @@ async function begin() {
 async function takeToken(given) {
   const button = byId("token-submit");
   if (isBusy(button)) return;
+  byId("token-error").textContent = given ? "" : "Enter the token.";
+  if (!given) return byId("token").focus();
   setBusy(button, true);
-  byId("token-error").textContent = "";
-  const wrong = await offerWith(given);
+  const { permitted, wrong = "" } = await tryToken(given);
   byId("token-error").textContent = wrong;
   setBusy(button, false);
   if (wrong) return byId("token").focus();
@@ -184,11 +286,19 @@ async function takeToken(given) {
   byId("token").value = "";
   byId("token-section").hidden = true;
   form.clearError();
-  showCommands();
   evaluation.close(); // to be opened again
-  route();
-  if (!byId("listing-view").hidden) byId("main").focus();
-  else if (evaluation.id === null) byId("submit").focus();
+  offer(permitted);
+  if (evaluation.id !== null) return;
+  const isForm = !byId("evaluate-view").hidden;
+  byId(isForm ? "submit" : "main").focus();
+}
+
+/** Forget the token and all else that this browser has kept, and begin anew. */
+function forget() {
+  memory.clear();
+  removeEventListener("pagehide", saveDraft);
+  history.replaceState(null, "", "#");
+  location.reload();
 }
 
 byId("form").addEventListener("submit", (event) => {
@@ -211,5 +321,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   byId("main").focus();
 });
 
+byId("forget").addEventListener("click", forget);
 addEventListener("hashchange", route);
+addEventListener("pagehide", saveDraft);
 begin();

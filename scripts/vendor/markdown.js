@@ -1,0 +1,2 @@
+/** The parser of Markdown that statement.js walks the tokens of. */
+export { default } from "markdown-it";

@@ -1,0 +1,122 @@
+/** A field for a file that is written on the page: its name, its language, and an editor. */
+
+import { element, setOptions } from "./dom.js";
+
+const LANGUAGES = {
+  py: "Python",
+  cpp: "C++",
+  c: "C",
+  java: "Java",
+  go: "Go",
+  rs: "Rust",
+  js: "JavaScript",
+  txt: "Plain text",
+};
+const OTHER = ["", "Other"];
+
+let loading = null;
+
+/** Load the editor's library, which is large, when it is needed first. */
+export function loadLibrary() {
+  loading ??= import("./vendor-editor.js");
+  return loading;
+}
+
+/** Return the extension of a file name in small letters, without the dot. */
+export function extensionOf(name) {
+  return /\.([^.]*)$/.exec(name)?.[1].toLowerCase() ?? "";
+}
+
+/**
+ * Return elements for a text that is sent as the file `name`: `{ content, head, body }`. `content`
+ * is a textarea, which always has the text. The editor is before it where the name is that of a
+ * program and the library can be loaded.
+ */
+export function sourceField({ label, name, text }) {
+  const content = element("textarea", { rows: 4, value: text, required: true, spellcheck: false });
+  content.classList.add("content");
+  content.autocapitalize = "none";
+  const nameInput = element("input", {
+    className: "file-name",
+    value: name,
+    required: true,
+    pattern: "[^\\/\\\\]+",
+    title: "a file name, without / and \\",
+    spellcheck: false,
+    autocapitalize: "none",
+  });
+  const language = element("select", { className: "language" });
+  setOptions(language, [...Object.entries(LANGUAGES), OTHER]);
+  const place = element("div", { className: "code-editor", hidden: true });
+  let editor = null;
+
+  async function refresh() {
+    const extension = extensionOf(nameInput.value);
+    language.value = Object.hasOwn(LANGUAGES, extension) ? extension : "";
+    if (["", "txt"].includes(language.value)) return showPlain();
+    const library = await loadLibrary().catch(() => null); // the textarea does, too
+    if (library === null || extensionOf(nameInput.value) !== extension) return;
+    if (editor === null) showEditor(library);
+    else editor.setName(nameInput.value);
+  }
+
+  function showPlain() {
+    editor?.destroy();
+    editor = null;
+    place.hidden = true;
+    content.hidden = false;
+  }
+
+  function showEditor({ createEditor }) {
+    const hadFocus = document.activeElement === content;
+    editor = createEditor({
+      parent: place,
+      text: content.value,
+      name: nameInput.value,
+      label,
+      describedBy: "editor-hint",
+      changed: (next) => {
+        content.value = next;
+        content.dispatchEvent(new Event("input", { bubbles: true }));
+      },
+    });
+    place.hidden = false;
+    content.hidden = true;
+    if (hadFocus) editor.focus();
+  }
+
+  language.addEventListener("change", () => {
+    const stem = nameInput.value.replace(/\.[^.]*$/, "");
+    if (language.value !== "") nameInput.value = `${stem}.${language.value}`;
+    nameInput.dispatchEvent(new Event("input", { bubbles: true }));
+    if (language.value === "") nameInput.focus();
+  });
+  nameInput.addEventListener("input", refresh);
+  content.addEventListener("replace", () => editor?.setText(content.value));
+  refresh();
+
+  const head = element(
+    "div",
+    { className: "pair" },
+    element("label", { className: "field" }, element("span", {}, "Language"), language),
+    element("label", { className: "field" }, element("span", {}, "File name"), nameInput),
+  );
+  const body = element("label", { className: "field" }, element("span", {}, label), content);
+  return { content, head, body: element("div", { className: "source" }, body, place) };
+}
+
+/** Put another text and file name into a field that `sourceField` has made; it can be undone. */
+export function replaceSource(row, name, text) {
+  const content = row.querySelector(".content");
+  content.value = text;
+  content.dispatchEvent(new Event("replace"));
+  const nameInput = row.querySelector(".file-name");
+  nameInput.value = name;
+  nameInput.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+/** Put the focus where a field is edited, which may be the editor before it. */
+export function focusField(content) {
+  const field = content.hidden ? content.closest(".source").querySelector(".cm-content") : content;
+  field.focus();
+}

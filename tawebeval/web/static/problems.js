@@ -1,0 +1,92 @@
+/** The problems of the server: the list to choose from, and the statement of one. */
+
+import { Client } from "./client.js";
+import { byId, bytes, counted, duration, element, said } from "./dom.js";
+import { renderStatement } from "./statement.js";
+
+const SEARCHED = 8; // problems from which on a search is of use
+const LIMITS = {
+  wall_clock: ["time", duration],
+  cpu: ["processor time", duration],
+  memory: ["memory", (size) => bytes(size).replace(".0 ", " ")],
+};
+
+/** The list of problems. */
+export class ProblemList {
+  constructor() {
+    this.search = byId("problem-search");
+    this.search.addEventListener("input", () => this.#draw());
+  }
+
+  /** Show these problems, entries of the server's list. */
+  offer(problems) {
+    this.problems = problems;
+    this.search.closest(".field").hidden = problems.length < SEARCHED;
+    this.search.value = "";
+    this.#draw();
+  }
+
+  /** Say that a problem is not among them. */
+  complain(name) {
+    byId("problem-hint").textContent = `This server has no problem ${name}.`;
+  }
+
+  #draw() {
+    const wanted = this.search.value.trim().toLowerCase();
+    const found = this.problems.filter(({ name, title }) =>
+      `${title} ${name}`.toLowerCase().includes(wanted),
+    );
+    byId("problem-list").replaceChildren(...found.map(makeEntry));
+    const all = this.problems.length;
+    const hint = found.length === all ? "" : `${found.length} of ${counted(all, "problem")}`;
+    byId("problem-hint").textContent = hint;
+  }
+}
+
+function makeEntry({ name, title, description }) {
+  const link = element("a", { href: `#problem/${name}` }, title || name);
+  const words = description ? [element("p", { className: "hint" }, description)] : [];
+  return element("li", {}, link, ...words);
+}
+
+/** The statement of one problem. */
+export class StatementView {
+  constructor() {
+    this.section = byId("statement");
+    this.shown = null;
+  }
+
+  /** Show the problem of this list entry; ask for its statement with `token`. */
+  async open({ name, title, limits }, token) {
+    if (this.shown === name) return;
+    this.close();
+    this.shown = name;
+    this.section.hidden = false;
+    byId("statement-title").textContent = title || name;
+    const held = Object.entries(LIMITS).filter(([limit]) => limits[limit] > 0);
+    const words = held.map(([limit, [what, format]]) => `${what} ${format(limits[limit])}`);
+    const all = `Limits of one evaluation, all cases together: ${words.join(", ")}.`;
+    byId("statement-limits").textContent = all;
+    byId("statement-limits").hidden = words.length === 0;
+    const { signal } = (this.stopping = new AbortController());
+    byId("statement-hint").textContent = "Loading the statement …";
+    try {
+      const { statement } = await new Client({ token }).problem(name, { signal });
+      const parser = statement ? await import("./vendor-markdown.js") : null;
+      if (signal.aborted) return;
+      const nodes = statement ? renderStatement(parser.default, statement, title || name) : [];
+      byId("statement-text").replaceChildren(...nodes);
+      byId("statement-hint").textContent = statement ? "" : "This problem has no statement here.";
+    } catch (error) {
+      if (!signal.aborted) byId("statement-hint").textContent = said(error);
+    }
+  }
+
+  /** Show no statement, nor one that is still to arrive. */
+  close() {
+    this.stopping?.abort();
+    this.shown = null;
+    this.section.hidden = true;
+    byId("statement-text").replaceChildren();
+  }
+}

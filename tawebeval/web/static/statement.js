@@ -1,0 +1,61 @@
+/** Statements of problems: Markdown as elements, without markup of its author. */
+
+import { element } from "./dom.js";
+
+const TAGS = new Set("p ul ol li blockquote em strong s table thead tbody tr th td".split(" "));
+const LINKED = ["http:", "https:"];
+
+/**
+ * Return the nodes of a statement. `Parser` is the class of markdown-it. A first heading that
+ * repeats `title` is left out.
+ */
+export function renderStatement(Parser, text, title) {
+  const tokens = new Parser({ html: false }).parse(text, {});
+  const repeats = tokens[0]?.type === "heading_open" && tokens[1].content.trim() === title;
+  const rest = repeats ? tokens.slice(3) : tokens;
+  let level = 1; // of the page's own heading above; none is left out
+  for (const token of rest.filter(({ type }) => type === "heading_open")) {
+    level = Math.min(Number(token.tag[1]) + 1, level + 1, 6);
+    token.tag = `h${level}`;
+  }
+  return renderTokens(rest);
+}
+
+function renderTokens(tokens) {
+  const root = element("div");
+  const open = [root];
+  for (const token of tokens) {
+    if (token.hidden) continue; // a paragraph of a list without empty lines
+    if (token.nesting === -1) {
+      open.pop();
+      continue;
+    }
+    const nodes = token.type === "inline" ? renderTokens(token.children) : [makeNode(token)];
+    open.at(-1).append(...nodes);
+    if (token.nesting === 1) open.push(nodes[0]);
+  }
+  return [...root.childNodes];
+}
+
+/** Return the node of a token; of an unknown one, its text. */
+function makeNode(token) {
+  const { type, tag, content } = token;
+  if (type === "text") return content;
+  if (type === "softbreak") return "\n";
+  if (["hardbreak", "hr", "heading_open"].includes(type)) return element(tag);
+  if (type === "code_inline") return element("code", {}, content);
+  if (type === "fence" || type === "code_block") return element("pre", {}, content);
+  if (type === "image") return `[image: ${content}]`;
+  if (type === "link_open") return makeLink(token.attrGet("href"));
+  if (!TAGS.has(tag)) return token.nesting === 1 ? element("span") : content;
+  const made = element(tag);
+  if (token.attrGet("start") !== null) made.start = Number(token.attrGet("start"));
+  if (token.attrGet("style") === "text-align:right") made.className = "right";
+  return made;
+}
+
+/** Return a link to a page of the web; for another address an element without an effect. */
+function makeLink(href) {
+  if (!URL.canParse(href) || !LINKED.includes(new URL(href).protocol)) return element("span");
+  return element("a", { href, rel: "noopener noreferrer", target: "_blank" });
+}

@@ -1,0 +1,78 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+/** An element as far as statement.js uses one. */
+class FakeElement {
+  constructor(tag) {
+    this.tag = tag;
+    this.childNodes = [];
+  }
+
+  append(...nodes) {
+    this.childNodes.push(...nodes);
+  }
+
+  setAttribute(name, value) {
+    this[name] = value;
+  }
+}
+
+globalThis.document = { createElement: (tag) => new FakeElement(tag) };
+
+const { renderStatement } = await import("./static/statement.js");
+const { default: Parser } = await import("./static/vendor-markdown.js");
+
+/** Return nodes in the notation of HTML. */
+function show(nodes) {
+  return nodes
+    .map((node) => {
+      if (typeof node === "string") return node;
+      const { tag, childNodes, ...attributes } = node;
+      const words = Object.entries(attributes).map(([name, value]) => ` ${name}=${value}`);
+      return `<${tag}${words.join("")}>${show(childNodes)}</${tag}>`;
+    })
+    .join("");
+}
+
+const LINK = "<a href=https://example.org/ rel=noopener noreferrer target=_blank>";
+const STATEMENTS = {
+  "# Sums\n\nAdd.": "<p>Add.</p>",
+  "# Products\n\nAdd.": "<h2>Products</h2><p>Add.</p>",
+  "### deep\n\n# flat\n\n### deeper": "<h2>deep</h2><h2>flat</h2><h3>deeper</h3>",
+  "a *b* **c** ~~d~~ `<e>`": "<p>a <em>b</em> <strong>c</strong> <s>d</s> <code><e></code></p>",
+  "- a\n- b\n  - c": "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul>",
+  "3. a": "<ol start=3><li>a</li></ol>",
+  "a  \nb\nc": "<p>a<br></br>b\nc</p>",
+  "> a\n\n---": "<blockquote><p>a</p></blockquote><hr></hr>",
+  "```py\nx < 1\n```\n\n    y": "<pre>x < 1\n</pre><pre>y\n</pre>",
+  "|a|b|\n|-|-:|\n|1|2|":
+    "<table><thead><tr><th>a</th><th className=right>b</th></tr></thead>" +
+    "<tbody><tr><td>1</td><td className=right>2</td></tr></tbody></table>",
+  "<script>alert()</script>": "<p><script>alert()</script></p>",
+  "a <b onclick=x>c</b>": "<p>a <b onclick=x>c</b></p>",
+  "[a](https://example.org/)": `<p>${LINK}a</a></p>`,
+  "<https://example.org/>": `<p>${LINK}https://example.org/</a></p>`,
+  "[a](ftp://example.org/)": "<p><span>a</span></p>",
+  "[a](#evaluate?command=x)": "<p><span>a</span></p>",
+  "[a](//example.org/)": "<p><span>a</span></p>",
+  "[a](javascript:alert)": "<p>[a](javascript:alert)</p>",
+  "![a *b*](https://example.org/x.png)": "<p>[image: a *b*]</p>",
+  "": "",
+};
+
+for (const [markdown, shown] of Object.entries(STATEMENTS)) {
+  test(JSON.stringify(markdown), () => {
+    assert.equal(show(renderStatement(Parser, markdown, "Sums")), shown);
+  });
+}
+
+test("elements that are not known are text", () => {
+  const nodes = renderStatement(Parser, "<script>alert()</script>", "Sums");
+  assert.deepEqual(nodes[0].childNodes, ["<script>alert()</script>"]);
+});
+
+test("statements as long as the server sends them, nested or not", () => {
+  for (const piece of ["> ", "* ", "[", "**a", "|a", "`"]) {
+    renderStatement(Parser, piece.repeat(65536 / piece.length), "Sums");
+  }
+});
