@@ -71,6 +71,7 @@ USES = (
         "munged slurmctld slurmd srun",
         _integration(_SLURM),
     ),
+    Use("firefox-esr", _integration("test_page_firefox")),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )

@@ -12,8 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests import programs, run
 
 DEBIAN = (
-    "bash caddy chromium crun curl dash fakeroot fish g++ gcc git git-lfs jq lintian mmdebstrap"
-    " perl podman skopeo slurmctld slurmd umoci zsh"
+    "bash caddy chromium crun curl dash fakeroot firefox-esr fish g++ gcc git git-lfs jq lintian"
+    " mmdebstrap perl podman skopeo slurmctld slurmd umoci zsh"
 )
 """Packages of Debian that are called like their program."""
 

@@ -93,6 +93,7 @@ export function sourceField({ label, name, text }) {
   });
   nameInput.addEventListener("input", refresh);
   content.addEventListener("replace", () => editor?.setText(content.value));
+  content.addEventListener("edit", () => editor?.focus());
   refresh();
 
   const head = element(
@@ -117,6 +118,6 @@ export function replaceSource(row, name, text) {
 
 /** Put the focus where a field is edited, which may be the editor before it. */
 export function focusField(content) {
-  const field = content.hidden ? content.closest(".source").querySelector(".cm-content") : content;
-  field.focus();
+  content.focus();
+  content.dispatchEvent(new Event("edit"));
 }

@@ -1,0 +1,152 @@
+"""Debian's Firefox, driven by WebDriver BiDi: Debian has no geckodriver.
+
+What blocks runs in a thread, as in `tests.integration.browser`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.threads import deferToThread
+from websockets.sync.client import ClientConnection, connect
+
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
+
+FIREFOX = shutil.which("firefox-esr")
+
+_SWITCHES = ("--headless", "--no-remote", "--remote-debugging-port", "0")
+_PREFERENCES = {
+    "app.update.enabled": False,
+    "browser.shell.checkDefaultBrowser": False,
+    "datareporting.policy.dataSubmissionEnabled": False,
+    "network.captive-portal-service.enabled": False,
+    "network.connectivity-service.enabled": False,
+}
+_COMPLAIN = "addEventListener('securitypolicyviolation', (one) => console.error(one.blockedURI))"
+
+
+class Firefox:
+    """One browser with one window, and a profile of its own."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="tawebeval-firefox-"))
+        self._numbers = count(1)
+        self.complaints: list[str] = []
+        """Errors of the page's scripts, and what its policy has blocked."""
+
+    async def start(self) -> None:
+        """Start it; raises AssertionError if it does not answer."""
+        await deferToThread(self._start)
+
+    def _start(self) -> None:
+        profile = self._folder / "profile"
+        profile.mkdir()
+        lines = (
+            f"user_pref({json.dumps([name, value])[1:-1]});" for name, value in _PREFERENCES.items()
+        )
+        (profile / "user.js").write_text("\n".join(lines))
+        assert FIREFOX is not None
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [FIREFOX, *_SWITCHES, "--profile", str(profile), "about:blank"],
+                env={**os.environ, "HOME": str(self._folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        server = profile / "WebDriverBiDiServer.json"
+        deadline = time.monotonic() + LONG_PATIENCE
+        while not server.exists() or not server.read_text():
+            assert time.monotonic() < deadline, (self._folder / "log").read_text()
+            time.sleep(0.1)
+        address = json.loads(server.read_text())
+        url = f"ws://{address['ws_host']}:{address['ws_port']}/session"
+        self._connection: ClientConnection = connect(url, max_size=None)
+        self._send("session.new", capabilities={})
+        self._send("session.subscribe", events=["log.entryAdded"])
+        self._send("script.addPreloadScript", functionDeclaration=f"() => {{ {_COMPLAIN} }}")
+        self._context = self._send("browsingContext.getTree")["contexts"][0]["context"]
+
+    async def quit(self) -> None:
+        """End it, and remove its profile."""
+        await deferToThread(self._quit)
+
+    def _quit(self) -> None:
+        if hasattr(self, "_connection"):
+            self._connection.close()
+        if hasattr(self, "_process"):
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _send(self, method: str, **parameters: Any) -> Any:
+        number = next(self._numbers)
+        command = {"id": number, "method": method, "params": parameters}
+        self._connection.send(json.dumps(command))
+        while True:
+            answer = json.loads(self._connection.recv(timeout=LONG_PATIENCE))
+            if answer.get("method") == "log.entryAdded" and answer["params"]["level"] == "error":
+                self.complaints.append(answer["params"]["text"])
+            if answer.get("id") == number:
+                assert answer["type"] == "success", answer
+                return answer["result"]
+
+    async def open(self, url: str) -> None:
+        """Load a page, and wait until it is loaded."""
+        await deferToThread(
+            self._send, "browsingContext.navigate", context=self._context, url=url, wait="complete"
+        )
+
+    async def evaluate(self, expression: str) -> Any:
+        """Return the value of an expression in the page, as JSON can have it."""
+        found = await deferToThread(
+            self._send,
+            "script.evaluate",
+            expression=f"Promise.resolve({expression}).then((one) => JSON.stringify(one ?? null))",
+            target={"context": self._context},
+            awaitPromise=True,
+        )
+        assert found["type"] == "success", found
+        return json.loads(found["result"]["value"])
+
+    async def until(self, expression: str) -> Any:
+        """Wait for an expression to be true in the page, and return its value."""
+        deadline = time.monotonic() + PATIENCE
+        while not (value := await self.evaluate(expression)):
+            if time.monotonic() > deadline:
+                shown = await self.evaluate("document.body.innerText")
+                raise AssertionError(f"{expression}; shown is: {shown}")
+            await deferToThread(time.sleep, 0.05)
+        return value
+
+    async def click(self, selector: str) -> None:
+        """Click on the middle of an element with a mouse."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        await self.until(f"{element} !== null")
+        await self.evaluate(f"{element}.scrollIntoView({{ block: 'center', behavior: 'instant' }})")
+        middle = (
+            f"[{element}.getBoundingClientRect()]"
+            ".map((box) => [box.left + box.width / 2, box.top + box.height / 2].map(Math.round))[0]"
+        )
+        x, y = await self.evaluate(middle)
+        press = [{"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp")]
+        await self._perform("pointer", {"type": "pointerMove", "x": x, "y": y}, *press)
+
+    async def type(self, text: str) -> None:
+        """Press the keys of a text where the focus is."""
+        actions = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]
+        await self._perform("key", *actions)
+
+    async def _perform(self, kind: str, *actions: dict[str, Any]) -> None:
+        device = {"type": kind, "id": kind, "actions": actions}
+        await deferToThread(
+            self._send, "input.performActions", context=self._context, actions=[device]
+        )
