@@ -69,7 +69,7 @@ export function said(error) {
 
 /** Return a length of time, in seconds, for people. */
 export function duration(seconds) {
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 10) return `${Number(seconds).toFixed(1)} s`; // it may be an ExactNumber
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   const [minutes, hours] = [Math.floor(seconds / 60), Math.floor(seconds / 3600)];
   if (minutes < 60) return withRest(minutes, "min", Math.floor(seconds % 60), "s");
