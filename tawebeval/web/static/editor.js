@@ -17,7 +17,7 @@ const OTHER = ["", "Other"];
 let loading = null;
 
 /** Load the editor's library, which is large, when it is needed first. */
-export function loadLibrary() {
+function loadLibrary() {
   loading ??= import("./vendor-editor.js");
   return loading;
 }
@@ -25,6 +25,12 @@ export function loadLibrary() {
 /** Return the extension of a file name in small letters, without the dot. */
 export function extensionOf(name) {
   return /\.([^.]*)$/.exec(name)?.[1].toLowerCase() ?? "";
+}
+
+/** Whether a file name is that of a program in a language of the editor. */
+function isProgram(name) {
+  const extension = extensionOf(name);
+  return extension !== "txt" && Object.hasOwn(LANGUAGES, extension);
 }
 
 /**
@@ -53,7 +59,7 @@ export function sourceField({ label, name, text }) {
   async function refresh() {
     const extension = extensionOf(nameInput.value);
     language.value = Object.hasOwn(LANGUAGES, extension) ? extension : "";
-    if (["", "txt"].includes(language.value)) return showPlain();
+    if (!isProgram(nameInput.value)) return showPlain();
     const library = await loadLibrary().catch(() => null); // the textarea does, too
     if (library === null || extensionOf(nameInput.value) !== extension) return;
     if (editor === null) showEditor(library);
@@ -104,6 +110,16 @@ export function sourceField({ label, name, text }) {
   );
   const body = element("label", { className: "field" }, element("span", {}, label), content);
   return { content, head, body: element("div", { className: "source" }, body, place) };
+}
+
+/**
+ * Return the lines of a program, each a list of `[text, classes]`; null for other files, and where
+ * the library cannot be loaded.
+ */
+export async function colourLines(name, text) {
+  if (!isProgram(name)) return null;
+  const library = await loadLibrary().catch(() => null);
+  return library?.highlightLines(text, name) ?? null;
 }
 
 /** Put another text and file name into a field that `sourceField` has made; it can be undone. */

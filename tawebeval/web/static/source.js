@@ -1,11 +1,13 @@
 /** The submitted files with their lines, and links to lines that messages name. */
 
 import { announce, byId, bytes, counted, element } from "./dom.js";
+import { colourLines } from "./editor.js";
 import { findPlaces, placePattern } from "./places.js";
 
 const MOST_FILES = 50;
 const MOST_LINES = 3000; // of a file that are shown
 const LONGEST_LINE = 2000; // characters
+const MOST_COLOURED = 128 * 1024; // characters of a file
 const MOST_LINKS = 200; // to lines, for one evaluation
 
 /** The section of the page that shows what was submitted. */
@@ -58,6 +60,7 @@ export class Source {
     const list = element("ol", { className: "lines", tabIndex: 0 }, ...rows);
     list.setAttribute("aria-label", filename);
     branch.append(list);
+    if (text.length <= MOST_COLOURED) colour(filename, text, rows);
     const left = lines.length - rows.length;
     if (left > 0) branch.append(element("p", { className: "hint" }, `${counted(left, "more line")}.`));
   }
@@ -101,5 +104,20 @@ export class Source {
     row.classList.add("marked");
     row.focus({ preventScroll: true });
     row.scrollIntoView({ block: "center" });
+  }
+}
+
+/** Colour the rows of a program, when the editor's library is loaded. */
+async function colour(name, text, rows) {
+  const lines = (await colourLines(name, text)) ?? [];
+  for (const [n, row] of rows.entries()) {
+    const pieces = lines[n] ?? [];
+    // A row that was cut, or is empty, stays as it is.
+    if (pieces.map(([piece]) => piece).join("") !== row.textContent) continue;
+    row.replaceChildren(
+      ...pieces.map(([piece, className]) =>
+        className === "" ? piece : element("span", { className }, piece),
+      ),
+    );
   }
 }
