@@ -146,7 +146,7 @@ export class EvaluationView {
     // Evaluators may send the like: it tells of the end only where it is the end.
     if (this.error !== null) this.results.add(this.error);
     this.error = null;
-    if (type === "text") this.console.write(payload);
+    if (type === "text" && typeof payload === "string") this.console.write(payload);
     else if (payload?.type === "evaluation_error" && payload.reason !== "protocol") {
       this.error = payload;
     } else {
@@ -223,6 +223,7 @@ export class EvaluationView {
     } catch {
       return; // the view is complete without
     }
+    if (signal.aborted) return;
     this.source.show(files);
     this.source.link(byId("output"), true);
     this.source.link(byId("failure"));
