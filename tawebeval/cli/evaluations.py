@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import webbrowser
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -209,6 +208,8 @@ def open_(identifier: str | None, prints: bool, server: ServerAccess) -> None:
     url = f"{server.url}/{fragment}"
 
     def work() -> None:
+        import webbrowser  # slow, and no other command needs it
+
         if prints:
             screen.print_text(url)
         elif webbrowser.open(url):

@@ -62,7 +62,7 @@ def main() -> None:
     Run the evaluator in the current directory on a solution:
       tawebeval try . --evaluator 'python3 evaluator.py' solution.py
     Do the same on a server, with the evaluator of the git checkout around the current directory:
-      export TAWEBEVAL_SERVER=https://judge.example.org TAWEBEVAL_TOKEN_FILE=~/.judge
+      tawebeval login https://judge.example.org
       tawebeval evaluate --evaluator 'python3 evaluator.py' solution.py
     Submit now, follow later:
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)

@@ -179,11 +179,13 @@ class Screen:
         with self.lock:
             if not self._status or (self._begun and self._out.isatty()):
                 return
-            results = self._results.build_document()
-            words = [self._status, *summarize_results(results)]
-            progress = results and results["progress"]
-            if progress and progress["total"] > 0:
-                words.insert(1, draw_bar(progress["done"], progress["total"]))
+            results = self._results.build_document() or {}
+            words = [self._status]
+            if (progress := results.get("progress")) and progress["total"] > 0:
+                bar = draw_bar(progress["done"], progress["total"])
+                words.append(f"{bar} {progress['done']}/{progress['total']}")
+            if results:
+                words += summarize_results(results | {"progress": None})
             self._write_progress(", ".join(words))
 
     def _write_progress(self, text: str) -> None:

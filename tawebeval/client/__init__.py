@@ -24,7 +24,10 @@ import the client, and the client imports only `core` and `errors` of the packag
 distributed without the daemon, as `tawebeval-client`.
 """
 
-from tawebeval.client.async_client import AsyncClient
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tawebeval.client.errors import (
     ClientError,
     EvaluationGone,
@@ -37,6 +40,9 @@ from tawebeval.client.errors import (
 from tawebeval.client.events import Data, EvaluationError, Event, File, Page, Text, Unknown
 from tawebeval.client.forms import Named
 from tawebeval.client.sync_client import Client
+
+if TYPE_CHECKING:
+    from tawebeval.client.async_client import AsyncClient
 
 __all__ = [
     "AsyncClient",
@@ -57,3 +63,12 @@ __all__ = [
     "Unknown",
     "UnknownEvaluation",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import `AsyncClient` when it is used: the command does not wait 30 ms for asyncio."""
+    if name == "AsyncClient":
+        from tawebeval.client.async_client import AsyncClient
+
+        return AsyncClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -93,7 +93,8 @@ class LiveStatusTests(CommandTestCase):
         reader = EvaluationReader(self.make_context(self.shown.screen), identifier)
         self.shown.screen.show_status("running, 1 s")
         reader.follow_evaluation()
-        status = f"running, 1 s, [{'#' * 15}{'-' * 15}], 0/1 cases (1 wrong answer), progress 1/2"
+        bar = f"[{'#' * 15}{'-' * 15}]"
+        status = f"running, 1 s, {bar} 1/2, 0/1 cases (1 wrong answer)"
         table = (
             "CASE          VERDICT                TIME     MEMORY  POINTS\n"
             "a             wrong answer        1.000 s      2 KiB\n"

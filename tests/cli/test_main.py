@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import click
 from click.testing import CliRunner
@@ -10,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tawebeval.cli import main
+from tests.cases.patience import PATIENCE
 
 
 class MainTests(SynchronousTestCase):
@@ -28,6 +31,31 @@ class MainTests(SynchronousTestCase):
                 self.assertIn(each, output)
         output = CliRunner().invoke(main, ["--version"]).output
         self.assertEqual(output, f"tawebeval {__version__}\n")
+
+    def test_imports(self) -> None:
+        """A client command imports neither Twisted nor the daemon, and no command all others."""
+        program = (
+            "import sys; from tawebeval.cli import main\n"
+            "try: main(sys.argv[1:])\n"
+            "except SystemExit: print(*sys.modules)\n"
+        )
+        for arguments, foreign in (
+            (("status", "--server", "http://127.0.0.1:1", "x"), ()),
+            (("evaluate", "--help"), ()),
+            (("servers",), ()),
+            (("token", "new", "alice"), ("httpx", "tawebeval.client", "tawebeval.cli.runtime")),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-c", program, *arguments],
+                env={"PYTHONPATH": ":".join(sys.path), "HOME": "/nonexistent"},
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+            )
+            imported = set(done.stdout.split())
+            self.assertIn("tawebeval.cli.main", imported, done.stderr)
+            for name in ("twisted", "klein", "tawebeval.daemon", "tawebeval.sandbox", *foreign):
+                self.assertNotIn(name, imported, arguments)
 
     def test_summaries(self) -> None:
         """On a terminal of 80 columns the list of commands cuts no first sentence."""

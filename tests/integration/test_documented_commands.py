@@ -90,6 +90,7 @@ class SessionTestCase(DaemonTestCase):
             "GIT_CONFIG_GLOBAL": str(settings),
             "PATH": f"{programs}:{ENVIRONMENT['PATH']}",
             "PYTHONPATH": ":".join(sys.path),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
         }
 
     async def run_script(self, script: str) -> str:
