@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -32,6 +35,8 @@ _COMMANDS = {
 }
 """Module and name of each command. A module is imported when its command is used."""
 
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 class LazyGroup(click.Group):
     """A group that imports a command when it is used."""
@@ -48,6 +53,19 @@ class LazyGroup(click.Group):
         module, _, name = place.partition(":")
         command: click.Command = getattr(import_module(f"tawebeval.cli.{module}"), name)
         return command
+
+    def main(self, *arguments: Any, **settings: Any) -> Any:
+        """Run a command. Where stdout cannot be written to, say so, and exit with status 2."""
+        try:
+            return super().main(*arguments, **settings)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _WRITE_ERRORS:
+                raise
+            from tawebeval.cli.output import redirect_to_devnull  # late, as every command module
+
+            redirect_to_devnull(sys.stdout)
+            click.echo(f"stdout: {error.strerror}", err=True)
+            raise SystemExit(2) from None
 
 
 @click.group(

@@ -79,6 +79,10 @@ class Terminal:
         os.close(self._master)
         return self._process.wait()
 
+    def type(self, text: str) -> None:
+        """Type text."""
+        os.write(self._master, text.encode())
+
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Press Ctrl-C, or send another signal."""
         self._process.send_signal(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -115,6 +116,45 @@ class CommandTests(DaemonTestCase):
         self.assertIn("\\u001b]0;title\\u0007\\u001b[2J\\u009b[31mx", shown)
         self.assertIn("\\u001b[8m", shown)
 
+    async def test_live(self) -> None:
+        """A terminal shows what is going on in its last line, and cases in a table."""
+        case = '{"type":"case","case":"sample","verdict":"wrong_answer","time":1}'
+        program = python(
+            "import os, time; e = os.environ; print('\\n%s\\n%s\\n%s' % ("
+            f"e['EVALUATION_DATA_BEGIN'], '{case}', e['EVALUATION_DATA_END']), flush=True);"
+            "time.sleep(600)"
+        )
+        terminal = Terminal(self.daemon.url, *self.arguments(program, "x=1"), NO_COLOR="1")
+        self.addCleanup(terminal.close)
+        status = re.compile(r"\r\x1b\[Krunning, \d+ s, 0/1 cases \(1 wrong answer\)")
+        await until(lambda: status.search(terminal.shown) is not None, "the last line is there")
+        self.assertRegex(
+            terminal.shown, r"CASE +VERDICT +TIME .*\r\nsample +wrong answer +1\.000 s"
+        )
+        terminal.interrupt()
+        self.assertEqual(await terminal.end(), 1)
+        self.assertNotIn("running", terminal.shown.rpartition("\r\x1b[K")[2])
+
+    async def test_login(self) -> None:
+        """A token that is typed is not shown, and stays where only its owner can read it."""
+        folder = self.folder / "configuration"
+        more = {"XDG_CONFIG_HOME": str(folder), "PYTHON_KEYRING_BACKEND": "keyring.backends.fail"}
+        arguments = ("login", "--name", "one", "--storage", "file", self.daemon.url)
+        terminal = Terminal("", *arguments, **more)
+        self.addCleanup(terminal.close)
+        await until(lambda: "Token (" in terminal.shown, "it asks")
+        terminal.type("secret\n")
+        self.assertEqual(await terminal.end(), 0, terminal.shown)
+        self.assertNotIn("secret", terminal.shown)
+        file = folder / "tawebeval" / "servers.json"
+        self.assertIn("secret", file.read_text())
+        self.assertEqual(file.stat().st_mode & 0o777, 0o600)
+        self.assertEqual((await piped("", "list", "--json", "all", **more)).stdout, "[]\n")
+        file.chmod(0o640)
+        done = await piped("", "list", **more)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(f"chmod 600 {file}", done.stderr)
+
     async def test_second_interrupt(self) -> None:
         """A second Ctrl-C leaves the evaluation alone with its end."""
         stubborn = python(
@@ -175,6 +215,26 @@ class CommandTests(DaemonTestCase):
             r"\Arepeat this run with --seed \d+\nstdout: No space left on device\n\Z",
         )
         await self.daemon.nothing_left()
+
+    async def test_full_lists(self) -> None:
+        """No command fails with a traceback because the disk is full."""
+        for arguments in (
+            *(("servers",), ("servers", "--json", "all"), ("open", "--print", "x")),
+            *(("list",), ("problems",), ("token", "new", "alice")),
+        ):
+            with open("/dev/full", "w") as full:
+                done = await deferToThread(
+                    subprocess.run,
+                    [*COMMAND, *arguments],
+                    env=environment(TAWEBEVAL_SERVER=self.daemon.url),
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    timeout=PATIENCE,
+                )
+            self.assertEqual(done.returncode, 2, arguments)
+            self.assertIn("stdout: No space left on device\n", done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
 
     async def test_closed(self) -> None:
         """Where stdout or stderr is closed nothing falls over."""
