@@ -186,11 +186,10 @@ class Screen:
                 words.append(f"{bar} {progress['done']}/{progress['total']}")
             if results:
                 words += summarize_results(results | {"progress": None})
-            self._write_progress(", ".join(words))
+            self._write_progress(fit_width(", ".join(words), get_width(self._notes) - 1))
 
     def _write_progress(self, text: str) -> None:
-        text = fit_width(escape_control_characters(text), get_width(self._notes) - 1)
-        self._write_note(_CLEAR + text)
+        self._write_note(_CLEAR + escape_control_characters(text))
         self._progress = True
 
     def print_text(self, text: str) -> None:
