@@ -149,7 +149,7 @@ class CommandTests(DaemonTestCase):
         file = folder / "tawebeval" / "servers.json"
         self.assertIn("secret", file.read_text())
         self.assertEqual(file.stat().st_mode & 0o777, 0o600)
-        self.assertEqual((await piped("", "list", "--json", "all", **more)).stdout, "[]\n")
+        self.assertEqual((await piped("", "list", **more)).returncode, 0)
         file.chmod(0o640)
         done = await piped("", "list", **more)
         self.assertEqual(done.returncode, 2)
