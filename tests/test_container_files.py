@@ -147,9 +147,9 @@ class ComposeTests(SynchronousTestCase):
         """The options that the doctor names are set."""
         options = self.service["security_opt"]
         self.assertIn("seccomp=./seccomp.json", options)
-        for option in (DOCKER.proc_option, DOCKER.cgroup_option):
+        for option in (DOCKER.proc_mount_option, DOCKER.cgroup_option):
             self.assertIn(option.split()[1], options)
-        for option in (PODMAN.proc_option, PODMAN.cgroup_option):
+        for option in (PODMAN.proc_mount_option, PODMAN.cgroup_option):
             self.assertIn(option.partition("unmask=")[2], self.text)
         self.assertIn("apparmor=unconfined", options)
         self.assertIn("no-new-privileges=true", options)

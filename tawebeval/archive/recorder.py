@@ -28,9 +28,9 @@ from tawebeval.archive.store import (
     NAME_PREFIXES,
     ArchiveStore,
     ArchiveUsage,
+    FinishedRecording,
     LossReason,
     PendingWrites,
-    RecordingEnd,
     WrittenEvents,
 )
 from tawebeval.archive.submissions import ExtractedSubmission
@@ -86,7 +86,7 @@ class _Recording:
     written: int = 0
     events: list[WrittenEvents] = attrs.field(factory=list)
     queued_bytes: int = 0
-    end: RecordingEnd | None = None
+    end: FinishedRecording | None = None
     loss: LossReason | None = None
     is_spooled: bool = False  # whether there may be files
     on_written: Callable[[], object] = lambda: None
@@ -198,7 +198,7 @@ class DiskArchive:
                 recording, WrittenEvents(first, batch, self._format_time(time_ms / 1000))
             )
 
-    def end_recording(self, identifier: str, end: RecordingEnd) -> None:
+    def end_recording(self, identifier: str, end: FinishedRecording) -> None:
         """Archive an evaluation that has ended; no event follows."""
         recording = self._recordings.get(identifier)
         if recording is None:

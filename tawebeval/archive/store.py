@@ -96,7 +96,7 @@ class WrittenEvents:
 
 
 @attrs.frozen
-class RecordingEnd:
+class FinishedRecording:
     """The end of a recording: its last line, and the workspace with the submission, if kept."""
 
     sequence_number: int
@@ -114,7 +114,7 @@ class PendingWrites:
     identifier: str
     caller: str
     events: Sequence[WrittenEvents]
-    end: RecordingEnd | None = None
+    end: FinishedRecording | None = None
     is_lost: bool = False
 
 

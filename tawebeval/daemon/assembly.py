@@ -256,7 +256,7 @@ def build_daemon(
             orphans.reap_ended_orphans,
             startup.restore_directories,
             parts.context.cleanup_queue.retry_next_calls,
-            *(() if keeper is None else (keeper.beat, keeper.client.reap_others)),
+            *(() if keeper is None else (keeper.record_heartbeat, keeper.client.reap_others)),
         ),
         *(
             repositories.save_recent_uses,

@@ -17,7 +17,7 @@ from tawebeval.config import Configuration
 from tawebeval.deferreds import count_run_slots
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.evaluations.run_keeper import RunKeeper
-from tawebeval.linux.cgroups.group import find_processes_parent
+from tawebeval.linux.cgroups.group import find_pids_controller_parent
 from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.linux.rlimits import (
     check_hard_limits,
@@ -84,7 +84,7 @@ def describe_keeper_allowances(
     callbacks = configuration.callbacks
     others = count_journals(configuration, environment)
     others += callbacks.buffer // DELIVERY_OVERHEAD_BYTES if callbacks.enabled else 0
-    parent = find_processes_parent(client.cgroups)
+    parent = find_pids_controller_parent(client.cgroups)
     with suppress(PermissionError):  # the keeper of another user
         found = {
             "descriptors": compute_keeper_descriptor_allowance(configuration, others, client.pid)

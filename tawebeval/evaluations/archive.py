@@ -8,7 +8,7 @@ from pathlib import Path
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.recorder import DiskArchive
-from tawebeval.archive.store import RecordingEnd
+from tawebeval.archive.store import FinishedRecording
 from tawebeval.archive.submissions import ExtractedSubmission
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.ring import EventRing
@@ -37,7 +37,7 @@ class NoArchive:
     ) -> None:
         """Do nothing."""
 
-    def end_recording(self, identifier: str, end: RecordingEnd) -> None:
+    def end_recording(self, identifier: str, end: FinishedRecording) -> None:
         """Do nothing."""
 
     def call_when_archived(self, identifier: str, call: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
-from tawebeval.archive.store import RecordingEnd
+from tawebeval.archive.store import FinishedRecording
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.pages import (
     DUMMY_END_CURSOR,
@@ -43,12 +43,12 @@ T = TypeVar("T")
 log = Logger()
 
 
-def make_recording_end(evaluation: Evaluation, sequence_number: int) -> RecordingEnd:
+def make_finished_recording(evaluation: Evaluation, sequence_number: int) -> FinishedRecording:
     """Return what is archived of an evaluation besides its events."""
     status = build_status(evaluation, None)
     # All events can be read again, from the first on.
     events = {"buffered": evaluation.ring.newest, "discarded": 0}
-    return RecordingEnd(
+    return FinishedRecording(
         sequence_number,
         evaluation.state_times["created"],
         evaluation.state_times["ended"],

@@ -518,7 +518,7 @@ class Evaluation:
         if self._pump is not None:
             self._pump.on_ring_room()
 
-    # PumpOwner
+    # StdoutPumpOwner
 
     def on_new_events(self) -> None:
         """Wake the clients that wait for events."""
@@ -783,7 +783,7 @@ class Evaluation:
         if failure is not None:
             self.stop(failure)
 
-    def lose(self) -> None:
+    def end_as_lost(self) -> None:
         """End an evaluation whose evaluator is gone, after `restore`."""
         self.upload_directory = None
         failure, self.failure = self.failure, None
@@ -793,26 +793,26 @@ class Evaluation:
         self,
         found: FoundEvaluation,
         resume_checkout: CheckoutResumer,
-        last_beat: float | None,
+        last_heartbeat: float | None,
         slots: RunSlots,
     ) -> None:
         """Go on with an evaluator that the keeper holds, after `restore`. Blocks, hardly.
 
-        `last_beat` is the last time at which the earlier process was alive, in seconds of the
+        `last_heartbeat` is the last time at which the earlier process was alive, in seconds of the
         monotonic clock.
         """
         self.upload_directory = None
         self._slots = slots
         try:
-            self._resume_run(found, resume_checkout, last_beat)
+            self._resume_run(found, resume_checkout, last_heartbeat)
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure(
                 "{evaluation}: defect: the evaluator cannot go on", evaluation=self.log_name
             )
-            self.lose()
+            self.end_as_lost()
 
     def _resume_run(
-        self, found: FoundEvaluation, resume_checkout: CheckoutResumer, last_beat: float | None
+        self, found: FoundEvaluation, resume_checkout: CheckoutResumer, last_heartbeat: float | None
     ) -> None:
         snapshot, content, kept, context = found.snapshot, found.content, found.run, self.context
         run_snapshot = snapshot.run
@@ -840,8 +840,8 @@ class Evaluation:
         parser = self._make_parser(checkpoint.state)
         progress = load_progress(run_snapshot.progress)
         ran = 0.0
-        if last_beat is not None and not (progress.is_paused or progress.is_suspended):
-            ran = max(0.0, last_beat - run_snapshot.moment)
+        if last_heartbeat is not None and not (progress.is_paused or progress.is_suspended):
+            ran = max(0.0, last_heartbeat - run_snapshot.moment)
         progress = attrs.evolve(
             progress,
             time_left=progress.time_left - ran,

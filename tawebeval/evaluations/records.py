@@ -563,7 +563,7 @@ class RecordIndex:
         record.release_if_unused()
         record.evaluation.save()
 
-    def forget_sent_evaluation(self, caller: str | None = None) -> bool:
+    def forget_fully_sent_evaluation(self, caller: str | None = None) -> bool:
         """Forget one evaluation that a stream has sent to the end; return whether there was one.
 
         The oldest such evaluation of the caller, or of all callers for None, that no client reads

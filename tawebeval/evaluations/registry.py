@@ -44,7 +44,7 @@ from tawebeval.errors import (
 from tawebeval.evaluations.archive_reader import (
     ArchiveReader,
     ListedEvaluation,
-    make_recording_end,
+    make_finished_recording,
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import CheckoutResumer, Evaluation
@@ -164,9 +164,9 @@ class EvaluationRegistry:
         to come back, which no other client gets.
         """
         self.check_not_stopping()
-        while self._has_kept_share(caller) and self.records.forget_sent_evaluation(caller):
+        while self._has_kept_share(caller) and self.records.forget_fully_sent_evaluation(caller):
             pass
-        while self._has_too_much_kept() and self.records.forget_sent_evaluation():
+        while self._has_too_much_kept() and self.records.forget_fully_sent_evaluation():
             pass
         if self._has_kept_share(caller):
             raise CallerQuotaExceeded(
@@ -208,9 +208,9 @@ class EvaluationRegistry:
         If not, the queue is dispatched as soon as the caller uses less.
         """
         budget = self.context.ring_budget
-        while budget.is_caller_quota_exhausted(caller) and self.records.forget_sent_evaluation(
+        while budget.is_caller_quota_exhausted(
             caller
-        ):
+        ) and self.records.forget_fully_sent_evaluation(caller):
             pass
         if not budget.is_caller_quota_exhausted(caller):
             return True
@@ -286,7 +286,7 @@ class EvaluationRegistry:
                 Evaluation.resume_run,
                 found=each,
                 resume_checkout=resume_checkout,
-                last_beat=found.last_beat,
+                last_heartbeat=found.last_heartbeat,
                 slots=self.run_queue,
             )
             try:
@@ -340,7 +340,7 @@ class EvaluationRegistry:
             self.run_queue.take_slot(evaluation.identifier, snapshot.caller)
             resume(evaluation)
         elif found.is_lost:
-            evaluation.lose()
+            evaluation.end_as_lost()
         else:
             evaluation.requeue(self.run_queue)
         evaluation.cleanup_event.add_callback(
@@ -458,7 +458,7 @@ class EvaluationRegistry:
         if self.context.archive.is_enabled:
             evaluation = record.evaluation
             self.context.archive.end_recording(
-                evaluation.identifier, make_recording_end(evaluation, record.sequence_number)
+                evaluation.identifier, make_finished_recording(evaluation, record.sequence_number)
             )
             self.context.archive.call_when_archived(
                 evaluation.identifier, evaluation.discard_journaled_events

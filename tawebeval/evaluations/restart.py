@@ -29,7 +29,7 @@ from tawebeval.evaluations.kept_journal import JOURNAL
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     CALLBACK,
-    HEART,
+    HEARTBEAT_BUNDLE,
     RUN,
     KeptRun,
     RunKeeper,
@@ -90,12 +90,12 @@ class FoundEvaluation:
 class FoundEvaluations:
     """All evaluations of an earlier process, in the order of their acceptance.
 
-    `last_beat` is the last time at which it was alive, in seconds of the monotonic clock.
+    `last_heartbeat` is the last time at which it was alive, in seconds of the monotonic clock.
     `callbacks` are those that it had begun to deliver, by the names of their evaluations.
     """
 
     evaluations: Collection[FoundEvaluation] = ()
-    last_beat: float | None = None
+    last_heartbeat: float | None = None
     callbacks: Mapping[str, KeptCallback] = attrs.field(factory=dict)
 
     @property
@@ -153,7 +153,7 @@ def read_bundles(keeper: RunKeeper, kind: str = "local") -> FoundEvaluations:
             if evaluation is not None:
                 found.append(evaluation)
     _kill_unclaimed(keeper.address.pid, {bundle.pid for bundle in bundles.values()})
-    used = {HEART, *keeper.address.launchers}
+    used = {HEARTBEAT_BUNDLE, *keeper.address.launchers}
     for each in found:
         used.add(each.name + JOURNAL)
         used.update(each.name + end for end in (RUN, BROKER) if each.run is not None)
@@ -164,7 +164,9 @@ def read_bundles(keeper: RunKeeper, kind: str = "local") -> FoundEvaluations:
             for descriptor in bundle.descriptors:
                 os.close(descriptor)
     in_order = sorted(found, key=lambda each: each.snapshot.number)
-    return FoundEvaluations(in_order, keeper.resume_heart(bundles.get(HEART)), callbacks)
+    return FoundEvaluations(
+        in_order, keeper.resume_heartbeat(bundles.get(HEARTBEAT_BUNDLE)), callbacks
+    )
 
 
 def _kill_unclaimed(keeper: int, claimed: Collection[int]) -> None:

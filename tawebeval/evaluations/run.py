@@ -79,7 +79,7 @@ T = TypeVar("T")
 log = Logger()
 
 
-class PumpOwner(Protocol):
+class StdoutPumpOwner(Protocol):
     """Owner of a `StdoutPump`: the evaluation."""
 
     def on_new_events(self) -> None:
@@ -120,7 +120,7 @@ class StdoutPump:
     _parser: SegiParser
     _ring: EventRing
     _share: RingAllocation
-    _owner: PumpOwner
+    _owner: StdoutPumpOwner
     recorder: EventRecorder | None = None
     output_stored: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     has_failed: bool = False

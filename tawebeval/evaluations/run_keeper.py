@@ -29,7 +29,7 @@ from tawebeval.linux.launcher_client import LAUNCHER
 RUN, BROKER, CALLBACK = ".run", ".broker", ".callback"
 """Ends of the names of bundles."""
 
-HEART = "daemon.heart"
+HEARTBEAT_BUNDLE = "daemon.heart"
 
 _BEAT = struct.Struct("<d")
 _STEP = 64 * 1024  # bytes of stdout that are parsed without an event until that is recorded
@@ -57,20 +57,20 @@ class RunKeeper:
         self._reactor = reactor
         self._heart: int | None = None
 
-    def resume_heart(self, bundle: Bundle | None) -> float | None:
-        """Return the last beat of the earlier process's heart, and let it beat from now on.
+    def resume_heartbeat(self, bundle: Bundle | None) -> float | None:
+        """Return the last heartbeat of the earlier process, and record those of this one.
 
-        The time between the last beat and a restart counts for no limit. Raises: OSError.
+        The time between the last heartbeat and a restart counts for no limit. Raises: OSError.
         """
         if bundle is not None:
             self._heart = bundle.descriptors[0]
             found = os.pread(self._heart, _BEAT.size, 0)
             return float(_BEAT.unpack(found)[0]) if len(found) == _BEAT.size else None
         self._heart = os.memfd_create("heart", os.MFD_CLOEXEC)
-        self.client.keep(HEART, [self._heart])
+        self.client.keep(HEARTBEAT_BUNDLE, [self._heart])
         return None
 
-    def beat(self) -> None:
+    def record_heartbeat(self) -> None:
         """Note that this process is alive. To be called about once a second."""
         if self._heart is not None:
             os.pwrite(self._heart, _BEAT.pack(self._reactor.seconds()), 0)

@@ -161,7 +161,7 @@ class RepositoryCache:
             return False
         credential = self._keyring.choose_credential(repository.url, caller)
         entry = self._entries.get(self._name(repository.url, credential))
-        commit = entry.bare.find_marked_commit(oid) if entry is not None and oid else None
+        commit = entry.bare.find_fetched_commit(oid) if entry is not None and oid else None
         # For submodules, which may be on any host, it may.
         return commit is None or bool(commit.submodules)
 
@@ -195,7 +195,7 @@ class RepositoryCache:
         credential = self._keyring.choose_credential(repository.url, caller)
         async with self._use(repository.url, credential) as entry:
             request = _CheckoutRequest(repository, oid, caller, credential, again, budget)
-            commit = entry.bare.find_marked_commit(oid)
+            commit = entry.bare.find_fetched_commit(oid)
             generation = entry.bare.generation
             had_commits = commit is not None or entry.bare.has_commits
             try:
@@ -213,7 +213,7 @@ class RepositoryCache:
                     stderr=stderr,
                 )
             await entry.bare.discard_generation(generation)
-            return await self._provide(entry, request, entry.bare.find_marked_commit(oid))
+            return await self._provide(entry, request, entry.bare.find_fetched_commit(oid))
 
     async def _provide(
         self, entry: _Entry, request: _CheckoutRequest, commit: Commit | None

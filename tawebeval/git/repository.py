@@ -174,7 +174,7 @@ class BareRepository:
     _maintenance_step: int = _MAINTENANCE_FILES
     _maintenance_due: int = _MAINTENANCE_FILES  # files
 
-    def find_marked_commit(self, oid: str) -> Commit | None:
+    def find_fetched_commit(self, oid: str) -> Commit | None:
         """Return the commit if it has a marker. Blocks briefly."""
         try:
             marker = _MARKER.fullmatch(self._marker(oid).read_text())

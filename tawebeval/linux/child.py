@@ -121,7 +121,7 @@ class PipeReader:
         """Return at most `size` bytes, b"" at the end. Raises: OSError."""
         return os.read(self._descriptor, size)
 
-    def count_held_bytes(self) -> int:
+    def count_readable_bytes(self) -> int:
         """Return the bytes that can be read now (ioctl_tty(2), FIONREAD)."""
         held = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
         return int.from_bytes(held, sys.byteorder)
@@ -152,7 +152,7 @@ class PipeReader:
             self._paused = False
             self._read_on()
 
-    def read_in_turns(self, size: int) -> None:
+    def read_one_chunk_per_turn(self, size: int) -> None:
         """Read the next `size` bytes at once, each chunk in a turn of its own."""
         self._reactor.removeReader(self)
         self._left = size
@@ -162,7 +162,7 @@ class PipeReader:
         """Read the bytes that the pipe holds now, and close it: other writers may remain."""
         if not self.is_closed:
             self._is_ending = True
-            self.read_in_turns(self.count_held_bytes())
+            self.read_one_chunk_per_turn(self.count_readable_bytes())
 
     def _read_on(self) -> None:
         if not self._left and not self._is_ending:

@@ -30,7 +30,7 @@ class Container:
 
     engine: str
     seccomp_option: str
-    proc_option: str
+    proc_mount_option: str
     cgroup_option: str
 
     @property
@@ -44,7 +44,7 @@ class Container:
     @property
     def proc_remedy(self) -> str:
         """How a container permits mounts of /proc."""
-        return f"start the container with {self.proc_option}, which leaves /proc unmasked"
+        return f"start the container with {self.proc_mount_option}, which leaves /proc unmasked"
 
     def describe_cgroup_remedy(self, *, legacy: bool) -> str:
         """Return how a container gives cgroups to its processes; `legacy`: those of version 1."""

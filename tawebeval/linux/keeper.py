@@ -33,18 +33,19 @@ The answer to a request that fails has `error`, a text, and `errno`, an integer 
 
 Bounds, so that one client cannot harm another one:
 
-- A request is at most `MESSAGE` bytes. The keeper reads it only when the client's socket has room
-  for an answer, so no answer is stored.
-- `SPARE` of the descriptors that the keeper may have (RLIMIT_NOFILE) are never used for bundles.
+- A request is at most `MAX_MESSAGE_BYTES` bytes. The keeper reads it only when the client's socket
+  has room for an answer, so no answer is stored.
+- `RESERVED_DESCRIPTORS` of the descriptors that the keeper may have (RLIMIT_NOFILE) are never used
+  for bundles.
 - Descriptors in flight are limited for each user, by RLIMIT_NOFILE of the sender. An evaluator can
   fill this only up to its own `limits.open_files`, far below the keeper's limit.
 - Only without a sandbox do orphans of evaluators become children of the keeper. At most
   `_MAX_ENDED` of them are kept in grace.
 
-Arguments: `NAME`, for process lists; the path of the socket, in a directory that only this user may
-enter; and, for tests, the time of grace in seconds. The environment variable `CGROUPS` has a text
-for clients, which describes the cgroups of evaluations. SIGTERM kills the processes of all bundles
-and ends the keeper.
+Arguments: the name for process lists; the path of the socket, in a directory that only this
+user may enter; and, for tests, the time of grace in seconds. The environment variable
+`CGROUPS_VARIABLE` has a text for clients, which describes the cgroups of evaluations. SIGTERM kills
+the processes of all bundles and ends the keeper.
 """
 
 from __future__ import annotations
@@ -69,27 +70,27 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-NAME = "tawebeval-keeper"
+PROCESS_NAME = "tawebeval-keeper"
 """The name of the process in process lists."""
-CGROUPS = "TAWEBEVAL_CGROUPS"
+CGROUPS_VARIABLE = "TAWEBEVAL_CGROUPS"
 """The environment variable whose value `version` returns."""
 VERSION = 1
 """The version of requests and answers."""
-MESSAGE = 64 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024
 """The maximum size of a request and of an answer, in bytes."""
 MAX_DESCRIPTORS = 16
 """The maximum number of descriptors of a bundle."""
-MAX_NAME = 128
+MAX_BUNDLE_NAME_LENGTH = 128
 """The maximum length of a bundle's name, which has printable ASCII characters only."""
-GRACE = 30.0
+REAP_DELAY_SECONDS = 30.0
 """Seconds after which an ended child that belongs to no bundle is reaped."""
-PAGE_DESCRIPTORS = 253
+MAX_DESCRIPTORS_PER_MESSAGE = 253
 """The maximum number of descriptors of an answer: SCM_MAX_FD, the kernel's limit of a message."""
 # Descriptors of clients, of one request, of a program that is being started, and the keeper's own.
-SPARE = 128
+RESERVED_DESCRIPTORS = 128
 """The number of descriptors that are never used for bundles."""
 
-_PAGE_BUNDLES = 128  # so that a page is smaller than `MESSAGE`
+_PAGE_BUNDLES = 128  # so that a page is smaller than `MAX_MESSAGE_BYTES`
 _MAX_CLIENTS = 64
 _MAX_ENDED = 1024  # children in grace: beyond it the oldest are reaped early
 _BACKLOG = 128
@@ -247,7 +248,7 @@ class Keeper:
         self, name: str, request: dict[str, Any], descriptors: list[int]
     ) -> tuple[dict[str, Any], Sequence[int]]:
         if name == "version":
-            cgroups = os.environ.get(CGROUPS, "")
+            cgroups = os.environ.get(CGROUPS_VARIABLE, "")
             return {"version": VERSION, "pid": os.getpid(), "cgroups": cgroups}, ()
         if name == "list":
             return self._list(_integer(request, "after"))
@@ -255,7 +256,7 @@ class Keeper:
             return self._wait(_name(request), _integer(request, "pid")), ()
         if name == "start":
             return self._start(request, descriptors), descriptors
-        raise _RequestError(f"unknown request {name[:MAX_NAME]!r}")
+        raise _RequestError(f"unknown request {name[:MAX_BUNDLE_NAME_LENGTH]!r}")
 
     def _keep(self, request: dict[str, Any], descriptors: list[int]) -> None:
         name, pid = _name(request), _integer(request, "pid")
@@ -301,7 +302,7 @@ class Keeper:
                 continue
             if (
                 len(bundles) == _PAGE_BUNDLES
-                or len(descriptors) + len(bundle.descriptors) > PAGE_DESCRIPTORS
+                or len(descriptors) + len(bundle.descriptors) > MAX_DESCRIPTORS_PER_MESSAGE
             ):
                 break
             bundles.append((name, bundle.pid, len(bundle.descriptors)))
@@ -393,8 +394,8 @@ def _integer(request: dict[str, Any], name: str) -> int:
 
 def _name(request: dict[str, Any]) -> str:
     name = request.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise _RequestError(f"name: not a string of 1 to {MAX_NAME} characters")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_BUNDLE_NAME_LENGTH:
+        raise _RequestError(f"name: not a string of 1 to {MAX_BUNDLE_NAME_LENGTH} characters")
     if not name.isascii() or not name.isprintable():
         raise _RequestError("name: not printable ASCII")
     return name
@@ -415,7 +416,9 @@ def receive_message(connection: socket.socket, most: int) -> tuple[bytes, list[i
     """Return a message, its descriptors, `most` at most, and whether all of both has arrived."""
     numbers = array("i")
     room = socket.CMSG_LEN(most * numbers.itemsize)
-    message, control, flags, _ = connection.recvmsg(MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
+    message, control, flags, _ = connection.recvmsg(
+        MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC
+    )
     for _, _, content in control:
         numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
     return message, list(numbers), not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
@@ -514,7 +517,7 @@ def _on_termination(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> None:
     """Listen, notify systemd and serve."""
     _, path, *rest = sys.argv[1:]
-    grace = float(rest[0]) if rest else GRACE
+    grace = float(rest[0]) if rest else REAP_DELAY_SECONDS
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((_PR_SET_CHILD_SUBREAPER, 1), (_PR_SET_DUMPABLE, 0)):
         if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
@@ -532,7 +535,7 @@ def main() -> None:
     except OSError as error:
         raise SystemExit(f"tawebeval-keeper: {path}: {error.strerror or error}") from None
     notify_systemd("READY=1")
-    Keeper(listening, hard - SPARE, grace).serve()
+    Keeper(listening, hard - RESERVED_DESCRIPTORS, grace).serve()
 
 
 if __name__ == "__main__":

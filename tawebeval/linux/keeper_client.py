@@ -85,7 +85,7 @@ def execute_keeper(path: Path, cgroups: str, environment: Mapping[str, str]) -> 
     `cgroups` is for `KeeperClient.cgroups`. Of the environment the keeper has only what
     sd_notify(3) needs.
     """
-    given = {keeper.CGROUPS: cgroups}
+    given = {keeper.CGROUPS_VARIABLE: cgroups}
     if "NOTIFY_SOCKET" in environment:
         given["NOTIFY_SOCKET"] = environment["NOTIFY_SOCKET"]
     source = os.memfd_create("source", os.MFD_CLOEXEC)
@@ -96,7 +96,8 @@ def execute_keeper(path: Path, cgroups: str, environment: Mapping[str, str]) -> 
         options = [python, "-I", "-S"]
         with contextlib.suppress(OSError):
             if subprocess.run([*options, "-c", ""], env={}, stdin=source).returncode == 0:
-                os.execve(python, [*options, "/proc/self/fd/0", keeper.NAME, str(path)], given)  # noqa: S606
+                argv = [*options, "/proc/self/fd/0", keeper.PROCESS_NAME, str(path)]
+                os.execve(python, argv, given)  # noqa: S606
     raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
 
 
@@ -304,7 +305,7 @@ class KeeperClient:
         if self._connection is None:
             return CONNECTION_DONE
         try:
-            message = self._connection.recv(keeper.MESSAGE)
+            message = self._connection.recv(keeper.MAX_MESSAGE_BYTES)
         except BlockingIOError:
             return None
         except OSError:
@@ -385,7 +386,9 @@ def _ask(
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    message, descriptors, is_whole = keeper.receive_message(connection, keeper.PAGE_DESCRIPTORS)
+    message, descriptors, is_whole = keeper.receive_message(
+        connection, keeper.MAX_DESCRIPTORS_PER_MESSAGE
+    )
     if not message:
         raise ConnectionResetError(errno.ECONNRESET, _LOST)
     if not is_whole:

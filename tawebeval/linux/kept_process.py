@@ -67,7 +67,7 @@ class SplicedPipeReader(PipeReader):
         self._discarded = 0
         self._size = os.fstat(memfd).st_size
         if begin < self._size:
-            self.read_in_turns(self._size - begin)
+            self.read_one_chunk_per_turn(self._size - begin)
 
     def read_chunk(self, size: int) -> bytes:
         """Return bytes of the memfd; if there are none, move some there. Raises: OSError."""
@@ -97,9 +97,9 @@ class SplicedPipeReader(PipeReader):
                 punch_hole(self._memfd, self._discarded, before)
             self._discarded = before
 
-    def count_held_bytes(self) -> int:
+    def count_readable_bytes(self) -> int:
         """Return the bytes that can be read now, from the memfd and from the pipe."""
-        return self._size - self.delivered + super().count_held_bytes()
+        return self._size - self.delivered + super().count_readable_bytes()
 
     def connectionLost(self, reason: Failure) -> None:
         """Close the pipe, unless the reactor stops: the next process goes on with it."""

@@ -185,7 +185,7 @@ def compute_keeper_descriptor_allowance(
     `others` is how many of them are for journals and callbacks. Raises: PermissionError.
     """
     running = count_run_slots(configuration.evaluations.running)
-    wanted = running * _KEPT_DESCRIPTORS + others + _KEPT_OTHERS + keeper.SPARE
+    wanted = running * _KEPT_DESCRIPTORS + others + _KEPT_OTHERS + keeper.RESERVED_DESCRIPTORS
     remedy = (
         f"set LimitNOFILE={wanted} in {_KEEPER_UNIT} (or ulimit -n), or lower evaluations.running,"
         " evaluations.queued or evaluations.kept"

@@ -136,12 +136,12 @@ class PollFastPath:
             limit=None if limit is None else int(limit),
             observes=token.is_read_only,
         )
-        PlainPoll(self._channel, self._context, headers, poll).start_answer()
+        FastPathPoll(self._channel, self._context, headers, poll).start_answer()
         return True
 
 
 @attrs.define(eq=False)
-class PlainPoll:
+class FastPathPoll:
     """A plain poll while it is answered; takes the place of a request on its channel."""
 
     _channel: ApiChannel
@@ -187,7 +187,7 @@ class PlainPoll:
         body = page.encode_json()
         self._write(HTTPStatus.OK, headers, body)
         request_log = self._context.request_log
-        request_log.record_plain_page(self._took() if self._waiting is None else None)
+        request_log.record_fast_path_page(self._took() if self._waiting is None else None)
         if request_log.is_enabled:
             self._log(HTTPStatus.OK, len(body))
 

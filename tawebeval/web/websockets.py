@@ -180,7 +180,7 @@ async def send_websocket_messages(
     have been prepared. `heartbeat` is the pause between pings, in seconds.
     """
     channel = request.channel
-    events = EventWebSocket(channel.uncount_websocket_bytes)
+    events = EventWebSocket(channel.exempt_websocket_bytes)
     connection = measure_connection(channel.transport)
     WebSocketResource(events).render_GET(request)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself

@@ -13,8 +13,8 @@ from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.store import (
     NAME_PREFIXES,
     ArchiveStore,
+    FinishedRecording,
     PendingWrites,
-    RecordingEnd,
     WriteOutcome,
     WrittenEvents,
 )
@@ -39,10 +39,10 @@ def make_events(first: int, count: int, size: int = 40) -> WrittenEvents:
     return WrittenEvents(first, make_batch(first, count, size), format_time(NOW))
 
 
-def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> RecordingEnd:
+def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> FinishedRecording:
     """Return the end of an evaluation."""
     shown = {"state": "finished", "problem": None, "metadata": {}, **entry}
-    return RecordingEnd(number, NOW, ended, {"state": "finished"}, shown, None)
+    return FinishedRecording(number, NOW, ended, {"state": "finished"}, shown, None)
 
 
 class ArchiveTestCase(SynchronousTestCase):
@@ -80,7 +80,7 @@ class ArchiveTestCase(SynchronousTestCase):
         self.store.finish_index_check()
 
     def write(
-        self, *events: WrittenEvents, name: str = "one", end: RecordingEnd | None = None
+        self, *events: WrittenEvents, name: str = "one", end: FinishedRecording | None = None
     ) -> WriteOutcome:
         """Write events of an evaluation."""
         (outcome,) = self.store.write([PendingWrites(name, "alice", events, end)])

@@ -17,11 +17,19 @@ from tests.cases.patience import PATIENCE
 class KeeperProcess:
     """A running keeper with a socket in a new directory; `grace` in seconds."""
 
-    def __init__(self, grace: float = keeper.GRACE, open_files: int = 0) -> None:
+    def __init__(self, grace: float = keeper.REAP_DELAY_SECONDS, open_files: int = 0) -> None:
         # Not below trial's: the path of a socket has 107 bytes at most.
         self._directory = tempfile.mkdtemp(prefix="tawebeval-keeper-")
         self.path = os.path.join(self._directory, "socket")
-        argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.NAME, self.path, str(grace)]
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            keeper.__file__,
+            keeper.PROCESS_NAME,
+            self.path,
+            str(grace),
+        ]
         if open_files:
             argv = ["/usr/bin/prlimit", f"--nofile={open_files}", *argv]
         self.process = subprocess.Popen(argv, env={})

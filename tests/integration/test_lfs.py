@@ -280,7 +280,7 @@ class DownloadTests(BareRepositoryCase):
         with self.assertRaises(CancelledError):
             await fetching
         self.assertEqual(list((self.path / "lfs").iterdir()), [])
-        self.assertIs(self.bare.find_marked_commit(self.commit), None)
+        self.assertIs(self.bare.find_fetched_commit(self.commit), None)
         server.holds_files = False
         server.release()
         self.assertGreater((await self.fetch(server)).size, len(LARGE))
@@ -324,13 +324,13 @@ class DownloadTests(BareRepositoryCase):
         server = self.serve()
         for _ in range(2):
             commit = await self.fetch(server)
-            self.assertIsNot(self.bare.find_marked_commit(self.commit), None)
+            self.assertIsNot(self.bare.find_fetched_commit(self.commit), None)
             (self.path / "lfs" / SHA).unlink()
             place = Path(tempfile.mkdtemp(dir=self.folder))
             with self.assertRaises(EvaluationFailure) as caught:
                 await self.bare.check_out_commit(commit, place, place)
             self.assertIn("lost from the cache", caught.exception.message)
-            self.assertIs(self.bare.find_marked_commit(self.commit), None)
+            self.assertIs(self.bare.find_fetched_commit(self.commit), None)
         self.assertEqual(len(server.seen), 2)
 
     async def test_wrong_size(self) -> None:
@@ -357,7 +357,7 @@ class DownloadTests(BareRepositoryCase):
         _, tree, files, _, submodules = marker.read_text().split(" ")
         marker.write_text(f"{tree} {files} 333 {submodules}")
         large.unlink()
-        self.assertIs(self.bare.find_marked_commit(self.commit), None)
+        self.assertIs(self.bare.find_fetched_commit(self.commit), None)
         self.assertEqual(await self.fetch(server), commit)
         self.assertTrue(large.exists())
 

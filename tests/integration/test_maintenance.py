@@ -34,7 +34,7 @@ class MaintenanceTests(BareRepositoryCase):
 
     async def check_out(self, commit: str) -> None:
         """Hold that a commit's tree can be checked out."""
-        known = self.bare.find_marked_commit(commit)
+        known = self.bare.find_fetched_commit(commit)
         assert known is not None
         place = Path(tempfile.mkdtemp(dir=self.folder))
         tree, index = place / "tree", place / "index"

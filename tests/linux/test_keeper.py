@@ -73,7 +73,7 @@ def files() -> int:
 class KeeperTestCase(TestCase):
     """A keeper, and clients."""
 
-    grace = keeper.GRACE
+    grace = keeper.REAP_DELAY_SECONDS
     open_files = 0
 
     def setUp(self) -> None:
@@ -133,7 +133,7 @@ class KeeperTestCase(TestCase):
         """Return the answer to a message."""
         connection = self.raw()
         connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", sent))])
-        answer: dict[str, Any] = json.loads(connection.recv(keeper.MESSAGE))
+        answer: dict[str, Any] = json.loads(connection.recv(keeper.MAX_MESSAGE_BYTES))
         connection.close()
         return answer
 
@@ -235,7 +235,7 @@ class BundleTests(KeeperTestCase):
         self.assertEqual(self.held(), {"a": ([b"a"], 0)})
         connection.settimeout(PATIENCE)
         for number in range(1, sent + 1):
-            message, received, _, _ = socket.recv_fds(connection, keeper.MESSAGE, 10)
+            message, received, _, _ = socket.recv_fds(connection, keeper.MAX_MESSAGE_BYTES, 10)
             answer = json.loads(message)
             self.assertEqual((answer["id"], answer["bundles"]), (number, [["a", 0, 1]]))
             for descriptor in received:
@@ -312,7 +312,7 @@ class MalformedTests(KeeperTestCase):
             b'{"request": "start", "id": 1, "argv": []}',
             b'{"request": "start", "id": 1, "argv": ["/bin/true", 1]}',
             b'{"request": "start", "id": 1, "argv": ["/bin/true"]}',
-            b'{"request": "version", "id": 1}' + b" " * keeper.MESSAGE,
+            b'{"request": "version", "id": 1}' + b" " * keeper.MAX_MESSAGE_BYTES,
         ):
             self.assertIn("error", self.ask(message, writing), message[:50])
         many = [writing] * (keeper.MAX_DESCRIPTORS + 1)
@@ -609,7 +609,7 @@ class ConnectionTests(KeeperTestCase):
 
     def test_second_keeper(self) -> None:
         """A keeper refuses the place of another one, and a directory that others may enter."""
-        argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.NAME]
+        argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.PROCESS_NAME]
         done = subprocess.run([*argv, self.path], capture_output=True, text=True)
         self.assertEqual(done.returncode, 1)
         self.assertIn("another keeper listens here", done.stderr)
@@ -627,14 +627,14 @@ class ConnectionTests(KeeperTestCase):
         directory = tempfile.mkdtemp(prefix="tawebeval-keeper-")
         self.addCleanup(os.rmdir, directory)
         path = os.path.join(directory, "s" * 108)
-        argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.NAME, path]
+        argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.PROCESS_NAME, path]
         done = subprocess.run(argv, capture_output=True, text=True)
         self.assertEqual(done.stderr, f"tawebeval-keeper: {path}: AF_UNIX path too long\n")
 
     def test_after_a_killed_keeper(self) -> None:
         """A keeper takes the place of one that was killed."""
         self.keeper.kill()
-        argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.NAME, self.path]
+        argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.PROCESS_NAME, self.path]
         with subprocess.Popen(argv) as process:
             self.addCleanup(process.kill)
 

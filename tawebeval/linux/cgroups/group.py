@@ -542,7 +542,7 @@ def attach_cgroups(
     return CgroupManager(own._parents, parts, missing, remedy, own._parts)
 
 
-def find_processes_parent(description: str) -> str | None:
+def find_pids_controller_parent(description: str) -> str | None:
     """Return the parent cgroup with the limit of processes; None without one.
 
     `description` is as for `attach_cgroups`, or "".

@@ -22,7 +22,7 @@ from tawebeval.web.server.headers import (
     encode_status_line,
     make_framing_headers,
     make_general_headers,
-    put_framing_first,
+    sort_framing_headers_first,
 )
 from tawebeval.web.server.interface import ChannelSite, FastPath
 from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, ConnectionPeer
@@ -120,7 +120,7 @@ class ApiChannel(TimeoutChannel):
             )
         if self.phase is ConnectionPhase.NEW and data.startswith(_TLS_RECORD):
             # Plain text, which TLS clients report at once as a wrong version of TLS.
-            self.site.report_tls(self.peer.address)
+            self.site.report_tls_on_plain_port(self.peer.address)
             self._bad_request("this port speaks plain HTTP; use http:// in place of https://")
         if self.phase is ConnectionPhase.CLOSED:
             return
@@ -229,7 +229,7 @@ class ApiChannel(TimeoutChannel):
             if not self._awaits_close_frame:
                 raise
 
-    def uncount_websocket_bytes(self, size: int) -> None:
+    def exempt_websocket_bytes(self, size: int) -> None:
         """Do not count a meaningful message of `size` bytes against the limit."""
         self._socket_received -= _SHORT_FRAME + size
 
@@ -270,7 +270,7 @@ class ApiChannel(TimeoutChannel):
         """Write a response's head, with `Connection: close` if it is the last one."""
         if self.check_last_answer() and not headers.hasHeader(b"Connection"):
             headers.setRawHeaders(b"Connection", [b"close"])
-        super().writeHeaders(version, code, reason, put_framing_first(headers))
+        super().writeHeaders(version, code, reason, sort_framing_headers_first(headers))
 
     def drain_connection(self) -> None:
         """Refuse an unfinished request, or close after the current response."""

@@ -40,11 +40,11 @@ def make_general_headers(
 
 
 def make_framing_headers(body: bytes, content_type: bytes = JSON_TYPE) -> dict[bytes, bytes]:
-    """Return the headers that stand first in a response (`put_framing_first`)."""
+    """Return the headers that stand first in a response (`sort_framing_headers_first`)."""
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 
 
-def put_framing_first(headers: Headers) -> Headers:
+def sort_framing_headers_first(headers: Headers) -> Headers:
     """Return the headers with those first that say where the body ends.
 
     Some clients take a response with a truncated head for a complete one without a body (curl

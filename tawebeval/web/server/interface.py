@@ -72,5 +72,5 @@ class ChannelSite(Protocol):
     base_path: BasePath
     open_connections: OpenConnections
 
-    def report_tls(self, address: str) -> None:
+    def report_tls_on_plain_port(self, address: str) -> None:
         """Log that a client at `address` speaks TLS to a port without TLS."""

@@ -305,7 +305,7 @@ class ApiSite(Site):
         channel.fast_path = self._fast_path(channel)
         return channel
 
-    def report_tls(self, address: str) -> None:
+    def report_tls_on_plain_port(self, address: str) -> None:
         """Log that a client at `address` speaks TLS to a port without TLS, once a minute."""
         now = self.clock.seconds()
         if now >= self._next_tls_report:
