@@ -4,8 +4,8 @@
 
 It reads the order, starts the evaluator in bubblewrap and watches its limits, as a daemon does.
 stdout has the frames, stdin the daemon's lines. The end of stdin means that srun or the daemon is
-gone: then the evaluator is killed. If this program itself is killed, bwrap ends with it, and the
-evaluator with bwrap.
+gone: then the evaluator is killed, and the job cancelled, which Slurm would keep without srun. If
+this program itself is killed, bwrap ends with it, and the evaluator with bwrap.
 
 Limits are those of resources (setrlimit(2)) and of the disk. Slurm limits the memory of the whole
 job. This program makes no cgroups: the job's belong to Slurm.
@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,6 +50,7 @@ from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import close_sandbox, open_bubblewrap, probe_bubblewrap
+from tawebeval.slurm.commands import DEADLINE, build_command_environment
 from tawebeval.slurm.frames import (
     GRANT,
     KILL,
@@ -147,6 +149,7 @@ class NodeRun(ProcessProtocol):
         self._tree_ended = Deferred[None]()
         self._is_connected = False
         self._has_told = False
+        self.is_deserted = False
         self._process: ProcessTransport
 
     def begin(self, spawner: Spawner, monitor: LimitMonitor) -> None:
@@ -188,7 +191,7 @@ class NodeRun(ProcessProtocol):
             if self._reactor.running:
                 self._reactor.stop()
             return
-        self._has_told = True
+        self._has_told = self.is_deserted = True
         if self._is_connected:
             self._signal(signal.SIGKILL)
             self._process.resumeProducing()
@@ -358,6 +361,22 @@ def main() -> None:
         reactor.callWhenRunning(begin)
         reactor.run()
         close_sandbox(sandbox)
+    if run.is_deserted:
+        cancel_own_job()
+
+
+def cancel_own_job() -> None:
+    """Cancel the job of this program, as far as the node can. Blocks."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            ["scancel", os.environ["SLURM_JOB_ID"]],
+            env=build_command_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=DEADLINE,
+            check=False,
+        )
 
 
 def check_node(path: Path) -> None:

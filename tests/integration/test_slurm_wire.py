@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.integration.attacks.strays import StrayTests
 from tests.integration.slurm_case import RUNNER, SlurmTestCase
-from tests.integration.wire import blocks, evaluators, reasons, streams
+from tests.integration.wire import blocks, evaluators, floods, reasons, streams
 
 
 class SlurmBlockTests(SlurmTestCase, blocks.BlockCase):
@@ -30,3 +31,15 @@ class SlurmStreamTests(SlurmTestCase, streams.TransportCase):
     """Readers on every transport."""
 
     template = streams.TransportCase.configuration + RUNNER
+
+
+class SlurmOutputAttacks(SlurmTestCase, floods.OutputCase):
+    """More output than anybody wants to read."""
+
+    template = floods.OutputCase.configuration + RUNNER
+
+
+class SlurmStrayTests(SlurmTestCase, StrayTests):
+    """Processes that run away."""
+
+    template = SlurmTestCase.template + "[limits]\nprocesses = 2000\n"
