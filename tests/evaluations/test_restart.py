@@ -1,0 +1,89 @@
+"""`evaluations.restart`: what a daemon finds of an earlier one, with a fake keeper."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.form import pack_request
+from tawebeval.evaluations import restart
+from tawebeval.evaluations.journal import EvaluationJournal
+from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
+from tawebeval.linux.keeper_client import Bundle, KeeperAddress
+from tests.fakes.world import make_request
+
+PID = 77
+MARKERS = (b"a", b"b", b"c", b"d")
+
+
+class FakeKeeper:
+    """A keeper with bundles: it is its own client, and notes what is dropped."""
+
+    def __init__(self, bundles: dict[str, Bundle]) -> None:
+        self.bundles = bundles
+        self.client = self
+        self.address = KeeperAddress("", PID)
+        self.dropped: list[str] = []
+
+    def drop(self, name: str) -> None:
+        """Note it."""
+        self.dropped.append(name)
+
+    def resume_heart(self, bundle: Bundle | None) -> None:
+        """Do nothing."""
+
+
+class KindTests(SynchronousTestCase):
+    """Evaluators that were begun by the other kind of runner."""
+
+    def setUp(self) -> None:
+        self.patch(restart, "_kill_unclaimed", lambda *_: None)
+
+    def read(self, state: str, sandbox: dict[str, Any], kind: str) -> restart.FoundEvaluation:
+        """Return what a daemon with `runner.kind` finds of a run that was described so."""
+        run = RunSnapshot(PID, "/checkout", MARKERS, {"group": None, **sandbox}, {}, 0.0)
+        snapshot = EvaluationSnapshot("one", pack_request(make_request()), 1, state, run=run)
+        journal = EvaluationJournal.create()
+        self.addCleanup(journal.close)
+        journal.write_snapshot(snapshot.pack())
+        bundles = {
+            "one.journal": Bundle([journal.descriptor], 0),
+            "one.run": Bundle(self.open_files(5), PID),
+        }
+        self.keeper = FakeKeeper(bundles)
+        found = restart.read_bundles(self.keeper, kind)  # type: ignore[arg-type]
+        self.assertEqual(found.runner_kinds, {sandbox.get("kind", "local")})
+        (evaluation,) = found.evaluations
+        for descriptor in bundles["one.run"].descriptors if evaluation.run else ():
+            os.close(descriptor)
+        return evaluation
+
+    def open_files(self, count: int) -> Sequence[int]:
+        """Return so many descriptors."""
+        return [os.memfd_create("file") for _ in range(count)]
+
+    def test_same(self) -> None:
+        """A run of the same kind goes on; a journal without a kind is of this machine."""
+        for sandbox, kind in (({}, "local"), ({"kind": "slurm"}, "slurm")):
+            found = self.read("running", sandbox, kind)
+            self.assertIsNotNone(found.run)
+            self.assertFalse(found.is_lost)
+            self.assertEqual(self.keeper.dropped, [])
+
+    def test_other(self) -> None:
+        """A run of the other kind is lost, and its process ends."""
+        for sandbox, kind in (({}, "slurm"), ({"kind": "slurm"}, "local")):
+            found = self.read("running", sandbox, kind)
+            self.assertIsNone(found.run)
+            self.assertTrue(found.is_lost)
+            self.assertEqual(self.keeper.dropped, ["one.run"])
+
+    def test_queued(self) -> None:
+        """What had not begun is queued again, and the process that was to run it ends."""
+        found = self.read("queued", {"kind": "slurm"}, "slurm")
+        self.assertTrue(found.is_waiting)
+        self.assertFalse(found.is_lost)
+        self.assertEqual(self.keeper.dropped, ["one.run"])
