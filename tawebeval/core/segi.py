@@ -424,7 +424,7 @@ class SegiParser:
             line = rest[1:]
             if any(begin.startswith(line) for begin in self._markers.begin_markers):
                 return 0
-        return text.measure_whole_characters(rest)
+        return text.measure_complete_characters(rest)
 
     # Blocks
 
@@ -451,7 +451,7 @@ class SegiParser:
             if end < 0:
                 if not self._value:
                     self._part_begin = self._offset + at
-                self._at = at + text.measure_whole_characters(data[at:])
+                self._at = at + text.measure_complete_characters(data[at:])
                 self._keep_part(data[at : self._at])
                 return False
             marker = self._take_line(data[at:end])

@@ -27,7 +27,7 @@ def find_character_boundary(data: bytes, at: int) -> int:
     return at
 
 
-def measure_whole_characters(data: bytes) -> int:
+def measure_complete_characters(data: bytes) -> int:
     """Return the size in bytes of `data` without an incomplete character at its end."""
     # Only a character that begins in the last three bytes can be incomplete.
     before = max(len(data) - 3, 0)

@@ -1,25 +1,26 @@
 """Starts programs: a program by itself, which knows nothing of tawebeval.
 
-It is a child of the daemon, and what it starts are the daemon's own children, too. It forks a spare
-process, which waits for an order and becomes what that says: the program. When an order was taken
-it forks the next one. So orders are not waited for by a fork, and are executed side by side.
+The launcher is a child of the daemon, and the programs that it starts are the daemon's children,
+too. It forks a spare process, which waits for a launch request and then becomes the program. Once
+the spare has received a request the launcher forks the next spare. So no request waits for a fork,
+and requests are executed side by side.
 
-To execute one is to mount an overlay in a mount namespace of its own, if there is to be one, to
-enter groups, and to begin. Nothing of that stays here: when the program has ended its namespace is
-gone, and the overlay with it. So there is nothing to unmount, and namespaces remain small however
-many there are. To mount takes a user namespace in which a process has all capabilities; outside of
-that it has none, and none of them is handed on.
+To execute a request, the spare mounts an overlay in a mount namespace of its own if the request has
+one, enters cgroups, and executes the program. The overlay disappears with the namespace when the
+program has ended. So there is nothing to unmount, and namespaces remain small however many there
+are. Mounting takes a user namespace in which the process has all capabilities; outside of that
+namespace the process has none, and the program inherits none.
 
-The mount namespace that overlays are mounted in can be a copy of one with few mounts, which another
-order has made before: bwrap reads the list of all mounts again for each one that it makes.
+The mount namespace of an overlay can be a copy of a namespace with few mounts, which an earlier
+request has made: bwrap reads the list of all mounts again for each mount that it makes.
 
-An order is a message with descriptors: of a file with the words of it (`encode_order`), of a socket
-for the report, and of what the program gets as 1, 2 and so on; its stdin is `/dev/null`. The report
-begins, when all is ready for the program, with the number of its process, the devices that files of
-the overlay have, and the descriptor of the overlay's top. If the socket is closed after that, the
-program has begun. Otherwise there is a last message, of why not. All this ends with the connection
-by which orders come, its stdout. If it ends because the kernel makes no more processes, the last
-message there is the errno of that.
+A request is a message with descriptors: of a file with the words of the request
+(`encode_launch_request`), of a socket for the report, and of the program's descriptors 1, 2 and so
+on; its stdin is `/dev/null`. When all is ready for the program, the report begins with the number
+of its process, the devices of the overlay's files, and the descriptor of the overlay's top. If the
+socket is then closed, the program has begun; otherwise the last message is the error. The launcher
+ends with the connection by which requests come, its stdout. If it ends because the kernel makes no
+more processes, the last message on that connection is the errno.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 VERSION = 2
-"""The version of orders: a launcher may outlive the daemon that has started it."""
+"""The version of requests: a launcher may outlive the daemon that has started it."""
 READY_MESSAGE = b"ready"
 """The first message on the connection; a number after it is an errno, and the last one."""
 MOUNT, START = b"mount", b"start"
@@ -44,7 +45,7 @@ MOUNT, START = b"mount", b"start"
 OOM_SCORE_ADJ = 500
 """What programs have, so that the kernel kills them before the daemon (proc(5))."""
 MAX_DESCRIPTORS = 16
-"""How many a program can have, at most, and an order besides its file and the report."""
+"""The maximum number of a program's descriptors."""
 
 _CLONE_NEWNS, _CLONE_PARENT, _CLONE_NEWUSER = 0x20000, 0x8000, 0x10000000
 _PR_SET_DUMPABLE, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
@@ -53,7 +54,7 @@ _MNT_DETACH = 2
 _ROOT = b"/tmp"  # where a new root is mounted first
 _UMASK = 0o022
 _FAILED = 127  # the exit status, which nobody but the kernel sees
-_TAKEN = b"\n"  # what a spare says when it has an order
+_TAKEN = b"\n"  # what a spare sends when it has a request
 
 # With attributes that a user may set, and without synchronising the whole file system when it is
 # unmounted. Not with `xino=on` or `auto`, of which the kernel logs a line for each mount.
@@ -67,8 +68,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def encode_order(*parts: Iterable[bytes]) -> bytes:
-    """Return the words of an order, none of which has a NUL in it.
+def encode_launch_request(*parts: Iterable[bytes]) -> bytes:
+    """Return the words of a request, none of which has a NUL in it.
 
     The parts are: the lower, the upper and the work directory of the overlay, or a mount namespace
     to enter (a file of proc(5)), or nothing; files to
@@ -83,9 +84,9 @@ def encode_order(*parts: Iterable[bytes]) -> bytes:
     return b"\0".join([counts.encode(), *(word for words in lists for word in words)])
 
 
-def decode_order(order: bytes) -> list[list[bytes]]:
-    """Return the parts that `encode_order` was given."""
-    counts, *words = order.split(b"\0")
+def decode_launch_request(request: bytes) -> list[list[bytes]]:
+    """Return the parts that `encode_launch_request` was given."""
+    counts, *words = request.split(b"\0")
     rest = iter(words)
     return [[next(rest) for _ in range(int(count))] for count in counts.split()]
 
@@ -235,15 +236,15 @@ def _mount(
         raise _error()
 
 
-def execute_order(
-    words: int, report: socket.socket, outputs: Sequence[int], taken: OrderNotice
+def execute_launch_request(
+    words: int, report: socket.socket, outputs: Sequence[int], taken: LaunchRequestNotice
 ) -> None:
-    """Become the program of an order. Returns where that fails, which the report tells."""
+    """Become the program of a request. Return if that fails; the report has the error."""
     step = START
     try:
-        order = os.pread(words, os.fstat(words).st_size, 0)
-        layers, groups, limits, argv, variables, (directory, niceness, few, own) = decode_order(
-            order
+        request = os.pread(words, os.fstat(words).st_size, 0)
+        layers, groups, limits, argv, variables, (directory, niceness, few, own) = (
+            decode_launch_request(request)
         )
         if not argv:
             with contextlib.ExitStack() as failed:
@@ -319,8 +320,8 @@ def enter_user_namespace() -> None:
             file.write(line)
 
 
-class OrderNotice:
-    """Notice of a spare process to the launcher that it has received an order.
+class LaunchRequestNotice:
+    """Notice of a spare process to the launcher that it has received a request.
 
     `mounts` is a descriptor of the mount namespace with few mounts; None if there is none.
     """
@@ -335,13 +336,13 @@ class OrderNotice:
         self._connection.close()
 
 
-def wait_for_order(connection: socket.socket, taken: OrderNotice) -> None:
-    """Wait for an order, and become what it says. `taken` is told of that.
+def wait_for_launch_request(connection: socket.socket, taken: LaunchRequestNotice) -> None:
+    """Wait for a request, notify the launcher by `taken`, and become the program.
 
-    Returns when there will be none any more. Until then this is in the process group of the
-    launcher, and killed with it.
+    Return when no request will follow. Until then the process is in the process group of the
+    launcher, and is killed with it.
     """
-    # What holds for every program is done before there is an order.
+    # What holds for every program is done before there is a request.
     os.umask(_UMASK)
     os.set_inheritable(0, True)
     # Those that Python ignores; for what it has handlers the kernel does the same.
@@ -352,20 +353,21 @@ def wait_for_order(connection: socket.socket, taken: OrderNotice) -> None:
     if descriptors:
         os.setsid()
         words, report, *outputs = descriptors
-        execute_order(words, socket.socket(fileno=report), outputs, taken)
+        execute_launch_request(words, socket.socket(fileno=report), outputs, taken)
 
 
 def serve_connection(connection: socket.socket) -> None:
-    """Have somebody wait for each order until the connection is closed. Raises OSError.
+    """Keep one spare process waiting for the next request until the connection is closed.
 
-    One who ends without an order is the last one, too: another might end like him, and so on.
+    A spare that ends without a request is the last one: the next might end in the same way.
+    Raises: OSError.
     """
     mounts: int | None = None
     while True:
         reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if not fork_sibling():
             try:
-                wait_for_order(connection, OrderNotice(writing, mounts))
+                wait_for_launch_request(connection, LaunchRequestNotice(writing, mounts))
             finally:
                 os._exit(_FAILED)
         writing.close()
@@ -403,18 +405,18 @@ def main() -> None:
     _keep_out_of_dumps()
     _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
-    # No descriptor that comes with an order is one of those that a program shall get it as.
+    # No descriptor that comes with a request is one of those that a program shall get it as.
     connection = os.dup2(1, MAX_DESCRIPTORS + 1, inheritable=False)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in range(MAX_DESCRIPTORS + 1):
         if number != null:
             os.dup2(null, number, inheritable=False)
-    with socket.socket(fileno=connection) as orders:
-        orders.send(READY_MESSAGE)
+    with socket.socket(fileno=connection) as requests:
+        requests.send(READY_MESSAGE)
         try:
-            serve_connection(orders)
+            serve_connection(requests)
         except OSError as error:
-            orders.send(b"%d" % (error.errno or 0))
+            requests.send(b"%d" % (error.errno or 0))
 
 
 def _error() -> OSError:

@@ -155,7 +155,7 @@ def _words(launch: LaunchSpec, layers: OverlayLayers | None, *, few_mounts: bool
         mounts = (layers.lower, layers.upper, layers.work)
     elif launch.overlay_mount_pid is not None:
         mounts = (f"/proc/{launch.overlay_mount_pid}/ns/mnt",)
-    return launcher.encode_order(
+    return launcher.encode_launch_request(
         map(os.fsencode, mounts),
         map(os.fsencode, launch.cgroup_files),
         (f"{number}:{soft}:{hard}".encode() for number, (soft, hard) in launch.rlimits.items()),
@@ -449,12 +449,12 @@ class LauncherClient:
     def _reduce_mounts(self, asked: LauncherProcess) -> bool:
         """Have a launcher make a mount namespace with few mounts; return whether it can."""
         paths = map(os.fsencode, self._paths)
-        order = launcher.encode_order(paths, (), (), (), (), [b"/", b"0", b"0", b"0"])
+        request = launcher.encode_launch_request(paths, (), (), (), (), [b"/", b"0", b"0", b"0"])
         try:
             report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with report:
                 report.settimeout(TIMEOUT)
-                with theirs, _in_memory("words", order) as words:
+                with theirs, _in_memory("words", request) as words:
                     socket.send_fds(asked.connection, [b"\n"], [words, theirs.fileno()])
                 pid, _ = read_launch_report(report)
         except OSError as error:

@@ -20,7 +20,11 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.deferreds import count_run_slots
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux import keeper
-from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupOperations, find_own_cgroups
+from tawebeval.linux.cgroups.filesystem import (
+    CgroupDirectory,
+    CgroupOperations,
+    find_cgroups_of_process,
+)
 
 # Pipes, pidfd, files of its sandbox, tree; socket, pipes and pidfd of its broker; and git's. With a
 # keeper also the files of both outputs.
@@ -214,7 +218,7 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
 
     Blocks. Raises: OSError.
     """
-    found = find_own_cgroups(proc)
+    found = find_cgroups_of_process(proc)
     own = found.controller_paths.get("pids", found.unified_path)
     return min(_bounds(0, own), default=None)
 

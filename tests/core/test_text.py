@@ -10,7 +10,7 @@ from tawebeval.core.text import (
     MAX_FILENAME,
     find_character_boundary,
     get_base_name,
-    measure_whole_characters,
+    measure_complete_characters,
     split_long_lines,
     take_tail,
 )
@@ -58,7 +58,7 @@ class BoundaryTests(SynchronousTestCase):
 
 
 class CompleteTests(SynchronousTestCase):
-    """`measure_whole_characters`: what can be decoded before the next bytes are known."""
+    """`measure_complete_characters`: what can be decoded before the next bytes are known."""
 
     def test_cases(self) -> None:
         """Only a character that may yet be completed waits."""
@@ -73,12 +73,12 @@ class CompleteTests(SynchronousTestCase):
             (b"a\x80", 2),
             (b"\xf0\x9f\x98\n", 4),
         ):
-            self.assertEqual(measure_whole_characters(data), length, data)
+            self.assertEqual(measure_complete_characters(data), length, data)
 
     @given(some_bytes, st.binary(max_size=4))
     def test_any_bytes(self, some: bytes, rest: bytes) -> None:
         """Whatever comes next, a cut there changes nothing; at most 3 bytes wait."""
-        length = measure_whole_characters(some)
+        length = measure_complete_characters(some)
         assert len(some) - 3 <= length <= len(some)
         assert decoded(some[:length]) + decoded(some[length:] + rest) == decoded(some + rest)
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tawebeval.linux.cgroups.filesystem import parse_own_cgroups
+from tawebeval.linux.cgroups.filesystem import parse_cgroups_of_process
 
 
 def reason_to_skip() -> str | None:
@@ -14,7 +14,7 @@ def reason_to_skip() -> str | None:
     if os.geteuid() != 0:
         return "only root can give cgroups to another user"
     texts = (Path(f"/proc/self/{name}").read_text() for name in ("mountinfo", "cgroup"))
-    found = parse_own_cgroups(*texts)
+    found = parse_cgroups_of_process(*texts)
     for own in (
         found.controller_paths.get("memory"),
         found.controller_paths.get("pids"),

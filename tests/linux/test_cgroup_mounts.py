@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.cgroups.filesystem import OwnCgroups, parse_own_cgroups
+from tawebeval.linux.cgroups.filesystem import ProcessCgroups, parse_cgroups_of_process
 
 
 def mount(root: str, point: str, kind: str) -> str:
@@ -24,8 +24,8 @@ class HierarchiesTests(SynchronousTestCase):
     ) -> None:
         """Hold what is found against what is there."""
         mountinfo = mount("/", "/", "ext4 /dev/sda rw") + mountinfo
-        found = parse_own_cgroups(mountinfo, membership)
-        self.assertEqual(found, OwnCgroups(controllers, unified))
+        found = parse_cgroups_of_process(mountinfo, membership)
+        self.assertEqual(found, ProcessCgroups(controllers, unified))
 
     def test_nothing(self) -> None:
         """A machine without cgroups has none."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.launcher import decode_order, encode_order, receive_message
+from tawebeval.linux.launcher import decode_launch_request, encode_launch_request, receive_message
 
 WORDS = st.lists(st.binary(max_size=6).map(lambda word: word.replace(b"\0", b"")), max_size=4)
 
@@ -20,7 +20,7 @@ class OrderTests(SynchronousTestCase):
     @given(st.lists(WORDS, min_size=1))
     def test_round_trip(self, parts: list[list[bytes]]) -> None:
         """All words come out as they went in, empty ones too, each in its part."""
-        self.assertEqual(decode_order(encode_order(*parts)), parts)
+        self.assertEqual(decode_launch_request(encode_launch_request(*parts)), parts)
 
 
 class ReceiveTests(SynchronousTestCase):

@@ -7,7 +7,7 @@ limits of single processes then hold instead (`sandbox.base`). For lasting evalu
 has opened the cgroups, and the daemon uses them by `group.attach_cgroups`.
 
 - `filesystem`: `CgroupDirectory` is one cgroup, `CgroupOperations` changes cgroups (a seam for
-  tests), `find_own_cgroups` finds the hierarchies of both versions.
+  tests), `find_cgroups_of_process` finds the hierarchies of both versions.
 - `controllers`: a `CgroupController` sets one limit or reads one figure, with a class for each
   version.
 - `parents`: a `ParentCgroup` is the cgroup below which the daemon makes those of evaluations.

@@ -31,7 +31,7 @@ _UNIFIED = ""  # the "controller" of version 2, as /proc/PID/cgroup writes it
 
 
 @attrs.frozen
-class OwnCgroups:
+class ProcessCgroups:
     """The directories of a process's own cgroups, as absolute paths.
 
     `controller_paths` has the directory for each controller of version 1, `unified_path` is the
@@ -49,15 +49,15 @@ class _Mount:
     controllers: frozenset[str]
 
 
-def find_own_cgroups(proc: Path = Path("/proc/self")) -> OwnCgroups:
+def find_cgroups_of_process(proc: Path = Path("/proc/self")) -> ProcessCgroups:
     """Return the cgroups of a process, by its directory in /proc. Blocks. Raises: OSError."""
     mountinfo, membership = (
         (proc / name).read_text("utf-8", "surrogateescape") for name in ("mountinfo", "cgroup")
     )
-    return parse_own_cgroups(mountinfo, membership)
+    return parse_cgroups_of_process(mountinfo, membership)
 
 
-def parse_own_cgroups(mountinfo: str, membership: str) -> OwnCgroups:
+def parse_cgroups_of_process(mountinfo: str, membership: str) -> ProcessCgroups:
     """Parse /proc/PID/mountinfo and /proc/PID/cgroup (proc(5)); unknown lines are left out."""
     mounts = list(_mounts(mountinfo))
     found = {}
@@ -73,7 +73,7 @@ def parse_own_cgroups(mountinfo: str, membership: str) -> OwnCgroups:
             if places:
                 found[controller] = max(places)[-1]
     unified = found.pop(_UNIFIED, None)
-    return OwnCgroups(found, unified)
+    return ProcessCgroups(found, unified)
 
 
 def _mounts(mountinfo: str) -> Iterator[_Mount]:

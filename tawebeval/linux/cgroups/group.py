@@ -27,7 +27,7 @@ from tawebeval.linux.cgroups.controllers import CgroupController
 from tawebeval.linux.cgroups.filesystem import (
     CgroupDirectory,
     CgroupOperations,
-    find_own_cgroups,
+    find_cgroups_of_process,
     kill_and_remove,
     remove_on_failure,
 )
@@ -562,7 +562,7 @@ class _Detection:
 
     def open(self, proc: Path) -> CgroupManager:
         try:
-            mounts = find_own_cgroups(proc)
+            mounts = find_cgroups_of_process(proc)
         except OSError as error:
             container = self._files.find_container()
             words = container.describe_cgroup_remedy(legacy=False) if container else _WRITABLE
