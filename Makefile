@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
-SCRIPTS := scripts/bootstrap scripts/debian_root scripts/image scripts/install scripts/lock scripts/manpages scripts/recordings
+SCRIPTS := scripts/bootstrap scripts/client_wheel scripts/debian_root scripts/image scripts/install \
+	scripts/lock scripts/manpages scripts/npm_package scripts/recordings
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 # Under what the service is tested: a systemd that boots, and what looks into it.
@@ -22,7 +23,7 @@ INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(
 	--sysconfdir "$(SYSCONFDIR)"
 
 .PHONY: help setup demo test fuzz test-machine check bench soak simulate man docs install uninstall deb image \
-	lock audit vendor clean
+	wheel npm lock audit vendor clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +93,14 @@ deb: ## build a Debian package into build/deb
 image: ## build an OCI image into build/image, for podman and docker; without root
 	$(SETUP) --needs git,mmdebstrap,newuidmap,/usr/bin/python3
 	scripts/image build/image
+
+wheel: ## build a wheel of the client library without the daemon into build/wheel
+	$(SETUP) --extras build
+	$(BIN)/python scripts/client_wheel build/wheel
+
+npm: ## build a package of npm of the JavaScript client into build/npm
+	$(SETUP)
+	$(BIN)/python scripts/npm_package build/npm
 
 lock: ## renew versions and hashes of Python packages; those of new ones alone: KEEP=--keep
 	$(SETUP) --extras lock

@@ -59,7 +59,7 @@ USES = (
     Use("mke2fs", _integration("test_faulty_disk")),
     Use("lintian bash zsh fish", _integration("test_debian test_install")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
-    Use("/usr/bin/node", _integration("test_page_modules")),
+    Use("/usr/bin/node", _integration("test_client_packages test_page_modules")),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
     Use("git-lfs", _integration("test_lfs")),
     Use("g++ dash bash", _integration("test_libraries")),

@@ -80,10 +80,14 @@ class AsyncMethods(ClientSettings, ABC):
     events = _iterate(operations.events)
     pages = _iterate(operations.pages)
     status = _wait(operations.status)
+    submission = _wait(operations.submission)
+    make_link = _wait(operations.make_link)
+    revoke_links = _wait(operations.revoke_links)
     cancel = _wait(operations.cancel)
     environments = _wait(operations.environments)
     evaluations = _iterate(operations.evaluations)
     problems = _iterate(operations.problems)
+    problem = _wait(operations.problem)
 
     @abstractmethod
     async def do_step(self, step: Send | Pause) -> Outcome | None:

@@ -255,9 +255,14 @@ def evaluate_problem(
     Raises InvalidRequest also for an unknown problem.
     """
     fields = {"callback_url": callback_url, **_label_fields(metadata)}
-    path = f"/problems/{quote(problem, safe='')}/evaluate"
+    begin = _begin(client, f"{_path_of_problem(problem)}/evaluate", submission, fields, key)
+    return (yield from _name_unknown_problem(begin))
+
+
+def _name_unknown_problem(operation: Operation[T]) -> Operation[T]:
+    """Return the result of an operation on a problem. Raises InvalidRequest for an unknown one."""
     try:
-        return (yield from _begin(client, path, submission, fields, key))
+        return (yield from operation)
     except UnknownEvaluation as error:
         raise InvalidRequest(error.status, str(error), error.members) from None
 
@@ -389,10 +394,37 @@ def status(client: ClientSettings, identifier: str) -> Operation[Document]:
     return (yield from _send_request(client, request, client.asking, _document))
 
 
+def submission(client: ClientSettings, identifier: str) -> Operation[list[Document]]:
+    """Return the submitted files: `field`, `filename`, `size`, and `text` or `base64`.
+
+    The content of files is absent if there is too much. Raises EvaluationGone also if only the
+    files are discarded.
+    """
+    request = _Request("GET", f"{_path_of(identifier)}/submission")
+    return (yield from _send_request(client, request, client.asking, _files))
+
+
+def make_link(
+    client: ClientSettings, identifier: str, *, lifetime: int | None = None
+) -> Operation[Document]:
+    """Make a link that only reads this evaluation; return the `link` and when it `expires`.
+
+    A link takes the place of a token. `lifetime` is in seconds; None leaves it to the server.
+    """
+    path = f"{_path_of(identifier)}/links{_query(lifetime=lifetime)}"
+    return (yield from _send_request(client, _Request("POST", path), client.asking, _link))
+
+
+def revoke_links(client: ClientSettings, identifier: str) -> Operation[None]:
+    """Revoke all links of an evaluation, and end the requests that use them."""
+    request = _Request("DELETE", f"{_path_of(identifier)}/links")
+    yield from _send_request(client, request, client.asking, _check_deleted)
+
+
 def cancel(client: ClientSettings, identifier: str) -> Operation[None]:
     """Cancel an evaluation; return when none of its processes runs. May be repeated."""
     request = _Request("DELETE", _path_of(identifier))
-    yield from _send_request(client, request, client.asking, _check_cancelled)
+    yield from _send_request(client, request, client.asking, _check_deleted)
 
 
 def environments(client: ClientSettings) -> Operation[list[Document]]:
@@ -434,6 +466,13 @@ def problems(client: ClientSettings) -> Stream[Document]:
     return _list(client, "/problems", {}, ("name",), lambda names: None)
 
 
+def problem(client: ClientSettings, name: str) -> Operation[Document]:
+    """Return a problem with its `statement`. Raises InvalidRequest for an unknown problem."""
+    request = _Request("GET", _path_of_problem(name))
+    asking = _send_request(client, request, client.asking, _problem)
+    return (yield from _name_unknown_problem(asking))
+
+
 def _list(
     client: ClientSettings,
     path: str,
@@ -473,6 +512,10 @@ def _path_of(identifier: str) -> str:
     return f"/evaluation/{quote(identifier, safe='')}"
 
 
+def _path_of_problem(name: str) -> str:
+    return f"/problems/{quote(name, safe='')}"
+
+
 def _label_fields(metadata: Mapping[str, str]) -> dict[str, str]:
     return {f"metadata[{name}]": value for name, value in metadata.items()}
 
@@ -489,6 +532,14 @@ def _query(**parameters: str | int | None) -> str:
 
 def _document(response: Response) -> Document:
     return _check_members(_decode(response, Document), "state")
+
+
+def _problem(response: Response) -> Document:
+    return _check_members(_decode(response, Document), "name", "statement")
+
+
+def _link(response: Response) -> Document:
+    return _check_members(_decode(response, Document), "link", "expires")
 
 
 def _check_members(document: Document, *names: str) -> Document:
@@ -513,6 +564,15 @@ class _Environments(msgspec.Struct):
     data: list[Document]
 
 
+class _Submission(msgspec.Struct):
+    files: list[Document]
+
+
+def _files(response: Response) -> list[Document]:
+    files = _decode(response, _Submission).files
+    return [_check_members(one, "field", "filename") for one in files]
+
+
 def _environments(response: Response) -> list[Document]:
     return [_check_members(one, "name") for one in _decode(response, _Environments).data]
 
@@ -521,7 +581,7 @@ def _identifier(response: Response) -> str:
     return _decode(response, _Accepted).evaluation_id
 
 
-def _check_cancelled(response: Response) -> None:
+def _check_deleted(response: Response) -> None:
     if response.status != _NO_CONTENT:
         raise ValueError(f"unexpected answer: the status is {response.status}")
 

@@ -124,10 +124,14 @@ class Client(ClientSettings):
     events = _iterate(operations.events)
     pages = _iterate(operations.pages)
     status = _block(operations.status)
+    submission = _block(operations.submission)
+    make_link = _block(operations.make_link)
+    revoke_links = _block(operations.revoke_links)
     cancel = _block(operations.cancel)
     environments = _block(operations.environments)
     evaluations = _iterate(operations.evaluations)
     problems = _iterate(operations.problems)
+    problem = _block(operations.problem)
 
     def do_step(self, step: Send | Pause) -> Outcome | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read. Blocks."""

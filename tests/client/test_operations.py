@@ -611,6 +611,38 @@ class StepTests(SynchronousTestCase):
             if sent > 2:
                 self.assertEqual(sends[2].connect_timeout, 30)
 
+    def test_documents(self) -> None:
+        """Problems, submitted files and links are read; an unknown problem is refused."""
+        client = self.client
+        for operation, sent, body, expected in (
+            (
+                operations.problem(client, "a/b"),
+                ("GET", "http://a/b/problems/a%2Fb"),
+                '{"name":"a","statement":"s"}',
+                {"name": "a", "statement": "s"},
+            ),
+            (
+                operations.submission(client, "x"),
+                ("GET", "http://a/b/evaluation/x/submission"),
+                '{"files":[{"field":"f","filename":"n"}]}',
+                [{"field": "f", "filename": "n"}],
+            ),
+            (
+                operations.make_link(client, "x", lifetime=60),
+                ("POST", "http://a/b/evaluation/x/links?lifetime=60"),
+                '{"link":"l","expires":"e"}',
+                {"link": "l", "expires": "e"},
+            ),
+        ):
+            steps, result = play(operation, json_response(body))
+            self.assertEqual((steps[0].method, steps[0].url), sent)
+            self.assertEqual(result, expected)
+        steps, result = play(operations.revoke_links(client, "x"), Response(204, {}, b""))
+        self.assertEqual(steps[0].url, "http://a/b/evaluation/x/links")
+        self.assertIsNone(result)
+        _, result = play(operations.problem(client, "x"), json_response("{}", 404))
+        self.assertIsInstance(result, InvalidRequest)
+
     def test_answers_of_others(self) -> None:
         """What no tawebeval answers is an error at once."""
         client = self.client

@@ -7,6 +7,7 @@ import inspect
 import os
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -93,6 +94,12 @@ def cut(connection: socket.socket) -> None:
     """Close the connection in the middle of a response."""
     read_head(connection)
     connection.sendall(answer(STATUS)[:-1])
+
+
+def reset(connection: socket.socket) -> None:
+    """Reset the connection in place of a response."""
+    read_head(connection)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def dribble(connection: socket.socket, *, head: bool) -> None:
@@ -193,7 +200,7 @@ class SyncClientTests(SynchronousTestCase):
             ("http://a..b", "check the URL"),
             (self.serve(say(b"SSH-2.0-\x1b[31m\r\n\r\n")).url, "does not speak HTTP; check"),
             (self.serve(read_head).url, "broke: Server disconnected"),
-            (self.serve(lambda _: None).url, "broke: connection reset by peer"),
+            (self.serve(reset).url, "broke: connection reset by peer"),
             (self.serve(cut).url, "broke: peer closed connection without sending complete"),
             (self.serve(say(answer(b"{"))).url, "broke: unexpected answer: "),
         ):
@@ -331,7 +338,7 @@ class SyncClientTests(SynchronousTestCase):
             return found
 
         expected = describe(Client)
-        self.assertEqual(len(expected), 10)
+        self.assertEqual(len(expected), 14)
         self.assertEqual(describe(AsyncClient), expected)
         self.assertEqual(describe(TwistedClient), expected)
         signature = inspect.signature(Client.pages)

@@ -210,6 +210,10 @@ class ProgramTests(DaemonTestCase):
         """The program with `Client`."""
         await self.show(sys.executable, "use.py", documented("python", "with Client("))
 
+    async def test_asyncio(self) -> None:
+        """The program with `AsyncClient`."""
+        await self.show(sys.executable, "use.py", documented("python", "asyncio.run("))
+
     async def test_twisted(self) -> None:
         """The program with `TwistedClient`."""
         await self.show(sys.executable, "use.py", documented("python", "react(main"))

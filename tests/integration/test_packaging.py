@@ -171,7 +171,7 @@ class PackagingTests(SynchronousTestCase):
         """All that a checkout has is there, to run the tests and the examples."""
         with tarfile.open(self.built.sdist) as sdist:
             names = {name.partition("/")[2] for name in sdist.getnames()}
-        folders = "benchmarks debian docs etc examples requirements scripts systemd tests"
+        folders = "benchmarks debian docs etc examples packaging requirements scripts systemd tests"
         for folder in folders.split():
             for path in (self.checkout / folder).rglob("*"):
                 name = str(path.relative_to(self.checkout))

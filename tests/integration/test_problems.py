@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from tawebeval.client import Client, Forbidden, InvalidRequest, Text
+from tawebeval.client import Forbidden, InvalidRequest, Text
+from tawebeval.client.twisted_client import TwistedClient
 from tests.cases.client import gathered
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, new_token
 
@@ -30,7 +31,7 @@ class ProblemTests(RepositoryTestCase):
         self.addCleanup(self.daemon.remove)
         self.daemon.start()
         await self.daemon.ready()
-        self.client = Client(self.daemon.url, secret)
+        self.client = TwistedClient(self.daemon.url, secret)
         self.addCleanup(self.client.close)
 
     def write_problem(self, name: str, commit: str) -> None:

@@ -1,0 +1,55 @@
+"""Continuous integration: judge the solution of each student of a class repository.
+
+    judge_class.py PROBLEM FOLDER
+
+FOLDER has a folder for each student, with the student's one file. Prints a line for each student,
+and exits with 1 if a solution failed. TAWEBEVAL_SERVER and TAWEBEVAL_TOKEN name the server.
+"""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tawebeval.client import Client, ClientError, EvaluationError, Text
+
+AT_ONCE = 4  # evaluations; the server may allow fewer to each caller
+
+client = Client(os.environ["TAWEBEVAL_SERVER"], os.environ.get("TAWEBEVAL_TOKEN"))
+
+
+def judge(problem: str, folder: Path) -> tuple[bool, str]:
+    """Return whether the solution of a student passed, and the last line of the evaluator."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    if len(files) != 1:
+        return False, f"{len(files)} files instead of one"
+    try:
+        identifier = client.evaluate_problem(problem, {"source": files[0]})
+        printed, error = "", ""
+        # Events have to be read as they come: the evaluator waits while too many are unread.
+        for event in client.events(identifier):
+            error = ""
+            if isinstance(event, Text):
+                printed = (printed + event.text)[-10_000:]
+            elif isinstance(event, EvaluationError) and event.final:
+                error = f"{event.reason}: {event.message}"
+    except ClientError as failure:
+        return False, str(failure)
+    return not error, error or next(iter(printed.strip().splitlines()[-1:]), "")
+
+
+def main(problem: str, folder: str) -> int:
+    """Judge all students; return the exit status."""
+    students = sorted(path for path in Path(folder).iterdir() if path.is_dir())
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        verdicts = threads.map(judge, [problem] * len(students), students)
+        passed: list[bool] = []
+        for student, (good, words) in zip(students, verdicts, strict=True):
+            passed.append(good)
+            print(f"{student.name}: {'passed' if good else 'FAILED'}: {words}", flush=True)
+    print(f"{sum(passed)} of {len(passed)} passed")
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""The documented programs in Python pass mypy and pyright, both strict."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.cases.patience import LONG_PATIENCE
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCUMENTS = ("README.md", "docs/clients.md", "packaging/python/README.md")
+INTEGRATIONS = ROOT / "examples" / "integrations"
+
+# Django has no types.
+CONFIGURATION = """\
+[tool.mypy]
+strict = true
+
+[[tool.mypy.overrides]]
+module = "django.*"
+ignore_missing_imports = true
+
+[[tool.mypy.overrides]]
+module = "django_view"
+disallow_subclassing_any = false
+disallow_untyped_decorators = false
+
+[tool.basedpyright]
+typeCheckingMode = "strict"
+pythonVersion = "3.11"
+ignore = ["django_view.py"]
+"""
+
+
+class TypeTests(SynchronousTestCase):
+    """Every block of Python in the documents, and the examples of integrations."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        self.folder.mkdir()
+        (self.folder / "pyproject.toml").write_text(CONFIGURATION)
+        # Not by a path: beside it is a folder named as the package Twisted.
+        (self.folder / "tawebeval").symlink_to(ROOT / "tawebeval")
+        for document in DOCUMENTS:
+            name = document.replace("/", "_").removesuffix(".md").lower()
+            blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+            for number, block in enumerate(blocks):
+                (self.folder / f"{name}_{number}.py").write_text(block)
+        for path in INTEGRATIONS.glob("*.py"):
+            (self.folder / path.name).write_text(path.read_text())
+        self.programs = sorted(path.name for path in self.folder.glob("*.py"))
+        self.assertGreaterEqual(len(self.programs), 5)
+
+    def check(self, *command: str) -> None:
+        """Hold that a type checker finds nothing."""
+        done = subprocess.run(
+            [sys.executable, "-m", *command, *self.programs],
+            cwd=self.folder,
+            env={"PATH": os.defpath, "HOME": str(self.folder)},
+            capture_output=True,
+            text=True,
+            timeout=LONG_PATIENCE,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_mypy(self) -> None:
+        """As `mypy --strict` sees them."""
+        self.check("mypy", "--config-file", "pyproject.toml", "--no-error-summary")
+
+    def test_pyright(self) -> None:
+        """As pyright sees them, strict."""
+        self.check("basedpyright", "--pythonpath", sys.executable)

@@ -1,0 +1,202 @@
+"""The examples of integrations: in Django, FastAPI, continuous integration, and of callbacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from base64 import b64encode
+from pathlib import Path
+
+import httpx
+from twisted.internet import reactor
+from twisted.internet.threads import deferToThread
+from twisted.internet.utils import getProcessOutputAndValue
+
+from tests.integration.client import Client
+from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.ports import free_port, listens
+from tests.integration.unprivileged import give
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
+JUDGE = 'cat "$SUBMISSION_FILE_SOURCE"; grep -q good "$SUBMISSION_FILE_SOURCE"'
+
+DJANGO = """\
+import os, sys
+import django
+from django.conf import settings
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
+from django.test import RequestFactory
+
+server, folder = sys.argv[1:]
+settings.configure(
+    TAWEBEVAL_SERVER=server,
+    TAWEBEVAL_TOKEN=None,
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{folder}/db"}},
+    DEFAULT_AUTO_FIELD="django.db.models.AutoField",
+)
+django.setup()
+import json
+import django_view as view
+
+with connection.schema_editor() as editor:
+    editor.create_model(view.Attempt)
+
+def submit(problem, content=b"good"):
+    file = SimpleUploadedFile("a.py", content)
+    request = RequestFactory().post("/submit", {"file": file, "problem": problem})
+    response = view.submit(request)
+    return response.status_code, json.loads(response.content)
+
+print(submit("other")[0], submit("judged", b"x" * 70_000)[0])
+status, answer = submit("judged")
+child = os.fork()  # a worker, of a server that forks
+if child == 0:
+    view.read_events(view.Attempt.objects.get(pk=answer["attempt"]))
+    os._exit(0)
+os.waitpid(child, 0)
+shown = view.show(RequestFactory().get("/"), answer["attempt"])
+print(status, json.loads(shown.content))
+status, answer = submit("judged", b"bad")
+view.read_events(view.Attempt.objects.get(pk=answer["attempt"]))
+print(json.loads(view.show(RequestFactory().get("/"), answer["attempt"]).content)["state"])
+"""
+
+VIEWERS = """\
+import asyncio, sys
+import httpx
+
+async def follow(client, identifier):
+    lines = []
+    async with client.stream("GET", f"/evaluations/{identifier}/events") as response:
+        async for line in response.aiter_lines():
+            lines += [line] if line.startswith("data: ") else []
+    return "".join(lines)
+
+async def main(url):
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits()) as client:
+        url = "/problems/{}/submit?filename=a"
+        response = await client.post(url.format("judged"), content=b"good\\n" * 9)
+        identifier = response.json()["evaluation"]
+        shown = await asyncio.gather(*[follow(client, identifier) for _ in range(50)])
+        refused = await client.post(url.format("none"), content=b"x")
+        large = await client.post(url.format("judged"), content=b"x" * 70_000)
+        unknown = await client.get("/evaluations/none/events")
+    print(len(shown), {text.count('"good"') for text in shown}, refused.status_code)
+    print(large.status_code, unknown.status_code)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+class IntegrationTests(RepositoryTestCase):
+    """Each example beside a daemon with a problem, whose evaluator wants the word "good"."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        secrets = self.folder / "secrets"
+        secrets.write_text(f"* {SECRET}\n")
+        secrets.chmod(0o600)
+        give(secrets)
+        self.daemon = Daemon(
+            f"{CONFIGURATION}\n[problems.judged]\nrepository = '{self.repository.url}'\n"
+            f"commit = '{self.commit}'\ncommand = '''{JUDGE}'''\nfields = ['source']\n"
+            f"[callbacks]\nenabled = true\nsecrets = '{secrets}'\n"
+            "private_networks = ['127.0.0.0/8']\n"
+        )
+        self.addCleanup(self.daemon.remove)
+        self.daemon.start()
+        await self.daemon.ready()
+        self.environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "PYTHONPATH": str(EXAMPLES),
+            "TAWEBEVAL_SERVER": self.daemon.url,
+            "WEBHOOK_SECRET": SECRET,
+        }
+
+    async def run_program(self, *arguments: str) -> tuple[str, int]:
+        """Return what a program prints, and its status."""
+        output, errors, status = await getProcessOutputAndValue(
+            sys.executable, arguments, self.environment, str(self.folder), reactor
+        )
+        self.assertNotIn("Traceback", errors.decode())
+        return output.decode(), status
+
+    def start_server(self, *arguments: str) -> None:
+        """Start a server that is ended with the test."""
+        server = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            stdout=(self.folder / "printed").open("wb"),
+            stderr=subprocess.DEVNULL,
+        )
+        self.addCleanup(server.wait)
+        self.addCleanup(server.terminate)
+
+    async def test_django(self) -> None:
+        """A view stores an attempt; a forked worker reads its events into the database."""
+        output, status = await self.run_program("-c", DJANGO, self.daemon.url, str(self.folder))
+        self.assertEqual(
+            (output.splitlines(), status),
+            (["400 400", "201 {'state': 'finished', 'output': 'good'}", "failed"], 0),
+        )
+
+    async def test_fastapi(self) -> None:
+        """Fifty viewers get all events of one evaluation."""
+        port = free_port()
+        self.start_server("-m", "uvicorn", "fastapi_events:app", "--port", str(port))
+        await until(lambda: listens(port), "the site listens")
+        output, status = await self.run_program("-c", VIEWERS, f"http://127.0.0.1:{port}")
+        self.assertEqual((output.splitlines(), status), (["50 {9} 502", "413 404"], 0))
+
+    async def test_class(self) -> None:
+        """A folder for each student is judged, and one that fails makes the job fail."""
+        for name, content in (("ann", "good\n"), ("bob", "bad\n")):
+            folder = self.folder / "class" / name
+            folder.mkdir(parents=True)
+            (folder / "a.py").write_text(content)
+        program = str(EXAMPLES / "judge_class.py")
+        output, status = await self.run_program(program, "judged", "class")
+        self.assertEqual(
+            (output.splitlines(), status),
+            (
+                [
+                    "ann: passed: good",
+                    "bob: FAILED: exit: the evaluator exited with status 1",
+                    "1 of 2 passed",
+                ],
+                1,
+            ),
+        )
+        (self.folder / "class" / "bob" / "a.py").unlink()
+        output, status = await self.run_program(program, "judged", "class")
+        self.assertIn("bob: FAILED: 0 files instead of one", output)
+        for name in ("github.yml", "gitlab.yml"):
+            text = (EXAMPLES / name).read_text()
+            self.assertIn("python judge_class.py word_count submissions", text)
+
+    async def test_webhooks(self) -> None:
+        """A signed callback is printed once; one without a valid signature is refused."""
+        port = free_port()
+        self.start_server(str(EXAMPLES / "webhook_receiver.py"), str(port))
+        await until(lambda: listens(port), "the receiver listens")
+        url = f"http://127.0.0.1:{port}/"
+        client = Client(self.daemon.url)
+        self.addCleanup(client.close)
+        identifier = await client.evaluate(
+            self.repository.url, self.commit, "true", callback_url=url
+        )
+        printed = self.folder / "printed"
+        expected = f"{identifier}: finished\n"
+        await until(lambda: expected in printed.read_text(), "the callback is printed")
+        headers = {"webhook-id": "x", "webhook-timestamp": "1", "webhook-signature": "v1"}
+        for more in ({}, headers, {**headers, "webhook-timestamp": str(int(time.time()))}):
+            response = await deferToThread(
+                lambda more=more: httpx.post(url, content=b"{}", headers=more)
+            )
+            self.assertEqual(response.status_code, 401)
+        self.assertEqual(printed.read_text().count(identifier), 1)
