@@ -795,19 +795,21 @@ class ExamplesTests(SynchronousTestCase):
     def test_both(self) -> None:
         """Each is a configuration, named in docs/configure.md, and safe."""
         names = [path.stem for path in sorted((EXAMPLE.parent / "examples").iterdir())]
-        self.assertEqual(names, ["contest", "public"])
+        self.assertEqual(names, ["class", "contest", "public"])
         for name in names:
             found = self.read(name)
             self.assertTrue(f"etc/examples/{name}.toml" in CONFIGURE.read_text("utf-8"), name)
+            self.assertFalse(found.callers.open)
+            self.assertEqual((found.sandbox.network, found.sandbox.kind == "none"), (False, False))
+            if name == "class":  # without a unit
+                continue
             # The unit hands these over, for its user cannot read what only root can.
             self.assertEqual(found.callers.tokens, "")
             for entry in found.repositories.credentials:
                 self.assertEqual(Path(entry.password_file).name, entry.password_file)
             # Nobody has opened that where no unit hands over tokens: it does not start without.
             self.assertEqual(found.listen, ("systemd:domain=INET:index=0",))
-            self.assertFalse(found.callers.open)
             self.assertEqual(found.repositories.protocols, ("https",))
-            self.assertEqual((found.sandbox.network, found.sandbox.kind == "none"), (False, False))
 
     def test_reckoned(self) -> None:
         """What is said to fit into a machine fits: memory of 32 and 16 GiB, disk of 100 GB."""
@@ -821,6 +823,17 @@ class ExamplesTests(SynchronousTestCase):
             disk = running * (limits.disk + found.repositories.tree_bytes)
             disk += waiting * limits.request_body + found.repositories.cache
             self.assertLess(disk, 100 * 10**9)
+
+    def test_class(self) -> None:
+        """The problems are those of the examples, with their commands and statements."""
+        for name, problem in self.read("class").problems.items():
+            folder = EXAMPLE.parent.parent / "examples" / "problems" / name
+            example = tomllib.loads((folder / "problem.toml").read_text("utf-8"))
+            self.assertEqual(problem.command, example["evaluator_cmd"])
+            self.assertEqual(problem.title, example["title"])
+            self.assertEqual(problem.fields, (example["field"],))
+            self.assertTrue((folder / "statement.md").is_file())
+            self.assertEqual(problem.statement, f"/srv/class/problems/{name}/statement.md")
 
     def test_public(self) -> None:
         """Nothing leads from strangers to the machine's own network, and nobody takes it all."""

@@ -348,7 +348,7 @@ class ProblemTokenTests(ProblemPageTestCase):
         await self.browser.click("#token-submit")
 
     async def test_problems_alone(self) -> None:
-        """There is neither a list nor an own evaluator; all else is as with other tokens."""
+        """There is no own evaluator, and a list only of what this browser has submitted."""
         browser, fields = self.browser, "fields = ['source']"
         await self.reload(
             self.problem("slow", "echo begun; exec sleep 600", fields)
@@ -364,11 +364,13 @@ class ProblemTokenTests(ProblemPageTestCase):
         await browser.shows("#token-error", "The token permits no problem of this server.")
         await self._give(self.token)
         await browser.until("!token.checkVisibility()")
+        await browser.shows("#listing-hint", "No evaluations.")
+        self.assertEqual(await browser.focused(), "main")
+        await browser.click("#to-problems")
         await browser.shows("#problem-list", "slow")
         self.assertNotIn("hidden", await browser.text("#problem-list"))
-        for selector in ("#to-listing", "#listing-view", "#to-evaluate"):
+        for selector in ("#listing-view", "#to-evaluate"):
             self.assertFalse(await self.visible(selector), selector)
-        self.assertEqual(await browser.focused(), "main")
         self.assertEqual(await browser.violations(), [])
         await browser.photograph("problems-alone")
         await browser.click("#problem-list a")

@@ -256,7 +256,7 @@ class PageResultTests(PageTestCase):
             self.assertIn(option, command[1])
         await self.browser.click("#to-listing")
         await self.browser.shows("#listing", "contest = finals, user = ann <b>")
-        await self.browser.shows("#listing", "score 7.5 of 10")
+        await self.browser.shows("#listing", "7.5 of 10")
         self.assertEqual(await self.browser.violations(), [])
         await self.visit()
         values = (

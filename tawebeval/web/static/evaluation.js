@@ -6,6 +6,7 @@ import { makeDetails, makeTimeline, usageFacts } from "./details.js";
 import { announce, byId, copy, counted, duration, element, isBusy, said, setBusy } from "./dom.js";
 import { Results } from "./results.js";
 import { Search } from "./search.js";
+import { Share } from "./share.js";
 import { Source } from "./source.js";
 import { parse } from "./values.js";
 import { Tally, isLive, scoreWords, summarize, verdictOf } from "./verdict.js";
@@ -36,14 +37,22 @@ export class EvaluationView {
     });
     this.results = new Results((cell) => this.source.link(cell));
     this.id = null;
+    this.share = new Share(() => ({ id: this.id, token: this.token }));
     byId("cancel").addEventListener("click", () => this.#cancel());
     byId("rerun").addEventListener("click", () => this.#rerun());
     byId("copy-link").addEventListener("click", (event) => copy(event.target, location.href));
   }
 
-  /** Show the evaluation `id` from its beginning, with `token`. */
-  open(id, token) {
+  /**
+   * Show the evaluation `id` from its beginning, with `token`. If it is shared, the token is a link
+   * that only reads it.
+   */
+  open(id, token, { isShared = false } = {}) {
     this.close();
+    this.isShared = isShared;
+    byId("something").classList.toggle("shared", isShared);
+    byId("share").open = false;
+    this.share.clear();
     this.id = id;
     this.token = token;
     this.stopping = new AbortController();
@@ -97,7 +106,7 @@ export class EvaluationView {
     } catch (error) {
       if (signal.aborted) return;
       this.#showConnection(null);
-      if (error.status === 401) this.unauthorized();
+      if (error.status === 401 && !this.isShared) this.unauthorized();
       else this.#complain(error);
       const state = error.status === 404 || error.status === 410 ? "gone" : "unknown";
       this.status = { ...this.status, state };

@@ -369,7 +369,7 @@ export class SubmissionForm {
       event.preventDefault();
       within = 0;
       show();
-      this.#putAll([...event.dataTransfer.files]);
+      if (byId("form").checkVisibility()) this.#putAll([...event.dataTransfer.files]);
     });
   }
 

@@ -1,6 +1,6 @@
-/** The operator's view: the caller's own evaluations, the newest first. */
+/** The caller's own evaluations, or those that this browser has submitted, the newest first. */
 
-import { Client, isPassing } from "./client.js";
+import { Client, Refused, isPassing } from "./client.js";
 import {
   announce,
   byId,
@@ -12,7 +12,8 @@ import {
   setBusy,
   setOptions,
 } from "./dom.js";
-import { summarize } from "./verdict.js";
+import { ageWords } from "./history.js";
+import { isLive, scoreWords, verdictOf } from "./verdict.js";
 
 const ASK_AGAIN = 4000; // ms
 const MOST = 300; // rows
@@ -31,7 +32,8 @@ export class Listing {
     this.rows = new Map(); // by identifier
     this.filters = byId("filters");
     this.filters.addEventListener("change", () => {
-      if (this.filters.reportValidity()) this.open(this.token);
+      if (!this.filters.reportValidity()) return;
+      this.open(this.token, { history: this.history, isLocal: this.isLocal });
     });
     this.filters.addEventListener("submit", (event) => event.preventDefault());
   }
@@ -43,10 +45,20 @@ export class Listing {
     problem.closest(".field").hidden = problems.length === 0;
   }
 
-  /** Begin to show what there is, with `token`. */
-  open(token) {
+  /**
+   * Begin to show what there is, with `token`. `history` has what this browser has submitted,
+   * `[{ id, file }]`; if `isLocal`, the token may not list evaluations, and only these are shown.
+   */
+  open(token, { history = [], isLocal = false } = {}) {
     this.close();
+    if (token !== this.token) {
+      this.gone = new Set(); // of the history
+      this.known = new Map(); // documents of the history that do not change any more
+    }
     this.token = token;
+    this.history = history;
+    this.isLocal = isLocal;
+    this.files = new Map(history.map(({ id, file }) => [id, file]));
     this.stopping = new AbortController();
     this.client = new Client({ token });
     this.#refresh(this.stopping.signal);
@@ -79,12 +91,28 @@ export class Listing {
     let missing = [];
     const away = (names) => (missing = names);
     const wanted = { ...this.#filter(), signal, tries: 1, away };
-    for await (const entry of this.client.evaluations(wanted)) {
+    const found = this.isLocal ? this.#readHistory(wanted) : this.client.evaluations(wanted);
+    for await (const entry of found) {
       entries.push(entry);
       if (entries.length > 2 * MOST) keepNewest(entries);
     }
     keepNewest(entries);
     this.#show(entries.reverse(), missing);
+  }
+
+  /** Yield the status of what this browser has submitted, and the server still knows. */
+  async *#readHistory({ signal, ...wanted }) {
+    for (const { id } of this.history) {
+      if (this.gone.has(id)) continue;
+      try {
+        const status = this.known.get(id) ?? (await this.client.status(id, { signal, tries: 1 }));
+        if (!isLive(status.state)) this.known.set(id, status);
+        if (isWanted(status, wanted)) yield status;
+      } catch (error) {
+        if (!(error instanceof Refused) || ![404, 410].includes(error.status)) throw error;
+        this.gone.add(id);
+      }
+    }
   }
 
   #filter() {
@@ -137,39 +165,73 @@ export class Listing {
     }
   }
 
+  async #rerun(id, button) {
+    if (isBusy(button)) return;
+    setBusy(button, true);
+    try {
+      const again = await this.client.rerun(id, undefined, { tries: 2 });
+      location.hash = `#evaluation/${again}`;
+      announce("The evaluation has started.");
+    } catch (error) {
+      byId("listing-hint").textContent = said(error);
+    } finally {
+      setBusy(button, false);
+    }
+  }
+
   #row(id) {
     const link = element("a", { href: `#evaluation/${id}` }, element("code", {}, id.slice(0, 10)));
     link.append(element("span", { className: "hidden" }, ` (${id})`));
     const cancel = element("button", { type: "button", className: "small danger" }, "Cancel");
     cancel.setAttribute("aria-label", `Cancel ${id.slice(0, 10)}`);
     cancel.addEventListener("click", () => this.#cancel(id, cancel));
-    const cells = ["", "begun", "time"].map((name) => element("td", { className: name }));
+    const rerun = element("button", { type: "button", className: "small again" }, "Run again");
+    rerun.setAttribute("aria-label", `Run again ${id.slice(0, 10)}`);
+    rerun.addEventListener("click", () => this.#rerun(id, rerun));
+    const names = ["", "sum", "begun", "time"];
+    const cells = names.map((name) => element("td", { className: name }));
     cells[0].append(element("span", { className: "state" }));
-    cells[0].append(" ", element("span", { className: "summary" }));
+    cells[0].append(" ", element("span", { className: "verdict" }));
     return element(
       "tr",
       {},
       element("th", { scope: "row" }, link, element("p", { className: "labels hint" })),
       ...cells,
-      element("td", {}, cancel),
+      element("td", {}, cancel, rerun),
     );
   }
 
-  #fill(row, { state, problem, metadata, created, ended, results }) {
+  #fill(row, { evaluation_id: id, state, problem, metadata, created, ended, results }) {
     const labels = Object.entries(metadata).map((pair) => pair.join(" = "));
-    if (problem !== null) labels.unshift(problem);
+    labels.unshift(...[problem, this.files.get(id)].filter(Boolean));
     row.querySelector(".labels").textContent = labels.join(", ");
     row.querySelector(".labels").title = labels.join("\n");
-    row.querySelector(".summary").textContent = summarize(results)[0] ?? "";
+    const { words, tone } = verdictOf({ state, results });
+    const verdict = row.querySelector(".verdict");
+    verdict.textContent = isLive(state) || words === "Finished" ? "" : words;
+    verdict.dataset.tone = tone;
+    row.querySelector(".sum").textContent = scoreWords(results);
     const badge = row.querySelector(".state");
     badge.textContent = state;
     badge.dataset.state = state;
-    row.querySelector(".begun").textContent = new Date(created).toLocaleString();
+    row.querySelector(".begun").textContent = ageWords(created);
+    row.querySelector(".begun").title = new Date(created).toLocaleString();
     const until = ended === null ? Date.now() : Date.parse(ended);
     const seconds = Math.max(0, until - Date.parse(created)) / 1000;
     row.querySelector(".time").textContent = duration(seconds);
     const cancel = row.querySelector("button");
     if (ended !== null && cancel === document.activeElement) row.querySelector("a").focus();
     cancel.hidden = ended !== null;
+    row.querySelector(".again").hidden = ended === null;
   }
+}
+
+/** Whether a status is of what the filter wants. */
+function isWanted({ state, problem, created, metadata }, wanted) {
+  return (
+    (wanted.state === undefined || wanted.state === state) &&
+    (wanted.problem === undefined || wanted.problem === problem) &&
+    (wanted.since === undefined || Date.parse(created) >= wanted.since.getTime()) &&
+    Object.entries(wanted.metadata ?? {}).every(([name, text]) => metadata[name] === text)
+  );
 }

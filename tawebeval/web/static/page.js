@@ -1,13 +1,16 @@
 /** The page: which view is open, what is remembered, and how a form becomes an evaluation. */
 
+import { ClassView } from "./class.js";
 import { Client } from "./client.js";
 import { curlCommand, tawebevalCommand } from "./commands.js";
 import { announce, byId, copy, duration, isBusy, said, setBusy } from "./dom.js";
 import { extensionOf } from "./editor.js";
 import { EvaluationView } from "./evaluation.js";
 import { SubmissionForm } from "./form.js";
+import { addEntry, nameFiles, readEntries } from "./history.js";
 import { Listing } from "./listing.js";
 import { ProblemList, StatementView } from "./problems.js";
+import { readSharedFragment } from "./share.js";
 
 const SERVER = new URL("..", import.meta.url); // also below a path of a proxy's
 const NOT_TAKEN = "The server does not accept this token.";
@@ -45,6 +48,7 @@ const memory = {
 };
 
 let token = memory.get("token") ?? "";
+let hasBegun = false; // not on a shared page, which needs no token
 let choices = null; // what the token permits; null while the server has not said it
 let routed = ""; // the fragment that was shown last
 let shownView = ""; // what it named
@@ -52,6 +56,7 @@ let saving; // timer of the draft
 const form = new SubmissionForm(takeChange);
 const evaluation = new EvaluationView(askForToken);
 const listing = new Listing(askForToken);
+const classView = new ClassView(() => token);
 const problems = new ProblemList();
 const statement = new StatementView();
 
@@ -84,18 +89,14 @@ function saveDraft() {
   if (extension !== "") memory.set("extension", extension);
 }
 
-/** Whether the token permits evaluators of the caller's own, and a list of evaluations. */
-function mayList() {
-  return choices === null || choices.environments !== null;
-}
-
 /** Return the view that a fragment names, as it can be shown: `{ view, argument, query }`. */
 function readFragment() {
   const [, view, argument, query] = /^#?([a-z]*)\/?([^?]*)\??(.*)$/.exec(location.hash);
   const isKnown = choices !== null;
   if (view === "evaluation" && IDENTIFIER.test(argument)) return { view, argument };
-  if (view === "evaluations" && mayList()) return { view };
+  if (readSharedFragment(location.hash) !== null) return { view: "shared" };
   if (!isKnown) return { view: "" };
+  if (view === "evaluations" || (view === "class" && choices.problems.length > 0)) return { view };
   if (view === "problem" && findProblem(argument) !== undefined) return { view, argument };
   if (choices.environments === null) return { view: "problems" };
   if (view === "evaluate") return { view, query };
@@ -114,29 +115,40 @@ function route() {
   if (view === "evaluation" && choices !== null) setProblem(findLastProblem());
   if (query && location.hash !== routed) form.prefill(new URLSearchParams(query));
   routed = location.hash;
-  const isForm = ["problem", "evaluate", "evaluation"].includes(view);
+  const isForm = ["problem", "evaluate", "evaluation", "shared"].includes(view);
   byId("problems-view").hidden = view !== "problems";
   byId("evaluate-view").hidden = !isForm;
   byId("form-section").hidden = choices === null;
   byId("listing-view").hidden = view !== "evaluations";
+  byId("class-view").hidden = view !== "class";
+  byId("shared-title").hidden = view !== "shared";
+  document.body.classList.toggle("of-link", view === "shared");
   byId("to-problems").hidden = !(choices?.problems.length > 0);
   byId("to-evaluate").hidden = choices === null || choices.environments === null;
-  byId("to-listing").hidden = !mayList();
+  byId("to-class").hidden = byId("to-problems").hidden || choices.environments === null;
+  byId("to-listing").hidden = choices === null;
   const isProblem = view === "problems" || (isForm && form.problem !== null);
   byId("to-problems").ariaCurrent = isProblem ? "page" : "false";
   byId("to-evaluate").ariaCurrent = isForm && !isProblem ? "page" : "false";
+  byId("to-class").ariaCurrent = view === "class" ? "page" : "false";
   byId("to-listing").ariaCurrent = view === "evaluations" ? "page" : "false";
   byId("forget").hidden = token === "";
   const missing = /^#problem\/(.*)$/.exec(location.hash)?.[1];
   if (view === "problems" && missing) problems.complain(missing);
   if (view !== shownView && !document.activeElement.checkVisibility()) byId("main").focus();
   shownView = view;
-  if (view === "evaluations") return listing.open(token);
+  if (view === "evaluations") {
+    return listing.open(token, {
+      history: readEntries(memory.get("history")),
+      isLocal: choices.environments === null,
+    });
+  }
   listing.close();
   // From another view back to it.
   byId("to-evaluate").href = view === "evaluation" && !isProblem ? location.hash : "#evaluate";
-  if (view === "evaluation" && argument !== evaluation.id) show(argument);
-  else if (view !== "evaluation") evaluation.close();
+  if (view === "shared") return showShared();
+  if (view !== "evaluation") evaluation.close();
+  else if (argument !== evaluation.id || evaluation.isShared) show(argument, token);
   if (view === "problem") document.title = `${form.problem.title || argument} · tawebeval`;
 }
 
@@ -158,12 +170,18 @@ function setProblem(problem) {
 }
 
 /** Follow an evaluation, and let it be seen. */
-function show(id) {
-  evaluation.open(id, token);
+function show(id, credential, options) {
+  evaluation.open(id, credential, options);
   const place = byId("evaluation");
   place.focus({ preventScroll: true });
   // Where it stands below the form it would not be seen.
   if (place.getBoundingClientRect().top > innerHeight / 2) place.scrollIntoView();
+}
+
+/** Follow the evaluation of a link, which takes the place of a token. */
+function showShared() {
+  const { id, link } = readSharedFragment(location.hash);
+  show(id, link, { isShared: true });
 }
 
 /** Show where a token is entered, and what is wrong with the one that there is. */
@@ -194,6 +212,8 @@ async function submit() {
     const id = await (problem === null
       ? client.evaluate(data)
       : client.evaluateProblem(problem.name, data));
+    const entry = { id, file: nameFiles(data) };
+    memory.set("history", addEntry(memory.get("history"), entry));
     location.hash = `#evaluation/${id}`;
     announce("The evaluation has started.");
   } catch (error) {
@@ -231,6 +251,7 @@ function offer(permitted) {
   choices = permitted;
   form.offer(choices.environments);
   listing.offer(choices);
+  classView.offer(choices.problems);
   problems.offer(choices.problems);
   statement.close(); // another token may not permit it
   route();
@@ -240,6 +261,8 @@ function offer(permitted) {
 async function begin() {
   form.restore(memory.get("form") ?? {});
   route();
+  hasBegun = shownView !== "shared";
+  if (!hasBegun) return;
   const given = token;
   try {
     const permitted = await findChoices(new Client({ token }));
@@ -322,6 +345,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 
 byId("forget").addEventListener("click", forget);
-addEventListener("hashchange", route);
+addEventListener("hashchange", () => (hasBegun ? route() : begin()));
 addEventListener("pagehide", saveDraft);
 begin();

@@ -1,0 +1,319 @@
+/** The view of a class: submissions of many students for a problem, their verdicts, and CSV. */
+
+import { Client } from "./client.js";
+import { makeCsv } from "./csv.js";
+import { announce, byId, counted, duration, element, said, setOptions } from "./dom.js";
+import { assignFiles, findStudents } from "./students.js";
+import { parse } from "./values.js";
+import { Tally, scoreWords, verdictOf } from "./verdict.js";
+import { BadZip, MOST_BYTES, MOST_FILES, cleanPath, readZip, takeRoom } from "./zip.js";
+
+const AT_ONCE = 4; // evaluations; browsers open six connections to a server
+const LABEL = 256; // bytes of a label's text
+const DRAW = 100; // ms between two looks of a row at its results
+
+/** The table of a class, and what evaluates it. */
+export class ClassView {
+  /** `findToken` returns the token to submit with. */
+  constructor(findToken) {
+    this.findToken = findToken;
+    this.problems = [];
+    this.rows = [];
+    this.sources = [];
+    byId("class-problem").addEventListener("change", () => this.#arrange());
+    byId("class-zip").addEventListener("change", ({ target }) => this.#takeInput(target));
+    byId("class-folder").addEventListener("change", ({ target }) => this.#takeInput(target));
+    byId("class-start").addEventListener("click", () => this.#start());
+    byId("class-stop").addEventListener("click", () => this.stopping?.abort());
+    byId("class-clear").addEventListener("click", () => this.#clear());
+    byId("class-csv").addEventListener("click", () => this.#save());
+    addEventListener("drop", (event) => {
+      if (byId("class-view").hidden) return;
+      event.preventDefault();
+      this.#read(() => readDrop(event.dataTransfer));
+    });
+    this.#show();
+  }
+
+  /** Offer these problems; another token may permit others. */
+  offer(problems) {
+    this.stopping?.abort();
+    this.problems = problems;
+    const options = problems.map(({ name, title }) => [name, title || name]);
+    setOptions(byId("class-problem"), options);
+    if (byId("class-problem").value !== this.arranged) this.#arrange();
+  }
+
+  async #takeInput(input) {
+    const files = [...input.files].map((file) => ({
+      path: file.webkitRelativePath || file.name,
+      content: file,
+    }));
+    input.value = "";
+    await this.#read(() => files);
+  }
+
+  /** Add what `find` returns, unpacked; each dropped thing keeps a name of its own. */
+  async #read(find) {
+    if (this.stopping !== undefined) return;
+    const hint = byId("class-hint");
+    hint.textContent = "Reading …";
+    try {
+      const left = { files: MOST_FILES, bytes: MOST_BYTES };
+      for (const { content } of this.sources) takeRoom(left, content.size);
+      const files = await find();
+      const names = new Map(); // of what was dropped at the top, as it is called here
+      for (const { path } of this.sources) names.set(path.split("/")[0], "");
+      const found = [];
+      const given = new Map();
+      for (const { path, content, group } of files) {
+        const [top, ...rest] = path.split("/");
+        const isZip = rest.length === 0 && /\.zip$/i.test(top);
+        const key = group ?? (rest.length === 0 ? content : top);
+        if (!given.has(key)) given.set(key, makeName(isZip ? top.slice(0, -4) : top, names));
+        const name = given.get(key);
+        if (isZip) {
+          for (const file of await unzip(content, top, left)) {
+            found.push({ path: `${name}/${file.path}`, content: file.content });
+          }
+        } else if (cleanPath(path) !== null) {
+          takeRoom(left, content.size);
+          found.push({ path: [name, ...rest].join("/"), content });
+        }
+      }
+      this.sources.push(...found);
+      hint.textContent = "";
+      this.#arrange();
+    } catch (error) {
+      hint.textContent = `Not read: ${error.message}`;
+    }
+  }
+
+  /** Make the rows anew: the students depend on the fields of the problem. */
+  #arrange() {
+    const { name, fields } = this.#problem ?? { name: "", fields: [] };
+    if (this.stopping !== undefined) return;
+    this.arranged = name;
+    const students = findStudents(this.sources, Math.max(1, fields.length));
+    this.rows = students.map((student) => new Row(student, assignFiles(student.files, fields)));
+    byId("class-rows").replaceChildren(...this.rows.map(({ place }) => place));
+    this.#show();
+  }
+
+  get #problem() {
+    return this.problems.find(({ name }) => name === byId("class-problem").value);
+  }
+
+  #clear() {
+    this.sources = [];
+    byId("class-hint").textContent = "";
+    this.#arrange();
+  }
+
+  #show() {
+    const isBusy = this.stopping !== undefined;
+    const open = this.rows.filter((row) => row.isOpen).length;
+    byId("class-start").hidden = isBusy || open === 0;
+    byId("class-start").textContent = `Evaluate ${counted(open, "submission")}`;
+    byId("class-stop").hidden = !isBusy;
+    byId("class-clear").hidden = isBusy || this.rows.length === 0;
+    byId("class-csv").hidden = this.rows.length === 0;
+    byId("class-table").hidden = this.rows.length === 0;
+    byId("class-problem").disabled = isBusy;
+    const over = this.rows.filter((row) => row.isOver).length;
+    const all = counted(this.rows.length, "student");
+    byId("class-count").textContent = this.rows.length === 0 ? "" : `${over} of ${all} evaluated`;
+  }
+
+  async #start() {
+    if (this.stopping !== undefined) return;
+    this.stopping = new AbortController();
+    const { signal } = this.stopping;
+    const [problem, token] = [this.arranged, this.findToken()];
+    const waiting = this.rows.filter((row) => row.isOpen);
+    for (const row of waiting) row.show("waiting");
+    this.#show();
+    byId("class-stop").focus();
+    const work = async () => {
+      while (waiting.length > 0 && !signal.aborted) {
+        const row = waiting.shift();
+        await row.evaluate(problem, token, signal);
+        this.#show();
+      }
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    for (const row of waiting) row.show("");
+    this.stopping = undefined;
+    this.#show();
+    announce(byId("class-count").textContent);
+    byId(signal.aborted ? "class-start" : "class-csv").focus();
+  }
+
+  #save() {
+    const head = ["student", "problem", "verdict", "score", "maximum", "state", "message"];
+    const rows = this.rows.map((row) => row.cells(this.arranged));
+    const text = `\ufeff${makeCsv([[...head, "evaluation"], ...rows])}`;
+    const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    const link = element("a", { href: url, download: `${this.arranged || "class"}.csv` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  }
+}
+
+/** One student: what is submitted, and what became of it. */
+class Row {
+  constructor({ name, files }, { pairs = [], wrong = "" }) {
+    this.name = name;
+    this.pairs = pairs;
+    this.wrong = wrong;
+    this.id = null;
+    this.state = "";
+    this.results = null;
+    const names = files.map((file) => file.name).join(", ");
+    this.verdict = element("span", { className: "verdict" });
+    this.message = element("span", { className: "hint" });
+    this.score = element("td", { className: "sum" });
+    this.link = element("td");
+    this.place = element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, name),
+      element("td", { className: "file" }, names),
+      element("td", {}, this.verdict, " ", this.message),
+      this.score,
+      this.link,
+    );
+    this.show("");
+  }
+
+  /** Whether it can be submitted, and is not evaluated yet. */
+  get isOpen() {
+    return this.wrong === "" && !this.isOver;
+  }
+
+  /** Whether it has a verdict. */
+  get isOver() {
+    return this.id !== null && ["finished", "failed", "cancelled"].includes(this.state);
+  }
+
+  /** Show a state, and why it takes longer or has gone wrong. */
+  show(state, message = this.wrong) {
+    this.state = state;
+    const { words, tone } = verdictOf({ state, results: this.results });
+    this.verdict.textContent = state === "" ? "" : words;
+    this.verdict.dataset.tone = tone;
+    this.message.textContent = message;
+    this.score.textContent = scoreWords(this.results);
+  }
+
+  /** Submit it, and show its verdict as it changes. Throws nothing. */
+  async evaluate(problem, token, signal) {
+    const notice = (pause) =>
+      this.show(this.state, pause ? `waits ${duration(pause.seconds)}: ${pause.why}` : "");
+    const client = new Client({ token, notice, parse });
+    try {
+      this.results = null;
+      if (this.id === null) {
+        this.show("sending");
+        const form = new FormData();
+        for (const { field, file } of this.pairs) {
+          form.append(`submission[${field}]`, file.content, file.name);
+        }
+        form.append("metadata[student]", cutLabel(this.name));
+        this.id = await client.evaluateProblem(problem, form, { signal, tries: Infinity });
+        const name = element("code", {}, this.id.slice(0, 10));
+        this.link.replaceChildren(element("a", { href: `#evaluation/${this.id}` }, name));
+      }
+      await this.#follow(client, signal);
+    } catch (error) {
+      this.show(signal.aborted ? "stopped" : "unknown", signal.aborted ? "" : said(error));
+    }
+  }
+
+  async #follow(client, signal) {
+    this.show("queued");
+    const tally = new Tally();
+    let drawn = 0;
+    for (let after = ""; after !== null; ) {
+      try {
+        for await (const { data } of client.stream(this.id, { after, signal })) {
+          for (const { type, payload } of data) if (type === "data") tally.add(payload);
+          if (performance.now() - drawn < DRAW) continue;
+          drawn = performance.now();
+          this.results = tally.results;
+          this.show("running");
+        }
+        after = null;
+      } catch (error) {
+        after = error.problem?.oldest; // another reader has acknowledged events
+        if (after === undefined) throw error;
+      }
+    }
+    const { state, results, error } = await client.status(this.id, { signal });
+    this.results = results;
+    this.show(state, error?.message ?? "");
+  }
+
+  /** Return its row of the CSV. */
+  cells(problem) {
+    const { score, maximum } = this.results?.score ?? {};
+    const verdict = this.isOver ? this.verdict.textContent : "";
+    const message = this.message.textContent;
+    return [
+      ...[this.name, problem, verdict, numberOrNull(score), numberOrNull(maximum)],
+      ...[this.state, message, this.id],
+    ];
+  }
+}
+
+function numberOrNull(value) {
+  return value === undefined || value === null ? null : Number(value);
+}
+
+/** Return a text as a label may have it: of so many bytes, without control characters. */
+function cutLabel(text) {
+  const bytes = new TextEncoder().encode(text.replace(/\p{Cc}/gu, " ").trim() || "unnamed");
+  const cut = new TextDecoder().decode(bytes.subarray(0, LABEL));
+  return cut.replace(/\ufffd+$/, "");
+}
+
+/** Return `name`, or with a number if it is taken. */
+function makeName(name, names) {
+  let free = name;
+  for (let number = 2; names.has(free); number++) free = `${name} (${number})`;
+  names.set(free, "");
+  return free;
+}
+
+async function unzip(content, name, left) {
+  try {
+    return await readZip(content, left);
+  } catch (error) {
+    throw error instanceof BadZip ? new BadZip(`${name}: ${error.message}`) : error;
+  }
+}
+
+/** Return the files that were dropped, those in folders with their paths. */
+async function readDrop(transfer) {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+  const files = [];
+  for (const [group, entry] of entries.entries()) await readEntry(entry, files, group);
+  return files;
+}
+
+async function readEntry(entry, files, group) {
+  if (files.length >= MOST_FILES) throw new BadZip(`there are over ${MOST_FILES} files`);
+  const path = entry.fullPath.replace(/^\//, "");
+  if (entry.isFile) {
+    const content = await new Promise((resolve, reject) => entry.file(resolve, reject));
+    files.push({ path, content, group });
+    return;
+  }
+  if (cleanPath(`${path}/x`) === null) return; // a hidden folder
+  const reader = entry.createReader();
+  for (;;) {
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    if (some.length === 0) return;
+    for (const each of some) await readEntry(each, files, group);
+  }
+}

@@ -1,0 +1,19 @@
+/** CSV for spreadsheets (RFC 4180), in which no text can become a formula. */
+
+// What a spreadsheet may take for the beginning of a cell: it may split at other characters than
+// a comma, and drops what stands here between.
+const FORMULA = /(^|[;,|\t\v\f\r\n\u0085\u2028\u2029])([\s"'\u200b\ufeff]*)([=+\-@\uff1d\uff0b\uff0d\uff20])/g;
+const CONTROL = /[\0-\x08\x0e-\x1f\x7f]/g;
+
+/** Return rows, arrays of texts, numbers and null, as a text of CSV. */
+export function makeCsv(rows) {
+  return rows.map((row) => `${row.map(makeCell).join(",")}\r\n`).join("");
+}
+
+/** Return a cell. A number stays one; a text with what could be a formula gets apostrophes. */
+function makeCell(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "number") return String(value);
+  const text = value.replace(CONTROL, "").replace(FORMULA, "$1$2'$3");
+  return `"${text.replaceAll('"', '""')}"`;
+}

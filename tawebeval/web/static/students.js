@@ -1,0 +1,83 @@
+/** From files in folders to students and the files that each submits. */
+
+/**
+ * Return the students of `files`, `[{ path, content }]`: `[{ name, files }]`, `files` as
+ * `[{ name, content }]`. ZIP files count as folders. A submission has up to `most` files.
+ *
+ * A folder beside others is a student, and so is a file beside folders. Of a folder without
+ * folders in it, up to `most` files are one student's, and more are one of each student. The names
+ * of two students are never the same: the folders above are added.
+ */
+export function findStudents(files, most) {
+  const root = { name: "", path: "", folders: new Map(), files: [] };
+  for (const { path, content } of files) addFile(root, path.split("/"), content);
+  const students = [...walk(root, most)];
+  const counts = new Map();
+  for (const { name } of students) counts.set(name, (counts.get(name) ?? 0) + 1);
+  const named = students.map(({ name, path, files }) => ({
+    name: counts.get(name) > 1 ? path : name,
+    files,
+  }));
+  return named.sort((one, other) => one.name.localeCompare(other.name));
+}
+
+function addFile(folder, [name, ...rest], content) {
+  const path = folder.path === "" ? name : `${folder.path}/${name}`;
+  if (rest.length === 0) return folder.files.push({ name, path, content });
+  if (!folder.folders.has(name)) {
+    folder.folders.set(name, { name, path, folders: new Map(), files: [] });
+  }
+  addFile(folder.folders.get(name), rest, content);
+}
+
+function* walk(folder, most) {
+  if (folder.folders.size === 1 && folder.files.length === 0) {
+    return yield* walk([...folder.folders.values()][0], most);
+  }
+  if (folder.folders.size === 0 && folder.name !== "" && folder.files.length <= most) {
+    return yield makeStudent(folder);
+  }
+  for (const file of folder.files) {
+    yield { name: stem(file.name), path: file.path, files: [file] };
+  }
+  for (const each of folder.folders.values()) {
+    if (each.folders.size > 1) yield* walk(each, most);
+    else yield makeStudent(each);
+  }
+}
+
+function makeStudent(folder) {
+  return { name: folder.name, path: folder.path, files: [...listFiles(folder)] };
+}
+
+function* listFiles(folder) {
+  yield* folder.files;
+  for (const each of folder.folders.values()) yield* listFiles(each);
+}
+
+/**
+ * Return which file each field of a problem gets, `[{ field, file }]`, or `{ wrong }`. Several
+ * fields get the files that are named as they are; the last of both belong together.
+ */
+export function assignFiles(files, fields) {
+  const wanted = fields.length > 0 ? fields : ["source"];
+  if (files.length !== wanted.length) {
+    const names = wanted.join(", ");
+    return { wrong: `${files.length} files, but the problem takes ${wanted.length} (${names})` };
+  }
+  const pairs = [];
+  const left = [...files];
+  const open = wanted.filter((field) => {
+    const at = left.findIndex((file) => stem(file.name) === field);
+    if (at >= 0) pairs.push({ field, file: left.splice(at, 1)[0] });
+    return at < 0;
+  });
+  if (open.length > 1) return { wrong: `no file is named ${open[0]}` };
+  if (open.length === 1) pairs.push({ field: open[0], file: left[0] });
+  return { pairs };
+}
+
+/** Return a file's name without its extension. */
+export function stem(name) {
+  return name.replace(/(.)\.[^.]*$/, "$1");
+}

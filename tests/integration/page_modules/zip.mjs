@@ -1,0 +1,118 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { deflateRawSync } from "node:zlib";
+
+import { BadZip, DEEPEST, MOST_BYTES, MOST_FILES, cleanPath, readZip } from "./static/zip.js";
+
+function crc32(bytes) {
+  let crc = ~0;
+  for (const byte of bytes) {
+    crc ^= byte;
+    for (let bit = 0; bit < 8; bit++) crc = crc & 1 ? (crc >>> 1) ^ 0xedb88320 : crc >>> 1;
+  }
+  return ~crc >>> 0;
+}
+
+/** Return a ZIP of `[path, text]`; `change` may change what the directory has of each. */
+function makeZip(files, change = (entry) => entry, comment = "") {
+  const parts = [];
+  const directory = [];
+  let offset = 0;
+  for (const [path, text, method = 8] of files) {
+    const name = Buffer.from(path);
+    const content = Buffer.from(text);
+    const data = method === 8 ? deflateRawSync(content) : content;
+    const entry = change({
+      ...{ flags: 0x800, method, crc: crc32(content), packed: data.length },
+      ...{ size: content.length, offset },
+    });
+    const head = Buffer.alloc(30);
+    head.writeUInt32LE(0x04034b50);
+    head.writeUInt16LE(name.length, 26);
+    parts.push(head, name, data);
+    offset += 30 + name.length + data.length;
+    const row = Buffer.alloc(46);
+    row.writeUInt32LE(0x02014b50);
+    row.writeUInt16LE(entry.flags, 8);
+    row.writeUInt16LE(entry.method, 10);
+    row.writeUInt32LE(entry.crc, 16);
+    row.writeUInt32LE(entry.packed, 20);
+    row.writeUInt32LE(entry.size, 24);
+    row.writeUInt16LE(name.length, 28);
+    row.writeUInt32LE(entry.offset, 42);
+    directory.push(row, name);
+  }
+  const rows = Buffer.concat(directory);
+  const end = Buffer.alloc(22);
+  end.writeUInt32LE(0x06054b50);
+  end.writeUInt16LE(files.length, 10);
+  end.writeUInt32LE(rows.length, 12);
+  end.writeUInt32LE(offset, 16);
+  end.writeUInt16LE(comment.length, 20);
+  return new Blob([...parts, rows, end, comment]);
+}
+
+async function read(blob, left = { files: MOST_FILES, bytes: MOST_BYTES }) {
+  const files = await readZip(blob, left);
+  return Promise.all(files.map(async ({ path, content }) => [path, await content.text()]));
+}
+
+test("files are read as they were packed", async () => {
+  const files = [
+    ["ann/a.py", "print()\n"],
+    ["bob/é.txt", "stored", 0],
+    ["empty", ""],
+    ["large", "x".repeat(300_000)],
+  ];
+  const expected = files.map(([path, text]) => [path, text]);
+  assert.deepEqual(await read(makeZip(files)), expected);
+  assert.deepEqual(await read(makeZip(files, undefined, "a comment")), expected);
+});
+
+test("folders and hidden files are left out", async () => {
+  const files = ["a/", "__MACOSX/a/b", ".git/config", "a/.DS_Store", "a/b"];
+  const found = await read(makeZip(files.map((path) => [path, ""])));
+  assert.deepEqual(found, [["a/b", ""]]);
+});
+
+test("paths are cleaned, and lead nowhere else", () => {
+  assert.equal(cleanPath("/a\\b//./c"), "a/b/c");
+  assert.throws(() => cleanPath("a/../b"), BadZip);
+  assert.throws(() => cleanPath("a/".repeat(DEEPEST) + "b"), BadZip);
+  assert.equal(cleanPath("a/".repeat(DEEPEST - 1) + "b")?.length, 2 * DEEPEST - 1);
+});
+
+const FILE = [["a", "x".repeat(1000)]];
+for (const [why, blob, message] of [
+  ["nothing", new Blob([]), /not a ZIP/],
+  ["no ZIP", new Blob(["x".repeat(100_000)]), /not a ZIP/],
+  ["cut off", makeZip(FILE).slice(0, 60), /not a ZIP/],
+  ["cut off at the begin", makeZip(FILE).slice(5), /broken/],
+  ["encrypted", makeZip(FILE, (entry) => ({ ...entry, flags: 1 })), /encrypted/],
+  ["another method", makeZip(FILE, (entry) => ({ ...entry, method: 12 })), /unknown method/],
+  ["a wrong sum", makeZip(FILE, (entry) => ({ ...entry, crc: 1 })), /broken/],
+  ["more than it says", makeZip(FILE, (entry) => ({ ...entry, size: 10 })), /broken/],
+  ["less than it says", makeZip(FILE, (entry) => ({ ...entry, size: 2000 })), /broken/],
+  ["a wrong place", makeZip(FILE, (entry) => ({ ...entry, offset: 3 })), /broken/],
+  ["a place beyond", makeZip(FILE, (entry) => ({ ...entry, offset: 2 ** 31 })), /broken/],
+  ["overlaps", makeZip([...FILE, ...FILE], (entry) => ({ ...entry, packed: 200 })), /overlap/],
+  ["no deflate", makeZip([["a", "\xff".repeat(9), 0]], (entry) => ({ ...entry, method: 8 })), /broken/],
+]) {
+  test(`refused: ${why}`, async () => {
+    await assert.rejects(read(blob), (error) => {
+      assert.ok(error instanceof BadZip, String(error));
+      assert.match(error.message, message);
+      return true;
+    });
+  });
+}
+
+test("bounds hold over several ZIPs, before anything is unpacked", async () => {
+  const left = { files: 3, bytes: 2500 };
+  await read(makeZip(FILE), left);
+  await read(makeZip(FILE), left);
+  await assert.rejects(read(makeZip(FILE), left), /over 64 MiB/);
+  await assert.rejects(read(makeZip(FILE), { files: 0, bytes: 9999 }), /over 2000 files/);
+  const huge = makeZip(FILE, (entry) => ({ ...entry, size: 2 ** 32 - 1 }));
+  await assert.rejects(read(huge), /over 64 MiB/);
+});

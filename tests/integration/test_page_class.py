@@ -1,0 +1,155 @@
+"""The page at `/`: a class, shared results, and what a student's browser remembers."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import signal
+import zipfile
+
+from tests.integration.browser import DESKTOP, PHONE
+from tests.integration.browser_case import BrowserTestCase
+from tests.integration.client import Client
+from tests.integration.harness import CONFIGURATION, new_token, until
+from tests.integration.unprivileged import give, temporary_folder
+
+JUDGE = r"""
+data() { printf '\n%s\n%s\n%s\n' "$EVALUATION_DATA_BEGIN" "$1" "$EVALUATION_DATA_END"; }
+read points <"$SUBMISSION_FILE_SOURCE"
+verdict=accepted; test "$points" = 10 || verdict=wrong_answer
+data '{"type":"case","case":"one","verdict":"'$verdict'"}'
+data '{"type":"score","score":'$points',"maximum":10}'
+echo "judged $points points"
+"""
+ROWS = """
+return [...document.querySelectorAll("#class-rows tr")].map((row) =>
+  [...row.cells].slice(0, 4).map((cell) => cell.innerText.trim()))
+"""
+
+
+class ClassTests(BrowserTestCase):
+    """A daemon with tokens of a teacher, and of a student for the only problem."""
+
+    async def setUp(self) -> None:
+        self.tokens = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.tokens)
+        self.teacher, line = new_token("teacher")
+        self.student, student_line = new_token("ann")
+        (self.tokens / "tokens").write_text(f"{line}\n{student_line} problems=sums\n")
+        settings = f"\n[callers]\ntokens = '{self.tokens}/tokens'\n"
+        type(self).configuration = CONFIGURATION + settings
+        await super().setUp()
+        self.repository.write("judge.sh", JUDGE)
+        self.commit = self.repository.commit()
+        file = self.daemon.folder / "tawebeval.toml"
+        file.write_text(
+            f"{file.read_text()}\n[problems.sums]\nrepository = '{self.repository.url}'\n"
+            f"commit = '{self.commit}'\ncommand = 'sh judge.sh'\nfields = ['source']\n"
+            "title = 'Sums'\n"
+        )
+        os.kill(self.daemon.pid, signal.SIGHUP)
+        await self.daemon.logged("the configuration: reloaded from")
+        self.client = Client(self.daemon.url, self.teacher)
+        self.expected = ("401 (Unauthorized)", "403 (Forbidden)")
+        await self.browser.look(DESKTOP, "light")
+        await self.browser.forget(self.daemon.url)
+
+    async def enter(self, token: str, fragment: str) -> None:
+        """Open a view of the page with a token."""
+        await self.browser.open(f"{self.daemon.url}/{fragment}")
+        await self.browser.shows("#token-section", "A token is needed")
+        await self.browser.write("#token", token)
+        await self.browser.click("#token-submit")
+        await self.browser.until("!token.checkVisibility()")
+
+    async def test_class(self) -> None:
+        """A ZIP becomes a table of verdicts, and the table CSV; one result is shared."""
+        browser = self.browser
+        await self.enter(self.teacher, "#class")
+        with zipfile.ZipFile(self.folder / "hw.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("hw/ann/a.txt", "10\n")
+            archive.writestr("hw/=1+1/b.txt", "4\n")
+            archive.writestr("hw/carl/x.txt", "1\n")
+            archive.writestr("hw/carl/y.txt", "2\n")
+        give(self.folder / "hw.zip")
+        await browser.write("#class-zip", str(self.folder / "hw.zip"))
+        await browser.shows("#class-start", "Evaluate 2 submissions")
+        self.assertEqual(await browser.violations(), [])
+        await browser.click("#class-start")
+        await browser.until("document.getElementById('class-count').innerText.startsWith('2 of 3')")
+        await browser.until("document.activeElement.id === 'class-csv'")
+        wrong = "2 files, but the problem takes 1 (source)"
+        self.assertEqual(
+            await browser.script(ROWS),
+            [
+                ["=1+1", "b.txt", "Partly correct", "4 of 10"],
+                ["ann", "a.txt", "Accepted", "10 of 10"],
+                ["carl", "x.txt, y.txt", wrong, ""],
+            ],
+        )
+        for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
+            await browser.look(size, scheme)
+            self.assertEqual(await browser.violations(), [])
+            await browser.photograph(f"class-{size[0]}-{scheme}")
+        await browser.look(DESKTOP, "light")
+        await browser.save_to(self.folder)
+        await browser.click("#class-csv")
+        saved = self.folder / "sums.csv"
+        await until(saved.exists, "the CSV is saved")
+        with open(saved, encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([row["student"] for row in rows], ["'=1+1", "ann", "carl"])
+        self.assertEqual([row["score"] for row in rows], ["4", "10", ""])
+        self.assertEqual(rows[2]["message"], wrong)
+        await browser.click("#class-rows tr:nth-child(2) a")
+        await self.check_share()
+        await self.check_history()
+
+    async def check_share(self) -> None:
+        """Share the open evaluation; the link shows it without a token until it is revoked."""
+        browser = self.browser
+        await browser.shows("#output", "judged 10 points")
+        await browser.click("#share summary")
+        await browser.click("#share-make")
+        await browser.until("document.getElementById('share-link').value !== ''")
+        self.assertEqual(await browser.violations(), [])
+        link = await browser.script("return document.getElementById('share-link').value")
+        self.assertIn("#shared/", link)
+        await browser.photograph("share")
+        await browser.forget(self.daemon.url)
+        await browser.open(link)
+        await browser.shows("#output", "judged 10 points")
+        await browser.shows("#verdict", "Accepted")
+        for selector in ("#token-section", "#share", "#rerun", "#cancel", "#form", "nav"):
+            seen = "return document.querySelector(arguments[0]).checkVisibility()"
+            self.assertFalse(await browser.script(seen, selector), selector)
+        self.assertEqual(await browser.violations(), [])
+        await browser.photograph("shared")
+        identifier = link.split("/")[-2]
+        await self.client.request("DELETE", f"/evaluation/{identifier}/links")
+        await browser.open(link)
+        await browser.shows("#failure", "unknown, expired or revoked")
+        self.assertNotIn(link.rpartition("/")[2], self.daemon.log)
+
+    async def check_history(self) -> None:
+        """Hold that a browser remembers what it has submitted with a token for problems."""
+        browser = self.browser
+        await self.enter(self.student, "#problem/sums")
+        (self.folder / "sum.txt").write_text("7\n")
+        give(self.folder / "sum.txt")
+        await browser.click("#fields .swap")
+        await browser.write("#fields .content", str(self.folder / "sum.txt"))
+        await browser.click("#submit")
+        await browser.shows("#output", "judged 7 points")
+        await browser.shows("#verdict", "Partly correct")
+        await browser.click("#to-listing")
+        await browser.shows("#listing", "sums, sum.txt")
+        await browser.shows("#listing", "7 of 10")
+        self.assertEqual(await browser.violations(), [])
+        await browser.photograph("history")
+        before = await browser.script("return document.querySelector('#listing a').hash")
+        await browser.click("#listing .again")
+        await browser.until("location.hash.startsWith('#evaluation/')")
+        self.assertNotEqual(await browser.script("return location.hash"), before)
+        await browser.shows("#output", "judged 7 points")
