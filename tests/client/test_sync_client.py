@@ -30,6 +30,11 @@ FIELDS: dict[str, Any] = {"repository": "u", "commit": "c" * 40, "evaluator_cmd"
 STATUS = b'{"state":"running"}'
 
 
+def without_proxies() -> dict[str, str]:
+    """Return the environment without the proxies of this machine."""
+    return {name: text for name, text in os.environ.items() if "proxy" not in name.lower()}
+
+
 def answer(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
     """Return a response with a body of JSON."""
     head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
@@ -90,6 +95,13 @@ def read_head(connection: socket.socket) -> bytes:
     return read
 
 
+def find_address(host: str, port: int, *_: object, **__: object) -> list[Any]:
+    """Resolve only addresses, as a name service without names."""
+    if not host[0].isdigit():
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
+
+
 def cut(connection: socket.socket) -> None:
     """Close the connection in the middle of a response."""
     read_head(connection)
@@ -114,6 +126,9 @@ def dribble(connection: socket.socket, *, head: bool) -> None:
 
 class SyncClientTests(SynchronousTestCase):
     """`Client`."""
+
+    def setUp(self) -> None:
+        self.patch(os, "environ", without_proxies())
 
     def serve(self, *serve: Callable[[socket.socket], None]) -> Server:
         """Return a running server."""
@@ -192,6 +207,7 @@ class SyncClientTests(SynchronousTestCase):
 
     def test_failures(self) -> None:
         """Each failure is told in words."""
+        self.patch(socket, "getaddrinfo", find_address)
         with socket.create_server(("127.0.0.1", 0)) as closed:
             refusing = f"http://127.0.0.1:{closed.getsockname()[1]}"
         for url, words in (

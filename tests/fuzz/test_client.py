@@ -6,11 +6,12 @@ import gzip
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 import attrs
+import httpcore
 from hypothesis import example, given
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, fail, succeed
@@ -22,8 +23,10 @@ from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from tawebeval.client import ClientError, Event, Page
+from tawebeval.client import Client, ClientError, Event, Page, sync_client
 from tawebeval.client.events import split_cursor
+from tawebeval.client.http import Send
+from tawebeval.client.operations import Outcome, Pause
 from tawebeval.client.twisted_client import TwistedClient
 from tests.cases.client import REQUEST
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
@@ -112,6 +115,13 @@ class Lie:
     chunking: Sequence[Chunk]
     end: type[Exception] | None
 
+    def tell(self, request: bytes) -> bytes:
+        """Return the answer to a request, whose cursor it may have."""
+        asked = _AFTER.search(request)
+        after = json.dumps(unquote(asked[1].decode())) if asked else "null"
+        told = json.dumps(AFTER).encode()
+        return self.answer.replace(told, after.encode().ljust(len(told)))
+
 
 LIES = st.builds(
     Lie,
@@ -122,7 +132,7 @@ LIES = st.builds(
     st.sampled_from([*[None] * 6, ConnectionDone, ConnectionLost]),
 )
 
-ASKING: dict[str, Callable[[TwistedClient], Any]] = {
+ASKING: dict[str, Callable[[Any], Any]] = {
     "evaluate": lambda client: client.evaluate({"source": b"x", "b": "y"}, **REQUEST),
     "events": lambda client: client.events("a"),
     "pages": lambda client: client.pages("a", "2", limit=9),
@@ -159,13 +169,9 @@ class LyingServer:
             protocol, transport = connection
             end: type[Exception] | None = None
             if transport.value():
-                asked = _AFTER.search(transport.value())
-                after = json.dumps(unquote(asked[1].decode())) if asked else "null"
-                transport.clear()
                 lie = self.lies.pop(0) if self.lies else Lie(b"", (), ConnectionLost)
-                end = lie.end
-                told = json.dumps(AFTER).encode()
-                answer = lie.answer.replace(told, after.encode().ljust(len(told)))
+                end, answer = lie.end, lie.tell(transport.value())
+                transport.clear()
                 for piece, _ in chunks_of(answer, lie.chunking):
                     if piece and not self.left(transport):
                         end = self.tell(protocol.dataReceived, piece) or end
@@ -188,6 +194,64 @@ class LyingServer:
     def left(transport: StringTransport) -> bool:
         """Tell whether the client has closed a connection."""
         return bool(transport.disconnecting or transport.disconnected)
+
+
+class HastyClient(Client):
+    """A client without pauses."""
+
+    def do_step(self, step: Send | Pause) -> Outcome | None:
+        """Do a step, unless it is a pause."""
+        return None if isinstance(step, Pause) else super().do_step(step)
+
+
+class LyingNetwork(httpcore.NetworkBackend):
+    """Connections in memory for `Client`: each request gets the next lie."""
+
+    def __init__(self, lies: Sequence[Lie]) -> None:
+        self.lies = list(lies)
+
+    def connect_tcp(self, *_: Any, **__: Any) -> httpcore.NetworkStream:
+        """Connect, or refuse."""
+        if not self.lies:
+            raise httpcore.ConnectError
+        return LyingStream(self)
+
+
+class LyingStream(httpcore.NetworkStream):
+    """A connection, which is silent after a lie that leaves it open."""
+
+    def __init__(self, network: LyingNetwork) -> None:
+        self.network = network
+        self.written = b""
+        self.pieces: list[bytes] = []
+        self.end: type[Exception] | None = None
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Take a part of a request."""
+        self.written += buffer
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return a piece of the next lie."""
+        if self.written and not self.pieces:
+            lies = self.network.lies
+            lie = lies.pop(0) if lies else Lie(b"", (), ConnectionLost)
+            answer = lie.tell(self.written)
+            self.pieces = [piece for piece, _ in chunks_of(answer, lie.chunking) if piece]
+            self.written, self.end = b"", lie.end
+        if self.pieces:
+            piece = self.pieces.pop(0)
+            self.pieces[:0] = [piece[max_bytes:]] if len(piece) > max_bytes else []
+            return piece[:max_bytes]
+        if self.end is ConnectionDone:
+            return b""
+        raise httpcore.ReadError if self.end else httpcore.ReadTimeout
+
+    def close(self) -> None:
+        """Leave."""
+
+    def get_extra_info(self, info: str) -> Any:
+        """Tell that an idle connection has nothing to be read."""
+        return None
 
 
 _AFTER = re.compile(rb"[?&]after=([^& ]*)")
@@ -234,6 +298,27 @@ class ClientTests(SynchronousTestCase):
         if isinstance(results[0], Failure):
             results[0].trap(ClientError)
             str(results[0].value).encode()
+
+    @given(
+        st.sampled_from(["events", "events", "pages", *ASKING]),
+        st.lists(LIES, min_size=1, max_size=6),
+    )
+    @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
+    def test_any_blocking(self, asking: str, lies: Sequence[Lie]) -> None:
+        """The client that blocks has a result or an error of its own, too."""
+        client = HastyClient("http://127.0.0.1:1/", chance=random.Random(1).random)
+        pool: Any = client._get_pool()._transport
+        pool._pool._network_backend = sync_client._DeadlineBackend(
+            LyingNetwork(lies), client._deadline
+        )
+        try:
+            asked = ASKING[asking](client)
+            if isinstance(asked, Iterator):
+                for item in asked:
+                    self.check(item)
+        except ClientError as error:
+            self.assertTrue(str(error).isprintable())
+            str(error).encode()
 
     def check(self, item: dict[str, Any] | Event | Page) -> None:
         """Hold that an item can be shown, and that events can be read on after it."""
