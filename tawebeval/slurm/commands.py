@@ -33,6 +33,7 @@ _PRINTED = 4 * 2**20  # bytes of stdout that are kept
 _PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
 _CANCELS = 30  # attempts to cancel a job, one in each POLL
 _LOOKS = 5  # for jobs that a killed daemon has left
+_MISSES = 15  # looks without a job that was in the queue before, until it counts as gone
 
 log = Logger()
 
@@ -95,7 +96,8 @@ class SlurmCommands:
     _environment: Mapping[str, str] = attrs.field(factory=build_command_environment)
     counters: JobCounters = attrs.field(factory=JobCounters)
     _turns: DeferredSemaphore = attrs.field(factory=lambda: DeferredSemaphore(_AT_ONCE))
-    _watchers: dict[str, Callable[[QueuedJob], object]] = attrs.field(factory=dict)
+    _watchers: dict[str, Callable[[QueuedJob | None], object]] = attrs.field(factory=dict)
+    _missed: dict[str, int] = attrs.field(factory=dict)  # looks, of jobs that were seen before
     _to_cancel: dict[str, int] = attrs.field(factory=dict)
     _is_left: Callable[[str], bool] = attrs.field(default=lambda _: False)
     _looks_left: int = 0
@@ -121,14 +123,18 @@ class SlurmCommands:
             log.warn("the job {job} of Slurm is unknown: {error}", job=identifier, error=error)
             return {}
 
-    def watch_job(self, name: str, on_state: Callable[[QueuedJob], object]) -> None:
-        """Call `on_state` now and then with what squeue says of a job."""
+    def watch_job(self, name: str, on_state: Callable[[QueuedJob | None], object]) -> None:
+        """Call `on_state` now and then with what squeue says of a job, None once it is gone.
+
+        A controller that has lost its state may forget a job without a word to srun.
+        """
         self._watchers[name] = on_state
         self._poll()
 
     def forget_job(self, name: str) -> None:
         """End `watch_job`."""
         self._watchers.pop(name, None)
+        self._missed.pop(name, None)
 
     def cancel_job(self, name: str) -> None:
         """Cancel the jobs of a name, again and again until the queue has none, or it is hopeless.
@@ -173,7 +179,12 @@ class SlurmCommands:
         self.counters.is_unreachable = False
         for name, watcher in list(self._watchers.items()):
             if name in jobs:
+                self._missed[name] = 0
                 watcher(jobs[name])
+            elif name in self._missed:
+                self._missed[name] += 1
+                if self._missed[name] == _MISSES:
+                    watcher(None)
         if self._looks_left:
             self._looks_left -= 1
             for name in filter(self._is_left, jobs):

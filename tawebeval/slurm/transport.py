@@ -420,7 +420,11 @@ class NodeTransport:
                 waiting = self._clock.callLater(_END_PATIENCE, self._finish)
                 attempt.ended.add_callback(lambda _: waiting.active() and waiting.cancel())
 
-    def _on_queue(self, job: QueuedJob) -> None:
+    def _on_queue(self, job: QueuedJob | None) -> None:
+        if job is None:
+            log.warn("the job {job} of Slurm is gone, and its srun waits", job=self.status.job)
+            self._give_up(self._attempt)
+            return
         self.status.job = self._attempt.identifier = job.identifier
         self.status.queue_reason = job.reason if job.state == "PENDING" else None
 

@@ -174,6 +174,14 @@ class Cluster:
         """Tell whether both nodes can run jobs."""
         return self.run("sinfo", "--noheader", "--format=%D %t", "--partition=main") == "2 idle\n"
 
+    def read_saved_jobs(self) -> bytes:
+        """Return what a controller that is killed knows of jobs afterwards.
+
+        It gives numbers of jobs that it has not saved to others, and ends these with the first.
+        """
+        path = self.folder / "state" / "job_state"
+        return path.read_bytes() if path.exists() else b""
+
     def list_jobs(self) -> list[str]:
         """Return the jobs that have not ended."""
         return self.run("squeue", "--noheader", "--format=%i %T %N").splitlines()

@@ -14,6 +14,7 @@ from twisted.internet.utils import getProcessOutput
 
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.errors import ConfigurationError
+from tawebeval.sandbox.workspace import derive_log_name
 from tawebeval.slurm.checks import check_cluster
 from tests.integration.attacks import bombs
 from tests.integration.client import failure, joined, python, text
@@ -179,6 +180,8 @@ class ClusterTests(SlurmTestCase):
     async def test_controller(self) -> None:
         """An evaluation goes on, ends and is told while the controller is away."""
         identifier, gate = await self.begin_and_hold("echo on")
+        name = derive_log_name(identifier).encode()
+        await until(lambda: name in self.cluster.read_saved_jobs(), "the controller has saved it")
         self.cluster.kill_controller()
         gate.write_text("\n")
         self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])

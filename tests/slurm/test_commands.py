@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessDone, ProcessTerminated
@@ -93,9 +94,23 @@ class CommandTests(SynchronousTestCase):
         while self.running:
             self.running.pop().end()
 
+    def test_gone(self) -> None:
+        """A job that has left the queue for some time is gone; one that was never there is not."""
+        told: dict[str, list[QueuedJob | None]] = {"a": [], "b": []}
+        for name, states in told.items():
+            self.commands.watch_job(name, states.append)
+        self.running.pop().end("1|a|PENDING|Resources|\n")
+        for _ in range(16):
+            self.clock.advance(POLL)
+            self.running.pop().end()
+        self.assertEqual([job and job.state for job in told["a"]], ["PENDING", None])
+        self.assertEqual(told["b"], [])
+        self.commands.forget_job("a")
+        self.commands.forget_job("b")
+
     def test_watch(self) -> None:
         """One squeue tells all watchers of their jobs, until the last is forgotten."""
-        told: list[QueuedJob] = []
+        told: list[Any] = []
         self.commands.watch_job("a", told.append)
         self.commands.watch_job("b", told.append)
         self.assertEqual(len(self.running), 1)

@@ -220,6 +220,16 @@ class RunTests(TransportTests):
         self.assertIsNone(self.status.queue_reason)
         self.assertEqual(self.commands.watched, {})
 
+    def test_gone(self) -> None:
+        """An srun whose job is gone from the queue is ended, and the run is lost."""
+        self.commands.watched["job-0"](QueuedJob("5", "PENDING", "Resources", ""))
+        self.commands.watched["job-0"](None)
+        self.assertEqual(self.srun.signals, [15])
+        self.commands.job = {"JobState": "CANCELLED"}
+        self.srun.end(1)
+        error = self.failureResultOf(self.begun, EvaluationFailure).value
+        self.assertEqual(error.reason, "revoked")
+
     def test_pause(self) -> None:
         """A paused run gets no stdout and grants none; the exit passes by."""
         self.connect()
