@@ -14,6 +14,7 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 from twisted.web.websocket import WebSocketClientEndpoint
 
 from tawebeval import client as library
+from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.event_source import EventSource
 from tests.cases.web import LINK
@@ -259,7 +260,7 @@ class FollowingTests:
         """The client library gets each event once, although the proxy is restarted meanwhile."""
         identifier = await self.begin_by(self.plain, LINES)
         found: list[str] = []
-        async with library.Client(self.proxy.url) as client:
+        async with TwistedClient(self.proxy.url) as client:
             async for event in client.events(identifier):
                 found.append(event.text if isinstance(event, library.Text) else "?")
                 if len(found) == 100:

@@ -22,6 +22,7 @@ from twisted.web.client import (
 from twisted.web.websocket import WebSocketClientEndpoint
 
 from tawebeval import client as library
+from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.event_source import EventSource
 from tests.integration.client import Answer, Client, Event, SocketReader
@@ -204,7 +205,7 @@ class LibraryReader(ResumingReader):
 
     async def read_events(self) -> None:
         """Read to the end."""
-        async with library.Client(self.client.url, following=_BACKOFF) as client:
+        async with TwistedClient(self.client.url, following=_BACKOFF) as client:
             async for event in client.events(self.identifier):
                 if isinstance(event, library.Text):
                     self.events.append({"type": "text", "payload": event.text})

@@ -21,7 +21,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import TaskStopped, deferLater
 
-from tawebeval import client as library
+from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.event_source import EventSource
 from tests.cases.patience import LONG_PATIENCE
@@ -192,6 +192,6 @@ class RollingRestartTests(RepositoryTestCase):
 
     async def list_all(self, away: list[str]) -> dict[str, str]:
         """Return the keys of all forms by identifier; add to `away` who does not answer."""
-        async with library.Client(self.clients[0].url, asking=_BACKOFF) as client:
+        async with TwistedClient(self.clients[0].url, asking=_BACKOFF) as client:
             listed = client.evaluations(on_away=away.extend)
             return {one["evaluation_id"]: one["metadata"]["form"] async for one in listed}
