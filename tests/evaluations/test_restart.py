@@ -32,7 +32,7 @@ class FakeKeeper:
         """Note it."""
         self.dropped.append(name)
 
-    def resume_heart(self, bundle: Bundle | None) -> None:
+    def resume_heartbeat(self, bundle: Bundle | None) -> None:
         """Do nothing."""
 
 
