@@ -50,11 +50,11 @@ export class SubmissionForm {
 
   /** Begin with values of an earlier visit, or with one field for a file. */
   restore({ values = {}, fields = [], labels = [] } = {}) {
-    this.#setInputs(values);
     const kept = fields.length > 0 ? fields : [{ name: "source", kind: "file" }];
     this.rows.replaceChildren(...kept.map((field) => this.#makeRow(field)));
     this.labels.replaceChildren();
     for (const [name, value] of labels) this.#addLabel(name, value);
+    this.#setInputs(values);
     this.#edited();
   }
 
@@ -80,8 +80,7 @@ export class SubmissionForm {
       index === 0 ? "" : name, // nothing is sent for the default
       description ? `${name}: ${description}` : name,
     ]);
-    setOptions(byId("environment"), roots);
-    this.#chooseEnvironment();
+    setOptions(byId("environment"), roots, this.environment);
     byId("environment-field").hidden = roots.length < 2;
     this.#edited();
   }
