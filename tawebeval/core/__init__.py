@@ -13,7 +13,8 @@ byte.
   messages.
 - Lists: `peers` has their cursors, and joins the lists of several daemons.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs. `tokens` finds
-  the caller, `forwarded` the client's address behind proxies. `budget.UploadBudget` bounds uploads.
+  the caller, `links` signs links that read one evaluation, `forwarded` finds the client's address
+  behind proxies. `budget.UploadBudget` bounds uploads.
 - Values that several packages share: `identifiers`, `states`, `environment` (the evaluator's
   environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters for metrics),
   `retry_schedule` (`Retry-After` of a full queue).

@@ -20,7 +20,8 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
   source of checkouts. So this package knows nothing of git.
 - `archive`: the archive, which the registry hands the events and ends of evaluations, and its
   absence. `archive_reader`: `ArchiveReader`, which reads archived evaluations.
-- `uploads`: `UploadWriter` writes the files of a form as they arrive.
+- `uploads`: `UploadWriter` writes the files of a form as they arrive. `submitted_files` reads them
+  again for the API.
 - `status`: the status document. `filters`: the filter of a list. `shutdown`: the drain when the
   daemon stops.
 
