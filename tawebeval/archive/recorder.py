@@ -31,7 +31,7 @@ from tawebeval.archive.store import (
     FinishedRecording,
     LossReason,
     PendingWrites,
-    WrittenEvents,
+    RecordedEvents,
 )
 from tawebeval.archive.submissions import ExtractedSubmission
 from tawebeval.config import ArchiveSettings
@@ -84,7 +84,7 @@ class _Recording:
     ring: EventRing
     allocation: RingAllocation
     written: int = 0
-    events: list[WrittenEvents] = attrs.field(factory=list)
+    events: list[RecordedEvents] = attrs.field(factory=list)
     queued_bytes: int = 0
     end: FinishedRecording | None = None
     loss: LossReason | None = None
@@ -191,11 +191,11 @@ class DiskArchive:
             self._give_up(recording, "gap", "events were discarded before they were archived")
         while position < ring.newest and recording.loss is None:
             batch = ring.read_timed_events(position, _AT_ONCE, self._format_time)
-            self._add_events(recording, WrittenEvents(position, batch, None))
+            self._add_events(recording, RecordedEvents(position, batch, None))
             position += batch.count
         if recording.loss is None:
             ring.on_append = lambda first, batch, time_ms: self._add_events(
-                recording, WrittenEvents(first, batch, self._format_time(time_ms / 1000))
+                recording, RecordedEvents(first, batch, self._format_time(time_ms / 1000))
             )
 
     def end_recording(self, identifier: str, end: FinishedRecording) -> None:
@@ -218,7 +218,7 @@ class DiskArchive:
         else:
             recording.done.add_callback(lambda _: call())
 
-    def _add_events(self, recording: _Recording, events: WrittenEvents) -> None:
+    def _add_events(self, recording: _Recording, events: RecordedEvents) -> None:
         if recording.loss is None and self._enqueue(recording, len(events.batch.lines)):
             recording.events.append(events)
             if self.queued_bytes >= MAX_QUEUED_BYTES_PER_EVALUATION:

@@ -82,7 +82,7 @@ class RecordingLost(Exception):
 
 
 @attrs.frozen
-class WrittenEvents:
+class RecordedEvents:
     """Events for a recording: the number of the first, and their time; None if they have it."""
 
     first: int
@@ -113,7 +113,7 @@ class PendingWrites:
 
     identifier: str
     caller: str
-    events: Sequence[WrittenEvents]
+    events: Sequence[RecordedEvents]
     end: FinishedRecording | None = None
     is_lost: bool = False
 
@@ -386,7 +386,7 @@ class ArchiveStore:
         return self._make_row(name, work.caller, end)
 
     def _check_events(
-        self, recording: SpooledRecording, events: Sequence[WrittenEvents]
+        self, recording: SpooledRecording, events: Sequence[RecordedEvents]
     ) -> Iterator[EventBatch]:
         """Yield events with their times, from where the recording ends. Raises: RecordingLost."""
         position = recording.event_count

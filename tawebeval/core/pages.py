@@ -58,7 +58,7 @@ def _encode_cursor(cursor: str | None) -> bytes:
     return b"null" if cursor is None else b'"%s"' % cursor.encode()
 
 
-def make_end_page() -> EventPage:
+def make_dummy_end_page() -> EventPage:
     """Return the answer to the dummy end: an empty page with no next page."""
     return EventPage(DUMMY_END_CURSOR, None, EventBatch(0, b""))
 

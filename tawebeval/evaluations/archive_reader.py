@@ -24,7 +24,7 @@ from tawebeval.core.pages import (
     DUMMY_END_CURSOR,
     EventPage,
     locate_cursor,
-    make_end_page,
+    make_dummy_end_page,
     parse_cursor,
 )
 from tawebeval.core.ring import EventRing
@@ -207,7 +207,7 @@ class ArchiveReader:
         """
         cursor = parse_cursor(after)
         if cursor == DUMMY_END_CURSOR:
-            return make_end_page()
+            return make_dummy_end_page()
         begin = 0 if cursor is None else int(cursor)
 
         def read(file: ArchiveFile) -> EventPage:

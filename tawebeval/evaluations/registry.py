@@ -22,7 +22,7 @@ from tawebeval.core.pages import (
     DUMMY_END_CURSOR,
     EventPage,
     locate_cursor,
-    make_end_page,
+    make_dummy_end_page,
     parse_cursor,
     read_page,
 )
@@ -683,7 +683,7 @@ class EvaluationRegistry:
         record = self._find_at(identifier, after, caller)
         if record is None:
             self._drop_read(identifier)
-            return make_end_page()
+            return make_dummy_end_page()
         page = self._read(record, after, limit, with_times)
         begin = locate_cursor(record.evaluation.ring, page.begin)
         self._drain.add_page_reader(identifier)
@@ -709,7 +709,11 @@ class EvaluationRegistry:
         Raises: the RequestErrors of the contract, section 3.
         """
         record = self._find_at(identifier, after, caller, reads=False)
-        return make_end_page() if record is None else self._read(record, after, limit, with_times)
+        return (
+            make_dummy_end_page()
+            if record is None
+            else self._read(record, after, limit, with_times)
+        )
 
     async def wait_for_page(
         self,

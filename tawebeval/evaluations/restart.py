@@ -42,7 +42,7 @@ from tawebeval.evaluations.snapshot import (
     unpack_snapshot,
 )
 from tawebeval.linux import kept_process
-from tawebeval.linux.keeper_client import Bundle
+from tawebeval.linux.keeper_client import DescriptorBundle
 from tawebeval.linux.launcher_client import is_launcher
 from tawebeval.linux.reaper import list_children, list_descendants, send_signal
 from tawebeval.sandbox.workspace import derive_directory_name
@@ -183,7 +183,7 @@ def _kill_unclaimed(keeper: int, claimed: Collection[int]) -> None:
 
 
 def _read_journal(
-    name: str, bundle: Bundle, bundles: Mapping[str, Bundle], kind: str
+    name: str, bundle: DescriptorBundle, bundles: Mapping[str, DescriptorBundle], kind: str
 ) -> FoundEvaluation | None:
     """Return the evaluation of a journal; None if the journal is damaged."""
     try:
@@ -218,7 +218,7 @@ def _read_journal(
     return FoundEvaluation(name, journal, content, snapshot, kept, kept_broker)
 
 
-def _unpack(bundle: Bundle, content: JournalContent | None = None) -> KeptRun:
+def _unpack(bundle: DescriptorBundle, content: JournalContent | None = None) -> KeptRun:
     pidfd, stdout, stderr, output, errors, *others = bundle.descriptors
     process = kept_process.KeptDescriptors(
         *(bundle.pid, pidfd, stdout, stderr, output, errors),

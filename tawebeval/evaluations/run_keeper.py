@@ -22,7 +22,7 @@ from tawebeval.evaluations.journal import JournaledBatch, ParserCheckpoint
 from tawebeval.evaluations.run import EvaluatorRun
 from tawebeval.linux import kept_process
 from tawebeval.linux.child import StartedProcess, StoredProcess
-from tawebeval.linux.keeper_client import Bundle, KeeperAddress, KeeperClient
+from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress, KeeperClient
 from tawebeval.linux.kept_process import KeptProcess
 from tawebeval.linux.launcher_client import LAUNCHER
 
@@ -57,7 +57,7 @@ class RunKeeper:
         self._reactor = reactor
         self._heart: int | None = None
 
-    def resume_heartbeat(self, bundle: Bundle | None) -> float | None:
+    def resume_heartbeat(self, bundle: DescriptorBundle | None) -> float | None:
         """Return the last heartbeat of the earlier process, and record those of this one.
 
         The time between the last heartbeat and a restart counts for no limit. Raises: OSError.

@@ -48,7 +48,7 @@ log = Logger()
 
 
 @attrs.frozen
-class Bundle:
+class DescriptorBundle:
     """Descriptors that the keeper holds, duplicated for the caller, and a process or 0."""
 
     descriptors: Sequence[int]
@@ -61,7 +61,7 @@ class KeeperAddress:
 
     path: str
     pid: int
-    launchers: Mapping[str, Bundle] = attrs.field(factory=dict)
+    launchers: Mapping[str, DescriptorBundle] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -155,11 +155,11 @@ class KeeperClient:
             raise
         return cls(connection, path, answer["pid"], answer["cgroups"])
 
-    def list_bundles(self) -> dict[str, Bundle]:
+    def list_bundles(self) -> dict[str, DescriptorBundle]:
         """Return all bundles. Only before `attach`. Blocks. Raises: OSError."""
         assert self._connection is not None
         assert self._reactor is None
-        found: dict[str, Bundle] = {}
+        found: dict[str, DescriptorBundle] = {}
         after = 0
         try:
             while True:
@@ -170,7 +170,7 @@ class KeeperClient:
                 for name, pid, count in answer["bundles"]:
                     if name in found:  # replaced between two pages
                         keeper.close_descriptors(found[name].descriptors)
-                    found[name] = Bundle(descriptors[:count], pid)
+                    found[name] = DescriptorBundle(descriptors[:count], pid)
                     descriptors = descriptors[count:]
         except OSError:
             for bundle in found.values():

@@ -176,12 +176,12 @@ def _belongs(pid: int, mark: bytes, directory: str) -> bool | None:
     # The first thread may have ended long before the others. One that lives tells enough: all have
     # the same environment, and mostly the same directory.
     verdicts = (
-        is_thread_marked(f"/proc/{pid}/task/{thread}", mark, directory) for thread in threads
+        is_thread_of_run(f"/proc/{pid}/task/{thread}", mark, directory) for thread in threads
     )
     return next((verdict for verdict in verdicts if verdict is not None), None)
 
 
-def is_thread_marked(thread: str, mark: bytes, directory: str) -> bool | None:
+def is_thread_of_run(thread: str, mark: bytes, directory: str) -> bool | None:
     """Return whether a thread, a directory of proc(5), shows that it belongs to the run."""
     try:
         with open(f"{thread}/stat", encoding="utf-8", errors="replace") as file:

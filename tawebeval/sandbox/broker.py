@@ -238,7 +238,7 @@ class MountSource(NamedTuple):
     identity: tuple[int, int]
 
 
-def find_source(
+def find_mount_source(
     places: Sequence[tuple[str, str, bool]], path: str, target: str, writable: bool
 ) -> tuple[MountSource, int]:
     """Return what the evaluator sees at `path`, and a descriptor that keeps it.
@@ -481,7 +481,9 @@ class ProgramRun:
         """Run the program; return the report. Raises: RequestRefused, OSError."""
         kept = []  # so that no inode is used again before it was compared
         for path, target, writable in self._request.paths:
-            source, descriptor = find_source(self._configuration.places, path, target, writable)
+            source, descriptor = find_mount_source(
+                self._configuration.places, path, target, writable
+            )
             self._sources.append(source)
             kept.append(descriptor)
         nonce = secrets.token_hex(16)

@@ -160,7 +160,7 @@ def _list_bound(*, network: bool) -> Sequence[str]:
     return (_ALTERNATIVES, _CERTIFICATES) if network else (_ALTERNATIVES,)
 
 
-def build_program_options(accounts: Path) -> Iterator[str]:
+def build_minimal_system_options(accounts: Path) -> Iterator[str]:
     """Yield the options for what nearly every program needs. Blocks.
 
     `accounts` is the directory of `write_sandbox_files`.

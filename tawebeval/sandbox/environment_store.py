@@ -28,7 +28,7 @@ import attrs
 
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import remove_tree, run_program, walk_tree
-from tawebeval.sandbox.bubblewrap import build_program_options, write_sandbox_files
+from tawebeval.sandbox.bubblewrap import build_minimal_system_options, write_sandbox_files
 from tawebeval.sandbox.command_sandbox import BWRAP_PREFIX, SandboxAccess, SandboxedCommands
 from tawebeval.sandbox.environments import (
     NETWORK_FILES,
@@ -211,7 +211,7 @@ class _Import:
         own = staging / _OWN
         own.mkdir()
         write_sandbox_files(own)
-        options = tuple(build_program_options(own))
+        options = tuple(build_minimal_system_options(own))
         self._sandbox = SandboxedCommands(bwrap, make_seccomp_filter(internet=False), options)
 
     def unpack(self) -> Path:

@@ -34,8 +34,8 @@ from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
     BubblewrapSandbox,
+    build_minimal_system_options,
     build_network_options,
-    build_program_options,
     build_system_options,
     prepare_etc,
 )
@@ -218,7 +218,7 @@ def open_command_sandbox(sandbox: Sandbox, accounts: Path) -> CommandSandbox:
     return SandboxedCommands(
         sandbox.bwrap_path,
         make_seccomp_filter(internet=True),
-        tuple(build_program_options(accounts)),
+        tuple(build_minimal_system_options(accounts)),
         tuple(build_network_options()),
     )
 

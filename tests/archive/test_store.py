@@ -14,7 +14,7 @@ from tawebeval.archive.store import (
     NAME_PREFIXES,
     ArchiveStore,
     PendingWrites,
-    WrittenEvents,
+    RecordedEvents,
 )
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH
@@ -346,14 +346,16 @@ class RemovalTests(ArchiveTestCase):
         self.fill(30)
         lines = os.urandom(2**20 - 100_000).replace(b"\n", b"")
         self.write(
-            WrittenEvents(0, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None), name="running"
+            RecordedEvents(0, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None),
+            name="running",
         )
         while self.store.remove_old_evaluations():
             pass
         self.assertLess(self.store.usage.count, 30)
         self.assertGreater(self.store.usage.count, 0)
         outcome = self.write(
-            WrittenEvents(1, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None), name="running"
+            RecordedEvents(1, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None),
+            name="running",
         )
         self.assertEqual(outcome.reason, "size")
         self.assertEqual(self.store.usage.spooled_bytes, 0)

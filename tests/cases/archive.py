@@ -15,8 +15,8 @@ from tawebeval.archive.store import (
     ArchiveStore,
     FinishedRecording,
     PendingWrites,
+    RecordedEvents,
     WriteOutcome,
-    WrittenEvents,
 )
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch, encode_data
@@ -34,9 +34,9 @@ def make_batch(first: int, count: int, size: int = 40) -> EventBatch:
     return EventBatch(count, b"".join(each.lines for each in lines))
 
 
-def make_events(first: int, count: int, size: int = 40) -> WrittenEvents:
+def make_events(first: int, count: int, size: int = 40) -> RecordedEvents:
     """Return events as the store gets them."""
-    return WrittenEvents(first, make_batch(first, count, size), format_time(NOW))
+    return RecordedEvents(first, make_batch(first, count, size), format_time(NOW))
 
 
 def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> FinishedRecording:
@@ -80,7 +80,7 @@ class ArchiveTestCase(SynchronousTestCase):
         self.store.finish_index_check()
 
     def write(
-        self, *events: WrittenEvents, name: str = "one", end: FinishedRecording | None = None
+        self, *events: RecordedEvents, name: str = "one", end: FinishedRecording | None = None
     ) -> WriteOutcome:
         """Write events of an evaluation."""
         (outcome,) = self.store.write([PendingWrites(name, "alice", events, end)])

@@ -24,7 +24,7 @@ from tawebeval.core.pages import (
     DUMMY_END_CURSOR,
     EventPage,
     locate_cursor,
-    make_end_page,
+    make_dummy_end_page,
     parse_cursor,
     read_page,
 )
@@ -107,12 +107,12 @@ class PageTests(SynchronousTestCase):
 
     def test_after_the_dummy_end(self) -> None:
         """The dummy end is followed by an empty page with null as its end, for ever."""
-        page = make_end_page()
+        page = make_dummy_end_page()
         self.assertEqual(
             json.loads(page.encode_json()), {"begin": DUMMY_END_CURSOR, "end": None, "data": []}
         )
         self.assertTrue(page.is_final)
-        self.assertEqual(page, make_end_page())
+        self.assertEqual(page, make_dummy_end_page())
 
     def test_dummy_end_of_what_runs(self) -> None:
         """While events may come nobody can have got the dummy end: it lies beyond the newest."""
@@ -240,7 +240,7 @@ class NewsTests(SynchronousTestCase):
             (EventPage(None, "0", EMPTY_BATCH), False),
             (EventPage("7", "8", EventBatch(1, b"1\n")), True),
             (EventPage("7", DUMMY_END_CURSOR, EMPTY_BATCH), True),
-            (make_end_page(), True),
+            (make_dummy_end_page(), True),
         ):
             self.assertIs(page.is_worth_sending, news, page)
 

@@ -12,7 +12,7 @@ from tawebeval.core.form import pack_request
 from tawebeval.evaluations import restart
 from tawebeval.evaluations.journal import EvaluationJournal
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
-from tawebeval.linux.keeper_client import Bundle, KeeperAddress
+from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress
 from tests.fakes.world import make_request
 
 PID = 77
@@ -22,7 +22,7 @@ MARKERS = (b"a", b"b", b"c", b"d")
 class FakeKeeper:
     """A keeper with bundles: it is its own client, and notes what is dropped."""
 
-    def __init__(self, bundles: dict[str, Bundle]) -> None:
+    def __init__(self, bundles: dict[str, DescriptorBundle]) -> None:
         self.bundles = bundles
         self.client = self
         self.address = KeeperAddress("", PID)
@@ -32,7 +32,7 @@ class FakeKeeper:
         """Note it."""
         self.dropped.append(name)
 
-    def resume_heartbeat(self, bundle: Bundle | None) -> None:
+    def resume_heartbeat(self, bundle: DescriptorBundle | None) -> None:
         """Do nothing."""
 
 
@@ -50,8 +50,8 @@ class KindTests(SynchronousTestCase):
         self.addCleanup(journal.close)
         journal.write_snapshot(snapshot.pack())
         bundles = {
-            "one.journal": Bundle([journal.descriptor], 0),
-            "one.run": Bundle(self.open_files(5), PID),
+            "one.journal": DescriptorBundle([journal.descriptor], 0),
+            "one.run": DescriptorBundle(self.open_files(5), PID),
         }
         self.keeper = FakeKeeper(bundles)
         found = restart.read_bundles(self.keeper, kind)  # type: ignore[arg-type]

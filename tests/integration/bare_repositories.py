@@ -21,8 +21,8 @@ from tawebeval.git.repository import BareRepository, FetchLimits
 from tawebeval.linux.child import Spawner
 from tawebeval.resolver import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
+    build_minimal_system_options,
     build_network_options,
-    build_program_options,
     write_sandbox_files,
 )
 from tawebeval.sandbox.command_sandbox import SandboxedCommands
@@ -53,7 +53,7 @@ class BareRepositoryCase(TestCase):
         write_sandbox_files(accounts)
         filter_ = make_seccomp_filter(internet=True)
         self.addCleanup(os.close, filter_)
-        views = tuple(build_program_options(accounts)), tuple(build_network_options())
+        views = tuple(build_minimal_system_options(accounts)), tuple(build_network_options())
         box = SandboxedCommands(shutil.which("bwrap") or "", filter_, *views)
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http")

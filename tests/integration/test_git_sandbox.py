@@ -18,8 +18,8 @@ from tawebeval.git.credentials import Login
 from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import (
+    build_minimal_system_options,
     build_network_options,
-    build_program_options,
     write_sandbox_files,
 )
 from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess, SandboxedCommands
@@ -42,7 +42,10 @@ class SandboxTests(TestCase):
         write_sandbox_files(accounts)
         filter_ = make_seccomp_filter(internet=True)
         self.addCleanup(os.close, filter_)
-        shown, online = tuple(build_program_options(accounts)), tuple(build_network_options())
+        shown, online = (
+            tuple(build_minimal_system_options(accounts)),
+            tuple(build_network_options()),
+        )
         box = SandboxedCommands(shutil.which("bwrap") or "", filter_, shown, online)
         self.git = GitRunner(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"

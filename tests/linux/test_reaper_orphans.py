@@ -176,7 +176,7 @@ while alive(mine) or alive(other):  # the first thread is
 (child,) = orphans.list_descendants(other)
 await world.kill_marked_orphans(b"secret", "/nonexistent")
 result["after"] = [exists(mine), exists(other), alive(child)]
-orphans.is_thread_marked = lambda *_: None
+orphans.is_thread_of_run = lambda *_: None
 reactor.callLater(0.1, os.kill, other, signal.SIGKILL)
 await world.kill_marked_orphans(b"secret", "/nonexistent")
 result["later"] = [exists(other), alive(child)]

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.sandbox.broker import VERSION, RequestRefused, RunCgroup, find_source, parse_request
+from tawebeval.sandbox.broker import (
+    VERSION,
+    RequestRefused,
+    RunCgroup,
+    find_mount_source,
+    parse_request,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -113,7 +119,7 @@ class Sources(SynchronousTestCase):
     def find(self, path: str, writable: bool = False) -> str:
         """Return the daemon's path that was found, or why there is none."""
         try:
-            source, descriptor = find_source(self.places, path, "/x", writable)
+            source, descriptor = find_mount_source(self.places, path, "/x", writable)
         except RequestRefused as error:
             return str(error).partition(": ")[2] or str(error).partition("' ")[2]
         os.close(descriptor)

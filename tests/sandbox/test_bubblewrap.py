@@ -28,8 +28,8 @@ from tawebeval.sandbox.bubblewrap import (
     BubblewrapDescriptors,
     BubblewrapRun,
     BubblewrapSandbox,
+    build_minimal_system_options,
     build_network_options,
-    build_program_options,
     build_system_options,
     prepare_etc,
     write_sandbox_files,
@@ -462,7 +462,7 @@ class SystemTests(SynchronousTestCase):
 
     def test_git(self) -> None:
         """Git has what programs need, file by file."""
-        arguments = build_program_options(self.root / "state/accounts")
+        arguments = build_minimal_system_options(self.root / "state/accounts")
         self.assertEqual(
             [argument.removeprefix(str(self.root)) for argument in arguments],
             self.expected(

@@ -24,8 +24,8 @@ from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
     BubblewrapRun,
     BubblewrapSandbox,
+    build_minimal_system_options,
     build_network_options,
-    build_program_options,
     build_system_options,
     prepare_etc,
 )
@@ -203,7 +203,7 @@ class OpenTests(SandboxesTestCase):
             open_command_sandbox(self.open("none"), self.accounts), UnsandboxedCommands
         )
         sandbox = self.open_bubblewrap()
-        shown = tuple(build_program_options(self.accounts))
+        shown = tuple(build_minimal_system_options(self.accounts))
         box = open_command_sandbox(sandbox, self.accounts)
         assert isinstance(box, SandboxedCommands)
         self.addCleanup(os.close, box.filter_descriptor)

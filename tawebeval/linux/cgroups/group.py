@@ -316,7 +316,7 @@ _VERSION_2 = (
 )
 _AS_ROOT = "on a server, start the daemon as root, and set service.user"
 
-ParentMaker = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup]
+ParentCgroupFactory = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup]
 
 
 @attrs.frozen
@@ -572,7 +572,7 @@ class _Detection:
         missing: dict[Resource, str] = {}
         for what, (control, legacy) in _CONTROLLERS.items():
             reasons = []
-            ways: list[tuple[CgroupController, ParentMaker, str | None]] = [
+            ways: list[tuple[CgroupController, ParentCgroupFactory, str | None]] = [
                 (control, make_unified_parent, mounts.unified_path),
                 (legacy, make_legacy_parent, mounts.controller_paths.get(legacy.name)),
             ]
@@ -602,7 +602,7 @@ class _Detection:
         if self._owner is not None:
             group.delegate_to_user(self._owner, os.path.basename(group.find_membership_file()))
 
-    def _find_parent(self, make_parent: ParentMaker, path: str) -> ParentCgroup:
+    def _find_parent(self, make_parent: ParentCgroupFactory, path: str) -> ParentCgroup:
         """Make a parent cgroup, once for all of its controllers. Raises: OSError."""
         if path not in self._parents:
             try:
@@ -616,7 +616,7 @@ class _Detection:
             raise parent
         return parent
 
-    def _make_parent(self, make_parent: ParentMaker, own: CgroupDirectory) -> ParentCgroup:
+    def _make_parent(self, make_parent: ParentCgroupFactory, own: CgroupDirectory) -> ParentCgroup:
         # Root's doctor, at its end, removes the user's cgroup in which the parent is to be.
         for _ in range(_TRIES - 1):
             with suppress(FileNotFoundError):
