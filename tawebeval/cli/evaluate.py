@@ -325,7 +325,8 @@ def evaluate(
                 raise
             advised = f"{error}; try `--repository {proposal}`"
             raise InvalidRequest(error.status, advised, error.members) from None
-        return show_begun(context, identifier, folder, drawn, times=times, detach=detach)
+        new_folder = folder and DownloadDirectory(folder.path)  # or files get further numbers
+        return show_begun(context, identifier, new_folder, drawn, times=times, detach=detach)
 
     def work(context: CommandContext) -> int:
         if watch:

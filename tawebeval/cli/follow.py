@@ -102,8 +102,8 @@ class EvaluationReader:
         try:
             with display, live:
                 for page in self._pages():
+                    live.set_running()
                     display.show_page(page)
-                    live.is_running = True
         except (EvaluationGone, UnknownEvaluation) as error:
             if isinstance(error, UnknownEvaluation) and not self.exists:
                 raise

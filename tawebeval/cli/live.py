@@ -19,7 +19,7 @@ _INTERVAL = 1.0  # seconds between two updates
 class LiveStatus:
     """A context in which a terminal shows the state of an evaluation, updated every second.
 
-    The status is requested until `is_running` is set, by a thread with a client of its own: the
+    The status is requested until `set_running` is called, by a thread with a client of its own: the
     command waits for events meanwhile.
     """
 
@@ -51,15 +51,24 @@ class LiveStatus:
                 self.update(client)
                 self._stopping.wait(_INTERVAL)
 
+    def set_running(self) -> None:
+        """Show that the evaluator runs, and request the status no more."""
+        if not self.is_running:
+            self.is_running = True
+            if self._screen.shows_progress:
+                self._show("running")
+
     def update(self, client: Client) -> None:
         """Show the state; request the status first while the evaluator is not known to run."""
         state = "" if self.is_running else self._request_state(client)
-        if self.is_running:  # perhaps since the request
-            state = "running"
+        self._show("running" if self.is_running else state)  # perhaps since the request
+
+    def _show(self, state: str) -> None:
+        """Show a state and the time since it was shown first; empty for the last state."""
         now = self._get_time()
-        if state and state != self._state:
-            self._state, self._since = state, now
         with self._lock:
+            if state and state != self._state:
+                self._state, self._since = state, now
             if self._state and not self._is_stopped:
                 self._screen.show_status(f"{self._state}, {int(now - self._since)} s")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import webbrowser
 from datetime import UTC, datetime
 from typing import Any
 
@@ -85,6 +86,21 @@ class EvaluationsTests(CommandTestCase):
         self.assertRegex(shown, r"\ANAME +DESCRIPTION\n(?:default .*\n)?java +JDK 21\\u009b\n\Z")
         shown = self.run_command("environments", "--json", "name,description").stdout
         self.assertIn({"name": "java", "description": "JDK 21\x9b"}, json.loads(shown))
+
+    def test_open(self) -> None:
+        """The page of an evaluation, or of the server, is opened, or its URL is printed."""
+        opened: list[str] = []
+        self.patch(webbrowser, "open", lambda url: opened.append(url) or len(opened) < 3)
+        page = "http://127.0.0.1:8080/"
+        for arguments, url in (((), page), (("a/\x9b",), f"{page}#evaluation/a%2F%C2%9B")):
+            self.assertEqual(self.run_command("open", "--print", *arguments).stdout, f"{url}\n")
+            self.assertIn(url, self.run_command("open", *arguments).stderr)
+            self.assertEqual(opened.pop(), url)
+            opened.append("")
+        result = self.run_command("open")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn(f"no browser is found; open {page}", result.stderr)
+        self.assertEqual(self.line.agent.asked, [])
 
     def test_terminal(self) -> None:
         """Control characters in JSON are escaped on a terminal only, and it stays JSON."""

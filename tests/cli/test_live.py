@@ -73,8 +73,10 @@ class LiveStatusTests(CommandTestCase):
     def test_running(self) -> None:
         """Once events have come, the status is not requested any more."""
         live = self.make_live("x")
-        live.is_running = True
-        self.assertEqual(self.update(live), f"{CLEAR}running, 0 s")
+        live.set_running()
+        live.set_running()
+        self.assertEqual(self.shown.out.getvalue(), f"{CLEAR}running, 0 s")
+        self.assertEqual(self.update(live), f"{CLEAR}{CLEAR}running, 0 s")
         self.assertEqual(self.line.agent.asked, [])
 
     def test_results(self) -> None:
@@ -91,18 +93,19 @@ class LiveStatusTests(CommandTestCase):
         self.meanwhile = meanwhile
         self.patch(live, "LiveStatus", self.make_live)
         reader = EvaluationReader(self.make_context(self.shown.screen), identifier)
-        self.shown.screen.show_status("running, 1 s")
         reader.follow_evaluation()
         bar = f"[{'#' * 15}{'-' * 15}]"
-        status = f"running, 1 s, {bar} 1/2, 0/1 cases (1 wrong answer)"
+        status = f"running, 0 s, {bar} 1/2, 0/1 cases (1 wrong answer)"
         table = (
             "CASE          VERDICT                TIME     MEMORY  POINTS\n"
             "a             wrong answer        1.000 s      2 KiB\n"
         )
         self.assertEqual(
             self.shown.out.getvalue(),
-            f"{CLEAR}running, 1 s{CLEAR}one\n{table}{CLEAR}{status[:79]}{CLEAR}half two\n"
-            f"{CLEAR}{status[:79]}{CLEAR}summary: 0/1 cases (1 wrong answer)\n",
+            f"{CLEAR}running, 0 s{CLEAR}one\n{table}{CLEAR}{status}{CLEAR}half"
+            f"\n{CLEAR}{status}\x1b[A\r\x1b[4C\x1b[J two"  # below the line, and cleared
+            f"\n{CLEAR}{status}\x1b[A\r\x1b[8C\x1b[J\n"
+            f"{CLEAR}{status}{CLEAR}summary: 0/1 cases (1 wrong answer)\n",
         )
 
     def test_end(self) -> None:

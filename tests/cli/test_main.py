@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
-from tawebeval.cli import main
+from tawebeval.cli import main, operate
 from tests.cases.patience import PATIENCE
 
 
@@ -56,6 +56,18 @@ class MainTests(SynchronousTestCase):
             self.assertIn("tawebeval.cli.main", imported, done.stderr)
             for name in ("twisted", "klein", "tawebeval.daemon", "tawebeval.sandbox", *foreign):
                 self.assertNotIn(name, imported, arguments)
+
+    def test_full(self) -> None:
+        """Where stdout cannot be written to that is said; other errors are raised."""
+        for error, status in ((OSError(28, "No space left on device"), 2), (OSError(13, "x"), 1)):
+
+            def fail(*_: object, error: OSError = error, **__: object) -> None:
+                raise error
+
+            self.patch(operate, "generate_token", fail)
+            result = CliRunner().invoke(main, ["token", "new", "alice"])
+            self.assertEqual(result.exit_code, status)
+            self.assertEqual("stdout: No space left on device\n" in result.stderr, status == 2)
 
     def test_summaries(self) -> None:
         """On a terminal of 80 columns the list of commands cuts no first sentence."""

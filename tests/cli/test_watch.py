@@ -19,8 +19,13 @@ from tests.cases.command import REPOSITORY, CommandTestCase
 class WatchTests(CommandTestCase):
     """`tawebeval evaluate --watch`."""
 
-    def watch(self, *changes: Callable[[], object]) -> Any:
-        """Run the command; make these changes one after the other, then press Ctrl-C."""
+    def watch(
+        self, *changes: Callable[[], object], options: tuple[str, ...] = (), end: Any = None
+    ) -> Any:
+        """Run the command; make these changes one after the other, then press Ctrl-C.
+
+        `end` lets an evaluator end, as does `CommandTestCase.end` by default.
+        """
         coming = iter(changes)
 
         def wait(*_: object) -> None:
@@ -31,8 +36,9 @@ class WatchTests(CommandTestCase):
                 change()
 
         self.patch(watch, "wait_for_change", wait)
-        self.meanwhile = self.end()
-        return self.run_command("evaluate", *REPOSITORY, "--seed", "1", "--watch", str(self.file))
+        self.meanwhile = end or self.end()
+        given = ("--seed", "1", "--watch", *options, str(self.file))
+        return self.run_command("evaluate", *REPOSITORY, *given)
 
     def test_again(self) -> None:
         """Each change is evaluated, also after an error; Ctrl-C ends."""
@@ -48,6 +54,21 @@ class WatchTests(CommandTestCase):
         self.assertIn("is not a tawebeval server", result.stderr)
         self.assertTrue(result.stderr.endswith("interrupted\n"))
         self.assertEqual(len(self.line.service.world.spawn.children), 3)
+
+    def test_files(self) -> None:
+        """The files of each evaluation replace those of the one before."""
+        sent = '{"type":"file","filename":"a","content_type":"x","content_base64":"aGk="}'
+
+        def end() -> None:
+            children = self.line.service.world.spawn.children
+            if children and children[-1].is_running:
+                children[-1].print(self.block(sent))
+                children[-1].end()
+
+        folder = Path(self.mktemp())
+        result = self.watch(lambda: None, options=("--files", str(folder)), end=end)
+        self.assertEqual(result.stderr.count("saved as"), 2)
+        self.assertEqual([path.name for path in folder.iterdir()], ["a"])
 
     def test_interrupted(self) -> None:
         """Ctrl-C during an evaluation cancels it, and ends."""
