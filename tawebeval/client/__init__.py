@@ -65,10 +65,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Import `AsyncClient` when it is used: the command does not wait 30 ms for asyncio."""
-    if name == "AsyncClient":
-        from tawebeval.client.async_client import AsyncClient
+if not TYPE_CHECKING:  # with this function type checkers would accept any name
 
-        return AsyncClient
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Import `AsyncClient` when it is used: the command does not wait 30 ms for asyncio."""
+        if name == "AsyncClient":
+            from tawebeval.client.async_client import AsyncClient
+
+            return AsyncClient
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
