@@ -90,9 +90,14 @@ class PageResultTests(PageTestCase):
         )
         await self.browser.click("#details > summary")
         await self.browser.shows("#details", "Waiting")
+        wide = (
+            "const place = document.querySelector('#cases .scroll');"
+            "return place.scrollWidth - place.clientWidth"
+        )
         for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
             await self.browser.look(size, scheme)
             await self.browser.shows("#cases tbody tr", "sample")
+            self.assertEqual(await self.browser.script(wide), 0)
             await self.browser.photograph(f"cases-{size[0]}-{scheme}")
             self.assertEqual(await self.browser.violations(), [])
         await self.browser.click("#cancel")
@@ -113,7 +118,13 @@ class PageResultTests(PageTestCase):
         verdicts = ("accepted", "wrong_answer")
         await self.send(
             [
-                {"type": "case", "case": f"case {n}", "verdict": verdicts[n % 2], "time": n}
+                {
+                    "type": "case",
+                    "case": f"case {n}",
+                    "verdict": verdicts[n % 2],
+                    "time": n,
+                    "expected": "e" * 250,
+                }
                 for n in range(22_000)
             ]
         )
@@ -125,6 +136,8 @@ class PageResultTests(PageTestCase):
         self.assertEqual(await self.browser.script("return most"), len(last))
         await self.browser.shows("#cases .hint", "The first 1,000 cases are no longer kept.")
         await self.browser.shows("#cases-shown", "20,801\u201321,000 of 21,000 cases")
+        opened = "return document.querySelectorAll('#cases button.open').length"
+        self.assertEqual(await self.browser.script(opened), 200)
         bars = "return document.querySelectorAll('#time-plot rect').length"
         self.assertEqual(await self.browser.script(bars), 120)
         self.assertFalse(await self.browser.script("return data.checkVisibility()"))
@@ -140,6 +153,7 @@ class PageResultTests(PageTestCase):
         await self.browser.shows("#cases-shown", "1\u2013200 of 10,500 cases")
         first = [f"case {1001 + 2 * n}" for n in range(200)]
         self.assertEqual(await self.browser.script(heads), first)
+        self.assertEqual(await self.browser.script(opened), 0, "their texts are still kept")
         self.assertEqual(await self.browser.violations(), [])
 
     async def test_strange_values(self) -> None:
@@ -182,6 +196,7 @@ class PageResultTests(PageTestCase):
             f"printf '\\n%s\\n%s\\n\\n%s\\n%s\\n' \"{begin}\" '{header}' '<b>ü</b>'"
             ' "$EVALUATION_FILE_END"\n'
             'for n in $(seq 300); do echo "/x/right_open.txt:$n:1: error"; done\n'
+            "printf '\\033[31mx\\033[32my%.0s' $(seq 3000)\n"
             'i=0; while :; do i=$((i+1)); echo "Needle $i."; sleep 0.05; done\n',
         )
         self.commit = self.repository.commit()
@@ -218,6 +233,10 @@ class PageResultTests(PageTestCase):
         )
         self.assertEqual(await self.browser.violations(), [])
         await self.browser.photograph("output")
+        styled = "return output.querySelectorAll('[class]').length"
+        self.assertEqual(await self.browser.script(styled), 5000)
+        await self.browser.write("#search", "X")
+        await self.browser.shows("#search-count", "1 of 1,000+")
         await self.browser.write("#search", "nothing like it")
         await self.browser.shows("#search-count", "No match")
         await self.browser.click("#cancel")
