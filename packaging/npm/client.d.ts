@@ -114,6 +114,7 @@ export class Client {
   revokeLinks(id: string, options?: RequestOptions): Promise<void>;
   cancel(id: string, options?: RequestOptions): Promise<void>;
   evaluations(options?: EvaluationsOptions): AsyncGenerator<Document, void, void>;
+  problem(name: string, options?: RequestOptions): Promise<Document>;
   problems(options?: ListOptions): AsyncGenerator<Document, void, void>;
   environments(options?: RequestOptions): Promise<Document[]>;
   events(id: string, options?: PagesOptions): AsyncGenerator<EvaluationEvent, void, void>;
