@@ -23,7 +23,7 @@ INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(
 	--sysconfdir "$(SYSCONFDIR)"
 
 .PHONY: help setup demo test fuzz test-machine check bench soak simulate man docs install uninstall deb image \
-	wheel npm lock audit vendor clean
+	wheel npm lock audit vendor gallery clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,6 +121,10 @@ vendor: ## bundle the page's libraries from npm, as scripts/vendor/package-lock.
 	rm -rf build/vendor && mkdir -p build && cp -r scripts/vendor build/vendor
 	cd build/vendor && npm ci --ignore-scripts --no-audit --no-fund
 	cd build/vendor && node build.js $(CURDIR)/tawebeval/web/static
+
+gallery: ## take the pictures of docs/gallery.md in a browser
+	$(SETUP) --extras test $$($(PYTHON) tests/programs.py tests.integration.test_page)
+	$(BIN)/python -m tests.integration.gallery
 
 clean: ## remove all that was made here, the virtualenv too
 	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache

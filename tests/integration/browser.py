@@ -188,14 +188,14 @@ class Browser:
         command = "Browser.setDownloadBehavior"
         await self.do(lambda driver: driver.execute_cdp_cmd(command, options))
 
-    async def photograph(self, name: str) -> None:
-        """Write a picture of the whole page to build/screenshots."""
+    async def photograph(self, name: str, folder: Path = SCREENSHOTS) -> None:
+        """Write a picture of the whole page into a folder."""
         options = {"format": "png", "captureBeyondViewport": True}
         found = await self.do(
             lambda driver: driver.execute_cdp_cmd("Page.captureScreenshot", options)
         )
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        (SCREENSHOTS / f"{name}.png").write_bytes(b64decode(found["data"]))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.png").write_bytes(b64decode(found["data"]))
 
     async def violations(self) -> list[str]:
         """Return what axe finds wrong with the page as it is."""
