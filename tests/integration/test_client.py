@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,16 @@ class ClientTests(DaemonTestCase):
         source = self.folder / "huge"
         with source.open("wb") as file:
             file.truncate(100 * 2**20)
-        async with TwistedClient(self.daemon.url) as client:
-            with self.assertRaises(InvalidRequest) as caught:
-                await client.evaluate({"source": source}, **self.fields("true"))
-        self.assertEqual(caught.exception.status, 413)
+        calls: list[Callable[[], Awaitable[str]]] = [
+            lambda: twisted.evaluate({"source": source}, **self.fields("true")),
+            lambda: deferToThread(client.evaluate, {"source": source}, **self.fields("true")),
+        ]
+        with Client(self.daemon.url) as client:
+            async with TwistedClient(self.daemon.url) as twisted:
+                for call in calls:
+                    with self.assertRaises(InvalidRequest) as caught:
+                        await call()
+                    self.assertEqual(caught.exception.status, 413)
 
     async def test_blocking(self) -> None:
         """The blocking client does the same in a thread of its own."""
