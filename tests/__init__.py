@@ -9,7 +9,7 @@ from hypothesis import settings
 settings.register_profile(
     "tawebeval",
     deadline=None,
-    max_examples=150,
+    max_examples=100,
     derandomize="TAWEBEVAL_SAME_EXAMPLES" in os.environ,
     database=None,
 )
