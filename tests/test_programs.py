@@ -40,6 +40,30 @@ class ProgramsTests(SynchronousTestCase):
         }
         self.assertEqual(found - set(programs.FOR_ROOT.split()), set())
 
+    def test_helpers(self) -> None:
+        """Modules that import what starts a browser, a cluster or a proxy have its programs."""
+        for helper, program in (
+            ("browser|browser_case", "chromium"),
+            ("firefox", "firefox-esr"),
+            ("slurm_case", "slurmd"),
+            ("proxies|proxy_case|http2_case", "caddy"),
+        ):
+            imports = re.compile(rf"(?m)^from tests\.integration\.({helper}) import ")
+            paths = (run.ROOT / "tests" / "integration").glob("test_*.py")
+            found = {
+                f"tests.integration.{path.stem}"
+                for path in paths
+                if imports.search(path.read_text())
+            }
+            listed = {
+                module
+                for use in programs.USES
+                if program in use.things.split()
+                for module in use.modules.split()
+            }
+            self.assertNotEqual(found, set())
+            self.assertEqual(found - listed, set(), program)
+
     def test_unit(self) -> None:
         """A unit test needs what the package imports and runs, and nothing else is installed."""
         (option,) = programs.options(["tests.core.test_ring"])
