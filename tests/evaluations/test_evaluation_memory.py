@@ -9,6 +9,7 @@ from typing import Any
 from unittest import TestCase, TestResult
 
 import attrs
+from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
@@ -30,8 +31,8 @@ USUAL = 8 * KIB
 """Bytes of texts that each evaluation may have besides: its names, paths and markers."""
 
 
-_OTHERS = (type, ModuleType, CodeType, TracebackType, TestCase, TestResult)
-"""What no evaluation owns, to which frames and globals lead."""
+_OTHERS = (type, ModuleType, CodeType, TracebackType, TestCase, TestResult, Logger)
+"""What no evaluation owns, to which frames and globals lead: a log has what it was told of all."""
 
 
 def largest(name: str, before: str = "") -> str:
