@@ -30,8 +30,8 @@ class Use(NamedTuple):
 
 
 _PAGE = (
-    "test_documented_clients test_foreign_clients test_page test_page_http2 test_page_problems"
-    " test_page_results test_page_tokens"
+    "test_documented_clients test_foreign_clients test_page test_page_class test_page_http2"
+    " test_page_problems test_page_results test_page_tokens"
 )
 _PROXIES = (
     "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_several test_rolling_restart"
