@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import os
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import trio
+from OpenSSL.crypto import FILETYPE_PEM as PEM
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
@@ -23,6 +26,7 @@ from tawebeval.client.http import Send
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.patience import PATIENCE
+from tests.integration.receivers import make_certificate
 
 ONCE = Backoff(1, 0, 0)
 SOON = Backoff(3, 0, 0)
@@ -234,6 +238,44 @@ class SyncClientTests(SynchronousTestCase):
         self.assertEqual(
             self.fail_request(secure), f"{secure} speaks plain HTTP, not TLS; use {server.url}"
         )
+
+    def test_certificates(self) -> None:
+        """A certificate counts for the host that it names, and if the system trusts it."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        certificate, trusted = make_certificate("localhost", folder)
+        key = folder / "key"
+        key.write_bytes(certificate.privateKey.dump(PEM))
+        serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        serving.load_cert_chain(trusted, key)
+
+        def serve(connection: socket.socket) -> None:
+            with serving.wrap_socket(connection, server_side=True) as secure:
+                say(answer(STATUS))(secure)
+
+        address = self.serve(serve).url.replace("http", "https")
+        named = address.replace("127.0.0.1", "localhost")
+        self.patch(
+            socket, "getaddrinfo", lambda _, port, *__, **___: find_address("127.0.0.1", port)
+        )
+        trusting = ssl.create_default_context(cafile=str(trusted))
+        trusting.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the default of Python 3.13
+        self.assertIn("); if you trust it, set SSL_CERT_FILE to", self.fail_request(named))
+        self.assertEqual(
+            self.fail_request(address, tls=trusting),
+            f"the certificate of {address} is for another host; check the URL",
+        )
+
+        async def ask(url: str) -> Any:
+            async with AsyncClient(url, tls=trusting, asking=ONCE) as client:
+                return await client.status("x")
+
+        with Client(named, tls=trusting) as client:
+            self.assertEqual(client.status("x"), {"state": "running"})
+        for run in (lambda url: asyncio.run(ask(url)), lambda url: trio.run(ask, url)):
+            self.assertEqual(run(named), {"state": "running"})
+            error = self.assertRaises(Unavailable, run, address)
+            self.assertIn("is for another host", str(error))
 
     def test_no_tls(self) -> None:
         """A server that speaks neither is told as such."""
