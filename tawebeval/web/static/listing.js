@@ -210,7 +210,9 @@ export class Listing {
     const verdict = row.querySelector(".verdict");
     verdict.textContent = isLive(state) || words === "Finished" ? "" : words;
     verdict.dataset.tone = tone;
-    row.querySelector(".sum").textContent = scoreWords(results);
+    const score = scoreWords(results);
+    row.querySelector(".sum").textContent = score;
+    if (score !== "") verdict.dataset.score = score; // shown where the column has no room
     const badge = row.querySelector(".state");
     badge.textContent = state;
     badge.dataset.state = state;
