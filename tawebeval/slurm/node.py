@@ -55,6 +55,7 @@ from tawebeval.slurm.frames import (
     GRANT,
     KILL,
     TERMINATE,
+    UNBOUNDED,
     WINDOW,
     FrameKind,
     LineParser,
@@ -192,6 +193,7 @@ class NodeRun(ProcessProtocol):
                 self._reactor.stop()
             return
         self._has_told = self.is_deserted = True
+        self._granted = UNBOUNDED  # nobody grants any more, and the rest of the pipe is small
         if self._is_connected:
             self._signal(signal.SIGKILL)
             self._process.resumeProducing()

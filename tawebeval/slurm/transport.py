@@ -155,6 +155,8 @@ class Attempt(ProcessProtocol):
             self.words = text.take_tail(self.words + data, _WORDS)
             self.identifier = self.identifier or find_job_identifier(self.srun_words)
             return
+        if self.is_closed:
+            return
         try:
             for kind, content in self._frames.feed(data):
                 if not self.is_closed:
@@ -162,7 +164,7 @@ class Attempt(ProcessProtocol):
         except (BrokenFrame, ValueError, OSError) as error:
             self.is_closed = True
             self.words = text.take_tail(self.words + str(error).encode(), _WORDS)
-            self.kill_srun(signal.SIGTERM)
+            self._owner.end_srun(self)
 
     def _take_frame(self, kind: FrameKind, content: bytes) -> None:
         """Store a frame, and tell the owner what of it no earlier process has stored."""
@@ -343,11 +345,15 @@ class NodeTransport:
         """End srun and its job, whatever the node does."""
         self._commands.forget_job(attempt.name)
         attempt.store.close_orders()
+        self.end_srun(attempt)
+        self._commands.cancel_job(attempt.name)
+
+    def end_srun(self, attempt: Attempt) -> None:
+        """End srun, which may not follow SIGTERM."""
         attempt.kill_srun(signal.SIGTERM)
         if not attempt.ended.is_set:
             late = self._clock.callLater(KILL_PATIENCE, attempt.kill_srun)
             attempt.ended.add_callback(lambda _: late.active() and late.cancel())
-        self._commands.cancel_job(attempt.name)
 
     # What the run wants
 

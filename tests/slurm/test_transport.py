@@ -306,9 +306,12 @@ class RunTests(TransportTests):
         self.assertEqual(self.transport.loss.reason, "node")
 
     def test_foreign(self) -> None:
-        """What is no frame ends srun, and is told."""
+        """What is no frame ends srun, which may not follow, and is told; no more is taken."""
         self.srun.protocol.childDataReceived(1, b"Welcome to the cluster!")
         self.assertEqual(self.srun.signals, [15])
+        self.srun.protocol.childDataReceived(1, b"more")
+        self.clock.advance(KILL_PATIENCE)
+        self.assertEqual(self.srun.signals, [15, 9])
         self.srun.end(1)
         error = self.failureResultOf(self.begun, EvaluationFailure).value
         self.assertIn("Welcome to the cluster!", str(error))
