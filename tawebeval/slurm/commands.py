@@ -189,17 +189,26 @@ class SlurmCommands:
             self._looks_left -= 1
             for name in filter(self._is_left, jobs):
                 self._to_cancel.setdefault(name, _CANCELS)
+        await self._cancel_jobs(jobs)
+
+    async def _cancel_jobs(self, jobs: Mapping[str, QueuedJob]) -> None:
+        """Cancel those that are in the queue, by one command: there may be hundreds."""
+        found = []
         # A job may come into the queue later than its cancellation.
         for name in list(self._to_cancel):
             self._to_cancel[name] -= 1
             if self._to_cancel[name] <= 0:
                 del self._to_cancel[name]
             elif name in jobs and jobs[name].state != "COMPLETING":
-                try:
-                    await self.run("scancel", jobs[name].identifier)
-                except (CommandFailed, OSError) as error:
-                    log.warn(
-                        "the job {name} of Slurm is not cancelled: {error}", name=name, error=error
-                    )
+                found.append(jobs[name].identifier)
             elif self._to_cancel[name] < _CANCELS - 2:
                 del self._to_cancel[name]
+        if found:
+            try:
+                await self.run("scancel", *found)
+            except (CommandFailed, OSError) as error:
+                log.warn(
+                    "{count} jobs of Slurm are not cancelled: {error}",
+                    count=len(found),
+                    error=error,
+                )

@@ -138,6 +138,21 @@ class CommandTests(SynchronousTestCase):
                 self.running.pop().end()
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
+    def test_many_cancelled(self) -> None:
+        """One scancel is for all jobs: each may wait for its deadline, and the queue meanwhile."""
+        self.commands.cancel_left_jobs(lambda name: True)
+        self.running.pop().end("".join(f"{n}|d-{n}|PENDING||\n" for n in range(1, 301)))
+        (scancel,) = self.running
+        self.assertEqual(scancel.argv, ("scancel", *map(str, range(1, 301))))
+        scancel.end(complaint="Invalid job id specified")
+        self.running.clear()
+        self.clock.advance(POLL)
+        self.assertEqual(self.running[0].argv[0], "squeue")
+        for _ in range(4):
+            self.running.pop().end()
+            self.clock.advance(POLL)
+        self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
+
     def test_left(self) -> None:
         """Jobs that a killed daemon has left are cancelled, and no others."""
         self.commands.cancel_left_jobs(lambda name: name.startswith("d-1-"))
