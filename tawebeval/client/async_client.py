@@ -95,10 +95,10 @@ class AsyncClient(AsyncMethods):
                 async with pool.stream(
                     send.method, send.url, headers=headers, content=content, timeout=limits
                 ) as response:
-                    body = BodyCollector()
+                    body = BodyCollector(response)
                     async for piece in response.aiter_bytes():
                         body.add(piece)
-                    return body.make_response(response)
+                    return body.make_response()
         except (*EXCHANGE_ERRORS, TimeoutError) as error:
             return classify_error(error, timeout)
 

@@ -20,9 +20,11 @@ EXCHANGE_ERRORS = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 POOL_SETTINGS: dict[str, Any] = {
     "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=())),
     "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
+    "headers": {"Accept-Encoding": "gzip"},
 }
 """The settings of a pool: no cookies, and as many connections as there are requests."""
 
+_ENCODINGS = ("", "identity", "gzip")
 _DISCONNECTED = "the server closed the connection"
 
 
@@ -33,6 +35,8 @@ def classify_error(error: Exception, timeout: float) -> Failure:
             return Failure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
         case BodyTooLarge():
             return Failure(FailureKind.TOO_LARGE)
+        case UnexpectedEncoding():
+            return Failure(FailureKind.UNEXPECTED, str(error))
         case httpx.ProxyError():
             return Failure(FailureKind.PROXY, str(error))
         case httpx.InvalidURL() | httpx.UnsupportedProtocol() | UnicodeError():
@@ -79,9 +83,16 @@ def _describe_tls_error(error: ssl.SSLError) -> str:
 
 
 class BodyCollector:
-    """The body of a response, up to `MAX_BODY` bytes."""
+    """The body of a response, up to `MAX_BODY` bytes.
 
-    def __init__(self) -> None:
+    Raises UnexpectedEncoding: httpx decodes a piece whole, and 1 KiB compressed twice may be 1 GiB.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        encoding = response.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in _ENCODINGS:
+            raise UnexpectedEncoding(f"the answer has the Content-Encoding {encoding!r}, not gzip")
+        self._response = response
         self._pieces: list[bytes] = []
         self._room = MAX_BODY
 
@@ -92,16 +103,20 @@ class BodyCollector:
             raise BodyTooLarge("too large")
         self._pieces.append(piece)
 
-    def make_response(self, response: httpx.Response) -> Response:
+    def make_response(self) -> Response:
         """Return the response with this body and the first value of each header."""
         headers: dict[str, str] = {}
-        for name, value in response.headers.raw:
+        for name, value in self._response.headers.raw:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
-        return Response(response.status_code, headers, b"".join(self._pieces))
+        return Response(self._response.status_code, headers, b"".join(self._pieces))
 
 
 class BodyTooLarge(httpx.TransportError):
     """A body of more than `MAX_BODY` bytes."""
+
+
+class UnexpectedEncoding(httpx.TransportError):
+    """A body compressed more than once, or not by gzip."""
 
 
 def make_tls_context(base: str) -> ssl.SSLContext:

@@ -160,10 +160,10 @@ class Client(ClientSettings):
             with pool.stream(
                 send.method, send.url, headers=headers, content=content, timeout=limits
             ) as response:
-                body = BodyCollector()
+                body = BodyCollector(response)
                 for piece in response.iter_bytes():
                     body.add(piece)
-                return body.make_response(response)
+                return body.make_response()
         except EXCHANGE_ERRORS as error:
             return classify_error(error, timeout)
 

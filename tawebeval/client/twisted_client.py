@@ -72,7 +72,7 @@ class TwistedClient(AsyncMethods):
         if agent is None:
             self._pool = HTTPConnectionPool(self.reactor)
             agent = Agent(self.reactor, connectTimeout=30.0, pool=self._pool)
-        self._agent = ContentDecoderAgent(agent, [(b"gzip", GzipDecoder)])
+        self._agent = ContentDecoderAgent(agent, [(b"gzip", _decode_once)])
         self._cooperator = Cooperator(scheduler=lambda call: self.reactor.callLater(0, call))
 
     async def __aenter__(self) -> TwistedClient:
@@ -141,6 +141,11 @@ class _RequestURL(URL):
     def to_uri(self) -> URL:
         """Return the URL in ASCII."""
         return self if ":" in self.host else super().to_uri()
+
+
+def _decode_once(response: IResponse) -> IResponse:
+    """Decode gzip, but not within gzip: 1 KiB compressed twice may be 1 GiB."""
+    return response if isinstance(response, GzipDecoder) else GzipDecoder(response)
 
 
 def _first_values(headers: Headers) -> dict[str, str]:

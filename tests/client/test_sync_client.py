@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import inspect
 import os
 import socket
@@ -208,6 +209,22 @@ class SyncClientTests(SynchronousTestCase):
         self.patch(values_module, "MAX_BODY", 1000)
         server = self.serve(say(answer(b" " * 2000)))
         self.assertIn("is larger than", self.fail_request(server.url))
+
+    def test_encodings(self) -> None:
+        """A body may be compressed by gzip, once: 1 KiB compressed twice may be 1 GiB."""
+        once = gzip.compress(STATUS)
+        for encoding, body, words in (
+            ("gzip", once, ""),
+            ("gzip, gzip", gzip.compress(once), "the Content-Encoding 'gzip, gzip', not gzip"),
+            ("br", once, "the Content-Encoding 'br', not gzip"),
+        ):
+            more = f"Content-Encoding: {encoding}\r\n".encode()
+            server = self.serve(say(answer(body, more=more)))
+            if words:
+                self.assertIn(words, self.fail_request(server.url))
+            else:
+                with Client(server.url) as client:
+                    self.assertEqual(client.status("x"), {"state": "running"})
 
     def test_failures(self) -> None:
         """Each failure is told in words."""

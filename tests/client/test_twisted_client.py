@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 from OpenSSL.SSL import Error as TlsError
@@ -13,6 +14,7 @@ from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.web._newclient import ParseError, RequestTransmissionFailed, ResponseNeverReceived
+from twisted.web.client import ResponseDone
 from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IResponse
@@ -255,6 +257,35 @@ class RepeatTests(ClientTestCase):
             client = TwistedClient(server, reactor=Clock(), agent=Recorder())
             self.failureResultOf(Deferred.fromCoroutine(client.status("x")), Unavailable)
             self.assertEqual(asked, [sent + b"evaluation/x"])
+
+    def test_encodings(self) -> None:
+        """A body compressed more than once is not decoded: 1 KiB of it may be 1 GiB."""
+        once = gzip.compress(b'{"state":"running"}')
+        for encoding, body in ((b"gzip", once), (b"gzip, gzip", gzip.compress(once))):
+
+            @implementer(IAgent, IResponse)
+            class Encoded:
+                """An agent, and its response."""
+
+                code = 200
+                headers = Headers({"Content-Encoding": [encoding]})
+                sent = body
+
+                def request(self, *_: object) -> Deferred[Any]:
+                    return succeed(self)
+
+                def deliverBody(self, protocol: Any) -> None:
+                    protocol.dataReceived(self.sent)
+                    protocol.connectionLost(Failure(ResponseDone()))
+
+            client = TwistedClient(
+                "http://a", reactor=Clock(), agent=Encoded(), asking=Backoff(1, 0, 0)
+            )
+            asked = Deferred.fromCoroutine(client.status("x"))
+            if encoding == b"gzip":
+                self.assertEqual(self.successResultOf(asked), {"state": "running"})
+            else:
+                self.failureResultOf(asked, Unavailable)
 
     def test_no_connection(self) -> None:
         """The system's words tell why there is no connection; only a refused one is marked."""
