@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import zipfile
+from base64 import b64encode
+from io import BytesIO
 
 from tests.integration.browser import DESKTOP, PHONE
 from tests.integration.browser_case import BrowserTestCase
@@ -25,6 +27,17 @@ echo "judged $points points"
 ROWS = """
 return [...document.querySelectorAll("#class-rows tr")].map((row) =>
   [...row.cells].slice(0, 4).map((cell) => cell.innerText.trim()))
+"""
+
+GIVE_TWICE = """
+const input = document.getElementById("class-zip");
+const content = Uint8Array.from(atob(arguments[0]), (byte) => byte.charCodeAt(0));
+for (let number = 0; number < 2; number++) {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([content], "ann.zip"));
+  input.files = transfer.files;
+  input.dispatchEvent(new Event("change"));
+}
 """
 
 
@@ -67,6 +80,14 @@ class ClassTests(BrowserTestCase):
         """A ZIP becomes a table of verdicts, and the table CSV; one result is shared."""
         browser = self.browser
         await self.enter(self.teacher, "#class")
+        buffer = BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("x.txt", "1\n")
+        await browser.script(GIVE_TWICE, b64encode(buffer.getvalue()).decode())
+        await browser.shows("#class-start", "Evaluate 2 submissions")
+        names = [row[0] for row in await browser.script(ROWS)]
+        self.assertEqual(names, ["ann", "ann (2)"])
+        await browser.click("#class-clear")
         with zipfile.ZipFile(self.folder / "hw.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("hw/ann/a.txt", "10\n")
             archive.writestr("hw/=1+1/b.txt", "4\n")
@@ -153,3 +174,5 @@ class ClassTests(BrowserTestCase):
         await browser.until("location.hash.startsWith('#evaluation/')")
         self.assertNotEqual(await browser.script("return location.hash"), before)
         await browser.shows("#output", "judged 7 points")
+        await browser.click("#to-listing")
+        await browser.until("document.querySelectorAll('#listing tr').length === 2")

@@ -9,6 +9,7 @@ import { Tally, scoreWords, verdictOf } from "./verdict.js";
 import { BadZip, MOST_BYTES, MOST_FILES, cleanPath, readZip, takeRoom } from "./zip.js";
 
 const AT_ONCE = 4; // evaluations; browsers open six connections to a server
+const READING = "Reading …";
 const LABEL = 256; // bytes of a label's text
 const DRAW = 100; // ms between two looks of a row at its results
 
@@ -20,6 +21,7 @@ export class ClassView {
     this.problems = [];
     this.rows = [];
     this.sources = [];
+    this.reading = Promise.resolve(); // of all that was given
     byId("class-problem").addEventListener("change", () => this.#arrange());
     byId("class-zip").addEventListener("change", ({ target }) => this.#takeInput(target));
     byId("class-folder").addEventListener("change", ({ target }) => this.#takeInput(target));
@@ -44,24 +46,30 @@ export class ClassView {
     if (byId("class-problem").value !== this.arranged) this.#arrange();
   }
 
-  async #takeInput(input) {
+  #takeInput(input) {
     const files = [...input.files].map((file) => ({
       path: file.webkitRelativePath || file.name,
       content: file,
     }));
     input.value = "";
-    await this.#read(() => files);
+    this.#read(async () => files);
   }
 
-  /** Add what `find` returns, unpacked; each dropped thing keeps a name of its own. */
-  async #read(find) {
+  /** Add what `find` returns, after what was given before. */
+  #read(find) {
     if (this.stopping !== undefined) return;
+    byId("class-hint").textContent = READING;
+    const found = Promise.allSettled([find(), this.reading]);
+    this.reading = found.then(([{ value, reason }]) => this.#add(value, reason));
+  }
+
+  /** Add files, unpacked, or show an `error`; each dropped thing keeps a name of its own. */
+  async #add(files, error) {
     const hint = byId("class-hint");
-    hint.textContent = "Reading …";
     try {
+      if (error !== undefined) throw error;
       const left = { files: MOST_FILES, bytes: MOST_BYTES };
       for (const { content } of this.sources) takeRoom(left, content.size);
-      const files = await find();
       const names = new Map(); // of what was dropped at the top, as it is called here
       for (const { path } of this.sources) names.set(path.split("/")[0], "");
       const found = [];
@@ -82,10 +90,10 @@ export class ClassView {
         }
       }
       this.sources.push(...found);
-      hint.textContent = "";
+      if (hint.textContent === READING) hint.textContent = "";
       this.#arrange();
-    } catch (error) {
-      hint.textContent = `Not read: ${error.message}`;
+    } catch (failure) {
+      hint.textContent = `Not read: ${failure.message}`;
     }
   }
 

@@ -2,7 +2,9 @@
 
 // What a spreadsheet may take for the beginning of a cell: it may split at other characters than
 // a comma, and drops what stands here between.
-const FORMULA = /(^|[;,|\t\v\f\r\n\u0085\u2028\u2029])([\s"'\u200b\ufeff]*)([=+\-@\uff1d\uff0b\uff0d\uff20])/g;
+// The lookbehind comes last: first, it would take quadratic time in long runs of spaces.
+const FORMULA =
+  /[=+\-@\uff1d\uff0b\uff0d\uff20](?<=(?:^|[;,|\t\v\f\r\n\u0085\u2028\u2029])[\s"'\u200b\ufeff]*.)/g;
 const CONTROL = /[\0-\x08\x0e-\x1f\x7f]/g;
 
 /** Return rows, arrays of texts, numbers and null, as a text of CSV. */
@@ -14,6 +16,6 @@ export function makeCsv(rows) {
 function makeCell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
-  const text = value.replace(CONTROL, "").replace(FORMULA, "$1$2'$3");
+  const text = value.replace(CONTROL, "").replace(FORMULA, "'$&");
   return `"${text.replaceAll('"', '""')}"`;
 }

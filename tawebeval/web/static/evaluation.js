@@ -18,9 +18,13 @@ const LATER = 50; // ms in which results are gathered before their sum is shown
 
 /** The part of the page that shows an evaluation; it shows one at a time. */
 export class EvaluationView {
-  /** `unauthorized` is called when the server wants another token. */
-  constructor(unauthorized) {
+  /**
+   * `unauthorized` is called when the server wants another token, `rerun` with the identifiers of a
+   * rerun and of the evaluation that was run again.
+   */
+  constructor(unauthorized, rerun) {
     this.unauthorized = unauthorized;
+    this.rerun = rerun;
     this.source = new Source();
     this.search = new Search(byId("output"), {
       input: byId("search"),
@@ -212,7 +216,9 @@ export class EvaluationView {
     };
     try {
       const client = new Client({ token: this.token, notice });
-      const id = await client.rerun(this.id, undefined, { signal });
+      const former = this.id;
+      const id = await client.rerun(former, undefined, { signal });
+      this.rerun(id, former);
       location.hash = `#evaluation/${id}`;
       announce("The evaluation has started.");
     } catch (failure) {

@@ -26,9 +26,13 @@ function keepNewest(entries) {
 
 /** A table that keeps itself up to date while it is open. */
 export class Listing {
-  /** `unauthorized` is called when the server wants a token. */
-  constructor(unauthorized) {
+  /**
+   * `unauthorized` is called when the server wants a token, `rerun` with the identifiers of a rerun
+   * and of the evaluation that was run again.
+   */
+  constructor(unauthorized, rerun) {
     this.unauthorized = unauthorized;
+    this.rerun = rerun;
     this.rows = new Map(); // by identifier
     this.filters = byId("filters");
     this.filters.addEventListener("change", () => {
@@ -170,6 +174,7 @@ export class Listing {
     setBusy(button, true);
     try {
       const again = await this.client.rerun(id, undefined, { tries: 2 });
+      this.rerun(again, id);
       location.hash = `#evaluation/${again}`;
       announce("The evaluation has started.");
     } catch (error) {

@@ -54,8 +54,8 @@ let routed = ""; // the fragment that was shown last
 let shownView = ""; // what it named
 let saving; // timer of the draft
 const form = new SubmissionForm(takeChange);
-const evaluation = new EvaluationView(askForToken);
-const listing = new Listing(askForToken);
+const evaluation = new EvaluationView(askForToken, rememberRerun);
+const listing = new Listing(askForToken, rememberRerun);
 const classView = new ClassView(() => token);
 const problems = new ProblemList();
 const statement = new StatementView();
@@ -223,6 +223,13 @@ async function submit() {
     progress.textContent = "";
     setBusy(button, false);
   }
+}
+
+/** Keep a rerun in the history, with the file of the evaluation that was run again. */
+function rememberRerun(id, former) {
+  const entries = readEntries(memory.get("history"));
+  const file = entries.find((entry) => entry.id === former)?.file ?? "";
+  memory.set("history", addEntry(entries, { id, file }));
 }
 
 /** Return what a client may choose from; `environments` is null for problems alone. */
