@@ -29,6 +29,7 @@ class Attempt(models.Model):
     output = models.TextField(default="")
     cursor = models.CharField(max_length=200, null=True)
     state = models.CharField(max_length=20, default="running")
+    has_failed = models.BooleanField(default=False)  # by the last event that is stored
 
     class Meta:
         """Where the table belongs."""
@@ -62,15 +63,12 @@ def show(request: HttpRequest, number: int) -> JsonResponse:
 
 def read_events(attempt: Attempt) -> None:
     """Read an evaluation to its end. Requesting the next page acknowledges the stored one."""
-    state = "finished"
     for page in client.pages(attempt.evaluation, attempt.cursor):
         for event in page.events:
-            state = "finished"
+            attempt.has_failed = isinstance(event, EvaluationError) and event.final
             if isinstance(event, Text):
                 attempt.output += event.text
-            elif isinstance(event, EvaluationError) and event.final:
-                state = "failed"
         attempt.cursor = page.end
         attempt.save()
-    attempt.state = state
+    attempt.state = "failed" if attempt.has_failed else "finished"
     attempt.save()

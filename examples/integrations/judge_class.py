@@ -2,8 +2,9 @@
 
     judge_class.py PROBLEM FOLDER
 
-FOLDER has a folder for each student, with the student's one file. Prints a line for each student,
-and exits with 1 if a solution failed. TAWEBEVAL_SERVER and TAWEBEVAL_TOKEN name the server.
+FOLDER has a folder for each student, with the student's one file. Symbolic links do not count: they
+could lead to the secrets of the job. Prints a line for each student, and exits with 1 if a solution
+failed. TAWEBEVAL_SERVER and TAWEBEVAL_TOKEN name the server.
 """
 
 import os
@@ -20,7 +21,7 @@ client = Client(os.environ["TAWEBEVAL_SERVER"], os.environ.get("TAWEBEVAL_TOKEN"
 
 def judge(problem: str, folder: Path) -> tuple[bool, str]:
     """Return whether the solution of a student passed, and the last line of the evaluator."""
-    files = [path for path in folder.iterdir() if path.is_file()]
+    files = [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
     if len(files) != 1:
         return False, f"{len(files)} files instead of one"
     try:
@@ -33,14 +34,15 @@ def judge(problem: str, folder: Path) -> tuple[bool, str]:
                 printed = (printed + event.text)[-10_000:]
             elif isinstance(event, EvaluationError) and event.final:
                 error = f"{event.reason}: {event.message}"
-    except ClientError as failure:
+    except (ClientError, OSError, ValueError) as failure:  # the latter two for the file
         return False, str(failure)
     return not error, error or next(iter(printed.strip().splitlines()[-1:]), "")
 
 
 def main(problem: str, folder: str) -> int:
     """Judge all students; return the exit status."""
-    students = sorted(path for path in Path(folder).iterdir() if path.is_dir())
+    entries = sorted(Path(folder).iterdir())
+    students = [path for path in entries if path.is_dir() and not path.is_symlink()]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         verdicts = threads.map(judge, [problem] * len(students), students)
         passed: list[bool] = []
