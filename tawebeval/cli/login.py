@@ -117,7 +117,7 @@ def _ask_token() -> str | None:
             err=True,
         )
     else:
-        token = sys.stdin.buffer.readline(_MAX_TOKEN + 1).decode("utf-8", "replace")
+        token = sys.stdin.buffer.readline(_MAX_TOKEN + 2).decode("utf-8", "replace").strip()
     if len(token) > _MAX_TOKEN:
         raise click.UsageError(f"a token has at most {_MAX_TOKEN} characters")
     return check_token(token.strip(), "token") or None
@@ -144,16 +144,8 @@ def store_login(name: str, server: StoredServer, storage: str | None, screen: Sc
             else:
                 server, place = StoredServer(server.url, keyring=True), "the keyring"
         before = stored.servers.get(name)
-        if (
-            before is not None
-            and before.keyring
-            and (before.url, True)
-            != (
-                server.url,
-                server.keyring,
-            )
-        ):
-            Keyring.open().remove_token(name, before.url)
+        if before is not None and (before.url, before.keyring) != (server.url, server.keyring):
+            remove_keyring_token(name, before, screen)
         stored.servers[name] = server
         stored.default = name
     return place
@@ -166,7 +158,7 @@ def remove_keyring_token(name: str, server: StoredServer, screen: Screen) -> Non
             Keyring.open().remove_token(name, server.url)
         except ConfigurationError as error:
             why = error.problem.description
-            screen.show_message(f"the token stays in the keyring: {why}", "yellow")
+            screen.show_message(f"a token stays in the keyring: {why}", "yellow")
 
 
 @click.command()

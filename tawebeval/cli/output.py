@@ -101,7 +101,7 @@ class Screen:
     """Events on `out`, messages about them on `notes`.
 
     With `lines` each event is a line of JSON on `out` and nothing else is shown of it. Methods
-    raise OutputLost when `out` becomes unwritable, once; later output is discarded. A broken
+    raise OutputError when `out` becomes unwritable, once; later output is discarded. A broken
     `notes` is discarded without an error, which nobody could see. `stderr_lines` is the most lines
     of an evaluator's stderr that are shown; None shows all. `shows_summary` is False if not all
     events of the evaluation are shown: a summary of their results would mislead. `shows_excerpts`

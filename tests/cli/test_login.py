@@ -129,8 +129,23 @@ class LoginTests(CommandTestCase):
         self.keyring.error = RuntimeError("locked")
         result = self.run_command("logout", "one")
         self.assertEqual(result.exit_code, 0)
-        self.assertIn("the token stays in the keyring: the keyring does not", result.stderr)
+        self.assertIn("a token stays in the keyring: the keyring does not", result.stderr)
         self.assertEqual(json.loads(self.path.read_text()), {})
+
+    def test_no_keyring_any_more(self) -> None:
+        """Where the keyring is missing later, as over SSH, the advice that commands give works."""
+        self.login(URL)
+        self.keyring.priority = 0
+        advice = "tawebeval login --storage file URL"
+        self.assertIn(advice, self.run_command("list").stderr)
+        result = self.login("--storage", "file", URL)
+        self.assertEqual(result.exit_code, 0, result.stderr)
+        self.assertIn("a token stays in the keyring: this session has no", result.stderr)
+        self.assertEqual(self.get_token(), (URL, "secret"))
+
+    def test_longest(self) -> None:
+        """A token may have 4096 characters, and a line end after them."""
+        self.assertEqual(self.login(URL, token="x" * 4096).exit_code, 0)
 
     def test_refused(self) -> None:
         """A token that the server does not accept, or that cannot be one, is not stored."""
