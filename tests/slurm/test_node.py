@@ -1,24 +1,29 @@
-"""`slurm.node`: the window of stdout, with a fake evaluator."""
+"""`slurm.node`: the output of a fake evaluator."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.slurm import node
-from tawebeval.slurm.frames import GRANT, WINDOW
+from tawebeval.slurm.frames import GRANT, WINDOW, FrameKind
 
 
 class FakeWriter:
-    """Writer of frames that nobody reads."""
+    """Writer that notes frames."""
 
     def __init__(self, *_: Any) -> None:
-        """Ignore reactor and descriptor."""
+        self.frames: list[tuple[FrameKind, bytes]] = []
 
-    def write_frame(self, *_: Any) -> None:
-        """Ignore a frame."""
+    def write_frame(self, kind: FrameKind, content: bytes = b"") -> None:
+        """Note a frame."""
+        self.frames.append((kind, content))
+
+    def loseConnection(self) -> None:
+        """Do nothing."""
 
 
 class FakeEvaluator:
@@ -46,17 +51,44 @@ class FakeEvaluator:
         self.signals.append(number)
 
 
-class WindowTests(SynchronousTestCase):
-    """Where the node stops reading stdout."""
+class OutputTests(SynchronousTestCase):
+    """What the node sends, and where it stops reading stdout."""
 
     def setUp(self) -> None:
         self.patch(node, "FrameWriter", FakeWriter)
         self.evaluator = FakeEvaluator()
-        order: Any = SimpleNamespace(limits=SimpleNamespace(stderr=0))
+        order: Any = SimpleNamespace(limits=SimpleNamespace(stderr=99))
         unused: Any = None
         run: Any = self.evaluator
-        self.run_ = node.NodeRun(order, run, unused, unused)
+        self.clock = Clock()
+        self.run_ = node.NodeRun(order, run, unused, self.clock)
         self.run_.makeConnection(self.evaluator)
+
+    @property
+    def frames(self) -> list[tuple[FrameKind, bytes]]:
+        """What was sent."""
+        writer: Any = self.run_._writer
+        return list(writer.frames)
+
+    def test_small_writes(self) -> None:
+        """The first byte is sent at once; many come in one frame, and all before the outcome."""
+        for _ in range(1000):
+            self.run_.outReceived(b"x")
+        self.assertEqual(self.frames, [(FrameKind.STDOUT, b"x")])
+        self.clock.advance(0.002)
+        self.assertEqual(self.frames[1:], [(FrameKind.STDOUT, b"x" * 999)])
+        self.clock.advance(0.002)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        for data in (b"a", b"b", b"c" * 100_000, b"d"):
+            self.run_.outReceived(data)
+        self.run_.errReceived(b"e")
+        self.run_.errReceived(b"f")
+        self.assertEqual([len(content) for _, content in self.frames[2:]], [1, 100_001, 1])
+        self.run_.tell_outcome({})
+        self.assertEqual(
+            self.frames[5:],
+            [(FrameKind.STDOUT, b"d"), (FrameKind.STDERR, b"f"), (FrameKind.OUTCOME, b"{}")],
+        )
 
     def test_grants(self) -> None:
         """It stops at the largest offset that was granted."""
