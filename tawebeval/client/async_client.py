@@ -100,7 +100,7 @@ class AsyncClient(AsyncMethods):
                         body.add(piece)
                     return body.make_response()
         except (*EXCHANGE_ERRORS, TimeoutError) as error:
-            return classify_error(error, timeout)
+            return classify_error(error, send, timeout)
 
     async def _count(self, body: FormBody, *, in_threads: bool) -> AsyncIterator[bytes]:
         sent = 0

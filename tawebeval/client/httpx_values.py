@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tawebeval.client.http import MAX_BODY, Failure, FailureKind, Response
+from tawebeval.client.http import MAX_BODY, Failure, FailureKind, Response, Send
 
 POOL_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
 """What httpx raises for proxies of the environment that it cannot use."""
@@ -28,9 +28,11 @@ _ENCODINGS = ("", "identity", "gzip")
 _DISCONNECTED = "the server closed the connection"
 
 
-def classify_error(error: Exception, timeout: float) -> Failure:
-    """Return why a request with a `timeout` in seconds got no response."""
+def classify_error(error: Exception, send: Send, timeout: float) -> Failure:
+    """Return why a request got no response within `timeout` seconds."""
     match error:
+        case httpx.ConnectTimeout():
+            return Failure(FailureKind.TIMED_OUT, f"{min(timeout, send.connect_timeout):.0f}")
         case httpx.TimeoutException() | TimeoutError():
             return Failure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
         case BodyTooLarge():

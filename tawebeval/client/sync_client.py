@@ -165,7 +165,7 @@ class Client(ClientSettings):
                     body.add(piece)
                 return body.make_response()
         except EXCHANGE_ERRORS as error:
-            return classify_error(error, timeout)
+            return classify_error(error, send, timeout)
 
     def _count(self, pieces: Iterable[bytes], total: int) -> Iterator[bytes]:
         sent = 0

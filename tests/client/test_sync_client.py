@@ -204,6 +204,17 @@ class SyncClientTests(SynchronousTestCase):
                 self.assertLess(time.monotonic() - begun, PATIENCE / 2)
             self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
 
+    def test_connect_timeout(self) -> None:
+        """A connection that takes too long is told with its own time limit."""
+
+        def time_out(request: httpx.Request) -> httpx.Response:
+            raise httpx.ConnectTimeout("x", request=request)
+
+        client = Client("http://a", transport=httpx.MockTransport(time_out))
+        for timeout, words in ((60, "within 5 seconds"), (2, "within 2 seconds")):
+            outcome = client.do_step(Send("GET", "http://a/", timeout=timeout, connect_timeout=5))
+            self.assertIn(words, outcome.explain("it"))
+
     def test_too_large(self) -> None:
         """A body over the limit is not read further."""
         self.patch(values_module, "MAX_BODY", 1000)
