@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from base64 import b64encode
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tawebeval.linux.filetree import open_regular_file
 
@@ -39,8 +40,7 @@ def _read_directory(directory: Path) -> list[dict[str, Any]]:
     left = MAX_CONTENT_BYTES
     files = []
     for path in islice(_list_files(directory), MAX_FILES):
-        # Without a sandbox an evaluator may have put anything in place of the file.
-        with open_regular_file(path) as file:
+        with _open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             document = {"field": path.parent.name, "filename": path.name, "size": size}
             if size <= left:
@@ -49,6 +49,19 @@ def _read_directory(directory: Path) -> list[dict[str, Any]]:
                 document |= _encode_content(content)
             files.append(document)
     return files
+
+
+def _open_file(path: Path) -> IO[bytes]:
+    """Open a file. Raises: OSError; FileNotFoundError also for anything but a regular file.
+
+    Without a sandbox an evaluator may have put anything in its place.
+    """
+    try:
+        return open_regular_file(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileNotFoundError(errno.ENOENT, "a link", str(path)) from None
+        raise
 
 
 def _list_files(directory: Path) -> Iterator[Path]:

@@ -73,7 +73,7 @@ class SubmittedFileTests(SynchronousTestCase):
         path = self.add("a", b"")
         path.unlink()
         path.symlink_to(secret / "a.txt")
-        self.assertRaises(OSError, read_submitted_files, [self.root])
+        self.assertRaises(FileNotFoundError, read_submitted_files, [self.root])
         path.unlink()
         os.mkfifo(path)
         self.assertRaises(FileNotFoundError, read_submitted_files, [self.root])
