@@ -67,7 +67,7 @@ def _runs() -> Iterator[Callable[[], SandboxedRun]]:
         try:
             yield opened
         finally:
-            sandbox.writable_trees.close()
+            sandbox.writable_trees.stop_launcher()
 
 
 def add_mounts(count: int) -> None:

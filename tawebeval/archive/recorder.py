@@ -55,7 +55,7 @@ MAX_QUEUED_BYTES = 64 * 2**20
 STALLED_WRITE_SECONDS = 10
 """Seconds of one write after which all recordings are given up, and evaluators go on."""
 
-FLUSH_TIMEOUT = 4.0
+ARCHIVE_CLOSE_TIMEOUT = 4.0
 """Seconds in which the shutdown writes what waits, at most."""
 
 _DELAY = 0.05  # seconds for which events gather before a thread writes them
@@ -93,7 +93,7 @@ class _Recording:
     done: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
 
 
-def make_loss_counter() -> Counter[LossReason]:
+def make_zero_loss_counts() -> Counter[LossReason]:
     """Return the counter of evaluations that are not archived, with all reasons as 0."""
     return Counter(dict.fromkeys(get_args(LossReason), 0))
 
@@ -113,7 +113,7 @@ class DiskArchive:
     _format_time: Callable[[float], str]
     queued_bytes: int = 0
     archived_count: int = 0
-    loss_counts: Counter[LossReason] = attrs.field(factory=make_loss_counter)
+    loss_counts: Counter[LossReason] = attrs.field(factory=make_zero_loss_counts)
     _recordings: dict[str, _Recording] = attrs.field(factory=dict)
     _changed: dict[str, _Recording] = attrs.field(factory=dict)
     _held: dict[str, _Recording] = attrs.field(factory=dict)
@@ -410,7 +410,7 @@ class DiskArchive:
             self._write_call.reset(0)
         if self._changed or self._is_writing:
             self._idle = OneShotEvent()
-            await _wait_at_most(self._idle.wait(), FLUSH_TIMEOUT / 2, self._clock)
+            await _wait_at_most(self._idle.wait(), ARCHIVE_CLOSE_TIMEOUT / 2, self._clock)
 
     async def close(self) -> None:
         """Write what waits, and close the index; a disk that hangs is given up."""
@@ -424,7 +424,7 @@ class DiskArchive:
         closed: OneShotEvent[None] = OneShotEvent()
         closing = Deferred.fromCoroutine(self._writer.run_in_thread(self.store.close))
         closing.addBoth(lambda _: closed.set_value(None))
-        await _wait_at_most(closed.wait(), FLUSH_TIMEOUT / 2, self._clock)
+        await _wait_at_most(closed.wait(), ARCHIVE_CLOSE_TIMEOUT / 2, self._clock)
 
     # Reading
 

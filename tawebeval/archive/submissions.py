@@ -27,7 +27,7 @@ _MAX_REQUEST = 64 * 1024 * 1024  # bytes; the limits of the form are far lower
 class ExtractedSubmission:
     """A submission in the directories of `workspace`; `size` is the size of its files in bytes."""
 
-    request: EvaluationRequest
+    evaluation_request: EvaluationRequest
     workspace: Workspace
     size: int
 

@@ -65,7 +65,7 @@ def import_(name: str, source: Path, digest: str, config: Path | None) -> None:
         root = store.import_root(source, digest)
         for warning in root.warnings:
             click.echo(f"tawebeval: warning: {warning}", err=True)
-        found = "imported" if root.is_new else "the store has this content already"
+        found = "imported" if root.was_added else "the store has this content already"
         image = f" (the image {root.image_digest})" if root.image_digest else ""
         click.echo(f"{found}: {root.digest}{image}", err=True)
         click.echo("add to the configuration, then run `tawebeval reload`:", err=True)

@@ -56,7 +56,7 @@ class FileBlockError(ValueError):
 
 
 @attrs.frozen
-class InlineFile:
+class PrintedFile:
     """A file whose content stood in the block."""
 
     filename: str
@@ -119,7 +119,7 @@ class FileBlock:
             del self._gathered[: 1 - len(self._end)]
         return None
 
-    def parse_file(self) -> InlineFile | FileReference:
+    def parse_file(self) -> PrintedFile | FileReference:
         """Return the file of a block that has ended. Raises FileBlockError."""
         too_large = FileBlockError(
             f"a file block is over {format_size(self._limit)} (limits.file), or its headers over"
@@ -143,7 +143,7 @@ class FileBlock:
         kind = headers.get("x-segi-as", "content")
         match kind.lower():
             case "content":
-                return InlineFile(_checked(filename or "file"), content_type, bytes(body))
+                return PrintedFile(_checked(filename or "file"), content_type, bytes(body))
             case "path":
                 path = _path(bytes(body[: MAX_PATH + 1]))
                 return FileReference(_checked(filename or path), content_type, path)

@@ -86,7 +86,7 @@ class EventRing:
         if self.on_append is not None:
             self.on_append(first, batch, time_ms)
 
-    def close(self) -> None:
+    def mark_end(self) -> None:
         """Mark the end of events."""
         self.is_closed = True
 

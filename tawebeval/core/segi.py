@@ -52,7 +52,7 @@ from tawebeval.core.events import (
     has_blank_line,
     list_values,
 )
-from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, InlineFile
+from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, PrintedFile
 from tawebeval.core.results import (
     MAX_RESULT_BYTES,
     MIN_RESULT_BYTES,
@@ -535,7 +535,7 @@ class SegiParser:
         except FileBlockError as error:
             self._emit_error(str(error))
             return True
-        if isinstance(file, InlineFile):
+        if isinstance(file, PrintedFile):
             self._emit(encode_file(file.filename, file.content_type, file.content))
             return True
         self.awaited_file = file

@@ -100,7 +100,7 @@ class SystemChecks:
             ("limits", self._check_limits),
             ("limits", rlimits.find_lowered_limits),
             ("descriptors", self._check_descriptors),
-            ("processes", lambda: _compare(rlimits.compute_process_allowance(self.configuration))),
+            ("processes", lambda: _compare(rlimits.compute_process_headroom(self.configuration))),
         )
 
     def _check_user(self) -> Iterator[str]:
@@ -216,7 +216,7 @@ class SystemChecks:
             "memory" in cgroups.enforced_resources
         ):  # without the limit no number of watches is enough
             yield from run_checks(
-                ("watches", lambda: _compare(rlimits.compute_watch_allowance(self.configuration)))
+                ("watches", lambda: _compare(rlimits.compute_watch_headroom(self.configuration)))
             )
 
     def _check_endpoint(self, endpoint: str) -> Iterator[str]:
@@ -261,15 +261,15 @@ class SystemChecks:
 
     def _check_descriptors(self) -> Sequence[Problem | str]:
         journals = count_journals(self.configuration, self.environment)
-        return _compare(rlimits.compute_descriptor_allowance(self.configuration, journals))
+        return _compare(rlimits.compute_descriptor_headroom(self.configuration, journals))
 
     def _check_limits(self) -> Sequence[str]:
         rlimits.check_hard_limits(self.configuration.limits)
         return ()
 
 
-def _compare(allowance: rlimits.ResourceAllowance) -> Sequence[Problem | str]:
-    return report_problems(allowance.problems, str(allowance))
+def _compare(headroom: rlimits.ResourceHeadroom) -> Sequence[Problem | str]:
+    return report_problems(headroom.problems, str(headroom))
 
 
 def _can_be_unix(endpoint: str) -> bool:

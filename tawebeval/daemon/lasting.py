@@ -21,8 +21,8 @@ from tawebeval.linux.cgroups.group import find_pids_controller_parent
 from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.linux.rlimits import (
     check_hard_limits,
-    compute_keeper_descriptor_allowance,
-    compute_keeper_process_allowance,
+    compute_keeper_descriptor_headroom,
+    compute_keeper_process_headroom,
 )
 from tawebeval.webhooks.deliveries import DELIVERY_OVERHEAD_BYTES
 
@@ -87,13 +87,13 @@ def describe_keeper_allowances(
     parent = find_pids_controller_parent(client.cgroups)
     with suppress(PermissionError):  # the keeper of another user
         found = {
-            "descriptors": compute_keeper_descriptor_allowance(configuration, others, client.pid)
+            "descriptors": compute_keeper_descriptor_headroom(configuration, others, client.pid)
         }
         if parent is not None:
-            found["processes"] = compute_keeper_process_allowance(configuration, client.pid, parent)
-        for name, allowance in found.items():
-            what = f"{name}: {allowance}"
-            yield Problem(what, allowance.remedy) if allowance.problems else what
+            found["processes"] = compute_keeper_process_headroom(configuration, client.pid, parent)
+        for name, headroom in found.items():
+            what = f"{name}: {headroom}"
+            yield Problem(what, headroom.remedy) if headroom.problems else what
 
 
 def open_run_keeper(

@@ -24,7 +24,7 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
-from tawebeval.archive.recorder import DiskArchive, make_loss_counter
+from tawebeval.archive.recorder import DiskArchive, make_zero_loss_counts
 from tawebeval.archive.store import ArchiveUsage
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.states import EvaluationState
@@ -112,7 +112,7 @@ class DaemonMetrics(Collector):
 
     context: EvaluationContext
     repositories: RepositoryCache
-    registry: EvaluationRegistry
+    evaluation_registry: EvaluationRegistry
     callbacks: CallbackQueue
     request_log: RequestLog
     routes: RouteTable
@@ -177,7 +177,10 @@ class DaemonMetrics(Collector):
         )
 
     def _collect_queue(self) -> Iterator[Metric]:
-        queue, limit = self.registry.run_queue, self.context.configuration.evaluations.queued
+        queue, limit = (
+            self.evaluation_registry.run_queue,
+            self.context.configuration.evaluations.queued,
+        )
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
         yield _gauge("places_taken", "Places to run that are taken.", queue.taken_slots)
@@ -188,7 +191,7 @@ class DaemonMetrics(Collector):
 
     def _collect_buffers(self) -> Iterator[Metric]:
         settings = self.context.configuration
-        spool, budget = self.registry.upload_budget, self.context.ring_budget
+        spool, budget = self.evaluation_registry.upload_budget, self.context.ring_budget
         said = "Events in memory, with what is kept of forms and stderr."
         yield _gauge("buffered_bytes", said, budget.used_bytes)
         yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
@@ -231,7 +234,7 @@ class DaemonMetrics(Collector):
             "connections", "Connections that are open.", self.connection_limits.connection_count
         )
         yield _gauge("connections_limit", "Connections that may be.", limit)
-        yield _gauge("streams", "Streams of events.", len(self.registry.subscriptions))
+        yield _gauge("streams", "Streams of events.", len(self.evaluation_registry.subscriptions))
 
     def _collect_callbacks(self) -> Iterator[Metric]:
         ended = {state.value: self.callbacks.ended_counts[state] for state in _DELIVERY_ENDS}
@@ -241,7 +244,7 @@ class DaemonMetrics(Collector):
     def _collect_archive(self) -> Iterator[Metric]:
         archive = self.archive
         usage = archive.usage if archive else ArchiveUsage()
-        loss_counts = archive.loss_counts if archive else make_loss_counter()
+        loss_counts = archive.loss_counts if archive else make_zero_loss_counts()
         done = archive.archived_count if archive else 0
         yield _counter("archived", "Evaluations that were archived.", done)
         yield _counter("not_archived", "Evaluations that were not.", loss_counts, "reason")

@@ -17,7 +17,7 @@ from twisted.application.service import Service
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from tawebeval.archive.recorder import FLUSH_TIMEOUT
+from tawebeval.archive.recorder import ARCHIVE_CLOSE_TIMEOUT
 from tawebeval.config import Configuration
 from tawebeval.slurm.transport import STOP_SECONDS
 
@@ -88,7 +88,7 @@ def compute_stop_timeout(configuration: Configuration) -> float:
     if configuration.callbacks.enabled:
         seconds += configuration.callbacks.timeout
     if configuration.archive.enabled:
-        seconds += FLUSH_TIMEOUT
+        seconds += ARCHIVE_CLOSE_TIMEOUT
     if configuration.runner.kind == "slurm":
         seconds += STOP_SECONDS
     return seconds

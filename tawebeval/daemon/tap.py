@@ -98,7 +98,7 @@ def makeService(
         rlimits.raise_descriptor_limit()
         journals = count_journals(configuration, environment)
         configuration = rlimits.limit_connections(configuration, journals)
-        for problem in rlimits.compute_process_allowance(configuration).problems:
+        for problem in rlimits.compute_process_headroom(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
         atexit.register(cgroups.close)  # after a failed start no service is stopped
         # Absolute: twistd may change the working directory.

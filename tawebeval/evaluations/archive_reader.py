@@ -66,19 +66,19 @@ class ListedEvaluation:
     """
 
     sequence_number: int
-    source: Evaluation | IndexedEvaluation
+    evaluation_or_row: Evaluation | IndexedEvaluation
 
     def build_entry(self) -> dict[str, Any]:
         """Return what the list shows."""
-        if isinstance(self.source, Evaluation):
-            return build_listing_entry(self.source)
-        return _decode_entry(self.source)
+        if isinstance(self.evaluation_or_row, Evaluation):
+            return build_listing_entry(self.evaluation_or_row)
+        return _decode_entry(self.evaluation_or_row)
 
     def matches(self, wanted: EvaluationFilter) -> bool:
         """Return whether the filter holds."""
-        if isinstance(self.source, Evaluation):
-            return wanted.matches(self.source)
-        return bool(self.source.entry)
+        if isinstance(self.evaluation_or_row, Evaluation):
+            return wanted.matches(self.evaluation_or_row)
+        return bool(self.evaluation_or_row.entry)
 
 
 def _decode_entry(row: IndexedEvaluation) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class ArchivedSubscription:
     position: int
     _event_count: int
     _read_piece: Callable[[int, bool], Awaitable[EventBatch | None]]
-    connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
+    reader_connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
     with_times: bool = False
     _next: EventBatch | None = EMPTY_BATCH
     _is_reading: bool = False

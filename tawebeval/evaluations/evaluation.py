@@ -72,7 +72,7 @@ from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import RunnerStatus, SandboxedRun
 from tawebeval.sandbox.environments import Environment, find_environment
 from tawebeval.sandbox.workspace import FileRefused, Workspace, derive_log_name
-from tawebeval.webhooks.callback import Callback
+from tawebeval.webhooks.callback import CallbackRecord
 
 _UNCOUNTED = 1024  # bytes of form and stderr that count as the fixed cost of an evaluation
 
@@ -131,7 +131,7 @@ class Evaluation:
     ring_allocation: RingAllocation = attrs.field(init=False)
     state: EvaluationState = EvaluationState.QUEUED
     failure: EvaluationFailure | None = None
-    callback: Callback | None = None
+    callback: CallbackRecord | None = None
     commit: Commit | None = None
     run: EvaluatorRun | None = None
     run_result: RunResult | None = None
@@ -630,7 +630,7 @@ class Evaluation:
 
     def _close_ring(self) -> None:
         """Take no more events, and count what is kept until a client has read them."""
-        self.ring.close()
+        self.ring.mark_end()
         self.ring_allocation.disable_limit()
         self.ring_allocation.set_extra_bytes(max(0, self._kept_bytes - _UNCOUNTED))
         self.ring_allocation.resize(self.ring.stored_bytes)
@@ -711,7 +711,7 @@ class Evaluation:
         assert self.markers is not None, "made with the run"
         quota = self.workspace.quota_directory
         return RunSnapshot(
-            pid=run.pid,
+            pid=run.first_pid,
             checkout=str(self._checkout.path),
             markers=attrs.astuple(self.markers),
             sandbox=self._sandboxed.describe(),

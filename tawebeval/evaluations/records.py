@@ -131,15 +131,15 @@ class EvaluationReaders:
             )
         else:
             self.retention.remove_reader(reader)
-        self.discard_read_events()
+        self.make_ring_room()
 
     def acknowledge(self, after: int) -> None:
         """Record that a client has asked for the page after a cursor."""
         self.furthest_read_cursor = max(self.furthest_read_cursor, after)
         if self.retention.acknowledge(after):  # most pages are asked for twice: no new room
-            self.discard_read_events()
+            self.make_ring_room()
 
-    def discard_read_events(self) -> None:
+    def make_ring_room(self) -> None:
         """Discard events that no reader needs, and let the evaluator write on.
 
         To be called when a reader needs less, and when the ring has become full.
@@ -155,7 +155,7 @@ class EvaluationReaders:
         self._plan_retry(now)
 
     def _plan_retry(self, now: float) -> None:
-        """Call `discard_read_events` again when no page and no resumed stream is expected.
+        """Call `make_ring_room` again when no page and no resumed stream is expected.
 
         All streams may have read all events, and then nothing else would call it.
         """
@@ -170,7 +170,7 @@ class EvaluationReaders:
 
     def _on_retry(self) -> None:
         self._retry = None
-        self.discard_read_events()
+        self.make_ring_room()
 
 
 @attrs.define(eq=False)
@@ -179,15 +179,15 @@ class Subscription:
 
     This one is an observer's: it keeps no event. `position` is the cursor after the last event read
     from the ring. `registered` are all subscriptions of the registry; `on_left()` is called after
-    the context. Set `connection` before the context if the connection knows what the client has
-    read. Events have their times if `with_times` is set.
+    the context. Set `reader_connection` before the context if the connection knows what the client
+    has read. Events have their times if `with_times` is set.
     """
 
     position: int
     _readers: EvaluationReaders
     _registered: set[Subscription]
     _on_left: Callable[[], object]
-    connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
+    reader_connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
     with_times: bool = False
 
     def __enter__(self) -> None:
@@ -268,7 +268,7 @@ class ReaderSubscription(Subscription):
     def _enter(self) -> None:
         self.reader = self._readers.add_stream(self)
         # If the ring is full and this stream has read all of it, nothing else would make room.
-        self._readers.discard_read_events()
+        self._readers.make_ring_room()
 
     def _leave(self, *, is_complete: bool) -> None:
         if is_complete:
@@ -278,11 +278,11 @@ class ReaderSubscription(Subscription):
     def note_events_written(self) -> None:
         """Record that all events read so far were written to the connection."""
         if not self._has_acknowledged:
-            written, _ = self.connection.measure_progress()
+            written, _ = self.reader_connection.measure_progress()
             if len(self.written_pieces) > 1 and written - self.written_pieces[-2][0] < _NOTED:
                 self.written_pieces.pop()
             self.written_pieces.append((written, self.position))
-        self._readers.discard_read_events()
+        self._readers.make_ring_room()
 
     def probe_client(self) -> bool:
         """Do as `Subscription` says."""
@@ -291,7 +291,7 @@ class ReaderSubscription(Subscription):
             and self.reader.received_cursor < self.position
         )
         is_measured = held and not self._has_acknowledged
-        self.connection.set_keepalive_probing(is_measured)
+        self.reader_connection.set_keepalive_probing(is_measured)
         if is_measured:
             self._end_standstill()
         else:
@@ -305,11 +305,11 @@ class ReaderSubscription(Subscription):
         then they count only if the ring has them anyway: half of it is less than it keeps.
         """
         now = self._readers.clock.seconds()
-        _, read = self.connection.measure_progress()
+        _, read = self.reader_connection.measure_progress()
         if self._standstill is None or self._standstill[0] != read:
             self._standstill = read, now
         elif now - self._standstill[1] >= RESUME_SECONDS:
-            self.connection.count_acknowledged_bytes(
+            self.reader_connection.count_acknowledged_bytes(
                 self._readers.evaluation.ring_allocation.limit // 2
             )
             self._standstill = None
@@ -319,7 +319,7 @@ class ReaderSubscription(Subscription):
         if self._has_acknowledged:
             self.written_pieces.clear()
         elif self.written_pieces:
-            _, read = self.connection.measure_progress()
+            _, read = self.reader_connection.measure_progress()
             while self.written_pieces and self.written_pieces[0][0] <= read:
                 self._take(self.written_pieces.popleft()[1])
 
@@ -330,7 +330,7 @@ class ReaderSubscription(Subscription):
         self._has_acknowledged = True
         if cursor > self.reader.received_cursor:
             self._take(cursor)
-            self._readers.discard_read_events()
+            self._readers.make_ring_room()
         return True
 
     def _take(self, cursor: int) -> None:
@@ -523,7 +523,7 @@ class RecordIndex:
         """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
         if record.evaluation.callback is not None or record.readers.observers:
             self.note_client_request(record)  # until now the callback or an observer has kept it
-        record.readers.discard_read_events()
+        record.readers.make_ring_room()
 
     def note_evaluation_end(self, record: EvaluationRecord) -> None:
         """Record that only the events of an evaluation are left."""

@@ -64,7 +64,7 @@ from tawebeval.evaluations.status import build_status, format_time
 from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
-from tawebeval.webhooks.callback import Callback
+from tawebeval.webhooks.callback import CallbackRecord
 from tawebeval.webhooks.deliveries import CallbackQueue
 
 _RETRY_LATER = 30  # seconds, if too many events are unread
@@ -396,7 +396,7 @@ class EvaluationRegistry:
         self,
         upload: ReceivedForm,
         caller: str,
-        callback: Callback | None,
+        callback: CallbackRecord | None,
         restored: EvaluationSnapshot | None = None,
     ) -> Evaluation:
         """Return the evaluation of a form, a new one or one that is `restored`."""
@@ -489,7 +489,7 @@ class EvaluationRegistry:
             callback.event = kept.event
         self._callbacks.start_delivery(callback, name, make_document, on_end)
 
-    def _keep_callback(self, callback: Callback, name: str, document: bytes) -> None:
+    def _keep_callback(self, callback: CallbackRecord, name: str, document: bytes) -> None:
         """Keep a callback and its document for another process of the daemon."""
         keeper = self.context.run_keeper
         if keeper is not None:
@@ -509,7 +509,7 @@ class EvaluationRegistry:
         for name in self._found_callbacks.keys() - known:
             kept = self._found_callbacks.pop(name)
             self._callbacks.start_delivery(
-                Callback(kept.url, kept.caller, event=kept.event),
+                CallbackRecord(kept.url, kept.caller, event=kept.event),
                 name,
                 partial(bytes, kept.document),
                 partial(self._drop_callback, name),
@@ -566,7 +566,7 @@ class EvaluationRegistry:
             key = -int.from_bytes(self.context.random_bytes(7))  # no number of an evaluation
             share = SharedUpload(self.upload_budget, found.size, key)
             try:
-                yield KeptSubmission(found.request, found.workspace, share)
+                yield KeptSubmission(found.evaluation_request, found.workspace, share)
             finally:
                 share.remove_reference()
         finally:

@@ -438,7 +438,7 @@ class EvaluatorRun(ProcessProtocol):
         return RunResult(self.exit_status, self.usage, self.paused_seconds, self._stderr)
 
     @property
-    def pid(self) -> int:
+    def first_pid(self) -> int:
         """The first process."""
         return self._process.pid
 

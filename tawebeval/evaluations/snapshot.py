@@ -20,13 +20,13 @@ from tawebeval.evaluations.run import RunProgress, RunResult
 from tawebeval.linux.cgroups.group import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
-from tawebeval.webhooks.callback import Callback, CallbackState
+from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 
 T = TypeVar("T")
 
 
 class CallbackSnapshot(msgspec.Struct, omit_defaults=True):
-    """A callback and its progress, as `webhooks.callback.Callback`."""
+    """A callback and its progress, as `webhooks.callback.CallbackRecord`."""
 
     url: str
     state: str
@@ -130,21 +130,21 @@ def unpack_snapshot(packed: bytes) -> EvaluationSnapshot:
     return msgspec.msgpack.decode(packed, type=EvaluationSnapshot)
 
 
-def dump_callback(callback: Callback) -> CallbackSnapshot:
+def dump_callback(callback: CallbackRecord) -> CallbackSnapshot:
     """Return the snapshot of a callback."""
     return CallbackSnapshot(
         callback.url,
         callback.state.value,
-        callback.attempts,
+        callback.attempt_count,
         callback.last_error,
         callback.event,
     )
 
 
-def load_callback(found: CallbackSnapshot, caller: str) -> Callback:
+def load_callback(found: CallbackSnapshot, caller: str) -> CallbackRecord:
     """Return the callback of a snapshot."""
     state = CallbackState(found.state)
-    return Callback(found.url, caller, state, found.attempts, found.last_error, found.event)
+    return CallbackRecord(found.url, caller, state, found.attempts, found.last_error, found.event)
 
 
 def dump_limits(limits: LimitSettings) -> dict[str, Any]:

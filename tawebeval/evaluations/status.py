@@ -73,7 +73,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         document["callback"] = {
             "url": callback.shown_url,
             "state": callback.state.value,
-            "attempts": callback.attempts,
+            "attempts": callback.attempt_count,
             "last_error": callback.last_error,
         }
     return document

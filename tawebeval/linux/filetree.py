@@ -132,10 +132,10 @@ def walk_tree(top: int) -> Iterator[tuple[str, os.stat_result]]:
             os.close(directory)
 
 
-def copy_tree(source: Path, target: Path, path: str = "") -> None:
+def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:
     """Copy names, bytes and modes from below `source` into an empty directory.
 
-    That is `target`, or the directory at `path` below it, to which no symbolic link leads.
+    That is `target`, or the directory at `subdirectory` below it, to which no symbolic link leads.
 
     Raises: OSError, always with a path; also for entries other than directories, regular files and
     symbolic links.
@@ -144,7 +144,7 @@ def copy_tree(source: Path, target: Path, path: str = "") -> None:
     try:
         into = os.open(target, _FLAGS)
         try:
-            for part in path.split("/") if path else ():
+            for part in subdirectory.split("/") if subdirectory else ():
                 parent, into = into, os.open(part, _FLAGS, dir_fd=into)
                 os.close(parent)
             with add_path_to_errors(target):

@@ -102,7 +102,7 @@ class _RequestError(Exception):
     """A request that is not executed."""
 
 
-class Bundle:
+class KeptBundle:
     """Descriptors with a name, and the number of one process, or 0.
 
     `serial` is unique and increases with each bundle. `exit` has the status and the usage of the
@@ -128,10 +128,10 @@ class Keeper:
         self._grace = grace
         self._clients: dict[int, socket.socket] = {}
         self._poll = select.poll()  # not epoll, whose watches evaluators of this user can exhaust
-        self._bundles: dict[str, Bundle] = {}  # in the order of their serials
+        self._bundles: dict[str, KeptBundle] = {}  # in the order of their serials
         self._serial = 0
         self._descriptor_count = 0
-        self._owners: dict[int, Bundle] = {}  # of children that are not reaped yet
+        self._owners: dict[int, KeptBundle] = {}  # of children that are not reaped yet
         self._unwanted: set[int] = set()  # children whose exit status nobody asks for
         self._ended: dict[int, float] = {}  # other ended children, with the time of their discovery
 
@@ -269,7 +269,7 @@ class Keeper:
         if held + len(descriptors) > self._max_descriptors:
             raise OSError(errno.EMFILE, f"{name}: {os.strerror(errno.EMFILE)} (RLIMIT_NOFILE)")
         self._serial += 1
-        bundle = Bundle(self._serial, pid, tuple(descriptors))
+        bundle = KeptBundle(self._serial, pid, tuple(descriptors))
         if pid and old is not None and old.pid == pid:
             bundle.exit, bundle.is_child = old.exit, old.is_child
         elif pid:

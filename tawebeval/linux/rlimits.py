@@ -48,7 +48,7 @@ log = Logger()
 
 
 @attrs.frozen
-class ResourceAllowance:
+class ResourceHeadroom:
     """How many of one resource the daemon may have (None: any number), and may need at once."""
 
     allowed_count: int | None
@@ -106,10 +106,10 @@ def find_lowered_limits() -> Iterator[Problem]:
             )
 
 
-def compute_descriptor_allowance(
+def compute_descriptor_headroom(
     configuration: Configuration, journals: int = 0
-) -> ResourceAllowance:
-    """Return the allowance of file descriptors; `journals` is how many of them are for journals.
+) -> ResourceHeadroom:
+    """Return the headroom of file descriptors; `journals` is how many of them are for journals.
 
     Raises ConfigurationError where only a few connections are left beside the evaluations.
     """
@@ -122,7 +122,7 @@ def compute_descriptor_allowance(
             " callbacks.at_once",
         )
     remedy = f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower http.connections"
-    return ResourceAllowance(there, wanted, remedy)
+    return ResourceHeadroom(there, wanted, remedy)
 
 
 def count_needed_descriptors(configuration: Configuration) -> int:
@@ -146,10 +146,10 @@ def limit_connections(configuration: Configuration, journals: int = 0) -> Config
     """Return the configuration with no more connections than descriptors allow; log if fewer.
 
     Some connections are left even if there are too few descriptors for `journals`: an evaluation
-    without one ends with the daemon. Raises ConfigurationError as `compute_descriptor_allowance`
+    without one ends with the daemon. Raises ConfigurationError as `compute_descriptor_headroom`
     does.
     """
-    found = compute_descriptor_allowance(configuration, journals)
+    found = compute_descriptor_headroom(configuration, journals)
     if not found.problems:
         return configuration
     free = count_allowed_descriptors() - _descriptors_besides(configuration)
@@ -166,13 +166,13 @@ def limit_connections(configuration: Configuration, journals: int = 0) -> Config
     return msgspec.structs.replace(configuration, http=http)
 
 
-def compute_process_allowance(configuration: Configuration) -> ResourceAllowance:
-    """Return the allowance of processes and threads. Blocks, hardly. Raises OSError."""
+def compute_process_headroom(configuration: Configuration) -> ResourceHeadroom:
+    """Return the headroom of processes and threads. Blocks, hardly. Raises OSError."""
     wanted = count_needed_processes(configuration)
     remedy = (
         f"{PROCESS_LIMIT_REMEDY}, to {wanted}; or lower evaluations.running or limits.processes"
     )
-    return ResourceAllowance(count_allowed_processes(), wanted, remedy)
+    return ResourceHeadroom(count_allowed_processes(), wanted, remedy)
 
 
 def count_needed_processes(configuration: Configuration) -> int:
@@ -181,10 +181,10 @@ def count_needed_processes(configuration: Configuration) -> int:
     return _count_evaluators_processes(configuration) + fetches + _DAEMON_PROCESSES
 
 
-def compute_keeper_descriptor_allowance(
+def compute_keeper_descriptor_headroom(
     configuration: Configuration, others: int, pid: int
-) -> ResourceAllowance:
-    """Return the allowance of file descriptors of the keeper, whose process is `pid`.
+) -> ResourceHeadroom:
+    """Return the headroom of file descriptors of the keeper, whose process is `pid`.
 
     `others` is how many of them are for journals and callbacks. Raises: PermissionError.
     """
@@ -194,13 +194,13 @@ def compute_keeper_descriptor_allowance(
         f"set LimitNOFILE={wanted} in {_KEEPER_UNIT} (or ulimit -n), or lower evaluations.running,"
         " evaluations.queued or evaluations.kept"
     )
-    return ResourceAllowance(get_hard_limit(resource.RLIMIT_NOFILE, pid), wanted, remedy)
+    return ResourceHeadroom(get_hard_limit(resource.RLIMIT_NOFILE, pid), wanted, remedy)
 
 
-def compute_keeper_process_allowance(
+def compute_keeper_process_headroom(
     configuration: Configuration, pid: int, cgroup: str
-) -> ResourceAllowance:
-    """Return the allowance of processes and threads of the keeper, whose process is `pid`.
+) -> ResourceHeadroom:
+    """Return the headroom of processes and threads of the keeper, whose process is `pid`.
 
     `cgroup` is the parent of its evaluations, with the controller of processes: the kernel hides
     the keeper's own from other processes of its user. Blocks, hardly. Raises: PermissionError.
@@ -210,7 +210,7 @@ def compute_keeper_process_allowance(
         f"set TasksMax={wanted} in {_KEEPER_UNIT} (or the container's limit of processes), or lower"
         " evaluations.running or limits.processes"
     )
-    return ResourceAllowance(min(_bounds(pid, cgroup), default=None), wanted, remedy)
+    return ResourceHeadroom(min(_bounds(pid, cgroup), default=None), wanted, remedy)
 
 
 def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
@@ -223,8 +223,8 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
     return min(_bounds(0, own), default=None)
 
 
-def compute_watch_allowance(configuration: Configuration) -> ResourceAllowance:
-    """Return the allowance of epoll watches for evaluators that stay within `limits.memory`.
+def compute_watch_headroom(configuration: Configuration) -> ResourceHeadroom:
+    """Return the headroom of epoll watches for evaluators that stay within `limits.memory`.
 
     The daemon itself needs none (`daemon.runtime`). Blocks, hardly. Raises OSError.
     """
@@ -233,7 +233,7 @@ def compute_watch_allowance(configuration: Configuration) -> ResourceAllowance:
         running * configuration.limits.largest.memory // _WATCH + configuration.http.connections
     )
     there = int(MAX_WATCHES_FILE.read_text("ascii"))
-    return ResourceAllowance(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
+    return ResourceHeadroom(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
 
 
 def _descriptors_besides(configuration: Configuration) -> int:

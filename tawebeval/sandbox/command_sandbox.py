@@ -95,12 +95,14 @@ class SandboxedCommands:
         """Yield the arguments before a command, and the descriptor that its start needs."""
         filter_ = reopen_seccomp_filter(self.filter_descriptor)
         try:
-            yield self.build_argv(repository, access, filter_), filter_
+            yield self.build_argv_prefix(repository, access, filter_), filter_
         finally:
             os.close(filter_)
 
-    def build_argv(self, repository: Path, access: SandboxAccess, filter_: int) -> Sequence[str]:
-        """Return the arguments before a command; `filter_` is a descriptor of the filter."""
+    def build_argv_prefix(
+        self, repository: Path, access: SandboxAccess, filter_descriptor: int
+    ) -> Sequence[str]:
+        """Return the arguments before a command; `filter_descriptor` is that of the filter."""
         argv = [
             self.bwrap_path,
             *build_isolation_options("git"),
@@ -108,7 +110,7 @@ class SandboxedCommands:
         ]
         argv += [
             "--seccomp",
-            str(filter_),
+            str(filter_descriptor),
             *self.system_options,
             "--proc",
             "/proc",

@@ -80,7 +80,7 @@ class StoredRoot:
     """
 
     path: Path
-    is_new: bool = False
+    was_added: bool = False
     warnings: Sequence[str] = ()
     image_digest: str = ""
 
@@ -131,14 +131,14 @@ class EnvironmentStore:
             )
         try:
             os.close(lock_root(target))
-            is_new = False
+            was_added = False
         except BlockingIOError:
             raise ConfigurationError(f"{target.name} is being removed", "import it again") from None
         except FileNotFoundError:
-            is_new = True
+            was_added = True
             run_program("/bin/sync", "-f", "--", root)
             root.rename(target)
-        return StoredRoot(target, is_new, tuple(warnings))
+        return StoredRoot(target, was_added, tuple(warnings))
 
     def list_roots(self) -> Iterator[tuple[StoredRoot, int]]:
         """Yield the roots with their sizes in bytes on the disk, sorted by digest."""

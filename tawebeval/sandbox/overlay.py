@@ -103,6 +103,6 @@ class WritableTrees:
         """Start a program that has no tree of its own. Blocks. Raises: OSError."""
         return self._launching.start_program(launch)[0]
 
-    def close(self) -> None:
+    def stop_launcher(self) -> None:
         """End the launcher; started programs run on. Blocks, hardly."""
         self._launching.close()

@@ -208,7 +208,7 @@ def verify_sandbox(sandbox: Sandbox, places: ProbeDirectories = TEMPORARY_DIRECT
 
 def close_sandbox(sandbox: Sandbox) -> None:
     """Release what `verify_sandbox` has made. Blocks, hardly."""
-    sandbox.writable_trees.close()
+    sandbox.writable_trees.stop_launcher()
 
 
 def open_command_sandbox(sandbox: Sandbox, accounts: Path) -> CommandSandbox:

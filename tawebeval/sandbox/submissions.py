@@ -59,7 +59,7 @@ def make_broker_spec(
         yield LaunchSpec(argv, {}, "/", (*given, listening, filter_), groups)
 
 
-class BrokerProcess(ProcessProtocol):
+class BrokerProtocol(ProcessProtocol):
     """The protocol of a broker; `ended` is set when it has ended."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class SubmissionServer:
         self._threads = threads
         self._spawner = spawner
         self._start = start
-        self._broker = BrokerProcess()
+        self._broker = BrokerProtocol()
         self._starting: Deferred[None] | None = None
         if connect is None:
             reactor.addReader(self)

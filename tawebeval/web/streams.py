@@ -119,7 +119,7 @@ async def send_stream(
     The connection of an observer is closed at discarded events: resuming there is 410.
     """
     channel = request.channel
-    subscription.connection = measure_connection(channel.transport)
+    subscription.reader_connection = measure_connection(channel.transport)
     flow = StreamFlowControl(clock)
     request.registerProducer(flow, True)
     try:

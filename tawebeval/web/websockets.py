@@ -186,7 +186,7 @@ async def send_websocket_messages(
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:
-        subscription.connection = connection
+        subscription.reader_connection = connection
         begin = subscription.position
         events.acknowledge_events = lambda count: subscription.acknowledge(begin + count)
         flow = StreamFlowControl(clock)

@@ -1,12 +1,12 @@
 """Webhooks: signed POST requests that report the end of an evaluation to a URL of the caller.
 
 A form may name a `callback_url` (docs/api.md, "Callbacks"). `evaluations.Registry` asks
-`CallbackQueue.create_callback` for a `Callback` when the evaluation is accepted, and hands it to
-`CallbackQueue.start_delivery` with the status document when the evaluation has ended. The
+`CallbackQueue.create_callback` for a `CallbackRecord` when the evaluation is accepted, and hands it
+to `CallbackQueue.start_delivery` with the status document when the evaluation has ended. The
 evaluation does not wait for the delivery. The status document shows the `CallbackState`, the
 metrics count final states.
 
-- `callback`: `Callback` and `CallbackState`, plain values.
+- `callback`: `CallbackRecord` and `CallbackState`, plain values.
 - `deliveries`: `CallbackQueue`, the queue. One coroutine for each delivery waits for a slot, makes
   an attempt and pauses. Memory is bounded in bytes, slots are shared fairly between callers.
 - `sender`: `WebhookSender` makes one attempt, by the `PinnedAgent` of `tawebeval.pinned_agent`.

@@ -25,7 +25,7 @@ class CallbackState(Enum):
 
 
 @attrs.define(eq=False)
-class Callback:
+class CallbackRecord:
     """A callback and its progress.
 
     `caller` is the name by which its secret is found. `event` is its Webhook-Id, the same for each
@@ -36,7 +36,7 @@ class Callback:
     url: str
     caller: str
     state: CallbackState = CallbackState.WAITING
-    attempts: int = 0
+    attempt_count: int = 0
     last_error: str | None = None
     event: str = ""
 

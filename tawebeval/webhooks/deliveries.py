@@ -26,7 +26,7 @@ from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.reloadable import Reloadable
 from tawebeval.resolver import Resolver
-from tawebeval.webhooks.callback import Callback, CallbackState
+from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 from tawebeval.webhooks.sender import (
     AttemptResult,
     WebhookSender,
@@ -50,12 +50,12 @@ class Delivery:
     no further attempt begins, empty if one may.
     """
 
-    callback: Callback
+    callback: CallbackRecord
     evaluation_identifier: str
     document: bytes = attrs.field(repr=False)
     give_up_reason: str = ""
     task: Deferred[None] | None = None
-    finish_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
+    ended: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
 
     @property
     def size(self) -> int:
@@ -112,7 +112,7 @@ class CallbackQueue:
         """Yield the secrets file, unless callbacks are disabled."""
         return self._secrets.list_reloadables()
 
-    def create_callback(self, url: str, caller: str) -> Callback:
+    def create_callback(self, url: str, caller: str) -> CallbackRecord:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
         if not self._settings.enabled:
             raise InvalidField(_FIELD, "callbacks are disabled (callbacks.enabled)")
@@ -126,11 +126,11 @@ class CallbackQueue:
             self._sender.check_url(url)
         except ForbiddenHost as error:
             raise InvalidField(_FIELD, str(error)) from None
-        return Callback(url, caller)
+        return CallbackRecord(url, caller)
 
     def start_delivery(
         self,
-        callback: Callback,
+        callback: CallbackRecord,
         evaluation: str,
         document: Callable[[], bytes],
         on_end: Callable[[], object] = lambda: None,
@@ -179,7 +179,7 @@ class CallbackQueue:
 
     async def _wait_for_all(self) -> None:
         while self._deliveries:
-            await next(iter(self._deliveries.values())).finish_event.wait()
+            await next(iter(self._deliveries.values())).ended.wait()
 
     def _evict(self) -> None:
         """Give up deliveries until the others fit: the oldest of the caller with most bytes."""
@@ -223,7 +223,7 @@ class CallbackQueue:
         self._give_up(delivery, "ended")
         del self._deliveries[callback.event]
         self._log(delivery)
-        delivery.finish_event.set_value(None)
+        delivery.ended.set_value(None)
         on_end()
 
     async def _deliver(self, delivery: Delivery) -> CallbackState:
@@ -237,7 +237,7 @@ class CallbackQueue:
                 return CallbackState.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
             retry_after = min(result.retry_after, self._backoff.longest_delay)
-            delay = self._backoff.draw_delay(callback.attempts, chance, retry_after)
+            delay = self._backoff.draw_delay(callback.attempt_count, chance, retry_after)
             if delay is None:
                 break
             if not self._has_pauses:
@@ -260,7 +260,7 @@ class CallbackQueue:
                 await deferLater(self._clock, 0)
                 reason = "the caller's secret was removed from callbacks.secrets"
                 return AttemptResult(RequestOutcome.REFUSED, reason)
-            callback.attempts += 1
+            callback.attempt_count += 1
             headers = secrets.sign_body(
                 callback.caller, callback.event, int(self._time()), delivery.document
             )
@@ -278,7 +278,7 @@ class CallbackQueue:
             evaluation=delivery.evaluation_identifier,
             origin=callback.shown_origin,
             state=callback.state.value,
-            attempts=callback.attempts,
+            attempts=callback.attempt_count,
             error="" if delivered else f": {callback.last_error}",
             again="" if delay is None else f"; next attempt in {delay:.1f} s",
         )

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.recorder import (
-    FLUSH_TIMEOUT,
+    ARCHIVE_CLOSE_TIMEOUT,
     MAX_QUEUED_BYTES,
     MAX_QUEUED_BYTES_PER_EVALUATION,
     READ_TIMEOUT,
@@ -114,7 +114,7 @@ class RecordingTests(RecorderTestCase):
         """A reader waits until an evaluation that has just ended is archived."""
         ring, _ = self.begin()
         ring.append_batch(make_batch(0, 2))
-        ring.close()
+        ring.mark_end()
         self.archive.end_recording("one", make_end())
         packed: list[bool] = []
         self.archive.call_when_archived("one", lambda: packed.append(True))
@@ -135,7 +135,7 @@ class RecordingTests(RecorderTestCase):
         for name in ("one", "two"):
             ring, _ = self.begin(name)
             ring.append_batch(make_batch(0, 2))
-            ring.close()
+            ring.mark_end()
             self.archive.end_recording(name, make_end())
             self.clock.advance(0.1)
         listed = Deferred.fromCoroutine(
@@ -190,7 +190,7 @@ class RecordingTests(RecorderTestCase):
         ring.append_batch(make_batch(0, 2))
         closed = Deferred.fromCoroutine(self.archive.close())
         for _ in range(3):
-            self.clock.advance(FLUSH_TIMEOUT / 2)
+            self.clock.advance(ARCHIVE_CLOSE_TIMEOUT / 2)
         self.successResultOf(closed)
 
 

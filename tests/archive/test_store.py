@@ -388,7 +388,7 @@ class SubmissionTests(ArchiveTestCase):
         target = self.root.with_name("target")
         found = self.store.extract("one", "alice", target)
         assert found is not None
-        self.assertEqual(pack_request(found.request), self.packed)
+        self.assertEqual(pack_request(found.evaluation_request), self.packed)
         self.assertEqual(found.size, 100_007)
         for name, content in self.files.items():
             self.assertEqual((target / "submission" / name).read_bytes(), content)

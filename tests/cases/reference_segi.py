@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH, InlineFile
+from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH, PrintedFile
 from tawebeval.core.segi import Markers
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
@@ -154,7 +154,7 @@ def _file(lines: list[bytes], markers: Markers, limit: int, files: Files) -> Ite
     return markers.file_end
 
 
-def _content(block: list[bytes], limit: int, files: Files) -> InlineFile:
+def _content(block: list[bytes], limit: int, files: Files) -> PrintedFile:
     empty = [number for number, line in enumerate(block) if line in (b"", b"\r")]
     if not empty:
         raise _Refused
@@ -180,7 +180,7 @@ def _content(block: list[bytes], limit: int, files: Files) -> InlineFile:
         sound = False
     if not sound or content is None:
         raise _Refused
-    return InlineFile(name, headers.get("content-type", "application/octet-stream"), content)
+    return PrintedFile(name, headers.get("content-type", "application/octet-stream"), content)
 
 
 def _headers(lines: list[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ are written as short as tables need them:
 
     str         a text event, or several of them joined
     bytes       a data event: its payload exactly as it stands on the line
-    InlineFile  the data event that carries a file
+    PrintedFile  the data event that carries a file
     ErrorEvent  the data event `evaluation_error`, by its reason
 """
 
@@ -20,7 +20,7 @@ import attrs
 from hypothesis import strategies as st
 
 from tawebeval.core.events import EventBatch
-from tawebeval.core.fileblock import InlineFile
+from tawebeval.core.fileblock import PrintedFile
 from tawebeval.core.segi import Markers, SegiParser
 
 MARKERS = Markers(b"~DB", b"~DE", b"~FB", b"~FE")  # short, so that near misses are frequent
@@ -48,7 +48,7 @@ class ErrorEvent:
     reason: str = "protocol"
 
 
-Event: TypeAlias = "str | bytes | InlineFile | ErrorEvent"
+Event: TypeAlias = "str | bytes | PrintedFile | ErrorEvent"
 
 
 # Events of the parser
@@ -99,7 +99,7 @@ def _classify_data(payload: bytes) -> Event:
         case {"type": "file", **rest}:
             assert set(rest) == {"filename", "content_type", "content_base64"}
             content = b64decode(rest["content_base64"], validate=True)
-            return InlineFile(rest["filename"], rest["content_type"], content)
+            return PrintedFile(rest["filename"], rest["content_type"], content)
     return payload
 
 
@@ -455,11 +455,11 @@ def file_blocks(draw: st.DrawFn) -> Block:
     event: Event = ErrorEvent()
     match kind:
         case "content":
-            event = InlineFile(name, content_type, body)
+            event = PrintedFile(name, content_type, body)
         case "path":
             headers.append("X-SEGI-As: path")
             body = b"out/file.txt"
-            event = InlineFile(name, content_type, body)
+            event = PrintedFile(name, content_type, body)
         case "refused":
             headers.append("X-SEGI-As: PATH ")
             body = b"refused"

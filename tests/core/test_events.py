@@ -19,7 +19,7 @@ from tawebeval.core.events import (
     encode_text,
     has_blank_line,
 )
-from tawebeval.core.fileblock import InlineFile
+from tawebeval.core.fileblock import PrintedFile
 from tests.cases.strategies import ErrorEvent, classify, decode, texts
 
 
@@ -132,7 +132,7 @@ class DataTests(SynchronousTestCase):
     def test_file(self, filename: str, content_type: str, content: bytes) -> None:
         """A file comes back with its name, its type and every byte."""
         batch = encode_file(filename, content_type, content)
-        self.assertEqual(classify(decode(batch)), [InlineFile(filename, content_type, content)])
+        self.assertEqual(classify(decode(batch)), [PrintedFile(filename, content_type, content)])
 
     @given(st.binary())
     def test_file_size(self, content: bytes) -> None:

@@ -16,7 +16,7 @@ from tawebeval.core.fileblock import (
     FileBlock,
     FileBlockError,
     FileReference,
-    InlineFile,
+    PrintedFile,
 )
 from tawebeval.core.text import MAX_FILENAME
 from tests.cases.strategies import any_bytes
@@ -45,14 +45,14 @@ HEADER_PIECES = (
 )
 
 
-def parse(block: bytes, limit: int = LIMIT) -> InlineFile | FileReference:
+def parse(block: bytes, limit: int = LIMIT) -> PrintedFile | FileReference:
     """Take a block whose end marker is to be added."""
     gathered = FileBlock(END, limit)
     assert gathered.feed(block + b"\n" + END + b"\n") == b""
     return gathered.parse_file()
 
 
-def parse_bytewise(block: bytes, limit: int = LIMIT) -> InlineFile | FileReference:
+def parse_bytewise(block: bytes, limit: int = LIMIT) -> PrintedFile | FileReference:
     """Do the same byte by byte."""
     gathered = FileBlock(END, limit)
     *most, last = block + b"\n" + END + b"\n"
@@ -77,7 +77,7 @@ class FeedTests(SynchronousTestCase):
             self.assertIs(block.feed(part), None)
         self.assertEqual(block.feed(b"\nrest"), b"rest")
         self.assertEqual(
-            block.parse_file(), InlineFile("file", "application/octet-stream", b"body")
+            block.parse_file(), PrintedFile("file", "application/octet-stream", b"body")
         )
 
     def test_first_line(self) -> None:
@@ -89,13 +89,13 @@ class FeedTests(SynchronousTestCase):
     def test_whole_lines_only(self) -> None:
         """With anything before or after it the end marker is part of the body."""
         body = b" ~FE\n~FE \n~FE\r\nx~FE\n~FEx"
-        self.assertEqual(parse(b"\n" + body), InlineFile("file", "application/octet-stream", body))
+        self.assertEqual(parse(b"\n" + body), PrintedFile("file", "application/octet-stream", body))
 
     def test_empty_line_shared(self) -> None:
         """The empty line after the headers may be the terminator before the end marker."""
         block = FileBlock(END, LIMIT)
         self.assertEqual(block.feed(b"Content-Type: a/b\n\n~FE\n"), b"")
-        self.assertEqual(block.parse_file(), InlineFile("file", "a/b", b""))
+        self.assertEqual(block.parse_file(), PrintedFile("file", "a/b", b""))
 
     @given(any_bytes, st.lists(st.integers(1, 9)))
     def test_chunks(self, data: bytes, sizes: list[int]) -> None:
@@ -133,11 +133,11 @@ class HeaderTests(SynchronousTestCase):
             b"X-Other: ignored\n"
             b"\n<svg/>"
         )
-        self.assertEqual(parse(block), InlineFile("report.svg", "image/svg+xml", b"<svg/>"))
+        self.assertEqual(parse(block), PrintedFile("report.svg", "image/svg+xml", b"<svg/>"))
 
     def test_none(self) -> None:
         """Without headers there is still a name and a type."""
-        self.assertEqual(parse(b"\nx"), InlineFile("file", "application/octet-stream", b"x"))
+        self.assertEqual(parse(b"\nx"), PrintedFile("file", "application/octet-stream", b"x"))
 
     def test_path(self) -> None:
         """With `X-SEGI-As: path` the body is a path, kept as it was written."""
@@ -181,7 +181,7 @@ class HeaderTests(SynchronousTestCase):
             b"Content-Disposition: attachment;\r\n filename=a.txt\r\n"
             b"\r\n\r\nbody\n\nmore\r\n"
         )
-        self.assertEqual(parse(block), InlineFile("a.txt", "a/b", b"\r\nbody\n\nmore\r\n"))
+        self.assertEqual(parse(block), PrintedFile("a.txt", "a/b", b"\r\nbody\n\nmore\r\n"))
         for empty in (b"\r\n", b"\n"):
             self.assertEqual(parse(empty + b"x").content, b"x")
         self.assertEqual(parse(b"Content-Type: a/b\r\n\r").content, b"")

@@ -40,7 +40,7 @@ def ring_of(*payloads: bytes, closed: bool = False) -> EventRing:
     for payload in payloads:
         ring.append_batch(encode_data(payload))
     if closed:
-        ring.close()
+        ring.mark_end()
     return ring
 
 
@@ -312,7 +312,7 @@ class PagesMachine(RuleBasedStateMachine):
     @rule()
     def close(self) -> None:
         """End the evaluator."""
-        self.ring.close()
+        self.ring.mark_end()
         self.closed = True
 
     @rule(data=st.data(), limit=st.sampled_from([0, 1, 40, 100, 1000, 9050, PLENTY]))

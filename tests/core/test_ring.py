@@ -63,7 +63,7 @@ class AppendTests(SynchronousTestCase):
     def test_closed(self) -> None:
         """A closed ring keeps what it has and takes no more."""
         ring = filled(2)
-        ring.close()
+        ring.mark_end()
         self.assertTrue(ring.is_closed)
         self.assertRaises(AssertionError, ring.append_batch, numbers(2, 1))
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 2))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
-from tawebeval.core.fileblock import MAX_HEADER_BYTES, InlineFile
+from tawebeval.core.fileblock import MAX_HEADER_BYTES, PrintedFile
 from tawebeval.core.segi import MAX_PAYLOAD, Markers, SegiParser, StrayMarkers
 from tests.cases.reference_segi import check_reference
 from tests.cases.strategies import (
@@ -385,7 +385,7 @@ class BrokenDataBlockTests(Tables):
         """A begin marker in a data block breaks that off, and its own block counts."""
         self.check(b"~DB\n1\n~DB\n2\n~DE\nb", [b"1", ErrorEvent(), b"2", "b"])
         file = b"X-SEGI-As: content\n\nbody\n~FE\n"
-        body = InlineFile("file", "application/octet-stream", b"body")
+        body = PrintedFile("file", "application/octet-stream", b"body")
         self.check(b"a\n~DB\n~FB\n" + file, ["a", ErrorEvent(), body])
 
 
@@ -407,26 +407,26 @@ class FileBlockTests(Tables):
             'Content-Disposition: attachment; filename="report.svg"',
             "X-SEGI-As: content",
         )
-        file = InlineFile("report.svg", "image/svg+xml", b"<svg/>\n")
+        file = PrintedFile("report.svg", "image/svg+xml", b"<svg/>\n")
         self.check(b"a\n" + block + b"b\n", ["a", file, "b", "\n"])
 
     def test_every_byte(self) -> None:
         """A body may have any byte, terminators and other markers among them."""
         content = bytes(range(256)) + b"\n\n~FB\n~DB\n~DE\n~FEx\n ~FE"
         [event] = classify(parse(file_block(content), [Chunk(7)], max_file=1000))
-        self.assertEqual(event, InlineFile("file", "application/octet-stream", content))
+        self.assertEqual(event, PrintedFile("file", "application/octet-stream", content))
 
     def test_empty(self) -> None:
         """A file may be empty; the terminator before the end marker is not its own."""
-        file = InlineFile("file", "application/octet-stream", b"")
+        file = PrintedFile("file", "application/octet-stream", b"")
         self.check(b"~FB\n\n~FE\n", [file])
         self.check(b"~FB\n\n\n~FE\n", [file])
         self.check(b"~FB\n~FE\n", [ErrorEvent()])
-        self.check(b"~FB\nContent-Type: a/b\n\n~FE\n", [InlineFile("file", "a/b", b"")])
+        self.check(b"~FB\nContent-Type: a/b\n\n~FE\n", [PrintedFile("file", "a/b", b"")])
 
     def test_blocks_in_a_row(self) -> None:
         """Blocks of both kinds may follow each other, blank line or none between."""
-        file = InlineFile("file", "application/octet-stream", b"x")
+        file = PrintedFile("file", "application/octet-stream", b"x")
         block = file_block(b"x")
         self.check(block + block + b"\n" + block, [file, file, file])
         self.check(block + b"~DB\n1\n~DE\n" + block, [file, b"1", file])
@@ -440,7 +440,7 @@ class FileBlockTests(Tables):
     def test_greatest_size(self) -> None:
         """A body of exactly the limit passes, one byte more does not; text after it is intact."""
         body = b"x" * MAX_FILE
-        file = InlineFile("file", "application/octet-stream", body)
+        file = PrintedFile("file", "application/octet-stream", body)
         self.check(b"a\n" + file_block(body) + b"b\n", ["a", file, "b", "\n"])
         self.check(b"a\n" + file_block(body + b"x") + b"b\n", ["a", ErrorEvent(), "b", "\n"])
 
@@ -489,7 +489,7 @@ class WantedFileTests(SynchronousTestCase):
         self.assertEqual(decode(parser.feed(b"\n~DE\nc")), [])
         self.assertFalse(parser.has_partial_line)
         self.assertEqual(decode(parser.flush_partial_line()), [])
-        file = InlineFile("a.txt", "text/plain", b"content")
+        file = PrintedFile("a.txt", "text/plain", b"content")
         self.assertEqual(classify(decode(parser.supply_file(b"content"))), [file, "b", b"1"])
         self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.flush_partial_line()), ["c"])
@@ -511,7 +511,7 @@ class WantedFileTests(SynchronousTestCase):
         parser.feed(self.block + self.block.replace(b"a.txt", b"b.txt") + b"c\n")
         self.assertEqual(
             classify(decode(parser.supply_file(b"1"))),
-            [InlineFile("a.txt", "text/plain", b"1")],
+            [PrintedFile("a.txt", "text/plain", b"1")],
         )
         assert parser.awaited_file is not None
         self.assertEqual(parser.awaited_file.path, "out/b.txt")
@@ -784,7 +784,7 @@ class MarkersTests(SynchronousTestCase):
         blocks += b"%b\n\nx\n%b\n" % (markers.file_begin, markers.file_end)
         for chunking in ([], BYTE_BY_BYTE, BYTE_BY_BYTE_FLUSHED):
             events = parse(b"a\n" + blocks + b"b", chunking, markers=markers, max_value=100)
-            file = InlineFile("file", "application/octet-stream", b"x")
+            file = PrintedFile("file", "application/octet-stream", b"x")
             self.assertEqual(classify(events), ["a", b"1", file, "b"])
 
     def test_default_limits(self) -> None:
@@ -795,7 +795,7 @@ class MarkersTests(SynchronousTestCase):
         parser.feed(b"~DB\n")
         self.assertEqual(decode(parser.feed(value + b"\n~DE\n")), [value])
         events = classify(decode(parser.feed(file_block(file))))
-        self.assertEqual(events, [InlineFile("file", "application/octet-stream", file)])
+        self.assertEqual(events, [PrintedFile("file", "application/octet-stream", file)])
 
 
 class StrayMarkersTests(SynchronousTestCase):

@@ -23,7 +23,7 @@ from tawebeval.core.form import (
 from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations.run import STDERR_TAIL_BYTES
 from tawebeval.evaluations.status import build_status
-from tawebeval.webhooks.callback import Callback
+from tawebeval.webhooks.callback import CallbackRecord
 from tests.cases.evaluations import EvaluationTestCase
 
 KIB = 1024
@@ -67,7 +67,7 @@ class MemoryTests(EvaluationTestCase):
             "submission": files(),
         }
         evaluation = super().make(**{**large, **changes})
-        evaluation.callback = Callback("https://example.org/" + "x" * 2028, "")
+        evaluation.callback = CallbackRecord("https://example.org/" + "x" * 2028, "")
         return evaluation
 
     def texts(self) -> int:

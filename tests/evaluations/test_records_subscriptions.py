@@ -50,7 +50,7 @@ class SubscriptionTests(RegistryTestCase):
         self.identifier, self.child = self.start()
         self.connection = FakeConnection()
         self.subscription = self.follow()
-        self.subscription.connection = self.connection
+        self.subscription.reader_connection = self.connection
         self.subscription.__enter__()
 
     def follow(self, after: str | None = None) -> Subscription:

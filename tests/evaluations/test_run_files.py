@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.core.fileblock import InlineFile
+from tawebeval.core.fileblock import PrintedFile
 from tawebeval.evaluations.run import PARTIAL_LINE_DELAY
 from tawebeval.sandbox.workspace import FileRefused
 from tests.cases.evaluations import PumpTestCase
@@ -32,7 +32,7 @@ class FilesTestCase(PumpTestCase):
 
     def contents(self) -> list[Event]:
         """Return the events in the ring, of files only the contents."""
-        return [e.content if isinstance(e, InlineFile) else e for e in self.events()]
+        return [e.content if isinstance(e, PrintedFile) else e for e in self.events()]
 
 
 class FileTests(FilesTestCase):
@@ -47,7 +47,7 @@ class FileTests(FilesTestCase):
         self.clock.advance(10)
         self.assertEqual(self.events(), ["before"])
         self.supply(b"content")
-        file = InlineFile("a.txt", "application/octet-stream", b"content")
+        file = PrintedFile("a.txt", "application/octet-stream", b"content")
         self.assertEqual(self.events(), ["before", file, "after", "\n", "more"])
         self.assertEqual(self.changes, 2)
         self.end()
@@ -102,7 +102,7 @@ class FileTests(FilesTestCase):
         self.assertFalse(self.pump.output_stored.is_set)
         self.supply(b"a")
         self.assertTrue(self.pump.output_stored.is_set)
-        file = InlineFile("a", "application/octet-stream", b"a")
+        file = PrintedFile("a", "application/octet-stream", b"a")
         self.assertEqual(join_text(self.events()), ["before", file, "after\nhalf"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 

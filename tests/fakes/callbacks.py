@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tawebeval.errors import InvalidField
-from tawebeval.webhooks.callback import Callback, CallbackState
+from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 
 
 class FakeCallbacks:
@@ -18,16 +18,16 @@ class FakeCallbacks:
         self.expected: list[tuple[str, str]] = []
         self.refuse = False
 
-    def create_callback(self, url: str, caller: str) -> Callback:
+    def create_callback(self, url: str, caller: str) -> CallbackRecord:
         """Note it."""
         if self.refuse:
             raise InvalidField("callback_url", "the host is forbidden")
         self.expected.append((url, caller))
-        return Callback(url, caller)
+        return CallbackRecord(url, caller)
 
     def start_delivery(
         self,
-        callback: Callback,
+        callback: CallbackRecord,
         evaluation: str,
         document: Callable[[], bytes],
         on_end: Callable[[], object] = lambda: None,

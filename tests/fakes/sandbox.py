@@ -174,7 +174,7 @@ class FakeTrees:
             return self.launching.start_program(launch)[0], self.overlay
         return StartedProcess(NO_PROCESS, -1, -1, -1), self.overlay
 
-    def close(self) -> None:
+    def stop_launcher(self) -> None:
         """Count."""
         self.closed += 1
 

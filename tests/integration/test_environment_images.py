@@ -67,7 +67,7 @@ class ImageTests(SynchronousTestCase):
         roots.append(self.store.import_root(saved, identifier))
         self.check(roots[-1], identifier)
         self.assertEqual(len({root.path for root in roots}), 1)
-        self.assertEqual([root.is_new for root in roots].count(True), 1)
+        self.assertEqual([root.was_added for root in roots].count(True), 1)
         error = self.assertRaises(
             ConfigurationError, self.store.import_root, saved, f"sha256:{64 * '0'}"
         )

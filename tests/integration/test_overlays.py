@@ -38,7 +38,7 @@ class OverlaysTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.trees = WritableTrees()
-        self.addCleanup(self.trees.close)
+        self.addCleanup(self.trees.stop_launcher)
         folder = temporary_folder()
         self.addCleanup(remove_tree, folder)  # the kernel closes directories of its own in it
         self.checkout = folder / "checkout"

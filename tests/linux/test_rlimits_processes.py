@@ -19,7 +19,7 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.rlimits import (
     check_hard_limits,
-    compute_process_allowance,
+    compute_process_headroom,
     count_allowed_processes,
     count_needed_processes,
     find_lowered_limits,
@@ -121,8 +121,8 @@ class ProcessesTests(CeilingsTestCase):
         for there in (None, wanted, wanted - 1):
             self.patch(rlimits, "count_allowed_processes", lambda there=there: there)
             self.assertEqual(
-                len(compute_process_allowance(USUAL).problems), there == wanted - 1, there
+                len(compute_process_headroom(USUAL).problems), there == wanted - 1, there
             )
-        (problem,) = compute_process_allowance(USUAL).problems
+        (problem,) = compute_process_headroom(USUAL).problems
         said = f"{wanted - 1} allowed, and up to {wanted} may be needed; raise TasksMax="
         self.assertTrue(str(problem).startswith(said), problem)

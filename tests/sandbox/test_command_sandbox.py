@@ -31,7 +31,7 @@ class ArgumentTests(SynchronousTestCase):
         box = SandboxedCommands(
             "/usr/bin/bwrap", 7, ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n")
         )
-        return box.build_argv(REPOSITORY, reach, 9)
+        return box.build_argv_prefix(REPOSITORY, reach, 9)
 
     def binds(self, option: str, reach: SandboxAccess = READ_ONLY) -> list[str]:
         """Return the places inside that are bound by an option."""

@@ -55,12 +55,12 @@ class StoreTests(SynchronousTestCase):
     def test_directory_and_archive(self) -> None:
         """The digest is that of the content: a second import of the same makes no copy."""
         one = self.store.import_root(self.source)
-        self.assertTrue(one.is_new)
+        self.assertTrue(one.was_added)
         self.assertRegex(one.digest, r"\Asha256-[0-9a-f]{64}\Z")
         self.assertIn("/usr/bin/python3", one.warnings[0])
         for kind in ("w", "w:gz", "w:xz"):
             same = self.store.import_root(self.archive(kind=kind))
-            self.assertEqual((same.path, same.is_new), (one.path, False))
+            self.assertEqual((same.path, same.was_added), (one.path, False))
         (self.source / "usr/bin/dash").write_bytes(b"#!another\n")
         self.assertNotEqual(self.store.import_root(self.source).path, one.path)
         self.assertEqual(len(list(self.store.list_roots())), 2)
@@ -72,7 +72,7 @@ class StoreTests(SynchronousTestCase):
         error = self.assertRaises(ConfigurationError, self.store.import_root, self.source)
         self.assertIn(f"{path.name} is being removed", str(error))
         os.close(lock)
-        self.assertFalse(self.store.import_root(self.source).is_new)
+        self.assertFalse(self.store.import_root(self.source).was_added)
 
     def test_read_only(self) -> None:
         """Everybody may read a root, nobody may write; no file runs as its owner."""

@@ -196,5 +196,5 @@ class TreesTests(SynchronousTestCase):
     def test_close(self) -> None:
         """The launcher is ended."""
         self.trees.use_overlays()
-        self.trees.close()
+        self.trees.stop_launcher()
         self.assertEqual(self.made[-1].closed, 1)

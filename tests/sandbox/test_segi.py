@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.fileblock import InlineFile
+from tawebeval.core.fileblock import PrintedFile
 from tawebeval.core.segi import Markers
 from tawebeval.sandbox.tools.lib import segi
 from tests.cases.strategies import classify, join_text, parse
@@ -111,7 +111,7 @@ class Events(SynchronousTestCase):
     def test_files(self, name: str, content: bytes) -> None:
         """A file arrives with its name and its bytes."""
         found = self.sent(lambda: segi.send_file(name, content, "text/csv"))
-        self.assertEqual(found, InlineFile(name, "text/csv", content))
+        self.assertEqual(found, PrintedFile(name, "text/csv", content))
 
     def test_seed(self) -> None:
         """The seed determines what is drawn; each name has numbers of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.webhooks.callback import Callback, CallbackState
+from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 
 
 class CallbackTests(SynchronousTestCase):
@@ -12,8 +12,8 @@ class CallbackTests(SynchronousTestCase):
 
     def test_begins(self) -> None:
         """It waits for the end of its evaluation."""
-        callback = Callback("https://h/", "alice")
-        self.assertEqual((callback.state, callback.attempts), (CallbackState.WAITING, 0))
+        callback = CallbackRecord("https://h/", "alice")
+        self.assertEqual((callback.state, callback.attempt_count), (CallbackState.WAITING, 0))
         self.assertIsNone(callback.last_error)
 
     def test_shown(self) -> None:
@@ -24,5 +24,5 @@ class CallbackTests(SynchronousTestCase):
             ("http://[2001:DB8::1]/x", "http://[2001:DB8::1]/x", "http://[2001:db8::1]:80"),
             ("https://8.8.8.8/x", "https://8.8.8.8/x", "https://8.8.8.8:443"),
         ):
-            callback = Callback(url, "")
+            callback = CallbackRecord(url, "")
             self.assertEqual((callback.shown_url, callback.shown_origin), (shown, origin))

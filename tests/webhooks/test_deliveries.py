@@ -22,7 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
-from tawebeval.webhooks.callback import Callback, CallbackState
+from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 from tawebeval.webhooks.sender import AttemptResult
 from tawebeval.webhooks.signing import SigningSecretsFile, parse_secrets
@@ -127,17 +127,23 @@ class CallbacksTestCase(SynchronousTestCase):
         self.events += 1
         return self.events.to_bytes(size, "big")
 
-    def send(self, caller: str = "alice", document: bytes = b"{}", name: str = "some") -> Callback:
+    def send(
+        self, caller: str = "alice", document: bytes = b"{}", name: str = "some"
+    ) -> CallbackRecord:
         """Let an evaluation end."""
         callback = self.callbacks.create_callback(URL, caller)
         self.callbacks.start_delivery(callback, name, lambda: document)
         return callback
 
     def check(
-        self, callback: Callback, state: CallbackState, attempts: int, error: str | None = None
+        self,
+        callback: CallbackRecord,
+        state: CallbackState,
+        attempts: int,
+        error: str | None = None,
     ) -> None:
         """Hold that a callback is so far."""
-        found = (callback.state, callback.attempts, callback.last_error)
+        found = (callback.state, callback.attempt_count, callback.last_error)
         self.assertEqual(found, (state, attempts, error))
 
     def close(self) -> Deferred[None]:
@@ -199,7 +205,7 @@ class DeliveryTests(CallbacksTestCase):
         callback = self.send()
         self.check(callback, CallbackState.PENDING, 1, "the status 500")
         self.clock.advance(4.9)
-        self.assertEqual(callback.attempts, 1)
+        self.assertEqual(callback.attempt_count, 1)
         self.clock.advance(0.1)
         self.check(callback, CallbackState.PENDING, 2, "no connection")
         self.clock.advance(10)
@@ -367,7 +373,7 @@ class RoomTests(CallbacksTestCase):
             f"a {format_secret(OLD)}\nb {format_secret(OLD)}"
         )
         self.sender.held = True
-        left: list[tuple[Callback, int]] = []
+        left: list[tuple[CallbackRecord, int]] = []
         for caller, length in drawn:
             left.append((self.send(caller, bytes(length)), 4096 + length))
             while sum(size for _, size in left) > self.settings.buffer:
@@ -426,7 +432,7 @@ class RoomTests(CallbacksTestCase):
             for _ in range(4):
                 self.send("alice", b"")
             self.assertIs(first.state, state)
-            self.assertEqual(first.attempts, 1)
+            self.assertEqual(first.attempt_count, 1)
 
 
 class AloneTests(CallbacksTestCase):

@@ -195,7 +195,7 @@ class PidsController(CgroupController):
         return peak is None or limit is None or peak >= limit
 
 
-class CpuController(CgroupController):
+class CpuMeter(CgroupController):
     """Processor time, which version 2 measures without any controller."""
 
     name = "cpu.stat"
@@ -210,7 +210,7 @@ class CpuController(CgroupController):
         return None if used is None else used / 10**6
 
 
-class LegacyCpuController(CgroupController):
+class LegacyCpuMeter(CgroupController):
     """Processor time, in version 1."""
 
     name = "cpuacct"

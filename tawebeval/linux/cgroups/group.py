@@ -275,7 +275,7 @@ _TRIES = 3  # at making a parent while other daemons end and remove theirs
 _CONTROLLERS: Mapping[Resource, tuple[CgroupController, CgroupController]] = {
     "memory": (controllers.MemoryController(), controllers.LegacyMemoryController()),
     "processes": (controllers.PidsController(), controllers.PidsController()),
-    "cpu": (controllers.CpuController(), controllers.LegacyCpuController()),
+    "cpu": (controllers.CpuMeter(), controllers.LegacyCpuMeter()),
     "weight": (
         controllers.CpuWeightController("cpu.weight", controllers.WEIGHT),
         controllers.CpuWeightController("cpu.shares", controllers.SHARES),
