@@ -63,6 +63,11 @@ export interface RequestOptions {
   tries?: number;
 }
 
+export interface SubmitOptions extends RequestOptions {
+  /** The Idempotency-Key; random by default. */
+  key?: string;
+}
+
 export interface ListOptions extends RequestOptions {
   /** Called at the end with the names of daemons that have not answered. */
   away?: (names: string[]) => void;
@@ -102,9 +107,9 @@ export class Refused extends Error {
 /** One daemon, for one caller. */
 export class Client {
   constructor(options?: ClientOptions);
-  evaluate(form: FormData, options?: RequestOptions): Promise<string>;
-  evaluateProblem(name: string, form: FormData, options?: RequestOptions): Promise<string>;
-  rerun(id: string, form?: FormData, options?: RequestOptions): Promise<string>;
+  evaluate(form: FormData, options?: SubmitOptions): Promise<string>;
+  evaluateProblem(name: string, form: FormData, options?: SubmitOptions): Promise<string>;
+  rerun(id: string, form?: FormData, options?: SubmitOptions): Promise<string>;
   status(id: string, options?: RequestOptions): Promise<Document>;
   submission(id: string, options?: RequestOptions): Promise<SubmittedFile[]>;
   makeLink(
@@ -124,3 +129,6 @@ export class Client {
 
 /** Whether a retry of the same request can succeed, after `error.retryAfter` seconds. */
 export function isPassing(error: unknown): boolean;
+
+/** Return 128 random bits, as a `key`. */
+export function randomKey(): string;

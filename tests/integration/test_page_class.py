@@ -123,9 +123,21 @@ class ClassTests(BrowserTestCase):
         self.assertEqual([row["student"] for row in rows], ["'=1+1", "ann", "carl"])
         self.assertEqual([row["score"] for row in rows], ["4", "10", ""])
         self.assertEqual(rows[2]["message"], wrong)
+        await self.check_addition()
         await browser.click("#class-rows tr:nth-child(2) a")
         await self.check_share()
         await self.check_history()
+
+    async def check_addition(self) -> None:
+        """Add a student's ZIP to the table; the other students keep their verdicts."""
+        before = await self.browser.script(ROWS)
+        with zipfile.ZipFile(self.folder / "dan.zip", "w") as archive:
+            archive.writestr("main.txt", "3\n")
+        give(self.folder / "dan.zip")
+        await self.browser.write("#class-zip", str(self.folder / "dan.zip"))
+        await self.browser.shows("#class-start", "Evaluate 1 submission")
+        rows = await self.browser.script(ROWS)
+        self.assertEqual(rows, [*before, ["dan", "main.txt", "", ""]])
 
     async def check_share(self) -> None:
         """Share the open evaluation; the link shows it without a token until it is revoked."""

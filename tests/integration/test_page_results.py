@@ -187,7 +187,10 @@ class PageResultTests(PageTestCase):
         self.assertNotIn("cannot be shown", await self.browser.text("#data"))
 
     async def test_output(self) -> None:
-        """Output has colours and links to the source, and is searched while it grows."""
+        """Output has colours and links to the source, and is searched while it grows.
+
+        Of two files of one name, the links lead to the one that is text.
+        """
         begin = "$EVALUATION_FILE_BEGIN"
         header = 'Content-Disposition: attachment; filename="notes.html"'
         self.repository.write(
@@ -200,7 +203,11 @@ class PageResultTests(PageTestCase):
             'i=0; while :; do i=$((i+1)); echo "Needle $i."; sleep 0.05; done\n',
         )
         self.commit = self.repository.commit()
-        await self.submit("sh judge.sh")
+        files = [("a", TOUR.name, b"\xff\0"), ("tour", TOUR.name, TOUR.read_bytes())]
+        identifier = await self.client.evaluate(
+            self.repository.url, self.commit, "sh judge.sh", files=files
+        )
+        await self.browser.open(f"{self.page_url}#evaluation/{identifier}")
         await self.browser.shows("#output", "red plain <b>\n")
         await self.browser.shows("#output", "Needle 1.")
         styled = "return [...output.querySelectorAll('.bold.fg-1')].map((one) => one.innerText)"

@@ -1,6 +1,6 @@
 /** The view of a class: submissions of many students for a problem, their verdicts, and CSV. */
 
-import { Client } from "./client.js";
+import { Client, randomKey } from "./client.js";
 import { makeCsv } from "./csv.js";
 import { announce, byId, counted, duration, element, said, setOptions } from "./dom.js";
 import { assignFiles, findStudents } from "./students.js";
@@ -97,13 +97,17 @@ export class ClassView {
     }
   }
 
-  /** Make the rows anew: the students depend on the fields of the problem. */
+  /** Find the students, by the fields of the problem; keep the rows of those who are the same. */
   #arrange() {
     const { name, fields } = this.#problem ?? { name: "", fields: [] };
     if (this.stopping !== undefined) return;
+    const former = new Map(name === this.arranged ? this.rows.map((row) => [row.name, row]) : []);
     this.arranged = name;
-    const students = findStudents(this.sources, Math.max(1, fields.length));
-    this.rows = students.map((student) => new Row(student, assignFiles(student.files, fields)));
+    this.rows = findStudents(this.sources, Math.max(1, fields.length)).map((student) => {
+      const assigned = assignFiles(student.files, fields);
+      const row = former.get(student.name);
+      return row?.submits(assigned) ? row : new Row(student, assigned);
+    });
     byId("class-rows").replaceChildren(...this.rows.map(({ place }) => place));
     this.#show();
   }
@@ -169,12 +173,13 @@ export class ClassView {
 }
 
 /** One student: what is submitted, and what became of it. */
-class Row {
+export class Row {
   constructor({ name, files }, { pairs = [], wrong = "" }) {
     this.name = name;
     this.pairs = pairs;
     this.wrong = wrong;
     this.id = null;
+    this.key = randomKey();
     this.state = "";
     this.results = null;
     const names = files.map((file) => file.name).join(", ");
@@ -204,6 +209,13 @@ class Row {
     return this.id !== null && ["finished", "failed", "cancelled"].includes(this.state);
   }
 
+  /** Whether it submits these same files. */
+  submits({ pairs = [] }) {
+    const isSame = ({ field, file }, n) =>
+      field === this.pairs[n].field && file.content === this.pairs[n].file.content;
+    return pairs.length > 0 && pairs.length === this.pairs.length && pairs.every(isSame);
+  }
+
   /** Show a state, and why it takes longer or has gone wrong. */
   show(state, message = this.wrong) {
     this.state = state;
@@ -228,14 +240,24 @@ class Row {
           form.append(`submission[${field}]`, file.content, file.name);
         }
         form.append("metadata[student]", cutLabel(this.name));
-        this.id = await client.evaluateProblem(problem, form, { signal, tries: Infinity });
+        const options = { signal, tries: Infinity, key: this.key };
+        this.id = await client.evaluateProblem(problem, form, options);
         const name = element("code", {}, this.id.slice(0, 10));
         this.link.replaceChildren(element("a", { href: `#evaluation/${this.id}` }, name));
       }
       await this.#follow(client, signal);
     } catch (error) {
+      const isRefused = this.id === null && !signal.aborted;
+      if (isRefused || [404, 410].includes(error.status)) this.#forget();
       this.show(signal.aborted ? "stopped" : "unknown", signal.aborted ? "" : said(error));
     }
+  }
+
+  /** Let the next try begin another evaluation. */
+  #forget() {
+    this.id = null;
+    this.key = randomKey();
+    this.link.replaceChildren();
   }
 
   async #follow(client, signal) {

@@ -51,7 +51,10 @@ export class Client {
     this.parse = parse;
   }
 
-  /** Submit a FormData and return the identifier. Retries start no second evaluation. */
+  /**
+   * Submit a FormData and return the identifier. Retries start no second evaluation, nor does
+   * another call with the same `key`, the Idempotency-Key, which is random by default.
+   */
   evaluate(form, options) {
     return this.#begin("evaluate", form, options);
   }
@@ -69,8 +72,8 @@ export class Client {
     return this.#begin(`${place(id)}/rerun`, form, options);
   }
 
-  async #begin(path, form, { signal, tries = 8 } = {}) {
-    const headers = { "Idempotency-Key": randomKey() };
+  async #begin(path, form, { signal, tries = 8, key = randomKey() } = {}) {
+    const headers = { "Idempotency-Key": key };
     const options = { method: "POST", body: form, headers };
     const { body } = await this.#ask(path, options, { signal, tries, patience: 0 });
     return body.evaluation_id;
@@ -341,7 +344,7 @@ function retryAfter(headers) {
 }
 
 /** Return 128 random bits. (`crypto.randomUUID` exists only on pages served over TLS.) */
-function randomKey() {
+export function randomKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -19,7 +19,7 @@ export class Source {
 
   /** Show nothing, as before anything was known. */
   clear() {
-    this.files = new Map(); // by their names
+    this.files = new Map(); // those with text, by their names
     this.pattern = null;
     this.links = 0;
     this.marked = null;
@@ -36,13 +36,14 @@ export class Source {
       branch.append(element("summary", {}, file.filename, " ", about));
       branch.addEventListener("toggle", () => this.#fill(file, branch));
       branch.open = n === 0 && file.text !== undefined;
-      if (!this.files.has(file.filename)) this.files.set(file.filename, { file, branch });
+      if (file.text !== undefined && !this.files.has(file.filename)) {
+        this.files.set(file.filename, { file, branch });
+      }
       return element("li", {}, branch);
     });
     this.section.querySelector("ul").replaceChildren(...items);
     this.section.hidden = items.length === 0;
-    const readable = shown.filter(({ text }) => text !== undefined);
-    this.pattern = placePattern([...new Set(readable.map(({ filename }) => filename))]);
+    this.pattern = placePattern([...this.files.keys()]);
   }
 
   #fill({ filename, text }, branch) {

@@ -6,7 +6,8 @@
  *
  * A folder beside others is a student, and so is a file beside folders. Of a folder without
  * folders in it, up to `most` files are one student's, and more are one of each student. The names
- * of two students are never the same: the folders above are added.
+ * of two students are never the same: the folders above are added. Of several folders at the top,
+ * one with nothing but a folder in it is as that folder if there are several folders in that.
  */
 export function findStudents(files, most) {
   const root = { name: "", path: "", folders: new Map(), files: [] };
@@ -30,10 +31,8 @@ function addFile(folder, [name, ...rest], content) {
   addFile(folder.folders.get(name), rest, content);
 }
 
-function* walk(folder, most) {
-  if (folder.folders.size === 1 && folder.files.length === 0) {
-    return yield* walk([...folder.folders.values()][0], most);
-  }
+function* walk(above, most) {
+  const folder = descend(above);
   if (folder.folders.size === 0 && folder.name !== "" && folder.files.length <= most) {
     return yield makeStudent(folder);
   }
@@ -41,9 +40,16 @@ function* walk(folder, most) {
     yield { name: stem(file.name), path: file.path, files: [file] };
   }
   for (const each of folder.folders.values()) {
-    if (each.folders.size > 1) yield* walk(each, most);
+    const inner = folder.path === "" ? descend(each) : each;
+    if (inner.folders.size > 1) yield* walk(inner, most);
     else yield makeStudent(each);
   }
+}
+
+/** Return the first folder from this one down that has more in it than one folder. */
+function descend(folder) {
+  const hasOne = folder.folders.size === 1 && folder.files.length === 0;
+  return hasOne ? descend([...folder.folders.values()][0]) : folder;
 }
 
 function makeStudent(folder) {

@@ -26,6 +26,11 @@ for (const [why, paths, expected, most] of [
   ["a ZIP of each student", ["ann/main.py", "bob/main.py"], ["ann: main.py", "bob: main.py"]],
   ["two ZIPs with the same student", ["hw/ann/a", "hw/x/a", "hw (2)/ann/b", "hw (2)/y/b"],
     ["hw (2)/ann: b", "hw/ann: a", "x: a", "y: b"]],
+  ["a ZIP of a class in a folder, and one more", ["hw/x/ann/a", "hw/x/bob/b", "carl/c"],
+    ["ann: a", "bob: b", "carl: c"]],
+  ["a ZIP of each student with a folder", ["ann/src/a", "bob/src/b"], ["ann: a", "bob: b"]],
+  ["folders deep in a student's folder", ["h/ann/x/y/a", "h/ann/x/z/b", "h/bob/c"],
+    ["ann: a b", "bob: c"]],
   ["two files of one name", ["ann.py", "ann.cpp"], ["ann.cpp: ann.cpp", "ann.py: ann.py"]],
   ["names that objects have", ["__proto__/a", "constructor/b"], ["__proto__: a", "constructor: b"]],
 ]) {
