@@ -392,7 +392,7 @@ def request_statuses(
     """Yield the status of each evaluation of a list, but of those that are gone meanwhile."""
     for one in listed:
         with suppress(EvaluationGone, UnknownEvaluation):
-            yield context.client.status(one["evaluation_id"])
+            yield one | context.client.status(one["evaluation_id"])
 
 
 def format_row(document: dict[str, Any], now: datetime) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -52,7 +52,6 @@ _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
 _NO_CONTENT = 204
 
 _LIST_RESTARTS = 5  # times that a list begins again
-_SUMMARY = ("evaluation_id", "state", "created")  # members of an evaluation in a list
 
 Document: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -458,12 +457,12 @@ def evaluations(
         for name, moment in (("since", since), ("until", until))
     }
     wanted = {"state": state, "problem": problem, **times, **_label_fields(metadata)}
-    return _list(client, "/evaluations", wanted, _SUMMARY, on_away)
+    return _list(client, "/evaluations", wanted, _Summary, "evaluation_id", on_away)
 
 
 def problems(client: ClientSettings) -> Stream[Document]:
     """Yield the problems of the server that the caller may use, in the order of their names."""
-    return _list(client, "/problems", {}, ("name",), lambda names: None)
+    return _list(client, "/problems", {}, _ListedProblem, "name", lambda names: None)
 
 
 def problem(client: ClientSettings, name: str) -> Operation[Document]:
@@ -477,10 +476,11 @@ def _list(
     client: ClientSettings,
     path: str,
     wanted: Mapping[str, str | None],
-    members: Sequence[str],
+    kind: type[msgspec.Struct],
+    identifier: str,
     on_away: Callable[[Sequence[str]], object],
 ) -> Stream[Document]:
-    """Yield the entries of a list, which have these members; the first one identifies them."""
+    """Yield the entries of a list, which are of this kind; a member identifies them."""
     after: str | None = None
     yielded: set[str] = set()
     restarts = 0
@@ -488,7 +488,7 @@ def _list(
         request = _Request("GET", path + _query(after=after, **wanted))
         try:
             listing = yield from _send_request(
-                client, request, client.asking, functools.partial(_listing, members)
+                client, request, client.asking, functools.partial(_listing, kind)
             )
         except InvalidRequest:
             # A daemon was restarted since the last part: the list begins again.
@@ -497,7 +497,7 @@ def _list(
                 raise
             after = None
             continue
-        found = {entry[members[0]]: entry for entry in listing.data}
+        found = {entry[identifier]: entry for entry in listing.data}
         new = [entry for name, entry in found.items() if name not in yielded]
         yielded.update(found)
         yield Items(new)
@@ -531,7 +531,7 @@ def _query(**parameters: str | int | None) -> str:
 
 
 def _document(response: Response) -> Document:
-    return _check_members(_decode(response, Document), "state")
+    return _check_kind(_decode(response, Document), _Status)
 
 
 def _problem(response: Response) -> Document:
@@ -548,6 +548,52 @@ def _check_members(document: Document, *names: str) -> Document:
         if not isinstance(document.get(name), str):
             raise ValueError(f"unexpected answer: it has no {name}")  # noqa: TRY004
     return document
+
+
+class _Score(msgspec.Struct):
+    score: float
+    maximum: float | None
+
+
+class _Progress(msgspec.Struct):
+    done: int
+    total: int
+
+
+class _Results(msgspec.Struct):
+    score: _Score | None
+    goals: dict[str, bool]
+    goals_omitted: int
+    cases: dict[str, int]
+    progress: _Progress | None
+
+
+class _Error(msgspec.Struct):
+    reason: str
+
+
+class _Status(msgspec.Struct):
+    state: str
+    results: _Results | None = None
+    error: _Error | None = None
+    metadata: dict[str, str] = {}
+    created: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the time. Raises ValueError."""
+        if self.created is not None and datetime.fromisoformat(self.created).tzinfo is None:
+            raise ValueError(f"the time {self.created!r} has no time zone")
+
+
+class _Summary(_Status, kw_only=True):
+    evaluation_id: str
+    created: str
+
+
+class _ListedProblem(msgspec.Struct):
+    name: str
+    title: str
+    fields: list[str]
 
 
 class _Accepted(msgspec.Struct):
@@ -586,11 +632,20 @@ def _check_deleted(response: Response) -> None:
         raise ValueError(f"unexpected answer: the status is {response.status}")
 
 
-def _listing(members: Iterable[str], response: Response) -> _Listing:
+def _listing(kind: type[msgspec.Struct], response: Response) -> _Listing:
     listing = _decode(response, _Listing)
     for one in listing.data:
-        _check_members(one, *members)
+        _check_kind(one, kind)
     return listing
+
+
+def _check_kind(document: Document, kind: type[msgspec.Struct]) -> Document:
+    """Return a document of this kind; other members do not matter. Raises ValueError."""
+    try:
+        msgspec.convert(document, kind)
+    except ValueError as error:
+        raise ValueError(f"unexpected answer: {error}") from None
+    return document
 
 
 def _decode(response: Response, kind: type[T]) -> T:

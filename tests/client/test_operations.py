@@ -647,7 +647,7 @@ class StepTests(SynchronousTestCase):
         """What no tawebeval answers is an error at once."""
         client = self.client
         for operation, response, words in (
-            (operations.status(client, "x"), json_response("{}"), "it has no state"),
+            (operations.status(client, "x"), json_response("{}"), "required field `state`"),
             (operations.cancel(client, "x"), RUNNING, "the status is 200"),
             (operations.environments(client), json_response('{"data":[{}]}'), "it has no name"),
             (operations.status(client, "x"), Response(200, {}, b"<html>"), "instead of JSON"),
@@ -655,6 +655,31 @@ class StepTests(SynchronousTestCase):
             steps, result = play(operation, response)
             self.assertIsInstance(result, Unavailable)
             self.assertIn(words, str(result))
+            self.assertEqual(len(steps), 1)
+
+    def test_odd_documents(self) -> None:
+        """Members of another type than the API's are an error, not one of a program's."""
+        client = self.client
+        results = '"goals":{},"goals_omitted":0,"cases":{},"progress":null'
+        listed = '{"evaluation_id":"x","state":"running","created":'
+        for operation, body in (
+            (operations.status(client, "x"), '{"state":1}'),
+            (operations.status(client, "x"), '{"state":"running","results":{"score":1}}'),
+            (operations.status(client, "x"), f'{{"state":"running","results":{{{results}}}}}'),
+            (operations.status(client, "x"), '{"state":"failed","error":{}}'),
+            (operations.status(client, "x"), '{"state":"failed","metadata":{"a":1}}'),
+            (operations.status(client, "x"), '{"state":"failed","created":"now"}'),
+            (operations.evaluations(client), f'{{"end":null,"data":[{listed}null}}]}}'),
+            (
+                operations.evaluations(client),
+                f'{{"end":null,"data":[{listed}"2026-11-20T20:07:08"}}]}}',
+            ),
+            (operations.problems(client), '{"end":null,"data":[{"name":"a"}]}'),
+            (operations.problems(client), '{"end":null,"data":[{"name":"a","title":"a"}]}'),
+        ):
+            steps, result = play(operation, json_response(body))
+            self.assertIsInstance(result, Unavailable, body)
+            self.assertIn("unexpected answer", str(result))
             self.assertEqual(len(steps), 1)
 
     def test_page_of_another_place(self) -> None:

@@ -97,8 +97,8 @@ class RepeatTests(ClientTestCase):
         self.line.agent.fate = lambda: Fate.NONSENSE
         listing = b'{"end":null,"data":[{"evaluation_id":"x","state":"running"}]}'
         for question, body, words in (
-            (self.line.client.status("x"), b"{}", "it has no state"),
-            (gathered(self.line.client.evaluations()), listing, "it has no created"),
+            (self.line.client.status("x"), b"{}", "required field `state`"),
+            (gathered(self.line.client.evaluations()), listing, "required field `created`"),
         ):
             self.line.agent.nonsense = body
             with self.assertRaises(Unavailable) as caught:
