@@ -353,7 +353,7 @@ def problems(json_fields: JsonFields | None, server: ServerAccess) -> None:
         screen.print_text(_PROBLEM.format("NAME", "FIELDS", "TITLE"))
         for one in found:
             row = _PROBLEM.format(one["name"], ", ".join(one["fields"]) or "any", one["title"])
-            screen.print_text(escape_control_characters(row))
+            screen.print_text(_escape_row(row))
         return GOOD
 
     screen = make_screen()
@@ -379,7 +379,7 @@ def environments(json_fields: JsonFields | None, server: ServerAccess) -> None:
         screen.print_text(_ENVIRONMENT.format("NAME", "DESCRIPTION").rstrip())
         for one in found:
             row = _ENVIRONMENT.format(one["name"], one.get("description") or "")
-            screen.print_text(escape_control_characters(row.rstrip()))
+            screen.print_text(_escape_row(row))
         return GOOD
 
     screen = make_screen()
@@ -411,6 +411,11 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     problem = document.get("problem") or "/".join(str(part) for part in place if part)
     labels = ", ".join(f"{name}={value}" for name, value in document.get("metadata", {}).items())
     row = _ROW.format(document["evaluation_id"], verdict, age, problem, labels)
+    return _escape_row(row)
+
+
+def _escape_row(row: str) -> str:
+    """Return a row without the control characters of a server, as one line."""
     return escape_control_characters(row.rstrip().replace("\n", " "))
 
 

@@ -157,7 +157,8 @@ class Screen:
                 self.show_message(f"{type_}: {written}", "cyan")
 
     def show_message(self, text: str, colour: str | None = None) -> None:
-        """Print a message on `notes`; `colour` is a name of click's."""
+        """Print a message of one line on `notes`; `colour` is a name of click's."""
+        text = text.replace("\n", "\\n")
         with self.lock:
             self._make_room()
             if self._notes.isatty():
@@ -172,7 +173,8 @@ class Screen:
         if left_out := len(lines) - len(shown):
             note = f"(lines left out: {left_out}; `--raw` shows the last 8 KiB of stderr)"
             shown.insert(0, note)
-        self.show_message("\n".join(f"  {line}" for line in shown))
+        for line in shown:
+            self.show_message(f"  {line}")
 
     def show_progress(self, text: str) -> None:
         """Show a message on a terminal until the next output replaces it."""
@@ -258,7 +260,9 @@ class Screen:
             for line, colour in case.format_row(with_excerpts=self.shows_excerpts):
                 self.show_message(line, colour)
         elif self.shows_excerpts:
-            self.show_message("\n  ".join([case.format_line("\n    "), *case.excerpts]), "cyan")
+            text = "\n  ".join([case.format_line("\n    "), *case.excerpts])
+            for line in text.split("\n"):
+                self.show_message(line, "cyan")
         else:
             self.show_message(case.format_line(" "), "cyan")
 

@@ -124,6 +124,13 @@ class OtherTests(SynchronousTestCase):
             "failed: it failed\n  one\n  \x1btwo\n",
         )
 
+    def test_forged_lines(self) -> None:
+        """A message of a server is one line, so that it cannot forge others."""
+        for terminal in (False, True):
+            shown = Shown(terminal=terminal)
+            shown.screen.show_message("no\n::add-mask::x")
+            self.assertEqual(shown.notes.getvalue(), "no\\n::add-mask::x\n")
+
     def test_long_stderr(self) -> None:
         """A screen with a limit shows the last lines of stderr, and how many it leaves out."""
         lines = [f"line {number}" for number in range(1, 31)]
