@@ -148,6 +148,9 @@ class SandboxProbe(Service):
     async def _run_check(self, fault: tuple[float, str]) -> None:
         try:
             problem = await self._threads.run_in_thread(self._probe_sandbox)
+        except OSError as error:
+            log.warn("the sandbox could not be probed: {error}", error=error)
+            return
         except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
             log.failure("defect: the sandbox could not be probed")
             return

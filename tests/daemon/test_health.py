@@ -327,6 +327,14 @@ class SandboxProbeTests(SynchronousTestCase):
         self.clock.advance(SANDBOX_PROBE_PERIOD)
         self.assertIsNone(self.tally.latest_fault)
 
+    def test_no_descriptor(self) -> None:
+        """A limit of the machine is no defect: one line says it, without a traceback."""
+        self.lose()
+        self.outcome = OSError(errno.EMFILE, "Too many open files")
+        (said,) = self.try_once()
+        self.assertIn("could not be probed: [Errno 24] Too many open files", said)
+        self.assertIsNotNone(self.tally.latest_fault)
+
     def test_stopped(self) -> None:
         """After the stop nothing is tried."""
         self.lose()
