@@ -4,7 +4,8 @@
 
 FOLDER has a folder for each student, with the student's one file. Symbolic links do not count: they
 could lead to the secrets of the job. Prints a line for each student, and exits with 1 if a solution
-failed. TAWEBEVAL_SERVER and TAWEBEVAL_TOKEN name the server.
+failed. A line begins with a fixed word: GitHub runs a line as a command if it begins with `::`.
+TAWEBEVAL_SERVER and TAWEBEVAL_TOKEN name the server.
 """
 
 import os
@@ -39,6 +40,12 @@ def judge(problem: str, folder: Path) -> tuple[bool, str]:
     return not error, error or next(iter(printed.strip().splitlines()[-1:]), "")
 
 
+def escape(text: str) -> str:
+    """Return text as one line of UTF-8."""
+    line = " ".join(text.splitlines())
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def main(problem: str, folder: str) -> int:
     """Judge all students; return the exit status."""
     entries = sorted(Path(folder).iterdir())
@@ -48,7 +55,8 @@ def main(problem: str, folder: str) -> int:
         passed: list[bool] = []
         for student, (good, words) in zip(students, verdicts, strict=True):
             passed.append(good)
-            print(f"{student.name}: {'passed' if good else 'FAILED'}: {words}", flush=True)
+            line = f"student {student.name}: {'passed' if good else 'FAILED'}: {words}"
+            print(escape(line), flush=True)
     print(f"{sum(passed)} of {len(passed)} passed")
     return 0 if all(passed) else 1
 

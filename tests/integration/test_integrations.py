@@ -169,8 +169,8 @@ class IntegrationTests(RepositoryTestCase):
             (output.splitlines(), status),
             (
                 [
-                    "ann: passed: good",
-                    "bob: FAILED: exit: the evaluator exited with status 1",
+                    "student ann: passed: good",
+                    "student bob: FAILED: exit: the evaluator exited with status 1",
                     "1 of 2 passed",
                 ],
                 1,
@@ -178,7 +178,7 @@ class IntegrationTests(RepositoryTestCase):
         )
         (self.folder / "class" / "bob" / "a.py").unlink()
         output, status = await self.run_program(program, "judged", "class")
-        self.assertIn("bob: FAILED: 0 files instead of one", output)
+        self.assertIn("student bob: FAILED: 0 files instead of one", output)
         # Links of students could lead to solutions of others, and to secrets of the job.
         (self.folder / "class" / "bob" / "a.py").symlink_to("../ann/a.py")
         (self.folder / "class" / "eve").symlink_to("ann")
@@ -186,9 +186,9 @@ class IntegrationTests(RepositoryTestCase):
         Path(os.fsdecode(bytes(self.folder / "class" / "zoe") + b"/\xff")).write_text("good")
         output, status = await self.run_program(program, "judged", "class")
         self.assertEqual(status, 1)
-        self.assertIn("bob: FAILED: 0 files instead of one", output)
+        self.assertIn("student bob: FAILED: 0 files instead of one", output)
         self.assertNotIn("eve", output)
-        self.assertIn("zoe: FAILED: ", output)
+        self.assertIn("student zoe: FAILED: ", output)
         self.assertIn("1 of 3 passed", output)
         for name in ("github.yml", "gitlab.yml"):
             text = (EXAMPLES / name).read_text()
