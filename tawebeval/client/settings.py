@@ -33,7 +33,8 @@ def normalize_server_url(server: str) -> str:
         example = "https://judge.example.org"
         if re.fullmatch(r"[A-Za-z0-9.-]+(:[0-9]+)?", server):
             example = f"http://{server}"
-        raise ValueError(f"{server!r} is not the URL of a server, such as {example}")
+        shown = re.sub("(?s)^(https?://)?.*@", r"\1***@", server)  # without a password
+        raise ValueError(f"{shown!r} is not the URL of a server, such as {example}")
     return server.rstrip("/")
 
 

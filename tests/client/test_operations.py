@@ -406,10 +406,16 @@ class OtherTests(ClientTestCase):
         self.assertEqual(normalize_server_url("https://[::1]/judge//"), "https://[::1]/judge")
         for wrong in (
             *("", "localhost:8080", "ftp://a", "http://", "http://a:b", "http://a:0"),
-            *("http://a?x", "http://a#x", "http://me:secret@a", "http://[::1"),
+            *("http://a?x", "http://a#x", "http://[::1"),
         ):
             named = f"{wrong!r} is not the URL of a server, such as "
             self.assertTrue(self.refused(wrong).startswith(named))
+        for wrong, shown in (
+            ("http://me:secret@a", "http://***@a"),
+            ("http://me:se/cr@et@a", "http://***@a"),
+            ("me:se\ncret@a", "***@a"),
+        ):
+            self.assertTrue(self.refused(wrong).startswith(f"{shown!r} is not the URL"), wrong)
         self.assertIn("such as http://localhost:8080", self.refused("localhost:8080"))
         self.assertIn("such as https://judge.example.org", self.refused("ftp://a"))
 
