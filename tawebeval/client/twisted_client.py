@@ -64,15 +64,11 @@ class TwistedClient(AsyncMethods):
     reactor: Any = attrs.field(factory=_get_reactor, kw_only=True, repr=False)
     agent: IAgent | None = attrs.field(default=None, kw_only=True, repr=False)
     _pool: HTTPConnectionPool | None = attrs.field(default=None, init=False, repr=False)
-    _agent: Any = attrs.field(init=False, repr=False)
     _cooperator: Cooperator = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        agent = self.agent
-        if agent is None:
+        if self.agent is None:
             self._pool = HTTPConnectionPool(self.reactor)
-            agent = Agent(self.reactor, connectTimeout=30.0, pool=self._pool)
-        self._agent = ContentDecoderAgent(agent, [(b"gzip", _decode_once)])
         self._cooperator = Cooperator(scheduler=lambda call: self.reactor.callLater(0, call))
 
     async def __aenter__(self) -> TwistedClient:
@@ -114,7 +110,11 @@ class TwistedClient(AsyncMethods):
         headers = Headers({name: [value] for name, value in send.headers.items()})
         try:
             url = _RequestURL.from_text(send.url).to_uri().to_text().encode("ascii")
-            response = await self._agent.request(send.method.encode(), url, headers, producer)
+            agent = self.agent or Agent(
+                self.reactor, connectTimeout=send.connect_timeout, pool=self._pool
+            )
+            decoder = ContentDecoderAgent(agent, [(b"gzip", _decode_once)])
+            response = await decoder.request(send.method.encode(), url, headers, producer)
             body = await _read_body(response)
             return Response(response.code, _first_values(response.headers), body)
         except (ResponseFailed, RequestGenerationFailed, RequestTransmissionFailed) as error:

@@ -27,7 +27,9 @@ from tawebeval.client import (
     Refused,
     Unavailable,
     UnknownEvaluation,
+    twisted_client,
 )
+from tawebeval.client.http import Send
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.agents import BreakingAgent, Fate, MadeResponse
@@ -286,6 +288,21 @@ class RepeatTests(ClientTestCase):
                 self.assertEqual(self.successResultOf(asked), {"state": "running"})
             else:
                 self.failureResultOf(asked, Unavailable)
+
+    def test_connect_timeout(self) -> None:
+        """A connection may take as long as the step allows."""
+        limits: list[Any] = []
+
+        def make_agent(_: object, **settings: object) -> BreakingAgent:
+            limits.append(settings["connectTimeout"])
+            return self.line.agent
+
+        self.patch(twisted_client, "Agent", make_agent)
+        client = TwistedClient("http://a", reactor=self.line.service.reactor)
+        for seconds in (5, 30):
+            send = Send("GET", "http://a/health", connect_timeout=seconds)
+            self.line.wait(client.do_step(send))
+        self.assertEqual(limits, [5, 30])
 
     def test_no_connection(self) -> None:
         """The system's words tell why there is no connection; only a refused one is marked."""
