@@ -213,8 +213,9 @@ export class Listing {
     row.querySelector(".labels").title = labels.join("\n");
     const { words, tone } = verdictOf({ state, results });
     const verdict = row.querySelector(".verdict");
-    verdict.textContent = isLive(state) || words === "Finished" ? "" : words;
-    verdict.dataset.tone = tone;
+    const tells = state === "finished" && words !== "Finished"; // more than the state beside it
+    verdict.textContent = tells ? words : "";
+    verdict.dataset.tone = tells ? tone : "plain";
     const score = scoreWords(results);
     row.querySelector(".sum").textContent = score;
     if (score !== "") verdict.dataset.score = score; // shown where the column has no room
