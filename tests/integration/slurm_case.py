@@ -33,6 +33,7 @@ _SLURM_CONF = """
 ClusterName=tawebeval{ctld}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld}
+FirstJobId={first}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -89,6 +90,8 @@ class Cluster:
                 folder=self.folder,
                 host=host,
                 cpus=CPUS,
+                # Nodes of the same name share the cgroups of jobs of the same number.
+                first=1000 * self.port,
                 tracking="cgroup" if freezer else "linuxproc",
                 **ports,
             )

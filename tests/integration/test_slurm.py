@@ -57,6 +57,16 @@ MANY = int(os.environ.get("TAWEBEVAL_SLURM_JOBS", "4"))
 class RunTests(SlurmTestCase):
     """Evaluators on a node behave as on this machine."""
 
+    async def fill(self, identifier: str) -> None:
+        """Wait until the buffer of a live evaluation is full."""
+
+        async def is_full() -> bool:
+            status = await self.client.status(identifier)
+            self.assertIn(status["state"], ("queued", "fetching", "running"))
+            return bool(status["buffered_bytes"] >= 8 * MIB)
+
+        await until(is_full, "the buffer is full")
+
     async def test_events(self) -> None:
         """Text, data, files and the exit arrive; the status names job and node."""
         identifier = await self.begin(python(HELPERS + BLOCKS))
@@ -79,8 +89,7 @@ class RunTests(SlurmTestCase):
         """A flood waits for its reader, stops its evaluator, and arrives exactly."""
         word = new_word()
         identifier = await self.begin(python(FLOOD, word))
-        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
-            pass
+        await self.fill(identifier)
         (flood,) = (pid for pid in processes(word) if not children(pid) and alive(pid))
         channel = Path(f"/proc/{flood}/wchan")
         await until(lambda: "pipe" in channel.read_text(), "the evaluator is blocked")
@@ -101,8 +110,7 @@ class RunTests(SlurmTestCase):
         """An evaluator whose full road nobody reads is cancelled, and its output is kept."""
         word = new_word()
         identifier = await self.begin(python(ENDLESS, word))
-        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
-            pass
+        await self.fill(identifier)
         await self.client.cancel(identifier)
         await until(lambda: not processes(word), "nothing is left on the node")
         events = await self.client.follow(identifier)
