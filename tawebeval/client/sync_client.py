@@ -42,6 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PIECE = 1 << 14  # bytes that are sent until the deadline is looked at again
+_FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
 
 
 def _block(
@@ -249,11 +250,20 @@ class _DeadlineStream(httpcore.NetworkStream):
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: _Deadline) -> None:
         self._stream, self._deadline = stream, deadline
+        self._is_new = True
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return some bytes. Raises httpcore.ReadTimeout, httpcore.ReadError."""
+        """Return some bytes.
+
+        Raises httpcore.ReadTimeout, httpcore.ReadError; httpcore.RemoteProtocolError if the first
+        ones are not HTTP: h11 waits for a whole line, or for the end, which says nothing.
+        """
         timeout = self._deadline.cap(timeout, httpcore.ReadTimeout)
-        return self._stream.read(max_bytes, timeout)
+        data = self._stream.read(max_bytes, timeout)
+        if self._is_new and data and data[0] not in _FIRST_BYTES:
+            raise httpcore.RemoteProtocolError("illegal status line")
+        self._is_new = False
+        return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""

@@ -122,8 +122,8 @@ def reset(connection: socket.socket) -> None:
 def dribble(connection: socket.socket, *, head: bool) -> None:
     """Answer a byte at a time, for ever."""
     read_head(connection)
-    if not head:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    rest = b"X: " if head else b"Transfer-Encoding: chunked\r\n\r\n"
+    connection.sendall(b"HTTP/1.1 200 OK\r\n" + rest)
     while True:
         connection.sendall(b"X" if head else b"1\r\n \r\n")
         time.sleep(0.02)
