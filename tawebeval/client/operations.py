@@ -2,7 +2,8 @@
 
 An operation yields a `Send` and gets a `Response` or a `Failure`, or yields a `Pause` and gets
 None; its result is that of the operation. A stream also yields `Items`, whose items its caller has
-to take before the next step. Drivers do the steps (`sync_client.run_operation`).
+to take before the next step. The modules `sync_client`, `async_client` and `twisted_client` do the
+steps.
 
 Every request of the API can be repeated: a form by its `Idempotency-Key`, all others by themselves.
 """

@@ -264,7 +264,7 @@ class UploadBudget:
         return self.bytes_in_memory >= _MEMORY
 
     def check_space(self, size: int) -> None:
-        """Raise Busy if `size` bytes would not fit now, after kept submissions are discarded."""
+        """Raise ServerBusy if `size` bytes would not fit, after kept submissions are discarded."""
         excess = self.stored_bytes + size - self.limit
         if excess > 0 and not self.discard_kept_submissions(excess):
             raise ServerBusy(
@@ -273,7 +273,7 @@ class UploadBudget:
             )
 
     def add_bytes(self, size: int) -> None:
-        """Count `size` bytes more. Raises Busy, and counts nothing, if they do not fit."""
+        """Count `size` bytes more. Raises ServerBusy, and counts nothing, if they do not fit."""
         self.check_space(size)
         self.stored_bytes += size
 

@@ -149,16 +149,16 @@ class EvaluationRegistry:
     # Admission
 
     def check_not_stopping(self) -> None:
-        """Raise Stopping if the daemon is about to stop."""
+        """Raise ServerStopping if the daemon is about to stop."""
         if self._drain.has_begun:
             raise ServerStopping
 
     def check_admission(self, caller: str = "", *, plans_retry: bool = True) -> None:
-        """Raise Stopping, OverShare or Busy if a new evaluation would be refused.
+        """Raise the error with which a new evaluation would be refused.
 
-        OverShare, which the caller can remedy, comes before Busy. Before a refusal the registry
-        forgets evaluations that a stream has sent to the end: they are kept only for clients that
-        have lost some of the events.
+        This is ServerStopping, CallerQuotaExceeded, which the caller can remedy, or ServerBusy, in
+        this order. Before a refusal the registry forgets evaluations that a stream has sent to the
+        end: they are kept only for clients that have lost some of the events.
 
         If `plans_retry`, a refusal for the length of the queue has the time at which the client is
         to come back, which no other client gets.
@@ -239,8 +239,8 @@ class EvaluationRegistry:
         A form with an `Idempotency-Key` that the caller has used before is discarded; its answer
         is the identifier of the first evaluation.
 
-        Raises: KeyReused (the first form was another one), Stopping, OverShare, Busy, InvalidField
-        (the daemon does not call the `callback_url`).
+        Raises: IdempotencyKeyReused (the first form was another one), InvalidField (the daemon does
+        not call the `callback_url`), and as `check_admission`.
         """
         first = self.find_idempotent_answer(upload.idempotency_key, upload.form_digest, caller)
         if first is not None:
@@ -381,7 +381,7 @@ class EvaluationRegistry:
     ) -> str | None:
         """Return the identifier of the evaluation that this form with an `Idempotency-Key` began.
 
-        None for an unknown key. Raises: KeyReused (the first form was another one).
+        None for an unknown key. Raises: IdempotencyKeyReused (the first form was another one).
         """
         known = self.records.find_by_idempotency_key(key, caller)
         if known is None:
@@ -706,7 +706,7 @@ class EvaluationRegistry:
         event if there are any. If `with_times`, each event has its time, on top of the limit. The
         request keeps the evaluation as a look at the status does.
 
-        Raises: the RequestErrors of the contract, section 3.
+        Raises: InvalidCursor, DiscardedCursor, EvaluationNotFound, EvaluationExpired.
         """
         record = self._find_at(identifier, after, caller, reads=False)
         return (

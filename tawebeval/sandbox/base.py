@@ -286,7 +286,9 @@ class SandboxedRun(ABC):
         """Return the error of the first exceeded limit; None if all are kept. Blocks.
 
         `final`, for a run that has failed, looks more closely. `work` is the maximum number of
-        looks at the disk. Raises: TooMuchWork, if more are needed and no other limit is exceeded.
+        looks at the disk.
+
+        Raises: CountTooExpensive, if more are needed and no other limit is exceeded.
         """
         limits = self.limits
         # An exited run may wait for its readers for long, and uses nothing but the disk.

@@ -167,7 +167,9 @@ def measure_disk_usage(
     """Count the files below `directory`, and the unlinked ones that the processes `pids` hold.
 
     `devices` are those of overlays whose changes lie in the directory: unlinked files there count,
-    too. `apart`, `since`, `most` and `work` are as in `DiskCount`. Raises: OSError, TooMuchWork.
+    too. `apart`, `since`, `most` and `work` are as in `DiskCount`.
+
+    Raises: OSError, CountTooExpensive.
     """
     count = DiskCount(since=since, most=most, work=work)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -229,8 +231,8 @@ class DiskMeter:
     def measure_usage(self, again: bool = False, work: float = inf) -> DiskUsage:
         """Return the usage; count the files anew if `again` or if it may have changed.
 
-        Raises: OSError; TooMuchWork, if a count takes, or has taken last time, more than `work`
-        looks.
+        Raises: OSError; CountTooExpensive, if a count takes, or has taken last time, more than
+        `work` looks.
         """
         system = os.statvfs(self._directory.parent if self._held else self._directory)
         self.free_bytes = system.f_bavail * system.f_frsize

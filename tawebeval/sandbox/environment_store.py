@@ -99,7 +99,7 @@ def locate_store(state: Path) -> Path:
 class EnvironmentStore:
     """The store in `directory`; an import leaves `reserve` bytes of the disk free.
 
-    Errors are ConfigurationErrors, or OSErrors with a path.
+    Its errors are ConfigurationError, or OSError with a path.
     """
 
     directory: Path

@@ -42,7 +42,10 @@ class RateLimit:
     _left: dict[str | bytes, tuple[float, float]] = attrs.field(factory=dict, init=False)
 
     def count_request(self, token: Token) -> None:
-        """Count a request. Raises: OverShare, without counting, if the bucket is empty."""
+        """Count a request.
+
+        Raises: CallerQuotaExceeded, without counting, if the bucket is empty.
+        """
         bucket: str | bytes = token.caller
         limit, setting = self.per_minute, "callers.requests_per_minute"
         if token.requests_per_minute is not None:
@@ -54,7 +57,7 @@ class RateLimit:
     def take(self, bucket: str | bytes, limit: int, setting: str) -> None:
         """Count a request in a bucket of `limit` requests a minute; `setting` names the limit.
 
-        Raises: OverShare, without counting, if the bucket is empty.
+        Raises: CallerQuotaExceeded, without counting, if the bucket is empty.
         """
         now = self._seconds()
         left, since = self._left.get(bucket, (limit, now))
@@ -97,14 +100,15 @@ class Authentication:
     def identify_caller(self, authorization: Sequence[bytes], method: bytes = b"GET") -> str:
         """Return the caller's name by the headers `Authorization`, and count the request.
 
-        Raises: Unauthorized, OverShare; AccessDenied if the token does not permit the method.
+        Raises: Unauthorized, CallerQuotaExceeded; AccessDenied if the token does not permit the
+        method.
         """
         return self.identify_token(authorization, method).caller
 
     def identify_token(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
         """Return the token as `identify_caller` does; that of ANONYMOUS if anybody may call.
 
-        `ProblemAccess` has the routes that the token permits.
+        `check_problem_access` decides which routes a token for some problems permits.
         """
         if self._tokens is None:
             return ANONYMOUS_TOKEN
@@ -297,7 +301,7 @@ def find_doubtful_endpoints(endpoints: Iterable[str]) -> list[str]:
 def check_write_origin(
     method: bytes, origin: str | None, host: str | None, origins: Collection[str]
 ) -> None:
-    """Raise ForeignPage for an unsafe method from a page that is not trusted."""
+    """Raise ForeignOrigin for an unsafe method from a page that is not trusted."""
     if method not in _SAFE_METHODS and not is_trusted_origin(origin, host, origins):
         raise ForeignOrigin(
             f"pages of {origin!r:.80} cannot submit or cancel, as this server has no tokens; the"
@@ -306,7 +310,7 @@ def check_write_origin(
 
 
 def check_read_origin(origin: str | None, host: str | None, origins: Collection[str]) -> None:
-    """Raise ForeignPage for a page that is not trusted and may not read this response."""
+    """Raise ForeignOrigin for a page that is not trusted and may not read this response."""
     if not is_trusted_origin(origin, host, origins):
         raise ForeignOrigin(
             f"pages of {origin!r:.80} cannot read this; the operator can list the origin in"

@@ -62,14 +62,14 @@ class WebContext:
     def identify_token(self, method: bytes, headers: Headers) -> Token:
         """Return the token of a request with these headers, and count the request.
 
-        Raises: Unauthorized, OverShare, ForeignPage, AccessDenied.
+        Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
         """
         self.check_origin(method, headers)
         authorization = headers.getRawHeaders(b"Authorization", [])
         return self.authentication.identify_token(authorization, method)
 
     def check_origin(self, method: bytes, headers: Headers) -> None:
-        """Raise ForeignPage if a page of another origin may not make this request.
+        """Raise ForeignOrigin if a page of another origin may not make this request.
 
         Only daemons without tokens check it (`exposure`).
         """
@@ -79,7 +79,7 @@ class WebContext:
             check_write_origin(method, origin, host, callers.origins)
 
     def check_websocket_origin(self, headers: Headers) -> None:
-        """Raise ForeignPage for a WebSocket of a page that may not read responses.
+        """Raise ForeignOrigin for a WebSocket of a page that may not read responses.
 
         Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
         """
@@ -89,7 +89,7 @@ class WebContext:
             check_read_origin(origin, host, origins)
 
     def check_listing_access(self, headers: Headers) -> None:
-        """Raise Unauthorized or ForeignPage if the client may not list evaluations.
+        """Raise Unauthorized or ForeignOrigin if the client may not list evaluations.
 
         Without tokens, evaluations have no owner. Then only programs of this machine and the
         daemon's own page may list them. A request of a page to its own origin may have no `Origin`,

@@ -268,7 +268,7 @@ class KleinApplication:
     def identify_caller(self, request: IRequest) -> str:
         """Return the name of the caller; ANONYMOUS for open paths.
 
-        Raises: Unauthorized, OverShare, ForeignPage, AccessDenied.
+        Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
         """
         if collapse_slashes(cast_request(request).path) in _OPEN_PATHS:
             return ANONYMOUS
@@ -317,7 +317,7 @@ class KleinApplication:
         )
 
     def check_not_stopping(self) -> None:
-        """Raise Stopping once the registry is closed."""
+        """Raise ServerStopping once the registry is closed."""
         self.context.registry.check_not_stopping()
 
     def discard_upload(self, directory: Path, size: int) -> None:

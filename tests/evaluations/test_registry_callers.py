@@ -120,7 +120,7 @@ class ShareTests(RegistryTestCase):
     running, queued, own = 2, 3, (1, 1)
 
     def test_shares(self) -> None:
-        """Over its share: OverShare, while another is let in; where all is full, Busy."""
+        """A caller over its share is refused, another let in; where all is full, both are."""
         begin = self.registry.accept_form
         for _ in range(2):
             begin(self.upload(), "alice")

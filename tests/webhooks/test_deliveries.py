@@ -487,7 +487,7 @@ class CloseTests(CallbacksTestCase):
         self.nothing_left()
 
     def test_stop_now(self) -> None:
-        """`stop_now` waits for nothing and sends nothing more."""
+        """`give_up_deliveries` waits for nothing and sends nothing more."""
         self.sender.held = True
         callback = self.send("alice")
         closed = self.close()

@@ -41,7 +41,7 @@ class BasePath:
         return rest if rest is not None and rest.startswith(b"/") else target
 
     def check_target(self, target: bytes) -> None:
-        """Raise MovedTo if the target is only the prefix, without a slash.
+        """Raise ResourceMoved if the target is only the prefix, without a slash.
 
         Relative links of a page there would lead out of the prefix.
         """

@@ -43,7 +43,7 @@ class Application(Protocol):
         """
 
     def check_not_stopping(self) -> None:
-        """Raise Stopping if the daemon accepts no more forms."""
+        """Raise ServerStopping if the daemon accepts no more forms."""
 
     def discard_upload(self, directory: Path, size: int) -> None:
         """Remove an abandoned form of `size` bytes."""

@@ -112,7 +112,7 @@ class ApiRequest(Request):
             self.refuse_request(error, body_follows=length != 0)
 
     def _resolve_client(self) -> None:
-        """Find the client's address and count the request for it. Raises: Busy."""
+        """Find the client's address and count the request for it. Raises: ServerBusy."""
         site = self.channel.site
         self.remote_address = site.address_resolver.resolve_client(
             self.channel.peer, self.requestHeaders

@@ -1,0 +1,85 @@
+"""Docstrings of the package name exceptions and things that exist."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# Up to the end of the sentence; what stands in parentheses says when, and names no exception.
+RAISES = re.compile(r"\bRaises?:?\s((?:[^.(]|\([^)]*\)|\.(?=\w))*)")
+EXCEPTION = re.compile(r"\b[A-Z][a-z]+(?:[A-Z]+[a-z]+)*\b(?!:)")
+CODE = re.compile(r"`([A-Za-z][\w.]*)(?:\([^`]*\))?`")
+# Names of libraries that the code does not mention.
+FOREIGN = {"MockTransport", "ReadError", "TimeoutMixin", "spawnProcess"}
+
+
+def read_docstrings(trees: dict[Path, ast.Module]) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of every docstring."""
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+                yield f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}", text
+
+
+def list_names(tree: ast.Module) -> Iterator[str]:
+    """Yield what the code of a module names, and the words of its strings but docstrings."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        value = getattr(node, "value", None)
+        if isinstance(value, str) and id(node) not in docstrings:
+            yield from re.findall(r"\w+", value)
+        for _, field in ast.iter_fields(node):
+            for each in field if isinstance(field, list) else [field]:
+                if isinstance(each, str):
+                    yield from (part.lstrip("_") for part in each.split("."))
+
+
+@cache
+def read_package() -> tuple[dict[Path, ast.Module], set[str]]:
+    """Return the modules of the package, and the names in them."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted(ROOT.glob("tawebeval/**/*.py"))}
+    names = {name for tree in trees.values() for name in list_names(tree)}
+    return trees, names | FOREIGN | {
+        name for path in trees for name in (path.stem, path.parent.name)
+    }
+
+
+class DocstringTests(SynchronousTestCase):
+    """A renamed thing is renamed where others speak of it."""
+
+    def test_exceptions(self) -> None:
+        """What is raised is a class of the package, a builtin, or imported."""
+        trees, names = read_package()
+        known = names | set(dir(builtins))
+        unknown = [
+            f"{place}: {name}"
+            for place, text in read_docstrings(trees)
+            for clause in RAISES.findall(text)
+            for name in EXCEPTION.findall(re.sub(r"`[^`]*`|\([^)]*\)", "", clause))
+            if name not in known
+        ]
+        self.assertEqual(unknown, [])
+
+    def test_code(self) -> None:
+        """What stands in backticks and looks like a name of Python is one."""
+        trees, names = read_package()
+        unknown = [
+            f"{place}: {part}"
+            for place, text in read_docstrings(trees)
+            for code in CODE.findall(text)
+            for part in code.split(".")
+            if ("_" in part or re.search("[a-z][A-Z]", part)) and part not in names
+        ]
+        self.assertEqual(unknown, [])
