@@ -191,7 +191,7 @@ class DaemonMetrics(Collector):
 
     def _collect_buffers(self) -> Iterator[Metric]:
         settings = self.context.configuration
-        spool, budget = self.evaluation_registry.upload_budget, self.context.ring_budget
+        spool, budget = self.evaluation_registry.submissions.budget, self.context.ring_budget
         said = "Events in memory, with what is kept of forms and stderr."
         yield _gauge("buffered_bytes", said, budget.used_bytes)
         yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)

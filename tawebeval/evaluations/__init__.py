@@ -5,7 +5,7 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 `Evaluation` without it.
 
 - `registry`: `EvaluationRegistry` accepts, lists, reads, cancels and expires evaluations.
-  Admission, the queue for run slots and the callback at the end are part of it.
+  Admission and the queue for run slots are part of it.
 - `records`: `RecordIndex`, the index of evaluations by identifier, caller and age; `Subscription`,
   one stream; `EvaluationReaders`, the streams and pages of one evaluation, which decide when the
   ring may discard events.
@@ -20,8 +20,10 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
   source of checkouts. So this package knows nothing of git.
 - `archive`: the archive, which the registry hands the events and ends of evaluations, and its
   absence. `archive_reader`: `ArchiveReader`, which reads archived evaluations.
-- `uploads`: `UploadWriter` writes the files of a form as they arrive. `submitted_files` reads them
-  again for the API.
+- `uploads`: `UploadWriter` writes the files of a form as they arrive. `submission_store`:
+  `SubmissionStore` counts them, and keeps those of ended evaluations for a rerun. `submitted_files`
+  reads them for the API.
+- `callbacks`: `EvaluationCallbacks` has the callback of an ended evaluation delivered.
 - `status`: the status document. `filters`: the filter of a list. `shutdown`: the drain when the
   daemon stops.
 

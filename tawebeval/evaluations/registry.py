@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import orjson
 from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
-from tawebeval.core.budget import SharedUpload, UploadBudget
-from tawebeval.core.form import EvaluationRequest, draw_seed, unpack_request
+from tawebeval.core.budget import SharedUpload
+from tawebeval.core.form import draw_seed, unpack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import (
     DUMMY_END_CURSOR,
@@ -30,7 +28,7 @@ from tawebeval.core.peers import START_MARK_BYTES, ListCursor, make_cursor_error
 from tawebeval.core.retry_schedule import RetrySchedule
 from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.deferreds import FairQueue, run_in_background
+from tawebeval.deferreds import FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,
     EvaluationExpired,
@@ -46,6 +44,7 @@ from tawebeval.evaluations.archive_reader import (
     ListedEvaluation,
     make_finished_recording,
 )
+from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import CheckoutResumer, Evaluation
 from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
@@ -59,10 +58,10 @@ from tawebeval.evaluations.records import (
 )
 from tawebeval.evaluations.restart import FoundEvaluation, FoundEvaluations
 from tawebeval.evaluations.shutdown import Drain
-from tawebeval.evaluations.snapshot import EvaluationSnapshot, KeptCallback, load_callback
+from tawebeval.evaluations.snapshot import EvaluationSnapshot, load_callback
 from tawebeval.evaluations.status import build_status, format_time
+from tawebeval.evaluations.submission_store import KeptSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
-from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.callback import CallbackRecord
 from tawebeval.webhooks.deliveries import CallbackQueue
@@ -70,9 +69,8 @@ from tawebeval.webhooks.deliveries import CallbackQueue
 _RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
 LISTING_PAGE_SIZE = 100  # evaluations in one answer, at most
-MAX_EVALUATIONS_EXAMINED_PER_TURN = (
-    500  # evaluations that a filter examines for one answer, at most: about 2 ms
-)
+# Evaluations that a filter examines for one answer, at most: about 2 ms.
+MAX_EVALUATIONS_EXAMINED_PER_TURN = 500
 
 log = Logger()
 
@@ -89,18 +87,6 @@ class EvaluationListing:
     begin: str | None
     end: str | None
     data: list[dict[str, Any]]
-
-
-@attrs.frozen
-class KeptSubmission:
-    """The request of an ended evaluation, and its files in the `workspace`.
-
-    `share` counts the bytes of the files.
-    """
-
-    request: EvaluationRequest
-    workspace: Workspace
-    share: SharedUpload
 
 
 class EvaluationRegistry:
@@ -126,8 +112,9 @@ class EvaluationRegistry:
         self._started = format_time(context.read_wall_clock())
         self._identities = identities
         self._root = root
-        self._callbacks = callbacks
-        self.records = RecordIndex(identities, context.clock, self._discard_submission)
+        self._callbacks = EvaluationCallbacks(callbacks, context.run_keeper)
+        self.submissions = SubmissionStore(context, root)
+        self.records = RecordIndex(identities, context.clock, self.submissions.discard)
         # In the cursors of lists: those of another start of the daemon are refused by it.
         self.cursor_mark = context.random_bytes(START_MARK_BYTES).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
@@ -136,14 +123,6 @@ class EvaluationRegistry:
         self._alive: dict[str, EvaluationRecord] = {}
         self.subscriptions: set[Subscription] = set()
         self._drain = Drain(self._alive, self.records, self.subscriptions, self._clock)
-        self.upload_budget = UploadBudget(
-            context.configuration.limits.uploads, self._discard_kept_submissions
-        )
-        # Ended evaluations whose files are kept for a rerun, in the order of their ends.
-        self._with_submission: dict[str, EvaluationRecord] = {}
-        # Of an earlier process, by the names of evaluations whose end is not handled yet.
-        self._found_callbacks: dict[str, KeptCallback] = {}
-        self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
         self.archived = ArchiveReader(context.archive)
 
     # Admission
@@ -244,16 +223,16 @@ class EvaluationRegistry:
         """
         first = self.find_idempotent_answer(upload.idempotency_key, upload.form_digest, caller)
         if first is not None:
-            self.discard_upload(upload.directory, upload.size)
+            self.submissions.discard_upload(upload.directory, upload.size)
             if upload.linked is not None:
                 upload.linked.remove_reference()
             return first
         url = upload.request.callback_url
-        callback = None if url is None else self._callbacks.create_callback(url, caller)
+        callback = None if url is None else self._callbacks.queue.create_callback(url, caller)
         self.check_admission(caller)
         evaluation = self._make_evaluation(upload, caller, callback)
         number = self.records.accepted_count + 1
-        share = upload.linked or SharedUpload(self.upload_budget, upload.size, number)
+        share = upload.linked or SharedUpload(self.submissions.budget, upload.size, number)
         record = self.records.add_record(evaluation, upload, share, caller)
         self._alive[evaluation.identifier] = record
         if self.context.run_keeper is not None:
@@ -279,7 +258,7 @@ class EvaluationRegistry:
         """
         shares: dict[int, SharedUpload] = {}
         accepted = self.records.accepted_count
-        self._found_callbacks = dict(found.callbacks)
+        self._callbacks.found = dict(found.callbacks)
         # Otherwise those that wait would take the slots of those that run.
         for each in sorted(found.evaluations, key=lambda each: each.is_waiting):
             resume = partial(
@@ -294,7 +273,7 @@ class EvaluationRegistry:
             except Exception:  # noqa: BLE001  (the others go on; its journal stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=each.name)
         self.records.sort_records()
-        self._restore_callbacks(
+        self._callbacks.resume_forgotten(
             {each.name for each in found.evaluations if not each.snapshot.is_notified}
         )
         self.records.accepted_count = max(accepted, found.accepted_count)
@@ -323,8 +302,10 @@ class EvaluationRegistry:
         self.records.accepted_count = snapshot.number - 1
         share = shares.get(snapshot.share)
         if share is None:
-            self.upload_budget.stored_bytes += size
-            share = shares[snapshot.share] = SharedUpload(self.upload_budget, size, snapshot.share)
+            self.submissions.budget.stored_bytes += size
+            share = shares[snapshot.share] = SharedUpload(
+                self.submissions.budget, size, snapshot.share
+            )
         else:
             share.add_reference()
         record = self.records.add_record(evaluation, upload, share, snapshot.caller)
@@ -428,7 +409,7 @@ class EvaluationRegistry:
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         try:
             # First: what follows changes the state of an evaluation that has no record any more.
-            self._notify(evaluation)
+            self._callbacks.start_delivery(evaluation)
         finally:
             self._keep_ended(evaluation)
 
@@ -440,12 +421,7 @@ class EvaluationRegistry:
         finally:
             self.records.note_evaluation_end(record)
             del self._alive[evaluation.identifier]
-            if evaluation.is_submission_kept:
-                self._with_submission[evaluation.identifier] = record
-                if record.final_state is not None:
-                    self._discard_submission(record)
-            else:
-                record.shared_upload.remove_reference()
+            self.submissions.keep_or_release(record)
             evaluation.save_end()
             self._retries.record_evaluation_end(
                 self._clock.seconds(), is_fully_loaded=not self.run_queue.has_free_slot
@@ -462,57 +438,6 @@ class EvaluationRegistry:
             )
             self.context.archive.call_when_archived(
                 evaluation.identifier, evaluation.discard_journaled_events
-            )
-
-    def _notify(self, evaluation: Evaluation) -> None:
-        """Send the callback of an evaluation that has ended, if its form asks for one."""
-        callback, name = evaluation.callback, evaluation.log_name
-        if callback is None:
-            return
-        kept = self._found_callbacks.pop(name, None)
-        if callback.state.is_final:
-            self._drop_callback(name)
-            return
-
-        def make_document() -> bytes:
-            if kept is not None:
-                return kept.document
-            document = orjson.dumps(build_status(evaluation, None))
-            self._keep_callback(callback, name, document)
-            return document
-
-        def on_end() -> None:
-            evaluation.save()
-            self._drop_callback(name)
-
-        if kept is not None:
-            callback.event = kept.event
-        self._callbacks.start_delivery(callback, name, make_document, on_end)
-
-    def _keep_callback(self, callback: CallbackRecord, name: str, document: bytes) -> None:
-        """Keep a callback and its document for another process of the daemon."""
-        keeper = self.context.run_keeper
-        if keeper is not None:
-            kept = KeptCallback(callback.url, callback.caller, callback.event, document)
-            try:
-                keeper.keep_callback(name, kept.pack())
-            except OSError as error:
-                words = "{evaluation}: the callback does not outlive the daemon: {error}"
-                log.error(words, evaluation=name, error=error)  # noqa: TRY400
-
-    def _drop_callback(self, name: str) -> None:
-        if self.context.run_keeper is not None:
-            self.context.run_keeper.drop_callback(name)
-
-    def _restore_callbacks(self, known: Collection[str]) -> None:
-        """Go on with callbacks of evaluations that are forgotten, whose names are not `known`."""
-        for name in self._found_callbacks.keys() - known:
-            kept = self._found_callbacks.pop(name)
-            self._callbacks.start_delivery(
-                CallbackRecord(kept.url, kept.caller, event=kept.event),
-                name,
-                partial(bytes, kept.document),
-                partial(self._drop_callback, name),
             )
 
     # Rerun
@@ -540,57 +465,14 @@ class EvaluationRegistry:
         """
         async with AsyncExitStack() as stack:
             try:
-                kept = await stack.enter_async_context(
-                    self._use_present_submission(identifier, caller)
-                )
+                use = self.submissions.use_kept(self.find_ended(identifier, caller))
+                kept = await stack.enter_async_context(use)
             except (EvaluationExpired, SubmissionDiscarded):
-                if not self.archived.is_enabled:
-                    raise
-                kept = await stack.enter_async_context(
-                    self._use_archived_submission(identifier, caller)
-                )
-            yield kept
-
-    @asynccontextmanager
-    async def _use_archived_submission(
-        self, identifier: str, caller: str
-    ) -> AsyncIterator[KeptSubmission]:
-        directory = self._root / self.context.random_bytes(16).hex()
-        try:
-            found = await self.context.archive.extract_submission(identifier, caller, directory)
-            if found is None:
                 if await self.archived.read_status(identifier, caller) is None:
-                    raise EvaluationExpired(self._started)
-                raise SubmissionDiscarded
-            self.upload_budget.add_bytes(found.size)
-            key = -int.from_bytes(self.context.random_bytes(7))  # no number of an evaluation
-            share = SharedUpload(self.upload_budget, found.size, key)
-            try:
-                yield KeptSubmission(found.evaluation_request, found.workspace, share)
-            finally:
-                share.remove_reference()
-        finally:
-            self.discard_upload(directory, 0)
-
-    @asynccontextmanager
-    async def _use_present_submission(
-        self, identifier: str, caller: str
-    ) -> AsyncIterator[KeptSubmission]:
-        evaluation = self.find_ended(identifier, caller)
-        await evaluation.cleanup_event.wait()
-        workspace = evaluation.workspace
-        self._in_use[identifier] += 1
-        try:
-            try:
-                packed = await self.context.threads.run_in_thread(workspace.request_file.read_bytes)
-            except FileNotFoundError:
-                raise SubmissionDiscarded from None
-            record = self._with_submission.get(identifier)
-            if record is None:  # forgotten, perhaps meanwhile
-                raise SubmissionDiscarded
-            yield KeptSubmission(unpack_request(packed), workspace, record.shared_upload)
-        finally:
-            self._in_use -= Counter([identifier])
+                    raise
+                use = self.submissions.use_archived(identifier, caller)
+                kept = await stack.enter_async_context(use)
+            yield kept
 
     async def read_submission(self, identifier: str, caller: str = "") -> list[dict[str, Any]]:
         """Return the files of an evaluation as `read_submitted_files`.
@@ -612,50 +494,6 @@ class EvaluationRegistry:
     async def _read_files(self, roots: Sequence[Workspace]) -> list[dict[str, Any]]:
         directories = [root.submission_directory for root in roots]
         return await self.context.threads.run_in_thread(read_submitted_files, directories)
-
-    def _discard_kept_submissions(self, size: int) -> bool:
-        """Discard kept files of `size` bytes or more, those of the first end first.
-
-        If all together have fewer, discard none and return False.
-        """
-        found: list[EvaluationRecord] = []
-        users: Counter[SharedUpload] = Counter()  # of those found
-        for identifier, record in self._with_submission.items():
-            if size <= 0:
-                break
-            if identifier not in self._in_use:
-                found.append(record)
-                share = record.shared_upload
-                users[share] += 1
-                if users[share] == share.reference_count:
-                    size -= share.size
-        if size > 0:
-            return False
-        for record in found:
-            self._discard_submission(record)
-        return True
-
-    def _discard_submission(self, record: EvaluationRecord) -> None:
-        """Remove the kept files of an ended evaluation, if they are kept.
-
-        Their bytes are given back at once, so that an upload need not wait for the removal.
-        """
-        evaluation = record.evaluation
-        if self._with_submission.pop(evaluation.identifier, None) is not None:
-            self.context.archive.call_when_archived(
-                evaluation.identifier, lambda: self.discard_upload(evaluation.workspace.root, 0)
-            )
-            record.shared_upload.remove_reference()
-
-    def discard_upload(self, directory: Path, size: int) -> None:
-        """Remove the `directory` of a form that becomes no evaluation; give back `size` bytes."""
-        attempt = self.context.cleanup_queue.attempt_call(
-            "removal of an upload",
-            remove_tree,
-            directory,
-            on_success=lambda: self.upload_budget.remove_bytes(size),
-        )
-        run_in_background(attempt, log, "an upload could not be removed")
 
     async def cancel_evaluation(self, identifier: str, caller: str = "") -> None:
         """Stop an evaluation and return when only its events are left.
@@ -932,10 +770,7 @@ class EvaluationRegistry:
         """
         had_work = await self._drain.drain_evaluations(drain)
         await self.context.archive.flush()  # it takes the submissions that are removed next
-        kept = [one.evaluation.workspace.root for one in self._with_submission.values()]
-        await self.context.cleanup_queue.attempt_call(
-            "removal of kept submissions", _remove_trees, kept
-        )
+        await self.submissions.remove_all()
         return had_work
 
 
@@ -948,9 +783,3 @@ def _list_members(record: EvaluationRecord) -> dict[str, Any]:
         "key": record.idempotency_key,
         "form_digest": record.form_digest,
     }
-
-
-def _remove_trees(directories: Sequence[Path]) -> None:
-    """Remove directories. Blocks. Raises: OSError."""
-    for directory in directories:
-        remove_tree(directory)

@@ -322,7 +322,7 @@ class KleinApplication:
 
     def discard_upload(self, directory: Path, size: int) -> None:
         """Remove an abandoned upload of `size` bytes."""
-        self.context.registry.discard_upload(directory, size)
+        self.context.registry.submissions.discard_upload(directory, size)
 
     def record_answer(self, request: IRequest, status: int, seconds: float) -> None:
         """Count a response by its route; log it if the access log is enabled."""

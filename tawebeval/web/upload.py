@@ -48,7 +48,7 @@ from tawebeval.errors import (
     format_size,
 )
 from tawebeval.evaluations.records import ReceivedForm
-from tawebeval.evaluations.registry import KeptSubmission
+from tawebeval.evaluations.submission_store import KeptSubmission
 from tawebeval.evaluations.uploads import UploadSource, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
@@ -351,7 +351,7 @@ def make_form_receiver(
         refusal = error
     if preset is not None:
         preset = attrs.evolve(preset, permits_callback=permitted_problems is None)
-    spool = context.registry.upload_budget
+    spool = context.registry.submissions.budget
     if key is None:
         # Refused before the body is sent. (A key may name an accepted evaluation.)
         context.registry.check_admission(caller)

@@ -151,7 +151,7 @@ class MetricsTests(MetricsTestCase):
         self.evaluate()
         self.assertGreater(self.value("uploaded_bytes"), 0)
         self.assertEqual(self.value("unwritten_upload_bytes"), 0)
-        self.service.registry.upload_budget.bytes_in_memory = 1000
+        self.service.registry.submissions.budget.bytes_in_memory = 1000
         self.assertEqual(self.value("unwritten_upload_bytes"), 1000)
         self.assertEqual(self.value("buffered_bytes"), 0)
         self.child.print(b"x" * 9000 + b"\n")

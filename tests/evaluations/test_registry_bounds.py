@@ -531,7 +531,7 @@ class SpoolTests(RegistryTestCase):
 
     def send(self, size: int, **settings: Any) -> str:
         """Begin an evaluation with an upload of that size."""
-        self.registry.upload_budget.add_bytes(size)
+        self.registry.submissions.budget.add_bytes(size)
         return self.registry.accept_form(
             ReceivedForm(make_request(), Path("/uploads/some"), size=size, **settings)
         )
@@ -539,19 +539,19 @@ class SpoolTests(RegistryTestCase):
     def test_until_it_is_over(self) -> None:
         """An upload counts until its evaluation is over and its directories are removed."""
         identifiers = [self.send(100) for _ in range(3)]
-        self.assertEqual(self.registry.upload_budget.stored_bytes, 300)
+        self.assertEqual(self.registry.submissions.budget.stored_bytes, 300)
         self.finish(self.world.spawn.children[0])
-        self.assertEqual(self.registry.upload_budget.stored_bytes, 200)
+        self.assertEqual(self.registry.submissions.budget.stored_bytes, 200)
         Deferred.fromCoroutine(self.registry.cancel_evaluation(identifiers[1]))
-        self.assertEqual(self.registry.upload_budget.stored_bytes, 200)
+        self.assertEqual(self.registry.submissions.budget.stored_bytes, 200)
         self.finish(self.world.spawn.children[1])
-        self.assertEqual(self.registry.upload_budget.stored_bytes, 100)
+        self.assertEqual(self.registry.submissions.budget.stored_bytes, 100)
 
     def test_repeated(self) -> None:
         """A form that begins nothing is removed, and does not count any more."""
         self.send(100, idempotency_key="k", form_digest=b"1")
         self.send(100, idempotency_key="k", form_digest=b"1")
-        self.assertEqual(self.registry.upload_budget.stored_bytes, 100)
+        self.assertEqual(self.registry.submissions.budget.stored_bytes, 100)
 
 
 class NothingLeftTests(RegistryTestCase):
@@ -572,7 +572,7 @@ class NothingLeftTests(RegistryTestCase):
         gc.collect()
         self.assertEqual([reference() for reference in references], [None] * len(references))
         self.assertEqual(
-            (self.world.budget.used_bytes, self.registry.upload_budget.stored_bytes), (0, 0)
+            (self.world.budget.used_bytes, self.registry.submissions.budget.stored_bytes), (0, 0)
         )
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 

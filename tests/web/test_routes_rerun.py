@@ -71,7 +71,7 @@ class RerunTestCase(WebTestCase):
     @property
     def stored(self) -> int:
         """Bytes that count as uploads."""
-        return self.service.registry.upload_budget.stored_bytes
+        return self.service.registry.submissions.budget.stored_bytes
 
 
 class RerunTests(RerunTestCase):
@@ -203,7 +203,7 @@ class RerunTests(RerunTestCase):
         seed = Part("seed", b"1")
         first = self.rerun(place, 200, seed, **key).json()
         self.finish()
-        budget = self.service.registry.upload_budget
+        budget = self.service.registry.submissions.budget
         budget.discard_kept_submissions(self.stored)
         stored = self.stored
         self.rerun(place, 410)
@@ -255,7 +255,7 @@ class RerunTests(RerunTestCase):
         for _ in range(3):
             places.append(self.begin())
             self.finish()
-        budget = self.service.registry.upload_budget
+        budget = self.service.registry.submissions.budget
         budget.limit = self.stored + 100
         self.begin()
         self.assertLessEqual(self.stored, budget.limit)
@@ -271,7 +271,7 @@ class RerunTests(RerunTestCase):
         for _ in range(2):
             places.append(self.begin())
             self.finish()
-        budget = self.service.registry.upload_budget
+        budget = self.service.registry.submissions.budget
         budget.limit = self.stored
         for place in (*places, *places):
             self.rerun(place, 200, Part("seed", b"8"))
@@ -283,7 +283,7 @@ class RerunTests(RerunTestCase):
         place = self.begin()
         self.finish()
         again = self.rerun(place).headers["location"]
-        budget = self.service.registry.upload_budget
+        budget = self.service.registry.submissions.budget
         self.assertFalse(budget.discard_kept_submissions(1))
         self.finish()
         self.rerun(place)
@@ -297,7 +297,7 @@ class RerunTests(RerunTestCase):
         """An upload that would not fit without the kept files, either, displaces none."""
         place = self.begin()
         self.finish()
-        self.service.registry.upload_budget.limit = self.stored
+        self.service.registry.submissions.budget.limit = self.stored
         self.request(
             "POST",
             "/evaluate",
@@ -306,7 +306,7 @@ class RerunTests(RerunTestCase):
             headers={"Content-Type": MULTIPART},
         )
         self.assertEqual(len(self.service.leftovers()), 1)
-        self.service.registry.upload_budget.limit *= 2
+        self.service.registry.submissions.budget.limit *= 2
         self.rerun(place)
 
     def test_off(self) -> None:

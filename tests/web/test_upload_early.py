@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.evaluations import registry
+from tawebeval.evaluations import submission_store
 from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES
 from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.web import RawTestCase
@@ -100,8 +100,8 @@ class EarlyRefusalTests(RawTestCase):
 
     def test_disk(self) -> None:
         """503 before the body, where it would not fit beside the uploads that there are."""
-        spool = self.service.registry.upload_budget
-        self.service.registry.upload_budget.add_bytes(spool.limit - 1000)
+        spool = self.service.registry.submissions.budget
+        self.service.registry.submissions.budget.add_bytes(spool.limit - 1000)
         connection = self.begin(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
@@ -113,7 +113,7 @@ class EarlyRefusalTests(RawTestCase):
 
     def test_disk_becomes_full(self) -> None:
         """503 in the body, where others were faster; what had come is removed, and not counted."""
-        spool = self.service.registry.upload_budget
+        spool = self.service.registry.submissions.budget
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
         self.assertEqual((connection.received, spool.stored_bytes), (b"", 50_000 + PER_FILE))
@@ -131,11 +131,11 @@ class EarlyRefusalTests(RawTestCase):
         self.successResultOf(closed)
         connection.send(b"x")
         self.assert_refused(connection, 503)
-        self.assertEqual(self.service.registry.upload_budget.stored_bytes, 0)
+        self.assertEqual(self.service.registry.submissions.budget.stored_bytes, 0)
 
     def test_counted(self) -> None:
         """What came, and files, count until the evaluation is forgotten, or at once no more."""
-        spool, body = self.service.registry.upload_budget, form(parts())
+        spool, body = self.service.registry.submissions.budget, form(parts())
         for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
             connection = self.begin(len(sent))
             connection.send(sent)
@@ -205,7 +205,7 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").unlink()
         (self.root / "uploads").mkdir()
         connection.lose()
-        spool = self.service.registry.upload_budget
+        spool = self.service.registry.submissions.budget
         self.assertEqual((spool.stored_bytes, spool.bytes_in_memory), (0, 0))
 
     def test_long_name(self) -> None:
@@ -276,10 +276,10 @@ class GivenUpTests(RawTestCase):
                 raise OSError("no")
 
         spool, arrears = (
-            self.service.registry.upload_budget,
+            self.service.registry.submissions.budget,
             self.service.registry.context.cleanup_queue,
         )
-        self.patch(registry, "remove_tree", fail_once)
+        self.patch(submission_store, "remove_tree", fail_once)
         with capturedLogs() as events:
             self.post(400, form(parts(seed=b"x", source=b"x" * WRITE_BATCH_BYTES)))
         self.assertGreater(spool.stored_bytes, 0)

@@ -33,7 +33,7 @@ class SlowDiskTests(RawTestCase):
         self.service = Service(
             self.root / "slow", self.configuration, running=4, uploading=self.threads
         )
-        self.spool = self.service.registry.upload_budget
+        self.spool = self.service.registry.submissions.budget
 
     def close(self) -> None:
         """Let the disk be quick, and end what still runs."""

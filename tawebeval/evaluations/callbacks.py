@@ -1,0 +1,82 @@
+"""Callbacks of evaluations that have ended, also over a restart of the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+
+import attrs
+import orjson
+from twisted.logger import Logger
+
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.run_keeper import RunKeeper
+from tawebeval.evaluations.snapshot import KeptCallback
+from tawebeval.evaluations.status import build_status
+from tawebeval.webhooks.callback import CallbackRecord
+from tawebeval.webhooks.deliveries import CallbackQueue
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class EvaluationCallbacks:
+    """Deliverer of the status documents of ended evaluations to the URLs in their forms.
+
+    With a keeper, documents that are not delivered yet outlive the daemon. `found` are those of an
+    earlier process, by the names of their evaluations, until they are delivered again.
+    """
+
+    queue: CallbackQueue
+    _keeper: RunKeeper | None
+    found: dict[str, KeptCallback] = attrs.field(factory=dict)
+
+    def start_delivery(self, evaluation: Evaluation) -> None:
+        """Send the callback of an evaluation that has ended, if its form asks for one."""
+        callback, name = evaluation.callback, evaluation.log_name
+        if callback is None:
+            return
+        kept = self.found.pop(name, None)
+        if callback.state.is_final:
+            self._drop(name)
+            return
+
+        def make_document() -> bytes:
+            if kept is not None:
+                return kept.document
+            document = orjson.dumps(build_status(evaluation, None))
+            self._keep(callback, name, document)
+            return document
+
+        def on_end() -> None:
+            evaluation.save()
+            self._drop(name)
+
+        if kept is not None:
+            callback.event = kept.event
+        self.queue.start_delivery(callback, name, make_document, on_end)
+
+    def resume_forgotten(self, known: Collection[str]) -> None:
+        """Go on with callbacks of evaluations that are forgotten, whose names are not `known`."""
+        for name in self.found.keys() - known:
+            kept = self.found.pop(name)
+            self.queue.start_delivery(
+                CallbackRecord(kept.url, kept.caller, event=kept.event),
+                name,
+                partial(bytes, kept.document),
+                partial(self._drop, name),
+            )
+
+    def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
+        """Keep a callback and its document for another process of the daemon."""
+        if self._keeper is not None:
+            kept = KeptCallback(callback.url, callback.caller, callback.event, document)
+            try:
+                self._keeper.keep_callback(name, kept.pack())
+            except OSError as error:
+                words = "{evaluation}: the callback does not outlive the daemon: {error}"
+                log.error(words, evaluation=name, error=error)  # noqa: TRY400
+
+    def _drop(self, name: str) -> None:
+        if self._keeper is not None:
+            self._keeper.drop_callback(name)

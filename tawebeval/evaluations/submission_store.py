@@ -1,0 +1,163 @@
+"""Submitted files: the budget of those that arrive, and those that are kept for a rerun."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval.core.budget import SharedUpload, UploadBudget
+from tawebeval.core.form import EvaluationRequest, unpack_request
+from tawebeval.deferreds import run_in_background
+from tawebeval.errors import SubmissionDiscarded
+from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.records import EvaluationRecord
+from tawebeval.linux.filetree import remove_tree
+from tawebeval.sandbox.workspace import Workspace
+
+log = Logger()
+
+
+@attrs.frozen
+class KeptSubmission:
+    """The request of an ended evaluation, and its files in the `workspace`.
+
+    `share` counts the bytes of the files.
+    """
+
+    request: EvaluationRequest
+    workspace: Workspace
+    share: SharedUpload
+
+
+class SubmissionStore:
+    """The submitted files of all evaluations, whose directories lie below `root`.
+
+    `budget` counts the bytes of all files. If an upload needs more room, the store discards files
+    that are kept, those of the first end first.
+    """
+
+    def __init__(self, context: EvaluationContext, root: Path) -> None:
+        self._context = context
+        self._root = root
+        self.budget = UploadBudget(context.configuration.limits.uploads, self._discard_kept)
+        # Ended evaluations whose files are kept, in the order of their ends.
+        self._kept: dict[str, EvaluationRecord] = {}
+        self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
+
+    def keep_or_release(self, record: EvaluationRecord) -> None:
+        """Keep the files of an evaluation that has ended, or give back the bytes of removed ones.
+
+        They are discarded at once if the evaluation is forgotten.
+        """
+        if record.evaluation.is_submission_kept:
+            self._kept[record.evaluation.identifier] = record
+            if record.final_state is not None:
+                self.discard(record)
+        else:
+            record.shared_upload.remove_reference()
+
+    @asynccontextmanager
+    async def use_kept(self, evaluation: Evaluation) -> AsyncIterator[KeptSubmission]:
+        """Return the request and the files of an evaluation that has ended.
+
+        Within the context they are not discarded. Raises: SubmissionDiscarded.
+        """
+        await evaluation.cleanup_event.wait()
+        identifier, workspace = evaluation.identifier, evaluation.workspace
+        self._in_use[identifier] += 1
+        try:
+            try:
+                read = workspace.request_file.read_bytes
+                packed = await self._context.threads.run_in_thread(read)
+            except FileNotFoundError:
+                raise SubmissionDiscarded from None
+            record = self._kept.get(identifier)
+            if record is None:  # forgotten, perhaps meanwhile
+                raise SubmissionDiscarded
+            yield KeptSubmission(unpack_request(packed), workspace, record.shared_upload)
+        finally:
+            self._in_use -= Counter([identifier])
+
+    @asynccontextmanager
+    async def use_archived(self, identifier: str, caller: str) -> AsyncIterator[KeptSubmission]:
+        """Return the request and the files of an archived evaluation, extracted for the context.
+
+        Raises: SubmissionDiscarded; ServerBusy; OSError.
+        """
+        directory = self._root / self._context.random_bytes(16).hex()
+        try:
+            found = await self._context.archive.extract_submission(identifier, caller, directory)
+            if found is None:
+                raise SubmissionDiscarded
+            self.budget.add_bytes(found.size)
+            key = -int.from_bytes(self._context.random_bytes(7))  # no number of an evaluation
+            share = SharedUpload(self.budget, found.size, key)
+            try:
+                yield KeptSubmission(found.evaluation_request, found.workspace, share)
+            finally:
+                share.remove_reference()
+        finally:
+            self.discard_upload(directory, 0)
+
+    def _discard_kept(self, size: int) -> bool:
+        """Discard kept files of `size` bytes or more, those of the first end first.
+
+        If all together have fewer, discard none and return False.
+        """
+        found: list[EvaluationRecord] = []
+        users: Counter[SharedUpload] = Counter()  # of those found
+        for identifier, record in self._kept.items():
+            if size <= 0:
+                break
+            if identifier not in self._in_use:
+                found.append(record)
+                share = record.shared_upload
+                users[share] += 1
+                if users[share] == share.reference_count:
+                    size -= share.size
+        if size > 0:
+            return False
+        for record in found:
+            self.discard(record)
+        return True
+
+    def discard(self, record: EvaluationRecord) -> None:
+        """Remove the kept files of an ended evaluation, if they are kept.
+
+        Their bytes are given back at once, so that an upload need not wait for the removal.
+        """
+        evaluation = record.evaluation
+        if self._kept.pop(evaluation.identifier, None) is not None:
+            self._context.archive.call_when_archived(
+                evaluation.identifier, lambda: self.discard_upload(evaluation.workspace.root, 0)
+            )
+            record.shared_upload.remove_reference()
+
+    def discard_upload(self, directory: Path, size: int) -> None:
+        """Remove the `directory` of a form that becomes no evaluation; give back `size` bytes."""
+        attempt = self._context.cleanup_queue.attempt_call(
+            "removal of an upload",
+            remove_tree,
+            directory,
+            on_success=lambda: self.budget.remove_bytes(size),
+        )
+        run_in_background(attempt, log, "an upload could not be removed")
+
+    async def remove_all(self) -> None:
+        """Remove all kept files, at the end of the daemon."""
+        kept = [record.evaluation.workspace.root for record in self._kept.values()]
+        await self._context.cleanup_queue.attempt_call(
+            "removal of kept submissions", _remove_trees, kept
+        )
+
+
+def _remove_trees(directories: Sequence[Path]) -> None:
+    """Remove directories. Blocks. Raises: OSError."""
+    for directory in directories:
+        remove_tree(directory)
