@@ -7,7 +7,7 @@ are the caller, the commit, the state, and the seconds that the state before has
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +45,7 @@ from tawebeval.evaluations.run import EvaluatorRun, RunProgress, RunResult, Stdo
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     RUN,
+    KeptRun,
     KeptSpawner,
     RunRecorder,
 )
@@ -819,22 +820,7 @@ class Evaluation:
         assert kept is not None, "the evaluator runs"
         assert run_snapshot is not None, "the evaluator runs"
         assert context.run_keeper is not None, "it holds the evaluator"
-        assert self.commit is not None, "checked out before the start"
-        quota = run_snapshot.quota_directory
-        if quota is not None:
-            self.workspace = attrs.evolve(self.workspace, quota_directory=Path(quota))
-        checkout = resume_checkout(self.commit, Path(run_snapshot.checkout))
-        self._checkout = checkout
-        sandboxed = self._sandboxed = context.sandbox.make_run(
-            self.workspace, checkout, self.limits, self._environment
-        )
-        sandboxed.problem = self.request.problem
-        self.runner = sandboxed.runner
-        connect = context.run_keeper.connect_run
-        broker, connect_broker = found.broker, None
-        if broker is not None:
-            connect_broker = partial(connect, self.log_name + BROKER, process=broker.process)
-        sandboxed.resume(run_snapshot.sandbox, kept.others, connect_broker)
+        sandboxed = self._resume_sandbox(run_snapshot, kept, found.broker, resume_checkout)
         checkpoint = content.batches[-1].checkpoint if content.batches else ParserCheckpoint()
         self.markers = Markers(*run_snapshot.markers)
         parser = self._make_parser(checkpoint.state)
@@ -850,7 +836,7 @@ class Evaluation:
         )
         run = self._make_run(sandboxed, parser, progress)
         process = sandboxed.resume_process(
-            *(run, kept.process, partial(connect, self.log_name + RUN)),
+            *(run, kept.process, partial(context.run_keeper.connect_run, self.log_name + RUN)),
             self._make_spawner(sandboxed),
         )
         self._record_events(run, process, parser)
@@ -861,6 +847,36 @@ class Evaluation:
         self.save()
         if failure is not None:
             run.stop(failure)
+
+    def _resume_sandbox(
+        self,
+        snapshot: RunSnapshot,
+        kept: KeptRun,
+        broker: KeptRun | None,
+        resume_checkout: CheckoutResumer,
+    ) -> SandboxedRun:
+        """Return the sandbox of a run that goes on. If that fails, close what drives nothing."""
+        assert self.commit is not None, "checked out before the start"
+        assert self.context.run_keeper is not None, "it holds the evaluator"
+        connect = self.context.run_keeper.connect_run
+        with ExitStack() as failing:
+            failing.callback(kept.close_process)
+            connect_broker = None
+            if broker is not None:
+                failing.callback(broker.close_process)
+                connect_broker = partial(connect, self.log_name + BROKER, process=broker.process)
+            quota = snapshot.quota_directory
+            if quota is not None:
+                self.workspace = attrs.evolve(self.workspace, quota_directory=Path(quota))
+            self._checkout = resume_checkout(self.commit, Path(snapshot.checkout))
+            sandboxed = self._sandboxed = self.context.sandbox.make_run(
+                self.workspace, self._checkout, self.limits, self._environment
+            )
+            sandboxed.problem = self.request.problem
+            self.runner = sandboxed.runner
+            sandboxed.resume(snapshot.sandbox, kept.others, connect_broker)
+            failing.pop_all()
+        return sandboxed
 
     # The end
 

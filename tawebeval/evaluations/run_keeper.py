@@ -42,6 +42,13 @@ class KeptRun:
     process: kept_process.KeptDescriptors
     others: Sequence[int] = ()
 
+    def close_process(self) -> None:
+        """Close the descriptors of a process that nothing drives."""
+        process = self.process
+        pipes = process.stdout, process.stderr
+        for descriptor in (process.pidfd, *pipes, process.output, process.errors):
+            os.close(descriptor)
+
 
 class RunKeeper:
     """The daemon's use of the keeper; `bundles` are what that held at first."""

@@ -12,6 +12,7 @@ is killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -51,12 +52,13 @@ class OutputFile:
     def append(self, offset: int, data: bytes) -> bytes:
         """Add bytes that begin at an offset of the stream; return those that are new.
 
-        Raises: OSError, if the kernel has no memory for them.
+        Raises: OSError, if the kernel has no memory for them; a part of them may be stored.
         """
-        new = data[max(0, self.size - offset) :]
-        if new and os.pwrite(self.descriptor, new, self.size) != len(new):
-            raise OSError(None, "the output was not stored whole")
-        self.size += len(new)
+        new = left = data[max(0, self.size - offset) :]
+        while left:
+            written = os.pwrite(self.descriptor, left, self.size)
+            self.size += written
+            left = left[written:]
         return new
 
     def read(self, offset: int, size: int) -> bytes:
@@ -64,11 +66,12 @@ class OutputFile:
         return os.pread(self.descriptor, min(size, self.size - offset), offset)
 
     def discard(self, before: int) -> None:
-        """Give back the memory before an offset, in steps. Raises: OSError."""
+        """Give back the memory before an offset, in steps. If the kernel refuses, keep it."""
         before -= before % _HOLE
         if before > self._discarded:
-            punch_hole(self.descriptor, self._discarded, before)
-            self._discarded = before
+            with contextlib.suppress(OSError):
+                punch_hole(self.descriptor, self._discarded, before)
+                self._discarded = before
 
 
 @attrs.define(eq=False)
@@ -106,7 +109,10 @@ class AttemptStore:
 
     @classmethod
     def load(cls, descriptors: Sequence[int]) -> AttemptStore:
-        """Return the files of an earlier process. Raises: OSError, ValueError, struct.error."""
+        """Return the files of an earlier process.
+
+        Raises: OSError, ValueError, struct.error; the descriptors are the caller's then.
+        """
         orders, state, output, errors = descriptors
         name, number = _read(state, _NAME_AT)
         begun = _read(state, _BEGUN_AT)

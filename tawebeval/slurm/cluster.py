@@ -320,11 +320,15 @@ class SlurmRun(SandboxedRun):
         descriptors: Sequence[int],
         connect_broker: Callable[[ProcessProtocol], object] | None = None,
     ) -> None:
-        """Take over the files of an srun. Raises: OSError, ValueError."""
-        super().resume(described, descriptors, connect_broker)
-        if described["version"] != VERSION:
-            raise ValueError(f"frames of version {described['version']}, not {VERSION}")
-        self._store = AttemptStore.load(descriptors)
+        """Take over the files of an srun, or close them. Raises: OSError, ValueError."""
+        with contextlib.ExitStack() as failing:
+            for descriptor in descriptors:
+                failing.callback(os.close, descriptor)
+            super().resume(described, descriptors, connect_broker)
+            if described["version"] != VERSION:
+                raise ValueError(f"frames of version {described['version']}, not {VERSION}")
+            self._store = AttemptStore.load(descriptors)
+            failing.pop_all()
 
     def resume_process(
         self,

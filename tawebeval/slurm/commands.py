@@ -29,7 +29,8 @@ POLL = 2.0
 """Seconds between the end of one squeue and the begin of the next, for all jobs together."""
 
 _AT_ONCE = 4  # commands
-_PRINTED = 4 * 2**20  # bytes of stdout that are kept
+_PRINTED = 8 * 2**20  # bytes of stdout, and of stderr: 50,000 jobs
+_UNKNOWN_JOB = "Invalid job id"
 _PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
 _CANCELS = 30  # attempts to cancel a job, one in each POLL
 _LOOKS = 5  # for jobs that a killed daemon has left
@@ -55,7 +56,7 @@ class _Command(ProcessProtocol):
         self.ended = Deferred[str]()
         self._clock = clock
         self._printed = {1: bytearray(), 2: bytearray()}
-        self._is_late = False
+        self._failure = ""
         self._deadline: IDelayedCall
         self._process: ProcessTransport
 
@@ -65,21 +66,24 @@ class _Command(ProcessProtocol):
         super().makeConnection(transport)
 
     def _on_deadline(self) -> None:
-        self._is_late = True
-        self._process.signal_group(9)
+        self._fail(f"no answer within {DEADLINE:g} seconds")
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         printed = self._printed[childFD]
         printed += data[: _PRINTED - len(printed)]
+        if len(printed) == _PRINTED:  # a part of a queue would look as if jobs were gone
+            self._fail(f"it printed {_PRINTED // 2**20} MiB or more")
+
+    def _fail(self, why: str) -> None:
+        self._failure = self._failure or why
+        self._process.signal_group(9)
 
     def processEnded(self, reason: Failure) -> None:
         if self._deadline.active():
             self._deadline.cancel()
-        if isinstance(reason.value, ProcessTerminated) or self._is_late:
+        if isinstance(reason.value, ProcessTerminated) or self._failure:
             said = self._printed[2][-400:].decode(errors="replace").strip()
-            if self._is_late:
-                said = f"no answer within {DEADLINE:g} seconds"
-            self.ended.errback(CommandFailed(said or str(reason.value)))
+            self.ended.errback(CommandFailed(self._failure or said or str(reason.value)))
         else:
             self.ended.callback(self._printed[1].decode(errors="replace"))
 
@@ -113,15 +117,22 @@ class SlurmCommands:
         finally:
             self._turns.release()
 
-    async def show_job(self, identifier: str) -> Mapping[str, str]:
-        """Return the fields of a job, none if Slurm does not know it or does not answer."""
-        if self.counters.is_unreachable:  # many jobs would wait for a controller that is away
-            return {}
+    async def show_job(self, identifier: str) -> Mapping[str, str] | None:
+        """Return the fields of a job, none if Slurm does not know it; None if it does not answer.
+
+        While squeue fails no job is asked for: many would wait for a controller that is away.
+        """
+        if self.counters.is_unreachable:
+            return None
         try:
             return parse_job(await self.run("scontrol", "--oneliner", "show", "job", identifier))
         except (CommandFailed, OSError) as error:
             log.warn("the job {job} of Slurm is unknown: {error}", job=identifier, error=error)
-            return {}
+            if _UNKNOWN_JOB in str(error):
+                return {}
+            self._looks_left = max(1, self._looks_left)  # until squeue succeeds
+            self._poll()
+            return None
 
     def watch_job(self, name: str, on_state: Callable[[QueuedJob | None], object]) -> None:
         """Call `on_state` now and then with what squeue says of a job, None once it is gone.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +10,8 @@ from resource import struct_rusage
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError
+import msgspec
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import ProcessProtocol
@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.core import text
 from tawebeval.deferreds import OneShotEvent, run_in_background
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, FailureReason
 from tawebeval.linux.child import (
     ProcessAdopter,
     ProcessTransport,
@@ -52,6 +52,10 @@ STOP_SECONDS = 2 * KILL_PATIENCE
 SRUN_PATIENCE = 60.0
 """Seconds after the outcome for srun to end; it waits for a controller that is away."""
 
+SHOW_PATIENCE = 120.0
+"""Seconds in which a controller that is away may come back, and say why a job was lost."""
+
+_SHOW_PAUSE = 2.0  # seconds between two questions
 _END_PATIENCE = 5.0  # seconds for srun to end after a bad outcome: its last words may explain it
 _WORDS = 8 * 1024  # bytes of srun's words that are kept
 _PIECE = 64 * 1024  # bytes of stdout that a run takes at once
@@ -78,19 +82,32 @@ class NodeOutcome:
     @classmethod
     def load(cls, content: bytes) -> NodeOutcome:
         """Return the outcome in a frame."""
-        told: Mapping[str, Any] = json.loads(content)
-        status, number = told.get("exit") or (None, None)
-        seconds, peak = told.get("usage") or (None, None)
+        told = msgspec.json.decode(content, type=_ToldOutcome)
         return cls(
-            (status, number) if told.get("exit") else None,
-            _load_failure(told.get("unstarted")),
-            _load_failure(told.get("over")),
-            (seconds, peak),
+            told.exit,
+            _load_failure(told.unstarted),
+            _load_failure(told.over),
+            told.usage or (None, None),
         )
 
 
-def _load_failure(told: Any) -> EvaluationFailure | None:
-    return None if told is None else EvaluationFailure(told[0], told[1], told[2])
+class _ToldOutcome(msgspec.Struct):
+    exit: tuple[int | None, int | None] | None = None
+    unstarted: _ToldFailure | None = None
+    over: _ToldFailure | None = None
+    usage: tuple[float | None, int | None] | None = None
+
+
+_ToldFailure = tuple[FailureReason, str, dict[str, Any]]
+
+
+def _load_failure(told: _ToldFailure | None) -> EvaluationFailure | None:
+    return None if told is None else EvaluationFailure(*told)
+
+
+class _ToldBegin(msgspec.Struct):
+    job: str | None
+    node: str | None
 
 
 @attrs.define(eq=False)
@@ -107,6 +124,7 @@ class Attempt(ProcessProtocol):
     _frames: FrameParser = attrs.field(init=False)
     _position: FramePosition = attrs.field(init=False)  # behind the last frame
     _has_exited: bool = False
+    _store_error: OSError | None = None
     _srun: ProcessTransport = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -130,8 +148,9 @@ class Attempt(ProcessProtocol):
 
     @property
     def stored_error(self) -> OSError | None:
-        """The error by which the frames could not be stored."""
-        return self._srun.output_error if isinstance(self._srun, KeptProcess) else None
+        """The error by which frames or output could not be stored."""
+        kept = self._srun.output_error if isinstance(self._srun, KeptProcess) else None
+        return self._store_error or kept
 
     @property
     def srun_words(self) -> str:
@@ -161,19 +180,25 @@ class Attempt(ProcessProtocol):
             for kind, content in self._frames.feed(data):
                 if not self.is_closed:
                     self._take_frame(kind, content)
-        except (BrokenFrame, ValueError, OSError) as error:
-            self.is_closed = True
+        except OSError as error:
+            self._store_error = error
+            self._stop_frames()
+        except (BrokenFrame, ValueError) as error:
             self.words = text.take_tail(self.words + str(error).encode(), _WORDS)
-            self._owner.end_srun(self)
+            self._stop_frames()
+
+    def _stop_frames(self) -> None:
+        self.is_closed = True
+        self._owner.end_srun(self)
 
     def _take_frame(self, kind: FrameKind, content: bytes) -> None:
         """Store a frame, and tell the owner what of it no earlier process has stored."""
         before, store = self._position, self.store
         stdout, stderr = before.stdout, before.stderr
         if kind is FrameKind.BEGUN:
-            told = json.loads(content)
-            self.identifier = told["job"]
-            store.write_begun(told["job"], told["node"])
+            told = msgspec.json.decode(content, type=_ToldBegin)
+            self.identifier = told.job
+            store.write_begun(told.job, told.node)
         elif kind is FrameKind.STDOUT:
             stdout += len(content)
             content = store.output.append(before.stdout, content)
@@ -263,11 +288,11 @@ class NodeTransport:
         return None
 
     def adopt(self, started: StartedProcess, store: AttemptStore) -> None:
-        """Take over an srun. Raises: OSError; srun is killed then."""
+        """Take over an srun. If that fails, srun is killed. Raises: OSError."""
         attempt = Attempt(store, self)
         try:
             self._spawner.adopt_child(attempt, started)
-        except OSError:
+        except BaseException:
             kill_started_child(started)
             store.close()
             self._commands.cancel_job(store.name)
@@ -393,8 +418,7 @@ class NodeTransport:
     def discard_output(self, before: int) -> None:
         """Give back the memory of stdout before an offset, at most up to `delivered`."""
         if not self._attempt.store.is_closed:
-            with contextlib.suppress(OSError):  # the memory is then kept until the end
-                self._attempt.store.output.discard(min(before, self.delivered))
+            self._attempt.store.output.discard(min(before, self.delivered))
 
     # What the node tells
 
@@ -454,15 +478,15 @@ class NodeTransport:
             if is_out_of_memory(attempt.srun_words) and not attempt.outcome.is_good:
                 self.loss = explain_loss({"JobState": "OUT_OF_MEMORY"}, "")
             self._finish()
-        else:
-            run_in_background(self._explain(attempt), log, "defect: the end of a job is unknown")
+            return
+        if self._run is not None:  # the evaluator does not run while Slurm is asked
+            self._run.suspend_clock()
+        run_in_background(self._explain(attempt), log, "defect: the end of a job is unknown")
 
     async def _explain(self, attempt: Attempt) -> None:
         """Find out why a job was lost, and begin it again, or end."""
         words, identifier = attempt.srun_words, attempt.identifier
-        job: Mapping[str, str] = {}
-        if identifier is not None and not self._is_stopped:
-            job = await self._commands.show_job(identifier)
+        job = {} if identifier is None else await self._find_job(identifier)
         loss = explain_loss(job, words)
         if attempt.stored_error is not None:
             why = attempt.stored_error.strerror
@@ -479,6 +503,9 @@ class NodeTransport:
                 await self._repeat()
             except OSError as error:
                 loss = EvaluationFailure("lost", f"srun cannot be started: {error.strerror}")
+            except Exception:  # noqa: BLE001  (the evaluation waits for an end)
+                log.failure("defect: srun cannot be started")
+                loss = EvaluationFailure("lost", "srun cannot be started; the log has the reason")
             else:
                 return
         self.loss = loss
@@ -489,6 +516,20 @@ class NodeTransport:
         self._exit()
         self._finish()
 
+    async def _find_job(self, identifier: str) -> Mapping[str, str]:
+        """Return the fields of a job; ask again while Slurm does not answer, but not for long."""
+        deadline = self._clock.seconds() + SHOW_PATIENCE
+        while not (self._is_stopped or self._is_left):
+            job = await self._commands.show_job(identifier)
+            if job is not None:
+                return job
+            if self._clock.seconds() >= deadline:
+                break
+            pause = Deferred[None]()
+            self._clock.callLater(_SHOW_PAUSE, pause.callback, None)
+            await pause
+        return {}
+
     @property
     def _may_repeat(self) -> bool:
         return bool(self._retries) and not (self._is_stopped or self._has_printed)
@@ -496,8 +537,6 @@ class NodeTransport:
     async def _repeat(self) -> None:
         self.status.retries += 1
         self.status.job = self.status.node = None
-        if self._run is not None:
-            self._run.suspend_clock()
         lost = self._attempt
         started, store = await self._start_again(self.status.retries)
         if self._is_left:

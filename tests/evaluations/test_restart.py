@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.core.checkout import Commit
 from tawebeval.core.form import pack_request
+from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations import restart
-from tawebeval.evaluations.journal import EvaluationJournal
+from tawebeval.evaluations.journal import EvaluationJournal, JournalContent
+from tawebeval.evaluations.run_keeper import KeptRun
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
 from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress
-from tests.fakes.world import make_request
+from tawebeval.linux.kept_process import KeptDescriptors
+from tests.cases.evaluations import EvaluationTestCase
+from tests.fakes.world import OID, make_request
 
 PID = 77
 MARKERS = (b"a", b"b", b"c", b"d")
@@ -87,3 +94,36 @@ class KindTests(SynchronousTestCase):
         self.assertTrue(found.is_waiting)
         self.assertFalse(found.is_lost)
         self.assertEqual(self.keeper.dropped, ["one.run"])
+
+
+class LostTests(EvaluationTestCase):
+    """A run whose sandbox cannot go on."""
+
+    def test_descriptors(self) -> None:
+        """The evaluation ends as lost, and the descriptors of evaluator and broker are closed."""
+        descriptors = [os.memfd_create("file") for _ in range(10)]
+        run, broker = (
+            KeptRun(KeptDescriptors(PID, *descriptors[first : first + 5])) for first in (0, 5)
+        )
+        snapshot = EvaluationSnapshot(
+            *("some", pack_request(make_request()), 1, EvaluationState.RUNNING.value),
+            run=RunSnapshot(PID, "/checkout", MARKERS, {"group": None}, {}, 0.0),
+        )
+        journal = EvaluationJournal.create()
+        self.addCleanup(journal.close)
+        content = JournalContent(b"", 0, [])
+        found = restart.FoundEvaluation("one", journal, content, snapshot, run, broker)
+        dropped: list[str] = []
+        keeper: Any = SimpleNamespace(connect_run=dropped.append, drop_run=dropped.append)
+        self.evaluation.context = attrs.evolve(self.evaluation.context, run_keeper=keeper)
+        self.evaluation.commit = Commit(OID, "")
+
+        def fail(*_: object) -> Any:
+            raise OSError(5, "Input/output error")
+
+        self.evaluation.resume_run(found, fail, None, self)
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        for descriptor in descriptors:
+            self.assertRaises(OSError, os.fstat, descriptor)
+        assert self.evaluation.failure is not None
+        self.assertEqual((self.evaluation.failure.reason, len(dropped)), ("lost", 1))

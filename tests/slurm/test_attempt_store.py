@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.kept_process import KEPT_STDERR_BYTES
+from tawebeval.slurm import attempt_store
 from tawebeval.slurm.attempt_store import AttemptStore, FramePosition
 
 STEP = 64 * 1024
@@ -62,6 +66,31 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(before - os.fstat(output.descriptor).st_blocks, 2 * STEP // 512)
         output.append(3 * STEP, b"y")
         self.assertEqual(output.read(3 * STEP - 1, 9), b"xy")
+
+    def test_full(self) -> None:
+        """Bytes that the kernel has taken count once, whatever becomes of the others."""
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+        output = self.store.output
+        error = self.assertRaises(OSError, output.append, 0, b"abcdef")
+        self.assertEqual((error.errno, output.size), (errno.EFBIG, 4))
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        self.assertEqual(output.append(0, b"abcdef"), b"ef")
+        self.assertEqual(output.read(0, 9), b"abcdef")
+
+    def test_not_discarded(self) -> None:
+        """Memory that the kernel does not take back is given back later."""
+        output = self.store.output
+        output.append(0, b"x" * (2 * STEP))
+
+        def refuse(*_: int) -> None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+        with patch.object(attempt_store, "punch_hole", refuse):
+            output.discard(STEP)
+        output.discard(2 * STEP)
+        self.assertEqual(os.fstat(output.descriptor).st_blocks, 0)
 
     def test_stderr(self) -> None:
         """Of stderr the last bytes are there again."""

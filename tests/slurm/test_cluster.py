@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,17 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import StartedProcess
+from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
-from tawebeval.slurm.order import ORDER_NAME, read_order
+from tawebeval.slurm.order import ORDER_NAME, VERSION, read_order
 
 
 class OrderTests(SynchronousTestCase):
     """The order of a run, without its srun."""
 
-    def test_limits(self) -> None:
-        """A node holds all limits but that of the disk which it shares."""
-        root = Path(self.mktemp()).resolve()
+    def make_run(self, root: Path, limits: LimitSettings) -> SandboxedRun:
+        """Return a run in the directory `root`."""
         root.mkdir()
         unused: Any = None
         sandbox = SlurmSandbox(
@@ -31,8 +32,24 @@ class OrderTests(SynchronousTestCase):
             *(unused, unused, unused, unused, Clock(), "tawebeval-test-"),
         )
         checkout = Checkout(Commit("", "", 1, 1), root, lambda: None)
+        return sandbox.make_run(Workspace(root), checkout, limits)
+
+    def test_other_version(self) -> None:
+        """The descriptors of a run that cannot go on are closed."""
+        run = self.make_run(Path(self.mktemp()), LimitSettings())
+        described = run.describe()
+        for version, count in ((VERSION - 1, 4), (VERSION, 3)):
+            described["version"] = version
+            descriptors = [os.memfd_create("file") for _ in range(count)]
+            self.assertRaises(ValueError, run.resume, described, descriptors)
+            for descriptor in descriptors:
+                self.assertRaises(OSError, os.fstat, descriptor)
+
+    def test_limits(self) -> None:
+        """A node holds all limits but that of the disk which it shares."""
+        root = Path(self.mktemp()).resolve()
         limits = LimitSettings(free_disk=7, disk=5000)
-        run = sandbox.make_run(Workspace(root), checkout, limits)
+        run = self.make_run(root, limits)
         started = StartedProcess(9, -1, -1, -1)
         self.patch(SlurmRun, "_start_srun", lambda *_: (started, -1))
         self.assertIs(run.start_evaluator("true", {}, root), started)

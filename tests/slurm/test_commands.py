@@ -177,12 +177,46 @@ class CommandTests(SynchronousTestCase):
         self.commands.watch_job("a", lambda _: None)
         self.running.pop().end(complaint="away")
         done = Deferred.fromCoroutine(self.commands.show_job("7"))
-        self.assertEqual(self.successResultOf(done), {})
+        self.assertIsNone(self.successResultOf(done))
         self.commands.forget_job("a")
         self.clock.advance(POLL)
         Deferred.fromCoroutine(self.commands.show_job("7"))
         self.assertEqual(self.running[0].argv[-1], "7")
         self.running.pop().end()
+
+    def test_failed(self) -> None:
+        """After an answer that failed, squeue finds out when the controller is back."""
+        done = Deferred.fromCoroutine(self.commands.show_job("7"))
+        self.running.pop().end(complaint="Unable to contact slurm controller (connect failure)")
+        self.assertIsNone(self.successResultOf(done))
+        self.running.pop().end(complaint="away")
+        self.clock.advance(POLL)
+        again = Deferred.fromCoroutine(self.commands.show_job("7"))
+        self.assertIsNone(self.successResultOf(again))
+        self.running.pop().end()
+        self.clock.advance(POLL)
+        Deferred.fromCoroutine(self.commands.show_job("7"))
+        (scontrol,) = self.running
+        self.assertEqual(scontrol.argv[0], "scontrol")
+        scontrol.end("JobId=7 JobState=NODE_FAIL\n")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_long_queue(self) -> None:
+        """A queue of 10,000 jobs is read; one that is cut does not make jobs count as gone."""
+        told: list[Any] = []
+        self.commands.watch_job("b-9999", told.append)
+        reason = "Nodes required for job are DOWN, DRAINED or reserved"
+        queue = "".join(f"{n}|b-{n}|PENDING|{reason}|\n" for n in range(10_000))
+        self.running.pop().end(queue)
+        self.assertEqual([job.identifier for job in told], ["9999"])
+        for _ in range(20):
+            self.clock.advance(POLL)
+            squeue = self.running.pop()
+            squeue.end("1|a|PENDING|Resources|\n" * 400_000)
+            self.assertEqual(squeue.signals, [9])
+        self.assertEqual((len(told), self.commands.counters.is_unreachable), (1, True))
+        self.commands.forget_job("b-9999")
+        self.clock.advance(POLL)
 
     def test_environment(self) -> None:
         """Commands get the path of Slurm's configuration, and no secret."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
@@ -18,11 +18,16 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.child import StartedProcess
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm import transport
-from tawebeval.slurm.attempt_store import AttemptStore
+from tawebeval.slurm.attempt_store import AttemptStore, OutputFile
 from tawebeval.slurm.frames import KILL, TERMINATE, WINDOW, FrameKind, encode_frame
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
-from tawebeval.slurm.transport import KILL_PATIENCE, NodeTransport, wait_for_begin
+from tawebeval.slurm.transport import (
+    KILL_PATIENCE,
+    SHOW_PATIENCE,
+    NodeTransport,
+    wait_for_begin,
+)
 
 GOOD = {"exit": [0, None], "over": None, "usage": [0.5, None]}
 
@@ -79,12 +84,15 @@ class FakeCommands:
 
     def __init__(self) -> None:
         self.job: dict[str, str] = {}
+        self.is_away = False
         self.counters = JobCounters()
         self.watched: dict[str, Any] = {}
         self.cancelled: list[str] = []
 
-    async def show_job(self, identifier: str) -> Mapping[str, str]:
-        """Return the job."""
+    async def show_job(self, identifier: str) -> Mapping[str, str] | None:
+        """Return the job, None while the controller is away."""
+        if self.is_away:
+            return None
         return {"JobId": identifier, **self.job} if self.job else {}
 
     def watch_job(self, name: str, on_state: Any) -> None:
@@ -316,6 +324,72 @@ class RunTests(TransportTests):
         error = self.failureResultOf(self.begun, EvaluationFailure).value
         self.assertIn("Welcome to the cluster!", str(error))
 
+    def test_not_stored(self) -> None:
+        """Output that the kernel does not store ends the run, which tells why."""
+        self.connect()
+
+        def refuse(*_: object) -> bytes:
+            raise OSError(28, "No space left on device")
+
+        self.patch(OutputFile, "append", refuse)
+        self.srun.tell(FrameKind.STDOUT, b"one")
+        self.assertEqual(self.srun.signals, [15])
+        self.srun.end(1)
+        self.turn()
+        assert self.transport.loss is not None
+        self.assertEqual(
+            str(self.transport.loss),
+            "the daemon could not store the output: No space left on device",
+        )
+
+    def test_broken_outcomes(self) -> None:
+        """Frames whose content is not as agreed end srun."""
+        for kind, content in (
+            (FrameKind.OUTCOME, b"[]"),
+            (FrameKind.OUTCOME, b'{"exit": [0]}'),
+            (FrameKind.OUTCOME, b'{"over": ["none", "", {}]}'),
+            (FrameKind.BEGUN, b'{"job": 5}'),
+            (FrameKind.BEGUN, b"{"),
+        ):
+            self.srun.tell(kind, content)
+            self.assertEqual(self.srun.signals, [15], content)
+            self.srun.end(1)
+            self.failureResultOf(self.begun, EvaluationFailure)
+            self.setUp()
+
+    def test_away(self) -> None:
+        """While Slurm does not answer, the clock stands still; the reason comes with the answer."""
+        self.connect()
+        self.commands.is_away = True
+        self.srun.end(1)
+        self.assertEqual(self.run_.clock, ["suspend"])
+        self.clock.pump([1] * 20)
+        self.assertEqual(self.run_.told, [])
+        self.commands.is_away = False
+        self.commands.job = {"JobState": "NODE_FAIL", "NodeList": "one"}
+        self.clock.pump([1] * 3)
+        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        assert self.transport.loss is not None
+        self.assertEqual(self.transport.loss.reason, "node")
+
+    def test_away_long(self) -> None:
+        """A controller that stays away, a stop and another daemon end the wait for a reason."""
+        self.commands.is_away = True
+        for end, seconds in (
+            (lambda: None, SHOW_PATIENCE),
+            (lambda: self.transport.send_command(KILL), 2),
+            (lambda: self.transport.leave(), 2),
+        ):
+            self.connect()
+            self.srun.end(1)
+            end()
+            self.clock.pump([0.5] * int(seconds * 2 + 2))
+            is_left = self.transport._is_left
+            self.assertEqual(self.run_.told, [] if is_left else ["exited", "ProcessTerminated"])
+            self.assertEqual([each.time for each in self.clock.getDelayedCalls()], [])
+            self.setUp()
+            self.commands.is_away = True
+
     def test_memory(self) -> None:
         """Slurm's word on the memory explains a bad exit."""
         self.connect()
@@ -516,6 +590,15 @@ class RetryTests(TransportTests):
         assert self.transport.loss is not None
         self.assertIn("Too many open files", str(self.transport.loss))
 
+    def test_not_started(self) -> None:
+        """A second srun that cannot be started, for whatever reason, ends the run."""
+        self.connect()
+        self.gate = fail(RuntimeError("defect"))
+        self.srun.end(1)
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
     def test_printed(self) -> None:
         """What has printed is not begun again: events never repeat."""
         self.connect()
@@ -547,7 +630,7 @@ class RetryTests(TransportTests):
         self.srun.end(1)
         self.turn()
         self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        self.assertEqual((self.run_.clock, len(self.spawner.children)), (["suspend"], 2))
+        self.assertEqual((self.run_.clock, len(self.spawner.children)), (["suspend"] * 2, 2))
 
     def test_cancelled_between(self) -> None:
         """A cancellation between two sruns waits for the end of the second."""
