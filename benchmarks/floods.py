@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH
+from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH_BYTES
 from tawebeval.core.segi import Markers
 
 VALUE = 2**20  # limits.data_value
@@ -116,7 +116,7 @@ def floods(markers: Markers, size: int) -> Mapping[str, bytes]:
         ),
         "files with an encoded name": headers(b"%41", disposition + b"; filename*=UTF-8''"),
         "files of an unknown kind": headers(b"x", b"X-SEGI-As: "),
-        "files by a path of slashes": much(file(b"X-SEGI-As: path\n", b"/" * MAX_PATH)),
+        "files by a path of slashes": much(file(b"X-SEGI-As: path\n", b"/" * MAX_PATH_BYTES)),
         "one file by a path over the limit": file(b"X-SEGI-As: path\n", b"/" * FILE),
         "files by a path": much(file(b"X-SEGI-As: path\n", b"x")),
     }

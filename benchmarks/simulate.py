@@ -30,7 +30,7 @@ from benchmarks.report import markdown, text
 from benchmarks.simulated import Costs, EventClock, SimulatedDaemon
 from tawebeval.client.settings import REQUEST_BACKOFF
 from tawebeval.config import Configuration
-from tawebeval.core.pages import DUMMY_END_CURSOR
+from tawebeval.core.pages import ALL_RECEIVED_CURSOR
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationExpired, EvaluationNotFound, RequestError, ServerBusy
 
@@ -235,7 +235,7 @@ class Simulation:
             try:
                 with daemon.connect():
                     page = registry.read_page(identifier, cursor, caller)
-                    if not page.is_worth_sending:
+                    if not page.has_events_or_is_last:
                         page = await registry.wait_for_page(identifier, cursor, _POLL, caller)
             except (EvaluationExpired, EvaluationNotFound):
                 return "lost"
@@ -244,10 +244,10 @@ class Simulation:
                 self.outcome.note_refusal(detail, self.clock.seconds())
                 await self.clock.sleep(5 + 10 * self._random.random())
                 continue
-            cursor = page.end
-            if page.is_final:
+            cursor = page.end_cursor
+            if page.is_last_page:
                 failure = registry.get_status(identifier, caller)["error"]
-                registry.read_page(identifier, DUMMY_END_CURSOR, caller)
+                registry.read_page(identifier, ALL_RECEIVED_CURSOR, caller)
                 return None if failure is None else str(failure["reason"])
 
 

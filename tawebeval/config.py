@@ -23,10 +23,10 @@ from tawebeval.core.form import (
     FIELD_NAME_PATTERN,
     PROBLEM_NAME_PATTERN,
     SubmissionFile,
-    find_size_limit,
+    find_field_size_limit,
     parse_form,
 )
-from tawebeval.core.forwarded import UNIX_SOCKET_PEERS, TrustedProxies
+from tawebeval.core.forwarded_headers import UNIX_SOCKET_KEYWORD, TrustedProxies
 from tawebeval.core.hosts import parse_url_server
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
 from tawebeval.core.limits import (
@@ -543,7 +543,7 @@ class HttpSettings(Section, frozen=True):
         except ValueError as error:
             raise ValueError(
                 f".trusted_proxies: {error};"
-                f" allowed: IP addresses, networks and {UNIX_SOCKET_PEERS!r}"
+                f" allowed: IP addresses, networks and {UNIX_SOCKET_KEYWORD!r}"
             ) from None
 
 
@@ -741,7 +741,10 @@ def check_problems(configuration: Configuration, problems: Mapping[str, ProblemS
         fields = problem.form_fields
         try:
             for field, value in fields.items():
-                size, most = len(value.encode()), min(find_size_limit(field) or 0, limits.field)
+                size, most = (
+                    len(value.encode()),
+                    min(find_field_size_limit(field) or 0, limits.field),
+                )
                 if size > most:
                     raise InvalidField(
                         field, f"is {format_size(size)}; the limit is {format_size(most)}"

@@ -119,7 +119,7 @@ class CheckedResolver:
         """
         self.check_host(target)
         addresses = (
-            [target.address] if target.address else await self._look_up(target.host, timeout)
+            [target.ip_address] if target.ip_address else await self._look_up(target.host, timeout)
         )
         try:
             return self._policy.choose_address(target, addresses)

@@ -33,11 +33,11 @@ def main() -> None:
     parser, ring = SegiParser(Markers.generate(os.urandom)), EventRing()
     position = 0
     before = resident()
-    while ring.newest < _EVENTS:
+    while ring.end_cursor < _EVENTS:
         ring.append_batch(parser.feed(text[position : position + chunk]))
         assert not parser.has_pending_input, "such a read is parsed in one turn"
         position = (position + chunk) % len(_LINE)
-    print(json.dumps({"memory": resident() - before, "payload": ring.size}))
+    print(json.dumps({"memory": resident() - before, "payload": ring.line_bytes}))
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ class Store:
 
     def on_new_events(self) -> None:
         """Acknowledge, if that is due."""
-        if self._ring.size >= _CAPACITY / 2:
-            self._ring.acknowledge(self._ring.newest)
+        if self._ring.line_bytes >= _CAPACITY / 2:
+            self._ring.acknowledge(self._ring.end_cursor)
             self._pump.on_acknowledge()
 
     def on_pause_change(self, paused: bool) -> None:

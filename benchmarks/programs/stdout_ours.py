@@ -50,7 +50,7 @@ class Store:
     run: EvaluatorRun
 
     def __init__(self) -> None:
-        self.ring = EventRing(read_time=time.time)
+        self.ring = EventRing(read_wall_clock=time.time)
         budget = RingBudget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
         parser = SegiParser(Markers.generate(os.urandom))
         self.share = budget.allocate_ring(on_room=lambda: self.pump.on_ring_room())
@@ -58,8 +58,8 @@ class Store:
 
     def on_new_events(self) -> None:
         """Acknowledge, if that is due."""
-        if self.ring.size >= _CAPACITY / 2:
-            self.ring.acknowledge(self.ring.newest)
+        if self.ring.line_bytes >= _CAPACITY / 2:
+            self.ring.acknowledge(self.ring.end_cursor)
             self.pump.on_acknowledge()
 
     def on_pause_change(self, paused: bool) -> None:

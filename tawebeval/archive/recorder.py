@@ -187,9 +187,9 @@ class DiskArchive:
         left = self._left.pop(derive_directory_name(identifier), None)
         recording.is_spooled = left is not None
         recording.written = position = left or 0
-        if not ring.oldest <= position <= ring.newest:
+        if not ring.begin_cursor <= position <= ring.end_cursor:
             self._give_up(recording, "gap", "events were discarded before they were archived")
-        while position < ring.newest and recording.loss is None:
+        while position < ring.end_cursor and recording.loss is None:
             batch = ring.read_timed_events(position, _AT_ONCE, self._format_time)
             self._add_events(recording, RecordedEvents(position, batch, None))
             position += batch.count
@@ -223,7 +223,7 @@ class DiskArchive:
             recording.events.append(events)
             if self.queued_bytes >= MAX_QUEUED_BYTES_PER_EVALUATION:
                 self._held[recording.identifier] = recording
-                recording.allocation.set_writing_blocked(True)
+                recording.allocation.set_archive_behind(True)
             self._change(recording)
 
     def _enqueue(self, recording: _Recording, size: int) -> bool:
@@ -333,7 +333,7 @@ class DiskArchive:
     def _release_held(self) -> None:
         held, self._held = self._held, {}
         for recording in held.values():
-            recording.allocation.set_writing_blocked(False)
+            recording.allocation.set_archive_behind(False)
 
     def _give_up(self, recording: _Recording, reason: LossReason, message: str) -> None:
         """Archive the evaluation no further; it goes on."""
@@ -351,7 +351,7 @@ class DiskArchive:
         recording.queued_bytes = 0
         recording.done.set_value(None)
         if self._held.pop(recording.identifier, None) is not None:
-            recording.allocation.set_writing_blocked(False)
+            recording.allocation.set_archive_behind(False)
         if recording.is_spooled:
             self._change(recording)  # its files are removed
             return
@@ -444,7 +444,7 @@ class DiskArchive:
         ending = [
             recording.done.wait()
             for recording in self._recordings.values()
-            if recording.ring.is_closed and recording.caller == query.caller
+            if recording.ring.has_ended and recording.caller == query.caller
         ]
         await _wait_at_most(gatherResults(ending, consumeErrors=True), _END_WAIT, self._clock)
         return await self._call_reader(self.store.list_rows, query)

@@ -30,7 +30,13 @@ from tawebeval.cli.server_options import add_server_options
 from tawebeval.cli.watch import repeat_on_change
 from tawebeval.client import ClientError, InvalidRequest
 from tawebeval.client.forms import check_encodable
-from tawebeval.core.form import FIELD_NAME_PATTERN, LABEL_NAME, MAX_DEPTH, MAX_SEED, draw_seed
+from tawebeval.core.form import (
+    FIELD_NAME_PATTERN,
+    LABEL_NAME_PATTERN,
+    MAX_CLONE_DEPTH,
+    MAX_SEED,
+    draw_seed,
+)
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.text import get_base_name
 
@@ -122,7 +128,7 @@ def parse_labels(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> Mapping[str, str]:
     """Return the labels of the --label options, by name. Raises BadParameter."""
-    return _parse_pairs(given, LABEL_NAME, "1 to 64 of the characters a-z 0-9 _ . -")
+    return _parse_pairs(given, LABEL_NAME_PATTERN, "1 to 64 of the characters a-z 0-9 _ . -")
 
 
 def _parse_pairs(given: Iterable[str], names: str, described: str) -> Mapping[str, str]:
@@ -207,7 +213,7 @@ DETACH_OPTION = click.option(
 @click.option(
     "--depth",
     metavar="N",
-    type=click.IntRange(1, MAX_DEPTH),
+    type=click.IntRange(1, MAX_CLONE_DEPTH),
     help="Fetch N commits of history; 1 by default.",
 )
 @DIRECTORY_OPTION

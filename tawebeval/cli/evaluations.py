@@ -49,7 +49,7 @@ from tawebeval.cli.runtime import (
 from tawebeval.cli.server_options import add_server_options
 from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
-from tawebeval.core.states import SHOWN_STATES
+from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import ConfigurationError
 
 _PROBLEM = "{:<24}  {:<24}  {}"
@@ -223,7 +223,7 @@ def open_(identifier: str | None, prints: bool, server: ServerAccess) -> None:
 @click.command("list")
 @click.option(
     "--state",
-    type=click.Choice(SHOWN_STATES),
+    type=click.Choice(CLIENT_VISIBLE_STATES),
     help="List only evaluations in this state.",
 )
 @click.option(

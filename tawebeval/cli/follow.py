@@ -23,7 +23,7 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
-from tawebeval.core.segi import StrayMarkers
+from tawebeval.core.segi import StrayMarkerDetector
 from tawebeval.core.text import get_base_name
 from tawebeval.linux.ownership import get_user_name
 
@@ -188,14 +188,14 @@ class _MarkerWarning:
     """The warning about the first marker that is shown as text."""
 
     _screen: Screen
-    _markers: StrayMarkers = attrs.field(factory=StrayMarkers)
+    _markers: StrayMarkerDetector = attrs.field(factory=StrayMarkerDetector)
     _shown: bool = False
 
     def check(self, event: Event) -> None:
         """Show the warning if the event completes a marker."""
         if not isinstance(event, Text):
-            self._markers.end_line()
-        elif (advice := self._markers.find(event.text)) and not self._shown:
+            self._markers.note_non_text_event()
+        elif (advice := self._markers.check_text_event(event.text)) and not self._shown:
             self._shown = True
             self._screen.show_message(f"warning: {advice}", "yellow")
 

@@ -199,7 +199,7 @@ class Screen:
         with self.lock:
             if not self._status:
                 return
-            results = self._results.build_document() or {}
+            results = self._results.build_json_object() or {}
             words = [self._status]
             if (progress := results.get("progress")) and progress["total"] > 0:
                 bar = draw_bar(progress["done"], progress["total"])
@@ -231,7 +231,7 @@ class Screen:
 
     def close(self) -> None:
         """Show a summary of the cases and the final error, and end a partial line on a terminal."""
-        results, self._results = self._results.build_document(), ResultSummary()
+        results, self._results = self._results.build_json_object(), ResultSummary()
         self._has_table = False
         if results is not None and results["cases"] and self.shows_summary:
             words = summarize_results(results | {"progress": None})

@@ -243,11 +243,11 @@ async def read_pages(
         page = read_page(ring, after, limit, format_time if times else None)
         if page.events.count:
             yield parse_page(page.encode_json(), after)
-            ring.acknowledge(ring.oldest + page.events.count)
+            ring.acknowledge(ring.begin_cursor + page.events.count)
             evaluation.on_acknowledge()
-        if page.is_final:
+        if page.is_last_page:
             return
-        after = page.end
+        after = page.end_cursor
         if not page.events.count:
             try:
                 await evaluation.change_condition.wait()

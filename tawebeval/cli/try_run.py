@@ -29,7 +29,7 @@ from tawebeval.cli.try_evaluation import LocalEnvironment, LocalRequest, read_pa
 from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
-from tawebeval.core.form import draw_seed, parse_environment
+from tawebeval.core.form import draw_seed, parse_environment_name
 from tawebeval.core.limits import ChosenLimits, LimitRange, parse_limits
 from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
@@ -78,7 +78,7 @@ def run_try(given: TryOptions, screen: Screen) -> NoReturn:
     with _usage_errors():
         configuration = read_configuration(given.configuration_file)
         chosen = _parse_limits(given.limits, configuration.limits.requestable_ranges)
-        environment = parse_environment(given.environment, configuration.environments)
+        environment = parse_environment_name(given.environment, configuration.environments)
         privileges = _find_privileges(given.user, configuration.service.user)
         variables = privileges.build_user_environment(os.environ)
         check_readable_paths(configuration, given.configuration_file, variables)
@@ -238,10 +238,10 @@ def _parse_limits(limits: Mapping[str, str], allowed: Mapping[str, LimitRange]) 
         return parse_limits(limits, allowed)
     except InvalidField as error:
         wanted = parse_limits(
-            limits, {name: attrs.evolve(allowed[name], most=inf) for name in limits}
+            limits, {name: attrs.evolve(allowed[name], maximum=inf) for name in limits}
         )
         for name, value in wanted.items():
-            if value > allowed[name].most:
+            if value > allowed[name].maximum:
                 remedy = describe_setting("to allow it", "limits.maximum", name, value)
                 raise ConfigurationError(f"{error}; {remedy}") from None
         raise

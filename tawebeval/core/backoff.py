@@ -64,14 +64,16 @@ class Backoff:
     longest_delay: float
     longest_retry_after: float = math.inf
 
-    def draw_delay(self, made: int, chance: float, asked: float = 0) -> float | None:
-        """Return the delay in seconds after `made` failed attempts, or None for no further attempt.
+    def draw_delay(
+        self, attempts_made: int, random_fraction: float, retry_after: float = 0
+    ) -> float | None:
+        """Return the delay in seconds after failed attempts, or None for no further attempt.
 
-        `chance` is a random number from 0 to 1. `asked` is the delay in seconds that the server
-        asked for; the drawn delay is added to it.
+        `random_fraction` is a random number from 0 to 1. `retry_after` is the delay in seconds that
+        the server asked for; the drawn delay is added to it.
         """
-        if made >= self.max_attempts or asked > self.longest_retry_after:
+        if attempts_made >= self.max_attempts or retry_after > self.longest_retry_after:
             return None
-        doublings = min(made - 1, 64)  # more would not fit into a float
-        drawn = chance * min(self.longest_delay, self.first_delay * 2.0**doublings)
-        return drawn + max(asked, 0)
+        doublings = min(attempts_made - 1, 64)  # more would not fit into a float
+        drawn = random_fraction * min(self.longest_delay, self.first_delay * 2.0**doublings)
+        return drawn + max(retry_after, 0)

@@ -34,10 +34,10 @@ from collections.abc import Callable
 
 import attrs
 
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import ServerBusy
 
-MIN_FREED_BYTES = 512 * 1024  # bytes that one turn of a parser brings, more or less
+PARSER_TURN_BYTES = 512 * 1024  # bytes that one turn of a parser brings, more or less
 
 _MEMORY = 32 * 2**20  # bytes of forms that may wait for the disk
 _RETRY_AFTER = 30  # seconds
@@ -90,13 +90,15 @@ class RingBudget:
         return len(self._waiting)
 
     @property
-    def is_exhausted(self) -> bool:
+    def is_only_reserve_free(self) -> bool:
         """Whether only the reserve is free."""
         return self.used_bytes >= self._common
 
     def is_caller_quota_exhausted(self, caller: str) -> bool:
         """Return whether the caller's rings hold the caller's share or more."""
-        return caller != ANONYMOUS and 0 < self._per_caller <= self.used_bytes_by_caller[caller]
+        return (
+            caller != ANONYMOUS_CALLER and 0 < self._per_caller <= self.used_bytes_by_caller[caller]
+        )
 
     def call_when_quota_available(self, caller: str, call: Callable[[], object]) -> None:
         """Make a call, later, once a caller whose share is used holds less than its share again.
@@ -107,7 +109,7 @@ class RingBudget:
 
     def allocate_ring(
         self,
-        caller: str = ANONYMOUS,
+        caller: str = ANONYMOUS_CALLER,
         on_full: Callable[[], object] = _nothing,
         on_room: Callable[[], object] = _nothing,
     ) -> RingAllocation:
@@ -115,7 +117,7 @@ class RingBudget:
         self._number += 1
         return RingAllocation(self, self._number, caller, on_full, on_room)
 
-    def count_bytes(self, caller: str, size: int) -> None:
+    def add_used_bytes(self, caller: str, size: int) -> None:
         """Count `size` bytes more for a caller; a negative size counts less."""
         self.used_bytes += size
         self.used_bytes_by_caller[caller] += size
@@ -148,38 +150,38 @@ class RingBudget:
         many turns to stop as there are rings.
         """
         self._is_resuming = False
-        for _ in range(1 + max(0, self._common - self.used_bytes) // MIN_FREED_BYTES):
+        for _ in range(1 + max(0, self._common - self.used_bytes) // PARSER_TURN_BYTES):
             if not self._has_room():
                 return
-            self._waiting.pop(0).resume_ring()
+            self._waiting.pop(0).mark_not_full()
         self.resume_full_rings()
 
 
 def _order(ring: RingAllocation) -> tuple[int, int]:
-    return ring.size, ring.number
+    return ring.size, ring.allocation_number
 
 
 @attrs.define(eq=False)
 class RingAllocation:
     """Part of the budget that one ring holds: `size` in bytes.
 
-    `extra_bytes` bytes are stored beside the ring: they count for the caller, but do not fill
-    the ring. `number` is unique in the budget.
+    `bytes_beside_ring` are stored beside the ring: they count for the caller, but do not fill
+    the ring. `allocation_number` is unique in the budget.
 
     While `is_full`, the ring is to take no more events. `on_full()` is called when this begins, and
-    may discard events; `on_room()` is called when this ends. `is_writing_blocked` has the same
+    may discard events; `on_room()` is called when this ends. `is_archive_behind` has the same
     effect for a while, whatever the size is: another taker of the events is behind.
     """
 
     _budget: RingBudget
-    number: int
+    allocation_number: int
     caller: str
     _on_full: Callable[[], object]
     _on_room: Callable[[], object]
     size: int = 0
-    extra_bytes: int = 0
+    bytes_beside_ring: int = 0
     is_full: bool = False
-    is_writing_blocked: bool = False
+    is_archive_behind: bool = False
     _is_limited: bool = True
     _is_released: bool = False
 
@@ -193,7 +195,7 @@ class RingAllocation:
         if self._is_released:
             return
         was_full = self.is_full
-        self._budget.count_bytes(self.caller, size - self.size)
+        self._budget.add_used_bytes(self.caller, size - self.size)
         if was_full:
             self._budget.remove_full_ring(self)
         has_shrunk, self.size = size < self.size, size
@@ -207,17 +209,17 @@ class RingAllocation:
         elif self.is_full and not was_full:
             self._on_full()
 
-    def set_extra_bytes(self, size: int) -> None:
+    def set_bytes_beside_ring(self, size: int) -> None:
         """Set the number of bytes that are stored beside the ring."""
-        self._budget.count_bytes(self.caller, size - self.extra_bytes)
-        has_shrunk, self.extra_bytes = size < self.extra_bytes, size
+        self._budget.add_used_bytes(self.caller, size - self.bytes_beside_ring)
+        has_shrunk, self.bytes_beside_ring = size < self.bytes_beside_ring, size
         if has_shrunk:
             self._budget.resume_full_rings()
 
-    def set_writing_blocked(self, blocked: bool) -> None:
+    def set_archive_behind(self, behind: bool) -> None:
         """Block the ring, or unblock it, whatever its size is."""
-        was_blocked, self.is_writing_blocked = self.is_writing_blocked, blocked
-        if was_blocked and not blocked and not self.is_full:
+        was_blocked, self.is_archive_behind = self.is_archive_behind, behind
+        if was_blocked and not behind and not self.is_full:
             self._on_room()
 
     def disable_limit(self) -> None:
@@ -230,11 +232,11 @@ class RingAllocation:
         """Free all bytes: the ring is gone."""
         self._drop_callbacks()
         self._is_limited = False
-        self.set_extra_bytes(0)
+        self.set_bytes_beside_ring(0)
         self.resize(0)
         self._is_released = True
 
-    def resume_ring(self) -> None:
+    def mark_not_full(self) -> None:
         """Let the ring not be full any more, because other rings have freed bytes."""
         self.is_full = False
         self._on_room()
@@ -248,7 +250,7 @@ class RingAllocation:
 class UploadBudget:
     """Counter of the bytes of forms; `stored_bytes` never exceeds `limit`.
 
-    `bytes_in_memory` counts the bytes that are not yet written to the disk.
+    `unwritten_bytes` counts the bytes that are not yet written to the disk.
     `discard_kept_submissions(size)` gives back at least `size` bytes of submissions that are only
     kept, and returns True; it gives back nothing, and returns False, if they are too few.
     """
@@ -256,12 +258,12 @@ class UploadBudget:
     limit: int
     discard_kept_submissions: Callable[[int], bool] = lambda _: False
     stored_bytes: int = 0
-    bytes_in_memory: int = 0
+    unwritten_bytes: int = 0
 
     @property
     def is_memory_full(self) -> bool:
         """Whether forms must wait for the disk before they receive more."""
-        return self.bytes_in_memory >= _MEMORY
+        return self.unwritten_bytes >= _MEMORY
 
     def check_space(self, size: int) -> None:
         """Raise ServerBusy if `size` bytes would not fit, after kept submissions are discarded."""
@@ -272,12 +274,12 @@ class UploadBudget:
                 _RETRY_AFTER,
             )
 
-    def add_bytes(self, size: int) -> None:
+    def add_stored_bytes(self, size: int) -> None:
         """Count `size` bytes more. Raises ServerBusy, and counts nothing, if they do not fit."""
         self.check_space(size)
         self.stored_bytes += size
 
-    def remove_bytes(self, size: int) -> None:
+    def remove_stored_bytes(self, size: int) -> None:
         """Count `size` bytes less, which were removed from the disk."""
         assert 0 <= size <= self.stored_bytes
         self.stored_bytes -= size
@@ -287,13 +289,13 @@ class UploadBudget:
 class SharedUpload:
     """Files of a submission, counted once for the evaluation and for reruns, which link them.
 
-    `reference_count` is the number of evaluations that need the files. `key` is unique among the
-    uploads.
+    `reference_count` is the number of evaluations that need the files. `upload_number` is unique
+    among the uploads.
     """
 
     _budget: UploadBudget
     size: int
-    key: int = 0
+    upload_number: int = 0
     reference_count: int = 1
 
     def add_reference(self) -> None:
@@ -304,4 +306,4 @@ class SharedUpload:
         """Count one reference less; the last one gives back the bytes."""
         self.reference_count -= 1
         if not self.reference_count:
-            self._budget.remove_bytes(self.size)
+            self._budget.remove_stored_bytes(self.size)

@@ -45,7 +45,7 @@ class Histogram:
     def __attrs_post_init__(self) -> None:
         self._counts = [0] * (len(self.bounds) + 1)
 
-    def count_value(self, value: float) -> None:
+    def record_value(self, value: float) -> None:
         """Count a value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
@@ -115,7 +115,7 @@ class EvaluationCounters:
         self.count_by_state[after] += 1
         if before.has_ended:
             return
-        self.durations_by_state[before].count_value(seconds)
+        self.durations_by_state[before].record_value(seconds)
         if after.has_ended:
             self.ended_by_reason[after, reason] += 1
 
@@ -138,6 +138,6 @@ class CacheCounters:
     fetches: Counter[str] = attrs.field(factory=lambda: Counter(fetched=0, failed=0, cancelled=0))
     fetch_durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_DURATION_BOUNDS))
 
-    def record_lookup(self, kind: str, is_hit: bool) -> None:
+    def record_lookup(self, object_kind: str, is_hit: bool) -> None:
         """Count a lookup."""
-        self.lookups[kind, "hit" if is_hit else "miss"] += 1
+        self.lookups[object_kind, "hit" if is_hit else "miss"] += 1

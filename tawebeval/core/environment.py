@@ -18,30 +18,30 @@ def is_reserved_variable(name: str) -> bool:
     return name in _RESERVED or name.startswith(_SUBMISSION_FILE)
 
 
-def add_tools(environment: Mapping[str, str], directory: str) -> dict[str, str]:
+def add_tools_to_path(environment: Mapping[str, str], tools_directory: str) -> dict[str, str]:
     """Return the environment with the directory of tools for evaluators, whose `bin` is on PATH."""
-    path = f"{environment.get('PATH', _DEFAULTS['PATH'])}:{directory}/bin"
-    return {**environment, "PATH": path, _TOOLS: directory}
+    path = f"{environment.get('PATH', _DEFAULTS['PATH'])}:{tools_directory}/bin"
+    return {**environment, "PATH": path, _TOOLS: tools_directory}
 
 
 def build_environment(
     configured: Mapping[str, str],
     *,
     home: str,
-    temporary: str,
+    temporary_directory: str,
     seed: int,
     submission: Mapping[str, str],
     markers: Markers,
 ) -> dict[str, str]:
     """Return the environment of an evaluator; nothing is inherited from the daemon.
 
-    `home`, `temporary` and the values of `submission` (by field name) are paths inside the sandbox.
-    `configured` are the operator's variables.
+    `home`, `temporary_directory` and the values of `submission` (by field name) are paths inside
+    the sandbox. `configured` are the operator's variables.
     """
     return {
         **_DEFAULTS,
         **configured,
-        **dict(zip(_OF_EACH_RUN, (home, temporary, str(seed)), strict=True)),
+        **dict(zip(_OF_EACH_RUN, (home, temporary_directory, str(seed)), strict=True)),
         **{f"{_SUBMISSION_FILE}{field.upper()}": path for field, path in submission.items()},
         **markers.build_environment(),
     }

@@ -5,7 +5,7 @@ has lines, each a complete JSON object that ends with `\n`. JSON escapes every o
 page is a join, a JSON Lines stream is the bytes as they are, and counting or cutting a batch is
 `bytes.count` and `bytes.find`.
 
-Encoding text line by line in Python would be the daemon's most expensive work. `encode_text`
+Encoding text line by line in Python would be the daemon's most expensive work. `encode_text_events`
 encodes a whole block of lines with one call of `orjson`: it replaces each line terminator by a
 character that the block does not contain, and after encoding replaces this character by the
 text that ends one event, writes the terminator's own event and begins the next event.
@@ -51,7 +51,7 @@ class EventBatch:
 EMPTY_BATCH = EventBatch(0, b"")
 
 
-def encode_text(block: bytes, blank_lines: bool | None = None) -> EventBatch:
+def encode_text_events(block: bytes, blank_lines: bool | None = None) -> EventBatch:
     """Encode stdout as text events: one for each line and one for each line terminator.
 
     Bytes that are not UTF-8 become U+FFFD. `block` must end between two characters and have no
@@ -112,18 +112,18 @@ def has_blank_line(block: bytes) -> bool:
     return block.rfind(LINE_TERMINATOR * 2, max(place, 0)) >= 0
 
 
-def encode_data(value: bytes) -> EventBatch:
+def encode_data_event(value: bytes) -> EventBatch:
     """Encode a data event; `value`, one line of valid JSON, is the payload as it stands."""
     return EventBatch(1, b"%b%b}\n" % (_DATA, value))
 
 
-def list_values(batch: EventBatch) -> list[bytes]:
+def list_data_payloads(batch: EventBatch) -> list[bytes]:
     """Return the payloads of the data events of a batch."""
     lines = batch.lines.split(b"\n")
     return [line[len(_DATA) : -1] for line in lines if line.startswith(_DATA)]
 
 
-def encode_file(filename: str, content_type: str, content: bytes) -> EventBatch:
+def encode_file_event(filename: str, content_type: str, content: bytes) -> EventBatch:
     """Encode a file block as its data event (contract, section 4; base64 of RFC 4648)."""
     head = orjson.dumps({"type": "file", "filename": filename, "content_type": content_type})
     # Joined once, because it is long.
@@ -136,7 +136,9 @@ def compute_base64_size(size: int) -> int:
     return (size + 2) // 3 * 4
 
 
-def encode_error(reason: str, message: str, members: Mapping[str, Any] | None = None) -> EventBatch:
+def encode_error_event(
+    reason: str, message: str, members: Mapping[str, Any] | None = None
+) -> EventBatch:
     """Encode the data event `evaluation_error` (contract, section 5)."""
     payload = {"type": "evaluation_error", "reason": reason, "message": message}
-    return encode_data(orjson.dumps({**payload, **(members or {})}))
+    return encode_data_event(orjson.dumps({**payload, **(members or {})}))

@@ -29,7 +29,7 @@ from tawebeval.errors import format_size
 MAX_HEADER_BYTES = 1024
 """The most bytes that the headers of a file block may have together, with their terminators."""
 
-MAX_PATH = 4096
+MAX_PATH_BYTES = 4096
 """The most bytes that the path of a file may have (PATH_MAX of Linux)."""
 
 _EMPTY_LINE = re.compile(rb"\n\r?\n")
@@ -93,7 +93,7 @@ class FileBlock:
     def resume_overlong_block(cls, end_marker: bytes, limit: int) -> FileBlock:
         """Return the collector of a block that is over its limit already.
 
-        The first bytes fed to it are the `withheld_bytes` last bytes of the block so far.
+        The first bytes fed to it are the `held_back_byte_count` last bytes of the block so far.
         """
         block = cls(end_marker, limit)
         block.is_overlong = True
@@ -101,7 +101,7 @@ class FileBlock:
         return block
 
     @property
-    def withheld_bytes(self) -> int:
+    def held_back_byte_count(self) -> int:
         """Number of the last bytes that may begin the end of an overlong block."""
         return min(len(self._gathered), len(self._end) - 1)
 
@@ -145,7 +145,7 @@ class FileBlock:
             case "content":
                 return PrintedFile(_checked(filename or "file"), content_type, bytes(body))
             case "path":
-                path = _path(bytes(body[: MAX_PATH + 1]))
+                path = _path(bytes(body[: MAX_PATH_BYTES + 1]))
                 return FileReference(_checked(filename or path), content_type, path)
         raise FileBlockError(f"X-SEGI-As is {kind[:_EXCERPT]!r}; allowed: content, path")
 
@@ -216,8 +216,8 @@ def _decoded(extended: str) -> str:
 
 def _path(body: bytes) -> str:
     """Return the path in the body of a block. Raises FileBlockError."""
-    if len(body) > MAX_PATH:
-        raise FileBlockError(f"the path in a file block is over {format_size(MAX_PATH)}")
+    if len(body) > MAX_PATH_BYTES:
+        raise FileBlockError(f"the path in a file block is over {format_size(MAX_PATH_BYTES)}")
     return body.decode("utf-8", "surrogateescape")
 
 

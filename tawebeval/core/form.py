@@ -19,12 +19,12 @@ from tawebeval.core.text import get_base_name
 from tawebeval.errors import InvalidField
 
 MAX_SEED = 2**31 - 1
-MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
-MAX_SHOWN_COMMAND = 1024
+MAX_CLONE_DEPTH = 2**31 - 2  # one more means "everything" to git
+MAX_SHOWN_COMMAND_LENGTH = 1024
 """Bytes of `evaluator_cmd` that are kept for the status after the evaluator's start."""
 
-MAX_FIELD_NAME = 251  # characters; NAME.txt is a file's name
-FIELD_NAME_PATTERN = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME - 1}}}"
+MAX_FIELD_NAME_LENGTH = 251  # characters; NAME.txt is a file's name
+FIELD_NAME_PATTERN = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME_LENGTH - 1}}}"
 """Regular expression of the names of submission fields."""
 
 _SUBMISSION = re.compile(rf"submission\[({FIELD_NAME_PATTERN})\]")
@@ -43,7 +43,7 @@ _SCP_PLACE = re.compile(r"(?:[^/@:]*@)?([A-Za-z0-9._-]+):/*([^/].*)")
 # git-check-ref-format(1)
 _BAD_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|^[-/.]|[/.]$|^@$")
 
-TEXT_FIELDS: Mapping[str, int | None] = {
+TEXT_FIELD_SIZE_LIMITS: Mapping[str, int | None] = {
     "repository[url]": 2048,  # as most servers take
     "repository[branch]": 255,  # a file's name, as refs are
     "repository[depth]": 64,
@@ -68,8 +68,8 @@ PROBLEM_NAME_PATTERN = r"[a-z0-9][a-z0-9_.-]{0,63}"
 
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 256
-LABEL_NAME = r"[a-z0-9_.-]{1,64}"
-LABEL_FIELD_PATTERN = re.compile(rf"metadata\[({LABEL_NAME})\]")
+LABEL_NAME_PATTERN = r"[a-z0-9_.-]{1,64}"
+LABEL_FIELD_PATTERN = re.compile(rf"metadata\[({LABEL_NAME_PATTERN})\]")
 """The names of the fields of labels."""
 
 FIELD_ALIASES = {
@@ -134,9 +134,9 @@ class EvaluationRequest:
     def shown_command(self) -> str:
         """Beginning of the command, as the status document shows it."""
         command = self.evaluator_cmd.encode()
-        return command[: text.find_character_boundary(command, MAX_SHOWN_COMMAND)].decode()
+        return command[: text.find_character_boundary(command, MAX_SHOWN_COMMAND_LENGTH)].decode()
 
-    def clear_start_fields(self) -> EvaluationRequest:
+    def drop_start_only_fields(self) -> EvaluationRequest:
         """Return the request without the fields that only the evaluator's start needs."""
         return attrs.evolve(
             self,
@@ -148,7 +148,7 @@ class EvaluationRequest:
         )
 
 
-def list_fields(request: EvaluationRequest) -> dict[str, str]:
+def build_form_fields(request: EvaluationRequest) -> dict[str, str]:
     """Return the fields of a form that is parsed to this request; files and callback are left out.
 
     None is left out, and so is the empty commit of a branch that is not resolved.
@@ -197,12 +197,12 @@ def unpack_labels(packed: bytes) -> RequestLabels:
     return msgspec.msgpack.decode(packed, type=RequestLabels)
 
 
-CHANGEABLE_FIELDS = frozenset({"callback_url", "metadata"})
+PROBLEM_FORM_FIELDS = frozenset({"callback_url", "metadata"})
 """The fields that are no files, without a part in brackets, that a form for a problem may have.
 
 Not the seed: who chooses it may know the test cases."""
 
-RERUN_FORM_FIELDS = CHANGEABLE_FIELDS | {"seed", "limits", "commit_oid"}
+RERUN_FORM_FIELDS = PROBLEM_FORM_FIELDS | {"seed", "limits", "commit_oid"}
 """The same for the form of a rerun, unless the token is restricted to problems."""
 
 
@@ -210,18 +210,19 @@ RERUN_FORM_FIELDS = CHANGEABLE_FIELDS | {"seed", "limits", "commit_oid"}
 class FormPreset:
     """What the daemon knows about a form before the form arrives.
 
-    `fields` are the values of fields that are no files; the form replaces those that it has.
-    `text_fields` are the fields that the form may have, as in `CHANGEABLE_FIELDS`; None: any known
-    field. `submission` are the names of the files that the form must have, empty for any, None for
-    no files. `owner` is in messages what sets all other fields. `problem` is as in
-    `EvaluationRequest`. `permits_callback` is whether the form may have a `callback_url`.
+    `preset_values` are the values of fields that are no files; the form replaces those that it has.
+    `permitted_text_fields` are the fields that the form may have, as in `PROBLEM_FORM_FIELDS`;
+    None: any known field. `submission_field_names` are the names of the files that the form must
+    have, empty for any, None for no files. `source_description` is in messages what sets all other
+    fields. `problem` is as in `EvaluationRequest`. `permits_callback` is whether the form may have
+    a `callback_url`.
     """
 
-    owner: str = ""
+    source_description: str = ""
     problem: str | None = None
-    fields: Mapping[str, str] = attrs.field(factory=dict)
-    text_fields: frozenset[str] | None = None
-    submission: Sequence[str] | None = ()
+    preset_values: Mapping[str, str] = attrs.field(factory=dict)
+    permitted_text_fields: frozenset[str] | None = None
+    submission_field_names: Sequence[str] | None = ()
     permits_callback: bool = True
 
     def check_text_field(self, name: str) -> None:
@@ -230,26 +231,37 @@ class FormPreset:
             raise InvalidField(
                 name, "not with a token restricted to problems; remove it from the form"
             )
-        if self.text_fields is not None and name.partition("[")[0] not in self.text_fields:
-            raise InvalidField(name, f"{self.owner} sets this field; remove it from the form")
+        if (
+            self.permitted_text_fields is not None
+            and name.partition("[")[0] not in self.permitted_text_fields
+        ):
+            raise InvalidField(
+                name, f"{self.source_description} sets this field; remove it from the form"
+            )
 
     def check_submission_field(self, name: str) -> None:
         """Raise InvalidField if the form may not have the field submission[`name`]."""
         field = f"submission[{name}]"
-        if self.submission is None:
-            raise InvalidField(field, f"{self.owner} has the files; remove it from the form")
-        if self.submission and name not in self.submission:
-            raise InvalidField(field, f"unknown to {self.owner}; {self._describe_submission()}")
+        if self.submission_field_names is None:
+            raise InvalidField(
+                field, f"{self.source_description} has the files; remove it from the form"
+            )
+        if self.submission_field_names and name not in self.submission_field_names:
+            raise InvalidField(
+                field, f"unknown to {self.source_description}; {self._describe_submission()}"
+            )
 
-    def check_submission(self, names: Collection[str]) -> None:
+    def check_required_files(self, names: Collection[str]) -> None:
         """Raise InvalidField if the form lacks a file."""
-        missing = [name for name in self.submission or () if name not in names]
+        missing = [name for name in self.submission_field_names or () if name not in names]
         if missing:
             field = f"submission[{missing[0]}]"
             raise InvalidField(field, f"is required; {self._describe_submission()}")
 
     def _describe_submission(self) -> str:
-        return "its fields: " + ", ".join(f"submission[{name}]" for name in self.submission or ())
+        return "its fields: " + ", ".join(
+            f"submission[{name}]" for name in self.submission_field_names or ()
+        )
 
 
 def parse_submission_file(name: str, filename: str | None) -> SubmissionFile | None:
@@ -265,7 +277,7 @@ def parse_submission_file(name: str, filename: str | None) -> SubmissionFile | N
         raise InvalidField(
             name[:80],
             "bad field name; write submission[NAME], where NAME is a lower-case letter, then"
-            f" lower-case letters, digits or _, at most {MAX_FIELD_NAME} characters",
+            f" lower-case letters, digits or _, at most {MAX_FIELD_NAME_LENGTH} characters",
         )
     if filename is None:
         return SubmissionFile(match[1], f"{match[1]}.txt")
@@ -286,7 +298,7 @@ def parse_form(
 ) -> EvaluationRequest:
     """Return the request of a form. Raises InvalidField.
 
-    `fields` has the values of the fields that are no files, within `find_size_limit`.
+    `fields` has the values of the fields that are no files, within `find_field_size_limit`.
     `protocols` are the protocols allowed for repositories, by git's names. `limit_ranges` are the
     allowed values of the limits, by their names in `[limits]`, `environments` the names of the
     configured environments. The form of a `problem` may have a branch in place of a commit.
@@ -307,7 +319,7 @@ def parse_form(
         repository=Repository(
             url=_url(fields, protocols),
             branch=_branch(fields.get("repository[branch]", "")),
-            depth=_number(fields, "repository[depth]", 1, MAX_DEPTH),
+            depth=_number(fields, "repository[depth]", 1, MAX_CLONE_DEPTH),
         ),
         commit_oid=commit_oid,
         directory=_directory(fields.get("directory", "")),
@@ -316,7 +328,7 @@ def parse_form(
         submission=tuple(submission),
         callback_url=_callback_url(fields.get("callback_url", "")),
         metadata=_labels(fields),
-        environment=parse_environment(fields.get("environment", ""), environments),
+        environment=parse_environment_name(fields.get("environment", ""), environments),
         limits=parse_limits(
             {name: fields.get(f"limits[{name}]", "") for name in LIMIT_UNITS},
             limit_ranges,
@@ -337,25 +349,25 @@ def _commit_oid(fields: Mapping[str, str]) -> str:
     return commit_oid.lower()
 
 
-def find_size_limit(name: str) -> float | None:
+def find_field_size_limit(name: str) -> float | None:
     """Return the largest size of a field that is no file, in bytes; None for an unknown field.
 
     Raises InvalidField for an unknown limit, which would silently be the default, and for a
     malformed label.
     """
-    if name in TEXT_FIELDS:
-        return TEXT_FIELDS[name] or inf
+    if name in TEXT_FIELD_SIZE_LIMITS:
+        return TEXT_FIELD_SIZE_LIMITS[name] or inf
     if name.startswith("limits["):
         known = ", ".join(LIMIT_UNITS)
         raise InvalidField(name[:80], f"no such limit; write limits[NAME], where NAME is {known}")
     if name.startswith("metadata["):
         if not LABEL_FIELD_PATTERN.fullmatch(name):
-            raise InvalidField(name[:80], describe_label_name())
+            raise InvalidField(name[:80], format_label_name_error())
         return MAX_LABEL_BYTES
     return None
 
 
-def describe_label_name() -> str:
+def format_label_name_error() -> str:
     """Return the message about a malformed name of a label."""
     return "bad label; write metadata[NAME], where NAME is 1 to 64 of the characters a-z 0-9 _ . -"
 
@@ -373,7 +385,7 @@ def _labels(fields: Mapping[str, str]) -> Mapping[str, str]:
     return labels
 
 
-def parse_environment(name: str, known: Collection[str]) -> str | None:
+def parse_environment_name(name: str, known: Collection[str]) -> str | None:
     """Return the name of an environment; None for the default. Raises InvalidField."""
     if name in ("", DEFAULT_ENVIRONMENT):
         return None

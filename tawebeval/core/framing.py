@@ -12,7 +12,7 @@ from collections.abc import Callable
 import attrs
 
 from tawebeval.core.events import EventBatch
-from tawebeval.core.pages import DUMMY_END_CURSOR
+from tawebeval.core.pages import ALL_RECEIVED_CURSOR
 
 RETRY_MILLISECONDS = 2000
 """Milliseconds after which a browser asks again when a stream has broken off."""
@@ -69,7 +69,7 @@ JSON_LINES = StreamFraming(b"", lambda first, batch: batch.lines, b"", b"")
 EVENT_STREAM = StreamFraming(
     b"retry: %d\n\n" % RETRY_MILLISECONDS,
     encode_server_sent_events,
-    b"event: end\ndata: null\nid: %s\n\n" % DUMMY_END_CURSOR.encode(),
+    b"event: end\ndata: null\nid: %s\n\n" % ALL_RECEIVED_CURSOR.encode(),
     b":\n\n",
 )
 """`text/event-stream`."""

@@ -38,13 +38,13 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 class UrlServer:
     """Server of a URL: `host` is a lower-case name, or an address as text.
 
-    `address` is the parsed address; None for a name.
+    `ip_address` is the parsed address; None for a name.
     """
 
     protocol: str
     host: str
     port: int
-    address: Address | None
+    ip_address: Address | None
 
 
 @attrs.frozen
@@ -127,7 +127,7 @@ def resolve_git_remote(
     Certificates and host keys are still checked against the name.
     """
     ssh = [SSH_COMMAND, shlex.join(ssh_options)] if ssh_options else [SSH_COMMAND]
-    if target.address is not None:
+    if target.ip_address is not None:
         return ResolvedGitRemote(url, {"GIT_SSH_COMMAND": " ".join(ssh)} if ssh_options else {})
     if target.protocol in ("http", "https"):
         return ResolvedGitRemote(
@@ -172,18 +172,18 @@ class HostPolicy:
     """The operator's rules for hosts: name patterns (`example.org`, `*.example.org`) and networks.
 
     An empty `allowed_hosts` allows every host that `denied_hosts` does not match.
-    `private_networks` are allowed although they are not public. `settings_section` is the
+    `allowed_private_networks` are allowed although they are not public. `settings_section` is the
     configuration table of these rules, for messages.
     """
 
     allowed_hosts: Sequence[str] = ()
     denied_hosts: Sequence[str] = ()
-    private_networks: Sequence[str] = ()
+    allowed_private_networks: Sequence[str] = ()
     settings_section: str = "repositories"
     _networks: Sequence[Network] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        networks = tuple(ip_network(network) for network in self.private_networks)
+        networks = tuple(ip_network(network) for network in self.allowed_private_networks)
         object.__setattr__(self, "_networks", networks)
 
     def check_host(self, target: UrlServer) -> None:
@@ -194,8 +194,8 @@ class HostPolicy:
             matches_host_pattern(target.host, pattern) for pattern in self.allowed_hosts
         ):
             raise _forbidden(target, f"is not in {self.settings_section}.allow_hosts")
-        if target.address is not None:
-            self.choose_address(target, [target.address])
+        if target.ip_address is not None:
+            self.choose_address(target, [target.ip_address])
 
     def choose_address(self, target: UrlServer, addresses: Sequence[Address]) -> Address:
         """Return the address to connect to, one of `addresses`. Raises ForbiddenHost.

@@ -47,10 +47,10 @@ _SYNTAX: Mapping[LimitUnit, tuple[re.Pattern[str], str]] = {
 
 @attrs.frozen
 class LimitRange:
-    """The allowed values of a limit: at least `least`, over 0, and at most `most`."""
+    """The allowed values of a limit: at least `minimum`, over 0, and at most `maximum`."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
 def parse_limits(
@@ -79,16 +79,16 @@ def _parse_limit(name: str, value: str, allowed: LimitRange, hint: str) -> int |
         number: int | float = _compute_size(match)
     else:
         number = float(value) if unit == "seconds" else int(value)
-    if not 0 < number >= allowed.least:
-        least = f"below the minimum, {describe_limit(name, allowed.least)}"
-        why = least if allowed.least else "not above 0"
-        raise InvalidField(f"limits[{name}]", f"{value!r} is {why}", limit=allowed.least)
-    if number > allowed.most:
+    if not 0 < number >= allowed.minimum:
+        least = f"below the minimum, {describe_limit(name, allowed.minimum)}"
+        why = least if allowed.minimum else "not above 0"
+        raise InvalidField(f"limits[{name}]", f"{value!r} is {why}", limit=allowed.minimum)
+    if number > allowed.maximum:
         raise InvalidField(
             f"limits[{name}]",
             f"{describe_limit(name, number)} is over the maximum,"
-            f" {describe_limit(name, allowed.most)} (limits.maximum.{name}){hint}",
-            limit=allowed.most,
+            f" {describe_limit(name, allowed.maximum)} (limits.maximum.{name}){hint}",
+            limit=allowed.maximum,
         )
     return number
 

@@ -11,9 +11,9 @@ Other members, and any other value, are ignored. Every value becomes an event, w
 not.
 
 The evaluator chooses every byte. So `SegiParser` skips most other values by their length and one
-search, and a summary keeps at most `MAX_GOALS` goals, `MAX_GOAL_BYTES` of their names, a number for
-each verdict, and the last progress and score: less than 20 KiB. The JSON of a summary is bounded
-likewise. `size` counts in the memory for events after the end of the evaluation.
+search, and a summary keeps at most `MAX_GOALS` goals, `MAX_GOAL_NAMES_BYTES` of their names, a
+number for each verdict, and the last progress and score: less than 20 KiB. The JSON of a summary is
+bounded likewise. `memory_bytes` counts in the memory for events after the end of the evaluation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 MAX_GOALS = 100
 """Goals that a summary has at most; later ones are only counted."""
 
-MAX_GOAL_BYTES = 4096
+MAX_GOAL_NAMES_BYTES = 4096
 """Bytes of JSON that all names of goals in a summary have at most."""
 
 MIN_RESULT_BYTES = len(b'{"type":"score","score":1}')
@@ -36,7 +36,7 @@ MIN_RESULT_BYTES = len(b'{"type":"score","score":1}')
 MAX_RESULT_BYTES = 16 * 1024
 """Size up to which a value may be a result."""
 
-TYPE_MEMBER = b'"type"'
+TYPE_KEY_JSON = b'"type"'
 """Bytes that each result contains; their escapes are not recognised."""
 
 Verdict = Literal[
@@ -122,7 +122,7 @@ class ResultSummary:
     _score: _Score | None = None
 
     @property
-    def size(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes of memory that the goals take."""
         return self._name_bytes + _GOAL * len(self._goals)
 
@@ -147,7 +147,7 @@ class ResultSummary:
     def _add_goal(self, name: bytes, reached: bool) -> None:
         if name not in self._goals:
             size = self._name_bytes + len(name)
-            if len(self._goals) == MAX_GOALS or size > MAX_GOAL_BYTES:
+            if len(self._goals) == MAX_GOALS or size > MAX_GOAL_NAMES_BYTES:
                 self._omitted += 1
                 return
             self._name_bytes = size
@@ -170,7 +170,7 @@ class ResultSummary:
         summary._score = state.score
         return summary
 
-    def build_document(self) -> dict[str, Any] | None:
+    def build_json_object(self) -> dict[str, Any] | None:
         """Return the summary as a JSON object; None if there was no result."""
         progress, score = self._progress, self._score
         if not (self._goals or self._omitted or self._cases or progress or score):

@@ -33,19 +33,19 @@ class RetrySchedule:
         self._planned: dict[str | None, float] = {}
         self._purge_at = _PURGED_CALLERS
 
-    def record_full_load(self, now: float) -> None:
+    def record_all_slots_used(self, now: float) -> None:
         """Note that all slots are in use."""
         if self._since is None:
             self._since = now
 
-    def record_evaluation_end(self, now: float, *, is_fully_loaded: bool) -> None:
+    def record_evaluation_end(self, now: float, *, are_all_slots_used: bool) -> None:
         """Note the end of an evaluation, and whether all slots are still in use."""
         if self._since is not None:
             self._measured = min(self._measured + 1, self._most_measured)
             self._interval += (now - self._since - self._interval) / self._measured
-        self._since = now if is_fully_loaded else None
+        self._since = now if are_all_slots_used else None
 
-    def estimate_interval(self, now: float) -> float:
+    def estimate_end_interval(self, now: float) -> float:
         """Return the seconds between two ends; the time since the last one counts if it is long."""
         lasted = 0.0 if self._since is None else now - self._since
         return self._interval + max(0.0, lasted - self._interval) / (self._measured + 1)
@@ -59,7 +59,7 @@ class RetrySchedule:
         If the next free end is over 2 minutes ahead, several clients get the same time, in the
         second of these minutes.
         """
-        interval = self.estimate_interval(now) * max(1, caller_count)
+        interval = self.estimate_end_interval(now) * max(1, caller_count)
         delay = max(0.0, self._planned.get(caller, now) - now) + interval
         if delay > MOST_SECONDS:
             half = MOST_SECONDS / 2

@@ -1,7 +1,7 @@
 """Ring buffer of one evaluation's events, from printing to acknowledgement.
 
 Events are numbered from 0. A *cursor* is a place between two events: cursor n lies before event n.
-The ring holds the events from `oldest` to `newest` (two cursors), as batches of JSON Lines. It
+The ring holds the events from `begin_cursor` to `end_cursor`, as batches of JSON Lines. It
 grows at one end as the evaluator prints; at the other end `EventRetention` discards events that
 readers have taken. Nothing else discards an event.
 
@@ -34,52 +34,55 @@ from collections.abc import Callable
 
 import attrs
 
+from tawebeval.core.event_times import EventTimes
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
-from tawebeval.core.times import EventTimes
 
-MERGE_BYTES = 16 * 1024  # bytes up to which small batches are put together
-MIN_SPLIT_BYTES = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
+MAX_MERGED_BATCH_BYTES = 16 * 1024  # bytes up to which small batches are put together
+MIN_BATCH_PART_BYTES = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
 _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
 _MAX_CUTS = 16  # cut streams of one evaluation; the clients of earlier ones are given up
 
 
 @attrs.define
 class EventRing:
-    """Events from `oldest` to `newest`; `size` is the size of their JSON Lines in bytes.
+    """Events from `begin_cursor` to `end_cursor`; `line_bytes` is the size of their JSON Lines.
 
-    `discarded_bytes` is the size in bytes of the events discarded so far. `read_time()` returns the
-    time of new events, in seconds since the epoch. `on_append(first, batch, time_ms)` is called
-    with each new batch, the number of its first event and its time in milliseconds.
+    `discarded_bytes` is the size in bytes of the events discarded so far. `read_wall_clock()`
+    returns the time of new events, in seconds since the epoch. `on_append(first, batch, time_ms)`
+    is called with each new batch, the number of its first event and its time in milliseconds.
     """
 
-    oldest: int = 0
-    newest: int = 0
-    size: int = 0
+    begin_cursor: int = 0
+    end_cursor: int = 0
+    line_bytes: int = 0
     discarded_bytes: int = 0
-    is_closed: bool = False
+    has_ended: bool = False
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
     batches: list[EventBatch] = attrs.field(factory=list)
-    read_time: Callable[[], float] = float
+    read_wall_clock: Callable[[], float] = float
     on_append: Callable[[int, EventBatch, int], object] | None = None
     _times: EventTimes = attrs.field(factory=EventTimes)
 
     @property
-    def stored_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes of memory that the events take with their times."""
-        return self.size + self._times.size
+        return self.line_bytes + self._times.memory_bytes
 
     def append_batch(self, batch: EventBatch, time_ms: int | None = None) -> None:
         """Append a batch of this time, or of now. The ring must not be closed."""
-        assert not self.is_closed, "a closed ring takes no events"
+        assert not self.has_ended, "a closed ring takes no events"
         if not batch.count:
             return
         if time_ms is None:
-            time_ms = int(self.read_time() * 1000)
-        first = self.newest
-        self._times.add_events(first, time_ms)
-        self.newest += batch.count
-        self.size += len(batch.lines)
-        if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= MERGE_BYTES:
+            time_ms = int(self.read_wall_clock() * 1000)
+        first = self.end_cursor
+        self._times.record_time(first, time_ms)
+        self.end_cursor += batch.count
+        self.line_bytes += len(batch.lines)
+        if (
+            self.batches
+            and len(self.batches[-1].lines) + len(batch.lines) <= MAX_MERGED_BATCH_BYTES
+        ):
             self.batches[-1] += batch
         else:
             self.batches.append(batch)
@@ -88,15 +91,15 @@ class EventRing:
 
     def mark_end(self) -> None:
         """Mark the end of events."""
-        self.is_closed = True
+        self.has_ended = True
 
     def read_events(self, after: int, limit: int) -> EventBatch:
-        """Return the events after the cursor `after`, `oldest <= after <= newest`.
+        """Return the events after the cursor `after`, `begin_cursor <= after <= end_cursor`.
 
         The result has at most `limit` bytes, but at least one event if there is one.
         """
-        assert self.oldest <= after <= self.newest
-        if after == self.newest:
+        assert self.begin_cursor <= after <= self.end_cursor
+        if after == self.end_cursor:
             return EMPTY_BATCH
         count = 0
         taken: list[bytes] = []
@@ -111,7 +114,7 @@ class EventRing:
                 if end:
                     taken.append(batch.lines[start:end])
                     count += taken[-1].count(b"\n")
-                    if min(end, len(batch.lines) - end) >= MIN_SPLIT_BYTES:
+                    if min(end, len(batch.lines) - end) >= MIN_BATCH_PART_BYTES:
                         self._split(index, end, after + count - first)
                 break
             limit -= len(batch.lines) - start
@@ -129,29 +132,29 @@ class EventRing:
         `limit` does not count the times. `format_time` gets seconds since the epoch.
         """
         batch = self.read_events(after, min(limit, _TIMED))
-        lines = self._times.add_times(after, batch, lambda time: format_time(time / 1000))
+        lines = self._times.add_times_to_lines(after, batch, lambda time: format_time(time / 1000))
         return EventBatch(batch.count, lines)
 
     def acknowledge(self, after: int) -> None:
         """Discard the events before the cursor `after`; an older cursor changes nothing."""
-        assert after <= self.newest
-        self.shrink(0, after)
-        if self.oldest < after:
-            count = after - self.oldest
+        assert after <= self.end_cursor
+        self.discard_batches(0, after)
+        if self.begin_cursor < after:
+            count = after - self.begin_cursor
             self._split(0, _offset(self.batches[0], count), count)
             self._discard()
 
-    def shrink(self, size: int, before: int) -> None:
-        """Discard old events, in whole batches, until at most `size` bytes are stored.
+    def discard_batches(self, max_bytes: int, before: int) -> None:
+        """Discard old events, in whole batches, until at most `max_bytes` are stored.
 
         Events after the cursor `before` are never discarded.
         """
-        while self.stored_bytes > size and self.oldest + self.batches[0].count <= before:
+        while self.memory_bytes > max_bytes and self.begin_cursor + self.batches[0].count <= before:
             self._discard()
 
     def measure_bytes_after(self, cursor: int) -> int:
         """Return the size in bytes of all batches with events after the cursor."""
-        size, first = 0, self.newest
+        size, first = 0, self.end_cursor
         for batch in reversed(self.batches):
             if first <= cursor:
                 break
@@ -161,15 +164,15 @@ class EventRing:
 
     def measure_bytes_before(self, cursor: int) -> int:
         """Return the size in bytes of all batches before the cursor, discarded ones included."""
-        if cursor <= self.oldest:
+        if cursor <= self.begin_cursor:
             return self.discarded_bytes
-        return self.discarded_bytes + self.size - self.measure_bytes_after(cursor)
+        return self.discarded_bytes + self.line_bytes - self.measure_bytes_after(cursor)
 
     def _discard(self) -> None:
         batch = self.batches.pop(0)
-        self.oldest += batch.count
-        self._times.discard_events(self.oldest)
-        self.size -= len(batch.lines)
+        self.begin_cursor += batch.count
+        self._times.discard_times_before(self.begin_cursor)
+        self.line_bytes -= len(batch.lines)
         self.discarded_bytes += len(batch.lines)
 
     def _find(self, cursor: int) -> tuple[int, int]:
@@ -177,13 +180,13 @@ class EventRing:
 
         Most readers are near one of the ends, so the search begins at the nearer one.
         """
-        if cursor - self.oldest <= self.newest - cursor:
-            index, first = 0, self.oldest
+        if cursor - self.begin_cursor <= self.end_cursor - cursor:
+            index, first = 0, self.begin_cursor
             while cursor >= first + self.batches[index].count:
                 first += self.batches[index].count
                 index += 1
             return index, first
-        index, first = len(self.batches), self.newest
+        index, first = len(self.batches), self.end_cursor
         while cursor < first:
             index -= 1
             first -= self.batches[index].count
@@ -247,32 +250,34 @@ class EventRetention:
         """Time until which the client of the earliest cut stream may resume; None without one."""
         return self._cuts[0].until if self._cuts else None
 
-    def add_reader(self, taken: int) -> StreamPosition:
-        """Return a new stream, whose client has all events before the cursor `taken`.
+    def add_stream(self, received_cursor: int) -> StreamPosition:
+        """Return a new stream, whose client has all events before the cursor `received_cursor`.
 
         The new stream replaces a cut stream that may have the same client: the one cut nearest to
-        `taken`, since a client may have read more than it has processed.
+        `received_cursor`, since a client may have read more than it has processed.
         """
-        cuts = [cut for cut in self._cuts if taken <= cut.sent]
+        cuts = [cut for cut in self._cuts if received_cursor <= cut.sent]
         if cuts:
-            self._cuts.remove(min(cuts, key=lambda cut: abs(cut.taken - taken)))
-        reader = StreamPosition(taken)
+            self._cuts.remove(min(cuts, key=lambda cut: abs(cut.taken - received_cursor)))
+        reader = StreamPosition(received_cursor)
         self._readers[reader] = None
         return reader
 
-    def remove_reader(self, reader: StreamPosition) -> None:
+    def remove_stream(self, stream: StreamPosition) -> None:
         """Remove a stream that has ended, and discard the events that only it still needed."""
-        del self._readers[reader]
+        del self._readers[stream]
         self._discard_acknowledged()
 
-    def await_stream_resumption(self, reader: StreamPosition, sent: int, until: float) -> None:
+    def keep_events_for_resume(
+        self, stream: StreamPosition, sent_cursor: int, deadline: float
+    ) -> None:
         """Replace a stream that broke off by the expectation that its client resumes.
 
-        The events before the cursor `sent` were sent. `until` is the time up to which the client
-        may resume, not before that of an earlier call.
+        The events before the cursor `sent_cursor` were sent. `deadline` is the time up to which the
+        client may resume, not before that of an earlier call.
         """
-        del self._readers[reader]
-        self._cuts.append(_Cut(reader.received_cursor, sent, until))
+        del self._readers[stream]
+        self._cuts.append(_Cut(stream.received_cursor, sent_cursor, deadline))
         del self._cuts[:-_MAX_CUTS]
         self._discard_acknowledged()
 
@@ -284,23 +289,25 @@ class EventRetention:
         self._discard_acknowledged()
         return True
 
-    def discard_received_events(self, capacity: int, *, now: float, is_paged: bool) -> None:
+    def discard_received_events(self, capacity: int, *, now: float, has_page_reader: bool) -> None:
         """Discard events that streams have taken, beyond those that are kept for a resume.
 
         `capacity` is the size of the ring in bytes at which its evaluator is paused. `now` is in
-        seconds. `is_paged` says whether a client reads pages.
+        seconds. `has_page_reader` says whether a client reads pages.
         """
         while self._cuts and self._cuts[0].until <= now:
             del self._cuts[0]
         self._discard_acknowledged()
         kept = capacity * 3 // 4
-        if self._readers and not is_paged and self._ring.stored_bytes > kept:
+        if self._readers and not has_page_reader and self._ring.memory_bytes > kept:
             before = min([self._taken_by_all(), *(cut.taken for cut in self._cuts)])
-            self._ring.shrink(kept + self._ring.measure_bytes_after(before), before)
+            self._ring.discard_batches(kept + self._ring.measure_bytes_after(before), before)
 
     def _discard_acknowledged(self) -> None:
-        if self._acknowledged > self._ring.oldest:
+        if self._acknowledged > self._ring.begin_cursor:
             self._ring.acknowledge(min(self._acknowledged, self._taken_by_all()))
 
     def _taken_by_all(self) -> int:
-        return min((reader.received_cursor for reader in self._readers), default=self._ring.newest)
+        return min(
+            (reader.received_cursor for reader in self._readers), default=self._ring.end_cursor
+        )

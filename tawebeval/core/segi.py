@@ -45,23 +45,23 @@ from tawebeval.core import text
 from tawebeval.core.events import (
     LINE_TERMINATOR,
     EventBatch,
-    encode_data,
-    encode_error,
-    encode_file,
-    encode_text,
+    encode_data_event,
+    encode_error_event,
+    encode_file_event,
+    encode_text_events,
     has_blank_line,
-    list_values,
+    list_data_payloads,
 )
 from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, PrintedFile
 from tawebeval.core.results import (
     MAX_RESULT_BYTES,
     MIN_RESULT_BYTES,
-    TYPE_MEMBER,
+    TYPE_KEY_JSON,
     ResultSummary,
 )
 from tawebeval.errors import format_size
 
-MAX_PAYLOAD = 64 * 1024
+MAX_PAYLOAD_BYTES = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (contract, section 4)."""
 
 MAX_BYTES_PARSED_PER_CALL = 512 * 1024
@@ -78,7 +78,9 @@ _RESULT = 1024  # a value that may be a result, besides its length
 _FAULT = 4 * 1024  # an error
 _FILE = 32 * 1024  # the headers of a file
 
-_PIECE = MAX_PAYLOAD // 3  # of a line: a byte that is not UTF-8 becomes U+FFFD, which is three
+_PIECE = (
+    MAX_PAYLOAD_BYTES // 3
+)  # of a line: a byte that is not UTF-8 becomes U+FFFD, which is three
 
 # Bytes of text in one step:
 _BLOCK = 64 * 1024 + _PIECE  # a read, and the bytes held back before it
@@ -132,7 +134,7 @@ MARKER_VARIABLES = tuple(f"EVALUATION_{field.name.upper()}" for field in attrs.f
 """Environment variables that give the markers to the evaluator, in the order of the fields."""
 
 
-class StrayMarkers:
+class StrayMarkerDetector:
     """Detector of markers in the text of events.
 
     A marker counts only as a whole line; the parser delivers any other one, and the block that it
@@ -142,16 +144,16 @@ class StrayMarkers:
     def __init__(self) -> None:
         self._line = LINE_TERMINATOR  # the last bytes of the current line, and what is before it
 
-    def find(self, payload: str) -> str | None:
+    def check_text_event(self, payload: str) -> str | None:
         """Take the payload of the next text event; return advice if it completes a marker."""
         line = self._line + payload.encode("utf-8", "replace")
         advice = describe_stray_marker(line)
         self._line = line[-_MARKER_SIZE:] if advice is None else b""
         if payload == "\n":
-            self.end_line()
+            self.note_non_text_event()
         return advice
 
-    def end_line(self) -> None:
+    def note_non_text_event(self) -> None:
         """Note an event that is not text: it lies between two lines."""
         self._line = LINE_TERMINATOR
 
@@ -203,11 +205,13 @@ class SegiParser:
 
     `feed`, `parse_pending`, `flush_partial_line`, `finish`, `supply_file` and `refuse_file` return
     the events that have become certain. `max_value` and `max_file` (bytes) bound a line of a data
-    block and a file; longer lines and files are skipped and reported. `results` sums up the values.
+    block and a file; longer lines and files are skipped and reported. `result_summary` sums up the
+    values.
 
     While `has_pending_input`, there is input for `parse_pending`. While `awaited_file` is set,
-    parsing stops until the caller supplies or refuses that file. `stray_marker` is advice about a
-    begin marker that was text, because it did not stand alone on its line; None without one.
+    parsing stops until the caller supplies or refuses that file. `stray_marker_advice` is advice
+    about a begin marker that was text, because it did not stand alone on its line; None without
+    one.
 
     A parser in another process continues from `make_checkpoint` by `resume`.
     """
@@ -215,10 +219,10 @@ class SegiParser:
     _markers: Markers
     _max_value: int = attrs.field(default=2**20, kw_only=True)
     _max_file: int = attrs.field(default=2**21, kw_only=True)
-    results: ResultSummary = attrs.field(factory=ResultSummary)
+    result_summary: ResultSummary = attrs.field(factory=ResultSummary)
     awaited_file: FileReference | None = None
     has_pending_input: bool = False
-    stray_marker: str | None = None
+    stray_marker_advice: str | None = None
     _state: _State = _State.TEXT
     _input: bytes = LINE_TERMINATOR
     _at: int = 0  # where in the input parsing goes on
@@ -286,7 +290,9 @@ class SegiParser:
     def supply_file(self, content: bytes) -> EventBatch:
         """Take the content of the wanted file and continue."""
         assert self.awaited_file is not None
-        self._emit(encode_file(self.awaited_file.filename, self.awaited_file.content_type, content))
+        self._emit(
+            encode_file_event(self.awaited_file.filename, self.awaited_file.content_type, content)
+        )
         self.awaited_file = None
         return self.parse_pending()
 
@@ -303,7 +309,8 @@ class SegiParser:
 
         The number counts from the start of stdout, also after `resume`, and never falls. What is
         fed again is the unparsed input and, before it, the line of a data block or the file that
-        has yet to end or to be supplied, unless it is over its limit. The state has no `results`.
+        has yet to end or to be supplied, unless it is over its limit. The state has no
+        `result_summary`.
         """
         state, position = self._state, self._offset + self._at
         is_overlong = False
@@ -316,9 +323,16 @@ class SegiParser:
         elif state is _State.FILE:
             assert self._file is not None, "a block has begun"
             is_overlong = self._file.is_overlong
-            position = position - self._file.withheld_bytes if is_overlong else self._part_begin
+            position = (
+                position - self._file.held_back_byte_count if is_overlong else self._part_begin
+            )
         checkpoint = _Checkpoint(
-            position, state, self._is_imagined, is_overlong, self._is_sound, self.stray_marker
+            position,
+            state,
+            self._is_imagined,
+            is_overlong,
+            self._is_sound,
+            self.stray_marker_advice,
         )
         return max(position, 0), _pack_checkpoint(checkpoint)
 
@@ -330,7 +344,7 @@ class SegiParser:
 
         Fed stdout from the checkpoint's number on, in any chunks, the parser returns the events
         that the first parser had not returned, and awaits the same file again. The caller sets
-        `results`. Raises msgspec.DecodeError.
+        `result_summary`. Raises msgspec.DecodeError.
         """
         checkpoint = _unpack_checkpoint(packed)
         parser = cls(markers, max_value=max_value, max_file=max_file)
@@ -340,7 +354,7 @@ class SegiParser:
         parser._state = checkpoint.state
         parser._is_imagined = checkpoint.is_imagined
         parser._is_sound = checkpoint.is_sound
-        parser.stray_marker = checkpoint.stray_marker
+        parser.stray_marker_advice = checkpoint.stray_marker
         if checkpoint.state is _State.VALUES:
             parser._is_overlong = checkpoint.is_overlong
         elif checkpoint.state is _State.FILE:
@@ -363,7 +377,7 @@ class SegiParser:
 
     def _emit_error(self, message: str, **members: str) -> None:
         self._work += _FAULT
-        self._emit(encode_error("protocol", message, members))
+        self._emit(encode_error_event("protocol", message, members))
 
     # Text
 
@@ -401,15 +415,17 @@ class SegiParser:
 
     def _find_stray_marker(self, block: bytes) -> None:
         # The search by form is slow, so it is made once.
-        if not self.stray_marker and any(one in block for one in self._markers.begin_markers):
-            self.stray_marker = describe_stray_marker(block)
+        if not self.stray_marker_advice and any(
+            one in block for one in self._markers.begin_markers
+        ):
+            self.stray_marker_advice = describe_stray_marker(block)
 
     def _emit_text(self, block: bytes, blank_lines: bool | None = None) -> None:
         if block and self._is_imagined:
             self._is_imagined = False
             block = block[1:]
         for piece in text.split_long_lines(block, _PIECE):
-            self._emit(encode_text(piece, blank_lines))
+            self._emit(encode_text_events(piece, blank_lines))
 
     def _measure_flushable(self) -> int:
         """Return the size in bytes of the input that is text whatever bytes follow."""
@@ -513,10 +529,13 @@ class SegiParser:
                 self._emit_first_error(_describe_json_error(value, error), line=excerpt)
         else:
             # `find` takes a third of the time of `in`, which tries an integer first.
-            if MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES and value.find(TYPE_MEMBER) >= 0:
+            if (
+                MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES
+                and value.find(TYPE_KEY_JSON) >= 0
+            ):
                 self._work += _RESULT + len(value)
-                self.results.add_value(value)
-            self._emit(encode_data(value))
+                self.result_summary.add_value(value)
+            self._emit(encode_data_event(value))
 
     def _parse_file(self) -> bool:
         """Add a piece of a file block; deliver the file at the end of the block."""
@@ -536,17 +555,17 @@ class SegiParser:
             self._emit_error(str(error))
             return True
         if isinstance(file, PrintedFile):
-            self._emit(encode_file(file.filename, file.content_type, file.content))
+            self._emit(encode_file_event(file.filename, file.content_type, file.content))
             return True
         self.awaited_file = file
         return False
 
 
-def summarize_events(results: ResultSummary, batch: EventBatch) -> None:
+def summarize_events(summary: ResultSummary, batch: EventBatch) -> None:
     """Add the results among the values of events, as the parser has done."""
-    for value in list_values(batch):
+    for value in list_data_payloads(batch):
         if MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES:
-            results.add_value(value)
+            summary.add_value(value)
 
 
 _STEPS = {

@@ -32,7 +32,7 @@ class EvaluationState(StrEnum):
         )
 
 
-SHOWN_STATES = tuple(
+CLIENT_VISIBLE_STATES = tuple(
     state.value
     for state in EvaluationState
     if state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED)
@@ -68,8 +68,8 @@ class IllegalTransition(AssertionError):
     """A transition that `TRANSITIONS` does not have: a bug."""
 
 
-def check_transition(state: EvaluationState, following: EvaluationState) -> EvaluationState:
-    """Return `following`, the state after `state`. Raises IllegalTransition."""
-    if following not in TRANSITIONS[state]:
-        raise IllegalTransition(f"an evaluation cannot become {following.value} when {state.value}")
-    return following
+def check_transition(before: EvaluationState, after: EvaluationState) -> EvaluationState:
+    """Return `after`, the state after `before`. Raises IllegalTransition."""
+    if after not in TRANSITIONS[before]:
+        raise IllegalTransition(f"an evaluation cannot become {after.value} when {before.value}")
+    return after

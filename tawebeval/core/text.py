@@ -9,7 +9,7 @@ from __future__ import annotations
 from codecs import utf_8_decode
 from collections.abc import Iterator
 
-MAX_FILENAME = 255
+MAX_FILENAME_BYTES = 255
 """The longest name that Linux file systems take, in bytes of UTF-8."""
 
 _CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
@@ -74,6 +74,6 @@ def get_base_name(name: str) -> str:
         length = len(base.encode())
     except UnicodeEncodeError:
         raise ValueError("a file name must be UTF-8") from None
-    if length > MAX_FILENAME:
-        raise ValueError(f"the file name has {length} bytes; the limit is {MAX_FILENAME}")
+    if length > MAX_FILENAME_BYTES:
+        raise ValueError(f"the file name has {length} bytes; the limit is {MAX_FILENAME_BYTES}")
     return base

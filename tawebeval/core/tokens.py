@@ -19,7 +19,7 @@ import attrs
 from tawebeval.core.form import PROBLEM_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, Unauthorized
 
-ANONYMOUS = ""
+ANONYMOUS_CALLER = ""
 """The name of the only caller of a daemon without tokens; no file can contain this name."""
 
 TOKEN_BYTES = 32
@@ -116,21 +116,21 @@ def parse_tokens(text: str) -> TokenHashes:
 
 
 def generate_token(
-    name: str,
+    caller: str,
     random: Callable[[int], bytes],
     *,
     is_read_only: bool = False,
     requests_per_minute: int | None = None,
     problems: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """Return a new token, and the line of the file that makes it a token of the caller `name`.
+    """Return a new token, and the line of the file that makes it a token of `caller`.
 
     `random(n)` returns n random bytes; for the others see `Token`; no `problems` do not restrict
     the token. Raises ConfigurationError for an invalid name.
     """
-    if not CALLER_NAME_PATTERN.fullmatch(name):
+    if not CALLER_NAME_PATTERN.fullmatch(caller):
         raise ConfigurationError(
-            f"{name[:80]!r} cannot be a caller's name; allowed: 1 to 64 of the characters A-Z a-z"
+            f"{caller[:80]!r} cannot be a caller's name; allowed: 1 to 64 of the characters A-Z a-z"
             " 0-9 . _ @ -, the first a letter or digit"
         )
     for problem in problems:
@@ -141,7 +141,7 @@ def generate_token(
             )
     drawn = urlsafe_b64encode(random(TOKEN_BYTES)).decode().rstrip("=")
     token = _PREFIX + drawn
-    line = f"{name} sha256:{sha256(token.encode()).hexdigest()}"
+    line = f"{caller} sha256:{sha256(token.encode()).hexdigest()}"
     line += " read" if is_read_only else ""
     line += f" rate={requests_per_minute}" if requests_per_minute else ""
     return token, line + (f" problems={','.join(problems)}" if problems else "")

@@ -21,7 +21,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.links import LinkSigner
+from tawebeval.core.signed_links import LinkSigner
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
 from tawebeval.daemon.directories import DaemonDirectories, derive_daemon_label, locate_archive
 from tawebeval.daemon.lasting import open_run_keeper

@@ -19,7 +19,7 @@ import attrs
 from twisted.internet.endpoints import serverFromString
 
 from tawebeval.config import Configuration
-from tawebeval.core.forwarded import TrustedProxies
+from tawebeval.core.forwarded_headers import TrustedProxies
 from tawebeval.daemon.directories import locate_directories
 from tawebeval.daemon.doctor_storage import StorageChecks
 from tawebeval.daemon.findings import Finding, Severity, report_problems, run_checks
@@ -249,7 +249,7 @@ class SystemChecks:
         for network in proxies.find_public_networks():
             what = f"{network}: every host in this network can claim any client address"
             yield Problem(what, "list only the proxies' addresses in http.trusted_proxies")
-        if proxies.trusts_unix and not any(map(_can_be_unix, self.configuration.listen)):
+        if proxies.trusts_unix_sockets and not any(map(_can_be_unix, self.configuration.listen)):
             what = "http.trusted_proxies has unix, without a UNIX socket in listen"
             remedy = 'set listen = ["unix:/run/tawebeval/socket:mode=660"], or another proxy'
             yield Problem(what, remedy)

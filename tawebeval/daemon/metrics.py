@@ -199,7 +199,7 @@ class DaemonMetrics(Collector):
         yield _gauge("paused_evaluators", said, budget.full_ring_count)
         yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.stored_bytes)
         said = "Uploads on their way to the disk."
-        yield _gauge("unwritten_upload_bytes", said, spool.bytes_in_memory)
+        yield _gauge("unwritten_upload_bytes", said, spool.unwritten_bytes)
         yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
 
     def _collect_cache(self) -> Iterator[Metric]:
@@ -360,5 +360,5 @@ class ReactorLag(Service):
         self._next = self._clock.callLater(_LAG_PERIOD, self._measure, due)
 
     def _measure(self, due: float) -> None:
-        self.delays.count_value(max(0.0, self._clock.seconds() - due))
+        self.delays.record_value(max(0.0, self._clock.seconds() - due))
         self._schedule()

@@ -21,11 +21,11 @@ from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.store import FinishedRecording
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.pages import (
-    DUMMY_END_CURSOR,
+    ALL_RECEIVED_CURSOR,
     EventPage,
-    locate_cursor,
-    make_dummy_end_page,
+    make_empty_last_page,
     parse_cursor,
+    resolve_cursor,
 )
 from tawebeval.core.ring import EventRing
 from tawebeval.deferreds import Condition, run_in_background
@@ -47,7 +47,7 @@ def make_finished_recording(evaluation: Evaluation, sequence_number: int) -> Fin
     """Return what is archived of an evaluation besides its events."""
     status = build_status(evaluation, None)
     # All events can be read again, from the first on.
-    events = {"buffered": evaluation.ring.newest, "discarded": 0}
+    events = {"buffered": evaluation.ring.end_cursor, "discarded": 0}
     return FinishedRecording(
         sequence_number,
         evaluation.state_times["created"],
@@ -206,16 +206,16 @@ class ArchiveReader:
         `limit` is in bytes of events, with their times. Raises: InvalidCursor.
         """
         cursor = parse_cursor(after)
-        if cursor == DUMMY_END_CURSOR:
-            return make_dummy_end_page()
+        if cursor == ALL_RECEIVED_CURSOR:
+            return make_empty_last_page()
         begin = 0 if cursor is None else int(cursor)
 
         def read(file: ArchiveFile) -> EventPage:
-            locate_cursor(EventRing(newest=file.event_count), cursor)  # may raise
+            resolve_cursor(EventRing(end_cursor=file.event_count), cursor)  # may raise
             batch = file.read_events(begin, limit, with_times=with_times)
             end = begin + batch.count
             return EventPage(
-                cursor, DUMMY_END_CURSOR if end == file.event_count else str(end), batch
+                cursor, ALL_RECEIVED_CURSOR if end == file.event_count else str(end), batch
             )
 
         return await self._archive.read(identifier, caller, read)
@@ -233,7 +233,7 @@ class ArchiveReader:
         count = await archive.read(identifier, caller, lambda file: file.event_count)
         if count is None:
             return None
-        position = locate_cursor(EventRing(newest=count), parse_cursor(after), skip)
+        position = resolve_cursor(EventRing(end_cursor=count), parse_cursor(after), skip)
 
         async def read_piece(position: int, with_times: bool) -> EventBatch | None:
             return await archive.read(

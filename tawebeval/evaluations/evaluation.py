@@ -20,7 +20,7 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.environment import build_environment
-from tawebeval.core.events import EventBatch, compute_base64_size, encode_error
+from tawebeval.core.events import EventBatch, compute_base64_size, encode_error_event
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.form import (
     EvaluationRequest,
@@ -34,7 +34,7 @@ from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser, summarize_events
 from tawebeval.core.states import EvaluationState, check_transition
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
@@ -123,7 +123,7 @@ class Evaluation:
     upload_directory: Path | None
     workspace: Workspace
     context: EvaluationContext
-    caller: str = ANONYMOUS
+    caller: str = ANONYMOUS_CALLER
     keeps_submission: bool = False
     is_submission_kept: bool = False
     is_forgotten: bool = False
@@ -159,7 +159,7 @@ class Evaluation:
     _is_left: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.ring.read_time = self.context.read_wall_clock
+        self.ring.read_wall_clock = self.context.read_wall_clock
         self.ring_allocation = self.context.ring_budget.allocate_ring(
             self.caller, partial(self._on_full, self), self._on_room
         )
@@ -247,14 +247,14 @@ class Evaluation:
         if self._pump is not None:
             self._pump.on_acknowledge()
         else:
-            self.ring_allocation.resize(self.ring.stored_bytes)
+            self.ring_allocation.resize(self.ring.memory_bytes)
         self.discard_journaled_events()
 
     def discard_journaled_events(self) -> None:
         """Give back what neither clients nor the archive need of the journal."""
         if self.journal is not None:
             self.journal.discard_events(
-                self.ring.oldest,
+                self.ring.begin_cursor,
                 self.take_snapshot,
                 self.context.archive.get_written_cursor(self.identifier),
             )
@@ -282,7 +282,7 @@ class Evaluation:
             self.save()
         journal, self.journal = self.journal, None
         self._enter(final_state)
-        self.ring.acknowledge(self.ring.newest)
+        self.ring.acknowledge(self.ring.end_cursor)
         self.ring_allocation.release()
         if journal is not None:
             self.context.archive.call_when_archived(self.identifier, journal.drop)
@@ -401,7 +401,7 @@ class Evaluation:
         """Return the run that the started evaluator will drive."""
         context, clock = self.context, self.context.clock
         grace = context.configuration.evaluations.grace
-        self.results = parser.results
+        self.results = parser.result_summary
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_allocation, self)
         return EvaluatorRun(clock, pump, grace, sandboxed, context.threads, self.save, progress)
 
@@ -412,7 +412,7 @@ class Evaluation:
         make = partial(SegiParser.resume, checkpoint) if checkpoint else SegiParser
         parser = make(self.markers, max_value=limits.data_value, max_file=limits.file)
         if checkpoint and self.results is not None:
-            parser.results = self.results
+            parser.result_summary = self.results
         return parser
 
     def launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
@@ -442,7 +442,7 @@ class Evaluation:
         environment = build_environment(
             {**self.context.configuration.evaluations.environment, **chosen},
             home=str(view.translate_path(workspace.home_directory)),
-            temporary=str(view.translate_path(workspace.temporary_directory)),
+            temporary_directory=str(view.translate_path(workspace.temporary_directory)),
             seed=self.seed,
             submission={
                 file.field: str(view.translate_path(workspace.locate_submitted_file(file)))
@@ -512,7 +512,7 @@ class Evaluation:
 
     def _drop_start_fields(self) -> None:
         self._limits = self.limits
-        self._request = pack_request(self.request.clear_start_fields())
+        self._request = pack_request(self.request.drop_start_only_fields())
 
     def _on_room(self) -> None:
         """Go on: the ring is not full any more."""
@@ -583,7 +583,7 @@ class Evaluation:
             if self.run_result is not None:
                 usage = self.run_result.usage
                 words += _PRINTED
-                fields["events"] = self.ring.newest
+                fields["events"] = self.ring.end_cursor
                 if usage.cpu_seconds is not None:
                     words += _PROCESSOR
                     fields["cpu_seconds"] = usage.cpu_seconds
@@ -592,7 +592,7 @@ class Evaluation:
                     fields["peak_memory_bytes"] = usage.peak_memory_bytes
                 if self._stray_marker:
                     words += f"; {self._stray_marker}"
-                elif not self.ring.newest:
+                elif not self.ring.end_cursor:
                     words += "; the evaluator printed nothing"
         log.info(words, **fields)
 
@@ -617,7 +617,7 @@ class Evaluation:
         if failure is None:
             self._enter(EvaluationState.FINISHED)
         else:
-            error = encode_error(failure.reason, failure.message, failure.extra_members)
+            error = encode_error_event(failure.reason, failure.message, failure.extra_members)
             self._last_event = error.lines if self.journal is not None else b""
             self.ring.append_batch(error)
             cancelled = failure.reason == "cancelled"
@@ -633,15 +633,15 @@ class Evaluation:
         """Take no more events, and count what is kept until a client has read them."""
         self.ring.mark_end()
         self.ring_allocation.disable_limit()
-        self.ring_allocation.set_extra_bytes(max(0, self._kept_bytes - _UNCOUNTED))
-        self.ring_allocation.resize(self.ring.stored_bytes)
+        self.ring_allocation.set_bytes_beside_ring(max(0, self._kept_bytes - _UNCOUNTED))
+        self.ring_allocation.resize(self.ring.memory_bytes)
 
     @property
     def _kept_bytes(self) -> int:
         """Bytes of the caller and the evaluator, besides events, that are kept after the end."""
         stderr = self.run_result.stderr_tail if self.run_result is not None else b""
         url = self.callback.url if self.callback is not None else ""
-        results = self.results.size if self.results is not None else 0
+        results = self.results.memory_bytes if self.results is not None else 0
         return len(self._request) + len(stderr) + len(url) + results
 
     # Journal
@@ -701,7 +701,7 @@ class Evaluation:
             result=_dump(self.run_result),
             results=self.results.pack() if self.results is not None else b"",
             failure=_dump(failure),
-            newest=self.ring.newest,
+            newest=self.ring.end_cursor,
             last_event=self._last_event,
             runner=_dump(self.runner),
         )
@@ -733,7 +733,7 @@ class Evaluation:
         if state.has_ended:
             self.state = state
         ring = self.ring
-        ring.oldest = ring.newest = content.cursor
+        ring.begin_cursor = ring.end_cursor = content.cursor
         self.state_times = dict(snapshot.times)
         now = self.context.read_wall_clock()
         begun = self.state_times.get(snapshot.state, self.state_times.get("created", now))
@@ -757,7 +757,7 @@ class Evaluation:
         self.runner = load_runner(snapshot.runner)
         if state.has_ended:
             self._last_event = snapshot.last_event
-            if ring.newest < snapshot.newest:
+            if ring.end_cursor < snapshot.newest:
                 time_ms = int(self.state_times["ended"] * 1000)
                 ring.append_batch(EventBatch(1, self._last_event), time_ms)
 

@@ -9,8 +9,8 @@ from datetime import datetime
 
 import attrs
 
-from tawebeval.core.form import LABEL_FIELD_PATTERN, PROBLEM_NAME_PATTERN, describe_label_name
-from tawebeval.core.states import SHOWN_STATES
+from tawebeval.core.form import LABEL_FIELD_PATTERN, PROBLEM_NAME_PATTERN, format_label_name_error
+from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import MalformedRequest
 from tawebeval.evaluations.evaluation import Evaluation
 
@@ -23,9 +23,9 @@ _TIME = re.compile(
 class EvaluationFilter:
     """Condition on the evaluations of a list; the empty one holds for all.
 
-    `state` is one of `SHOWN_STATES`, `problem` the name of a problem. `labels` are labels that an
-    evaluation has, among others. The time of acceptance, in seconds since the epoch, is at least
-    `since` and below `until`.
+    `state` is one of `CLIENT_VISIBLE_STATES`, `problem` the name of a problem. `labels` are labels
+    that an evaluation has, among others. The time of acceptance, in seconds since the epoch, is at
+    least `since` and below `until`.
     """
 
     state: str | None = None
@@ -85,14 +85,14 @@ def parse_filter(parameters: Mapping[str, str]) -> EvaluationFilter:
         if name.startswith("metadata["):
             match = LABEL_FIELD_PATTERN.fullmatch(name)
             if match is None:
-                raise MalformedRequest(f"{name[:80]}: {describe_label_name()}")
+                raise MalformedRequest(f"{name[:80]}: {format_label_name_error()}")
             if not value:
                 raise MalformedRequest(f"{name}: is empty; no label is")
             labels[match[1]] = value
     state = parameters.get("state")
-    if state is not None and state not in SHOWN_STATES:
+    if state is not None and state not in CLIENT_VISIBLE_STATES:
         raise MalformedRequest(
-            f"state: {state[:80]!r} is no state; allowed: {', '.join(SHOWN_STATES)}"
+            f"state: {state[:80]!r} is no state; allowed: {', '.join(CLIENT_VISIBLE_STATES)}"
         )
     problem = parameters.get("problem")
     if problem is not None and not re.fullmatch(PROBLEM_NAME_PATTERN, problem):

@@ -118,7 +118,7 @@ class EvaluationReaders:
     def add_stream(self, stream: ReaderSubscription) -> StreamPosition:
         """Keep the events that the client of a stream has yet to read."""
         self._streams[stream] = None
-        return self.retention.add_reader(stream.position)
+        return self.retention.add_stream(stream.position)
 
     def remove_stream(
         self, stream: ReaderSubscription, reader: StreamPosition, *, cut: bool
@@ -126,11 +126,11 @@ class EvaluationReaders:
         """Remove a stream; if it was `cut` the client has `RESUME_SECONDS` seconds to come back."""
         del self._streams[stream]
         if cut:
-            self.retention.await_stream_resumption(
+            self.retention.keep_events_for_resume(
                 reader, stream.position, self.clock.seconds() + RESUME_SECONDS
             )
         else:
-            self.retention.remove_reader(reader)
+            self.retention.remove_stream(reader)
         self.make_ring_room()
 
     def acknowledge(self, after: int) -> None:
@@ -149,7 +149,7 @@ class EvaluationReaders:
         now = self.clock.seconds()
         paged = now < self.next_page_deadline
         self.retention.discard_received_events(
-            self.evaluation.ring_allocation.limit, now=now, is_paged=paged
+            self.evaluation.ring_allocation.limit, now=now, has_page_reader=paged
         )
         self.evaluation.on_acknowledge()
         self._plan_retry(now)
@@ -209,7 +209,7 @@ class Subscription:
     def has_ended(self) -> bool:
         """Whether all events were read, and no event will follow."""
         ring = self._readers.evaluation.ring
-        return ring.is_closed and self.position == ring.newest
+        return ring.has_ended and self.position == ring.end_cursor
 
     def read_events(self, limit: int) -> EventBatch:
         """Read the next events, at most `limit` bytes but at least one event if there are any.
@@ -217,8 +217,8 @@ class Subscription:
         Raises: DiscardedCursor.
         """
         ring = self._readers.evaluation.ring
-        if self.position < ring.oldest:
-            raise DiscardedCursor(str(ring.oldest))
+        if self.position < ring.begin_cursor:
+            raise DiscardedCursor(str(ring.begin_cursor))
         if self.with_times:
             batch = ring.read_timed_events(self.position, limit, format_time)
         else:

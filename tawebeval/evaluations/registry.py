@@ -14,20 +14,25 @@ from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
 from tawebeval.core.budget import SharedUpload
+from tawebeval.core.evaluation_lists import (
+    START_ID_BYTES,
+    ListCursor,
+    make_cursor_error,
+    parse_list_cursor,
+)
 from tawebeval.core.form import draw_seed, unpack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import (
-    DUMMY_END_CURSOR,
+    ALL_RECEIVED_CURSOR,
     EventPage,
-    locate_cursor,
-    make_dummy_end_page,
+    make_empty_last_page,
     parse_cursor,
     read_page,
+    resolve_cursor,
 )
-from tawebeval.core.peers import START_MARK_BYTES, ListCursor, make_cursor_error, parse_list_cursor
 from tawebeval.core.retry_schedule import RetrySchedule
 from tawebeval.core.states import EvaluationState
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,
@@ -116,7 +121,7 @@ class EvaluationRegistry:
         self.submissions = SubmissionStore(context, root)
         self.records = RecordIndex(identities, context.clock, self.submissions.discard)
         # In the cursors of lists: those of another start of the daemon are refused by it.
-        self.cursor_mark = context.random_bytes(START_MARK_BYTES).hex()
+        self.cursor_mark = context.random_bytes(START_ID_BYTES).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
         self._retries = RetrySchedule(self.run_queue.slot_count)
         # Evaluations with a process or a directory left, also those without a record.
@@ -199,14 +204,14 @@ class EvaluationRegistry:
     def _has_too_much_kept(self) -> bool:
         return (
             self.records.kept_count >= self.context.configuration.evaluations.kept
-            or self.context.ring_budget.is_exhausted
+            or self.context.ring_budget.is_only_reserve_free
         )
 
     def _has_kept_share(self, caller: str) -> bool:
         """Return whether a caller has as many unread finished evaluations as `callers.kept`."""
         configuration = self.context.configuration
         share = configuration.callers.kept
-        if caller == ANONYMOUS or not 0 < share < configuration.evaluations.kept:
+        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.kept:
             return False
         return self.records.kept_counts[caller] >= share
 
@@ -243,7 +248,7 @@ class EvaluationRegistry:
         self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
         if not self.run_queue.has_free_slot:
-            self._retries.record_full_load(self._clock.seconds())
+            self._retries.record_all_slots_used(self._clock.seconds())
         return evaluation.identifier
 
     # Another process of the daemon goes on
@@ -298,7 +303,7 @@ class EvaluationRegistry:
         has_ended = found.state.has_ended
         if not (has_ended and self.context.archive.has_file(evaluation.identifier)):
             self._begin_recording(evaluation)
-        evaluation.ring.acknowledge(min(found.content.acknowledged, evaluation.ring.newest))
+        evaluation.ring.acknowledge(min(found.content.acknowledged, evaluation.ring.end_cursor))
         self.records.accepted_count = snapshot.number - 1
         share = shares.get(snapshot.share)
         if share is None:
@@ -313,7 +318,7 @@ class EvaluationRegistry:
         assert self.context.run_keeper is not None, "it has the journal"
         client = self.context.run_keeper.client
         evaluation.journal = KeptJournal(client, found.name, _list_members(record), found.journal)
-        evaluation.ring_allocation.resize(evaluation.ring.stored_bytes)
+        evaluation.ring_allocation.resize(evaluation.ring.memory_bytes)
         self.context.counters.record_restored(found.state)
         if has_ended:
             evaluation.restore_end(snapshot)
@@ -424,7 +429,7 @@ class EvaluationRegistry:
             self.submissions.keep_or_release(record)
             evaluation.save_end()
             self._retries.record_evaluation_end(
-                self._clock.seconds(), is_fully_loaded=not self.run_queue.has_free_slot
+                self._clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
             )
             self.run_queue.dispatch_slots()
             self._drain.on_drain_progress()
@@ -521,9 +526,9 @@ class EvaluationRegistry:
         record = self._find_at(identifier, after, caller)
         if record is None:
             self._drop_read(identifier)
-            return make_dummy_end_page()
+            return make_empty_last_page()
         page = self._read(record, after, limit, with_times)
-        begin = locate_cursor(record.evaluation.ring, page.begin)
+        begin = resolve_cursor(record.evaluation.ring, page.begin_cursor)
         self._drain.add_page_reader(identifier)
         self._expect_next_page(record)
         record.readers.acknowledge(begin)
@@ -548,7 +553,7 @@ class EvaluationRegistry:
         """
         record = self._find_at(identifier, after, caller, reads=False)
         return (
-            make_dummy_end_page()
+            make_empty_last_page()
             if record is None
             else self._read(record, after, limit, with_times)
         )
@@ -615,7 +620,7 @@ class EvaluationRegistry:
             return None
         make_subscription = Subscription if observes else ReaderSubscription
         return make_subscription(
-            locate_cursor(record.evaluation.ring, after or None, skip),
+            resolve_cursor(record.evaluation.ring, after or None, skip),
             record.readers,
             self.subscriptions,
             lambda: self._on_unsubscribed(record, observes),
@@ -630,7 +635,7 @@ class EvaluationRegistry:
         """
         record = self._find_at(identifier, after, caller, reads=False)
         if record is not None:
-            locate_cursor(record.evaluation.ring, after or None, skip)
+            resolve_cursor(record.evaluation.ring, after or None, skip)
         return record is not None
 
     def _find_at(
@@ -639,9 +644,9 @@ class EvaluationRegistry:
         """Return the record in which to read after a cursor; None after the very end."""
         cursor = parse_cursor(after)
         record = self.records.find_record(identifier, caller, reads=reads)
-        if record is None and cursor != DUMMY_END_CURSOR:
+        if record is None and cursor != ALL_RECEIVED_CURSOR:
             raise EvaluationExpired(self._started)
-        if cursor == DUMMY_END_CURSOR and (record is None or record.evaluation.ring.is_closed):
+        if cursor == ALL_RECEIVED_CURSOR and (record is None or record.evaluation.ring.has_ended):
             return None
         return record
 
@@ -728,9 +733,12 @@ class EvaluationRegistry:
 
     def _parse_list_cursor(self, text: str) -> int:
         cursor = parse_list_cursor(text)
-        if cursor.mark != self.cursor_mark or cursor.number > self.records.accepted_count:
+        if (
+            cursor.start_id != self.cursor_mark
+            or cursor.sequence_number > self.records.accepted_count
+        ):
             raise make_cursor_error(text)
-        return cursor.number
+        return cursor.sequence_number
 
     # Housekeeping and shutdown
 
@@ -779,7 +787,7 @@ def _list_members(record: EvaluationRecord) -> dict[str, Any]:
     return {
         "number": record.sequence_number,
         "upload_size": record.shared_upload.size,
-        "share": record.shared_upload.key,
+        "share": record.shared_upload.upload_number,
         "key": record.idempotency_key,
         "form_digest": record.form_digest,
     }

@@ -139,7 +139,7 @@ class StdoutPump:
     @property
     def stray_marker(self) -> str | None:
         """Advice about a begin marker that was text, None without one."""
-        return self._parser.stray_marker
+        return self._parser.stray_marker_advice
 
     def start(self, producer: StdoutProducer) -> None:
         """Set the producer, whose stdout `feed` gets, and which the pump pauses."""
@@ -159,7 +159,7 @@ class StdoutPump:
     def on_acknowledge(self) -> None:
         """Handle a discard of events: the ring may have room, or other rings may have taken it."""
         if self.has_failed:
-            self._share.resize(self._ring.stored_bytes)
+            self._share.resize(self._ring.memory_bytes)
         self._attempt(self._resize)
 
     def accept_remaining_output(self) -> None:
@@ -210,16 +210,16 @@ class StdoutPump:
         self._plan()
 
     def _put(self, batch: EventBatch) -> None:
-        cursor, time_ms = self._ring.newest, int(self._ring.read_time() * 1000)
+        cursor, time_ms = self._ring.end_cursor, int(self._ring.read_wall_clock() * 1000)
         self._ring.append_batch(batch, time_ms)
         if self.recorder is not None:
             self.recorder.record_batch(cursor, batch, time_ms)
-        self._share.resize(self._ring.stored_bytes)
+        self._share.resize(self._ring.memory_bytes)
         if batch.count:
             self._owner.on_new_events()
 
     def _resize(self) -> None:
-        self._share.resize(self._ring.stored_bytes)
+        self._share.resize(self._ring.memory_bytes)
         self._plan()
 
     def _plan(self) -> None:
@@ -250,13 +250,13 @@ class StdoutPump:
     def _must_wait(self) -> bool:
         """Return whether the next step has to wait for room in the ring."""
         if not self._draining:
-            return self._share.is_full or self._share.is_writing_blocked
+            return self._share.is_full or self._share.is_archive_behind
         wants_file = self._parser.awaited_file is not None and not self._refusing
         return wants_file and self._share.size >= self._share.limit
 
     def _take_turn(self) -> None:
         """Parse on, or read the wanted file, unless other rings have taken the room."""
-        self._share.resize(self._ring.stored_bytes)
+        self._share.resize(self._ring.memory_bytes)
         self._turn = None
         wanted = self._parser.awaited_file
         if self._must_wait():

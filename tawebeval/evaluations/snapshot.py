@@ -14,7 +14,7 @@ import msgspec
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit, Submodule
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.run import RunProgress, RunResult
 from tawebeval.linux.cgroups.group import ResourceUsage
@@ -92,7 +92,7 @@ class EvaluationSnapshot(msgspec.Struct, omit_defaults=True):
     seed: int
     state: str
     number: int = 0
-    caller: str = ANONYMOUS
+    caller: str = ANONYMOUS_CALLER
     upload: str | None = None
     upload_size: int = 0
     share: int = 0

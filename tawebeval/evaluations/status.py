@@ -46,8 +46,8 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "runner": evaluation.runner and attrs.asdict(evaluation.runner),
         "callback": None,
         "stderr": run.stderr if run else "",
-        "events": {"buffered": ring.newest - ring.oldest, "discarded": ring.oldest},
-        "buffered_bytes": ring.size,
+        "events": {"buffered": ring.end_cursor - ring.begin_cursor, "discarded": ring.begin_cursor},
+        "buffered_bytes": ring.line_bytes,
         "paused_seconds": round(run.paused_seconds, 3) if run else 0,
     }
     if result is not None:
@@ -102,7 +102,7 @@ def _build_environment(evaluation: Evaluation, name: str | None) -> dict[str, An
 
 
 def _build_results(evaluation: Evaluation) -> dict[str, Any] | None:
-    return None if evaluation.results is None else evaluation.results.build_document()
+    return None if evaluation.results is None else evaluation.results.build_json_object()
 
 
 def _time(evaluation: Evaluation, name: str) -> str | None:

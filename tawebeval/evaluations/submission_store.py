@@ -95,7 +95,7 @@ class SubmissionStore:
             found = await self._context.archive.extract_submission(identifier, caller, directory)
             if found is None:
                 raise SubmissionDiscarded
-            self.budget.add_bytes(found.size)
+            self.budget.add_stored_bytes(found.size)
             key = -int.from_bytes(self._context.random_bytes(7))  # no number of an evaluation
             share = SharedUpload(self.budget, found.size, key)
             try:
@@ -145,7 +145,7 @@ class SubmissionStore:
             "removal of an upload",
             remove_tree,
             directory,
-            on_success=lambda: self.budget.remove_bytes(size),
+            on_success=lambda: self.budget.remove_stored_bytes(size),
         )
         run_in_background(attempt, log, "an upload could not be removed")
 

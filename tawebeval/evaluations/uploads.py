@@ -56,7 +56,7 @@ class _Piece:
 class UploadWriter:
     """Writer of the files of one form below `directory`, which the first write creates.
 
-    `has_begun_writing` is whether `directory` may exist. `spool.bytes_in_memory` counts the bytes
+    `has_begun_writing` is whether `directory` may exist. `spool.unwritten_bytes` counts the bytes
     that are gathered or being written.
     """
 
@@ -101,7 +101,7 @@ class UploadWriter:
 
     def _count(self, size: int) -> None:
         self._size += size
-        self._spool.bytes_in_memory += size
+        self._spool.unwritten_bytes += size
 
     async def finish(self) -> None:
         """Return when all files are written. May be cancelled. Raises: OSError."""
@@ -143,11 +143,11 @@ class UploadWriter:
             while self._is_due:
                 size = self._size
                 pieces = self._take_gathered()
-                self._spool.bytes_in_memory += size
+                self._spool.unwritten_bytes += size
                 try:
                     await self._threads.run_in_thread(_write, self.directory, pieces)
                 finally:
-                    self._spool.bytes_in_memory -= size
+                    self._spool.unwritten_bytes -= size
                 self._source.resume_body()
         except Exception as error:  # noqa: BLE001  (the client is told of any error)
             self._error = error

@@ -21,7 +21,7 @@ from twisted.logger import Logger
 from tawebeval.core.checkout import Checkout, Commit, Submodule
 from tawebeval.core.counters import CacheCounters
 from tawebeval.core.form import Repository
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.checkouts import CHECKOUT_SUFFIX, CheckoutCache
@@ -151,7 +151,7 @@ class RepositoryCache:
         return entry
 
     def checkout_needs_network(
-        self, repository: Repository, oid: str, caller: str = ANONYMOUS
+        self, repository: Repository, oid: str, caller: str = ANONYMOUS_CALLER
     ) -> bool:
         """Tell whether `check_out_commit` would fetch over a network. Blocks briefly.
 
@@ -165,7 +165,7 @@ class RepositoryCache:
         # For submodules, which may be on any host, it may.
         return commit is None or bool(commit.submodules)
 
-    async def resolve_branch(self, repository: Repository, caller: str = ANONYMOUS) -> str:
+    async def resolve_branch(self, repository: Repository, caller: str = ANONYMOUS_CALLER) -> str:
         """Return the OID of the newest commit of the repository's branch.
 
         Each call asks the server, so that a push is seen at once. Raises: EvaluationError.
@@ -176,7 +176,12 @@ class RepositoryCache:
             return await entry.bare.resolve_branch(repository, credential)
 
     async def check_out_commit(
-        self, repository: Repository, oid: str, caller: str = ANONYMOUS, *, again: bool = False
+        self,
+        repository: Repository,
+        oid: str,
+        caller: str = ANONYMOUS_CALLER,
+        *,
+        again: bool = False,
     ) -> Checkout:
         """Return the checkout of a commit, which is fetched first unless the cache has it.
 
@@ -347,7 +352,7 @@ class RepositoryCache:
             return commit
         finally:
             self.counters.fetches[ended] += 1
-            self.counters.fetch_durations.count_value(self._limits.clock.seconds() - begin)
+            self.counters.fetch_durations.record_value(self._limits.clock.seconds() - begin)
             entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
             if entry.bare.needs_maintenance:
                 self._maintenance_queue[entry.bare.path.name] = None

@@ -119,7 +119,7 @@ class Credential:
                 "repository",
                 f"the credentials for {target.host} are sent over https only; use an https URL",
             )
-        host = format_address(target.address) if target.address else target.host
+        host = format_address(target.ip_address) if target.ip_address else target.host
         port = "" if target.port == DEFAULT_PORTS[target.protocol] else f":{target.port}"
         return Login(f"{target.protocol}://{host}{port}", self.username, self.password)
 

@@ -25,7 +25,7 @@ from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.core.environment import add_tools
+from tawebeval.core.environment import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.group import CgroupManager, EvaluationCgroup, ResourceUsage
@@ -478,7 +478,7 @@ class UnsandboxedRun(SandboxedRun):
         self._mark = environment["EVALUATION_DATA_BEGIN"].encode()
         return LaunchSpec(
             ["/bin/sh", "-c", command],
-            add_tools(environment, str(EVALUATOR_TOOLS_DIRECTORY)),
+            add_tools_to_path(environment, str(EVALUATOR_TOOLS_DIRECTORY)),
             str(directory),
             rlimits=convert_rlimit_names(self._list_rlimits(apart=False)),
         )

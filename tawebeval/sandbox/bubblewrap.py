@@ -37,7 +37,7 @@ from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.core.environment import add_tools
+from tawebeval.core.environment import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import CgroupManager
@@ -442,7 +442,7 @@ class BubblewrapRun(SandboxedRun):
         """
         opened = self._open()
         words = ["--clearenv"]
-        for name, value in add_tools(environment, str(_TOOLS)).items():
+        for name, value in add_tools_to_path(environment, str(_TOOLS)).items():
             words += ["--setenv", name, value]
         os.pwrite(opened.environment_descriptor, os.fsencode("\0".join(words)), 0)
         view = self.make_workspace_view()

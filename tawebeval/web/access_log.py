@@ -52,13 +52,13 @@ class RequestLog:
             1  # HTTPStatus is equal, and hashes otherwise
         )
         if seconds is not None:
-            self.answer_durations[route].count_value(seconds)
+            self.answer_durations[route].record_value(seconds)
 
     def record_fast_path_page(self, seconds: float | None) -> None:
         """Count a page of the fast path; `seconds` is as for `record_answer`."""
         self.fast_path_page_count += 1
         if seconds is not None:
-            self.answer_durations[EVENTS_ROUTE].count_value(seconds)
+            self.answer_durations[EVENTS_ROUTE].record_value(seconds)
 
     def count_answers(self) -> Counter[tuple[str, str, int]]:
         """Return the number of all responses by method, route and status."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import CallerSettings, MetricsSettings
-from tawebeval.core.tokens import ANONYMOUS, Token, TokenHashes, parse_tokens
+from tawebeval.core.tokens import ANONYMOUS_CALLER, Token, TokenHashes, parse_tokens
 from tawebeval.errors import (
     AccessDenied,
     CallerQuotaExceeded,
@@ -22,7 +22,7 @@ from tawebeval.errors import (
 from tawebeval.linux.ownership import find_secret_file, read_secret_file
 from tawebeval.reloadable import Reloadable
 
-ANONYMOUS_TOKEN = Token(b"", ANONYMOUS)
+ANONYMOUS_TOKEN = Token(b"", ANONYMOUS_CALLER)
 
 _CREDENTIAL = "tokens"
 _METRICS_CREDENTIAL = "metrics-tokens"
@@ -123,7 +123,7 @@ class Authentication:
     def has_caller(self, name: str) -> bool:
         """Return whether the caller has a token; without tokens only ANONYMOUS exists."""
         if self._tokens is None:
-            return name == ANONYMOUS
+            return name == ANONYMOUS_CALLER
         return name in self._tokens.callers
 
     def list_reloadables(self) -> Iterator[Reloadable[TokenHashes]]:

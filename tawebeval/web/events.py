@@ -275,7 +275,7 @@ class EventPoll:
             if registry.archived.is_enabled:
                 return None
             raise
-        return None if self.wait_seconds and not page.is_worth_sending else page
+        return None if self.wait_seconds and not page.has_events_or_is_last else page
 
     async def wait_for_page(self, registry: EvaluationRegistry) -> EventPage:
         """Return the page with new events, or when the time is over; an archived page at once.
@@ -306,16 +306,18 @@ class EventPoll:
         """Return the headers that say when to poll again."""
         if self.is_wait_requested:
             return {b"Preference-Applied": b"wait=%d" % self.wait_seconds}
-        if self.wait_seconds or page.is_worth_sending:
+        if self.wait_seconds or page.has_events_or_is_last:
             return {}
         return {b"Retry-After": _POLL_AGAIN}
 
     def make_link_header(self, page: EventPage, base_path: str) -> dict[bytes, bytes]:
         """Return the header `Link` with the next page's target; empty after the last page."""
-        if page.end is None:
+        if page.end_cursor is None:
             return {}
         limit = "" if self.limit is None else f"&limit={self.limit}"
         times = "&times=1" if self.with_times else ""
-        target = f"{base_path}/evaluation/{self.identifier}/events?after={page.end}{limit}{times}"
+        target = (
+            f"{base_path}/evaluation/{self.identifier}/events?after={page.end_cursor}{limit}{times}"
+        )
         link = f'<{target}>; rel="next"'
         return {b"Link": link.encode()}

@@ -26,8 +26,8 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
-from tawebeval.core.links import find_bearer_link
 from tawebeval.core.pages import EventPage
+from tawebeval.core.signed_links import find_bearer_link
 from tawebeval.errors import RequestError
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.context import WebContext

@@ -24,8 +24,8 @@ from twisted.web.iweb import IRequest
 
 from tawebeval.archive.files import rename_durably
 from tawebeval.config import CallerSettings
-from tawebeval.core.links import GENERATION_BYTES, LinkSigner, find_bearer_link
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.signed_links import LINK_GENERATION_BYTES, LinkSigner, find_bearer_link
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
     AccessDenied,
@@ -152,7 +152,7 @@ class EvaluationLinks:
         if known is None:
             self._check_room(caller)
         expires = int(self._read_wall_clock()) + lifetime
-        generation = known.generation if known else self._random_bytes(GENERATION_BYTES)
+        generation = known.generation if known else self._random_bytes(LINK_GENERATION_BYTES)
         latest = max(expires, known.expires if known else 0)
         self._change(identifier, LinkGrant(caller, generation, latest))
         await self._save()
@@ -201,7 +201,7 @@ class EvaluationLinks:
 
     def _check_link(self, identifier: str, link: str) -> tuple[str, int]:
         grant = self.grants.get(identifier)
-        generation = grant.generation if grant else bytes(GENERATION_BYTES)
+        generation = grant.generation if grant else bytes(LINK_GENERATION_BYTES)
         expires = self._signer.read_expiry(link, identifier, generation)
         if (
             grant is None
@@ -222,7 +222,7 @@ class EvaluationLinks:
                 _RETRY_AFTER,
             )
         own = sum(grant.caller == caller for grant in self.grants.values())
-        if caller != ANONYMOUS and own >= MAX_LINKED_PER_CALLER:
+        if caller != ANONYMOUS_CALLER and own >= MAX_LINKED_PER_CALLER:
             raise CallerQuotaExceeded(
                 f"{MAX_LINKED_PER_CALLER} of your evaluations have links; revoke some by DELETE"
                 " /evaluation/ID/links, or try again when some have expired",

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from tawebeval.core.peers import MergedListCursor, make_list_page, merge_list_pages
+from tawebeval.core.evaluation_lists import MergedListCursor, make_list_page, merge_list_pages
 from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
 from tawebeval.evaluations.registry import LISTING_PAGE_SIZE
@@ -64,9 +64,9 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     joint = merge_list_pages(before, cursors, parts)
     return {
         "begin": after or None,
-        "end": joint.end,
-        "data": [entry.json for entry in joint.entries],
-        "away": joint.away,
+        "end": joint.end_cursor,
+        "data": [entry.json_fragment for entry in joint.entries],
+        "away": joint.unavailable_daemons,
     }
 
 

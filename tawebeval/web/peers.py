@@ -26,9 +26,9 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
+from tawebeval.core.evaluation_lists import DaemonListPage, make_cursor_error, parse_list_page
 from tawebeval.core.hosts import Address, HostPolicy, UrlServer, parse_url_server
-from tawebeval.core.peers import DaemonListPage, make_cursor_error, parse_list_page
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import make_one_shot_event
 from tawebeval.errors import ForbiddenHost, InvalidCursor, ServerBusy, TawebevalError
 from tawebeval.pinned_agent import (
@@ -114,7 +114,7 @@ class PeerLists:
         if not urls:
             return {}
         caller = request.caller
-        has_share = caller == ANONYMOUS or self._running[caller] < MAX_FAN_OUTS_PER_CALLER
+        has_share = caller == ANONYMOUS_CALLER or self._running[caller] < MAX_FAN_OUTS_PER_CALLER
         if not has_share or self._running.total() >= MAX_CONCURRENT_FAN_OUTS:
             raise ServerBusy("too many lists over all daemons at once; try again in a moment", 1)
         self._running[caller] += 1
@@ -216,7 +216,7 @@ class PeerLists:
 
 def make_peer_lists(resolver: Resolver, reactor: Any) -> PeerLists:
     """Return the lists of other daemons; `resolver` looks their hosts up."""
-    policy = HostPolicy(private_networks=_EVERY_NETWORK, settings_section="service.peers")
+    policy = HostPolicy(allowed_private_networks=_EVERY_NETWORK, settings_section="service.peers")
     tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
     return PeerLists(
         reactor,

@@ -19,7 +19,7 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval import __version__
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import (
     AccessDenied,
     EvaluationExpired,
@@ -271,7 +271,7 @@ class KleinApplication:
         Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
         """
         if collapse_slashes(cast_request(request).path) in _OPEN_PATHS:
-            return ANONYMOUS
+            return ANONYMOUS_CALLER
         link = find_link(cast_request(request))
         if link is not None:
             return self._identify_link_reader(cast_request(request), link)

@@ -25,13 +25,13 @@ from twisted.web.http_headers import Headers
 from tawebeval.config import Configuration
 from tawebeval.core.budget import SharedUpload, UploadBudget
 from tawebeval.core.form import (
-    CHANGEABLE_FIELDS,
     FIELD_ALIASES,
+    PROBLEM_FORM_FIELDS,
     RERUN_FORM_FIELDS,
     FormPreset,
     SubmissionFile,
-    find_size_limit,
-    list_fields,
+    build_form_fields,
+    find_field_size_limit,
     parse_form,
     parse_submission_file,
 )
@@ -167,7 +167,7 @@ class FormReceiver:
             raise _make_form_error(error) from None
 
     def _count_stored(self, size: int) -> None:
-        self._spool.add_bytes(size)
+        self._spool.add_stored_bytes(size)
         self._stored_bytes += size
 
     def _check_beginning(self, chunk: bytes) -> None:
@@ -206,9 +206,9 @@ class FormReceiver:
 
     async def _finish(self, preset: FormPreset) -> ReceivedForm:
         fields = {name: text.decode() for name, text in self._fields.items()}
-        preset.check_submission([file.field for file in self._submission])
+        preset.check_required_files([file.field for file in self._submission])
         request = parse_form(
-            {**preset.fields, **fields},
+            {**preset.preset_values, **fields},
             self._submission,
             self._protocols,
             self._limits.requestable_ranges,
@@ -242,7 +242,9 @@ class FormReceiver:
         for file in request.submission:
             path = Path("submission", file.field, file.filename)
             self._files.link_file(path, kept.workspace.locate_submitted_file(file))
-        return attrs.evolve(self._preset, fields=list_fields(request), problem=request.problem)
+        return attrs.evolve(
+            self._preset, preset_values=build_form_fields(request), problem=request.problem
+        )
 
     def abandon(self, discard: Callable[[Path, int], object]) -> None:
         """Write nothing more, then call `discard` with the directory and its size in bytes."""
@@ -253,7 +255,7 @@ class FormReceiver:
             if self._files.has_begun_writing:
                 discard(self._files.directory, self._stored_bytes)
             else:
-                self._spool.remove_bytes(self._stored_bytes)
+                self._spool.remove_stored_bytes(self._stored_bytes)
 
         self._files.abandon(on_idle)
 
@@ -265,7 +267,7 @@ class FormReceiver:
         name = self._name = FIELD_ALIASES.get(name, name)
         self._hash = hashlib.sha256(repr((name, part.filename)).encode("utf-8", "replace"))
         file = parse_submission_file(name, part.filename)
-        limit = find_size_limit(name) if file is None else None
+        limit = find_field_size_limit(name) if file is None else None
         if file is None and limit is None:
             return
         if name in self._digests:
@@ -379,7 +381,7 @@ def _make_problem_preset(context: WebContext, name: str) -> FormPreset:
     if problem is None:
         raise ProblemNotFound(name)
     return FormPreset(
-        f"the problem {name!r}", name, problem.form_fields, CHANGEABLE_FIELDS, problem.fields
+        f"the problem {name!r}", name, problem.form_fields, PROBLEM_FORM_FIELDS, problem.fields
     )
 
 
@@ -387,7 +389,7 @@ def _make_rerun_preset(
     context: WebContext, identifier: str, caller: str, permitted_problems: Collection[str] | None
 ) -> FormPreset:
     """Return what is known of the form of a rerun before the request of the evaluation is read."""
-    fields = RERUN_FORM_FIELDS if permitted_problems is None else CHANGEABLE_FIELDS
+    fields = RERUN_FORM_FIELDS if permitted_problems is None else PROBLEM_FORM_FIELDS
     try:
         problem = context.registry.find_ended(identifier, caller).labels.problem
     except EvaluationExpired:

@@ -49,7 +49,7 @@ class CallbackRecord:
     def shown_origin(self) -> str:
         """The URL for the log: scheme, host and port. The path may be a secret, too."""
         target = parse_callback_url(self.url)
-        host = format_address(target.address) if target.address else target.host
+        host = format_address(target.ip_address) if target.ip_address else target.host
         return f"{target.protocol}://{host}:{target.port}"
 
 

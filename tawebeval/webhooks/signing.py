@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.core.tokens import ANONYMOUS, CALLER_NAME_PATTERN, read_uncommented_lines
+from tawebeval.core.tokens import ANONYMOUS_CALLER, CALLER_NAME_PATTERN, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import find_secret_file, read_secret_file, warn_of_readable_file
 from tawebeval.reloadable import Reloadable
@@ -70,7 +70,7 @@ def parse_secrets(text: str) -> SigningSecrets:
             raise ConfigurationError(
                 f"line {number}: expected NAME whsec_BASE64, of {_LEAST} to {_MOST} random bytes"
             )
-        caller = ANONYMOUS if match[1] == _EVERYBODY else match[1]
+        caller = ANONYMOUS_CALLER if match[1] == _EVERYBODY else match[1]
         found.setdefault(caller, []).append(secret)
     if not found:
         raise ConfigurationError("the file has no secret; add a line NAME whsec_BASE64")

@@ -54,7 +54,7 @@ class RecorderTestCase(ArchiveTestCase):
         self, name: str = "one", ring: EventRing | None = None
     ) -> tuple[EventRing, RingAllocation]:
         """Begin an evaluation."""
-        ring = ring or EventRing(read_time=lambda: NOW)
+        ring = ring or EventRing(read_wall_clock=lambda: NOW)
         share = self.budget.allocate_ring("alice", on_room=self.count_room)
         self.archive.begin_recording(name, "alice", ring, share)
         return ring, share
@@ -91,7 +91,7 @@ class RecordingTests(RecorderTestCase):
         ring, _ = self.begin()
         for first in range(0, 1000, 100):
             ring.append_batch(make_batch(first, 100))
-            ring.acknowledge(ring.newest)
+            ring.acknowledge(ring.end_cursor)
             self.clock.advance(0.01)
         self.flow()
         ring.append_batch(make_batch(1000, 1))
@@ -202,7 +202,7 @@ class QueueTests(RecorderTestCase):
         lines = b'{"type":"text","payload":"%s"}\n' % (b"x" * (MIB - 40))
         for _ in range(size // MIB):
             ring.append_batch(EventBatch(1, lines))
-            ring.acknowledge(ring.newest)
+            ring.acknowledge(ring.end_cursor)
 
     def test_held(self) -> None:
         """Evaluators are held back while much waits, and go on afterwards; nothing is missing."""
@@ -210,14 +210,14 @@ class QueueTests(RecorderTestCase):
         other, other_share = self.begin("two")
         other.append_batch(make_batch(0, 1))
         self.fill(ring, MAX_QUEUED_BYTES_PER_EVALUATION - MIB)
-        self.assertFalse(share.is_writing_blocked)
+        self.assertFalse(share.is_archive_behind)
         self.fill(ring, 2 * MIB)
-        self.assertEqual((share.is_writing_blocked, other_share.is_writing_blocked), (True, False))
+        self.assertEqual((share.is_archive_behind, other_share.is_archive_behind), (True, False))
         self.flow()
-        self.assertEqual((share.is_writing_blocked, self.rooms), (False, 1))
+        self.assertEqual((share.is_archive_behind, self.rooms), (False, 1))
         self.archive.end_recording("one", make_end())
         self.flow()
-        self.assertEqual(self.events().count(b"\n"), ring.newest)
+        self.assertEqual(self.events().count(b"\n"), ring.end_cursor)
 
     def test_hangs(self) -> None:
         """While the disk hangs an evaluator is held back for a while only, and nothing gathers."""
@@ -226,12 +226,12 @@ class QueueTests(RecorderTestCase):
         other.append_batch(make_batch(0, 1))
         self.fill(ring, MAX_QUEUED_BYTES_PER_EVALUATION)
         self.clock.pump([0.1, STALLED_WRITE_SECONDS - 1])
-        self.assertTrue(share.is_writing_blocked)
+        self.assertTrue(share.is_archive_behind)
         self.clock.advance(1)
-        self.assertFalse(share.is_writing_blocked)
+        self.assertFalse(share.is_archive_behind)
         self.assertEqual(self.archive.loss_counts["queue"], 2)
         self.fill(ring, MAX_QUEUED_BYTES_PER_EVALUATION)
-        self.assertFalse(share.is_writing_blocked)
+        self.assertFalse(share.is_archive_behind)
         late, _ = self.begin("three")
         self.assertIsNone(late.on_append)
         for name in ("one", "two", "three"):
@@ -281,7 +281,7 @@ class QueueTests(RecorderTestCase):
         """An evaluation that would make too much wait is not archived."""
         ring, share = self.begin()
         self.fill(ring, MAX_QUEUED_BYTES + MIB)
-        self.assertEqual((self.archive.loss_counts["queue"], share.is_writing_blocked), (1, False))
+        self.assertEqual((self.archive.loss_counts["queue"], share.is_archive_behind), (1, False))
         self.assertEqual(self.archive.queued_bytes, 0)
         self.assertIsNone(ring.on_append)
         self.flow()

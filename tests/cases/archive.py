@@ -19,7 +19,7 @@ from tawebeval.archive.store import (
     WriteOutcome,
 )
 from tawebeval.config import ArchiveSettings
-from tawebeval.core.events import EventBatch, encode_data
+from tawebeval.core.events import EventBatch, encode_data_event
 from tawebeval.evaluations.status import format_time
 from tawebeval.sandbox.workspace import Workspace
 
@@ -29,7 +29,8 @@ NOW = 1_700_000_000.0
 def make_batch(first: int, count: int, size: int = 40) -> EventBatch:
     """Return `count` events of about `size` bytes, each with its number."""
     lines = [
-        encode_data(b'"%d%s"' % (number, b"x" * size)) for number in range(first, first + count)
+        encode_data_event(b'"%d%s"' % (number, b"x" * size))
+        for number in range(first, first + count)
     ]
     return EventBatch(count, b"".join(each.lines for each in lines))
 

@@ -132,7 +132,7 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""
-        batch = self.evaluation.ring.read_events(self.evaluation.ring.oldest, 10**9)
+        batch = self.evaluation.ring.read_events(self.evaluation.ring.begin_cursor, 10**9)
         return [json.loads(line) for line in batch.lines.splitlines()]
 
     def assert_over(
@@ -144,7 +144,7 @@ class EvaluationTestCase(SynchronousTestCase):
         """
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)
-        self.assertTrue(self.evaluation.ring.is_closed)
+        self.assertTrue(self.evaluation.ring.has_ended)
         self.assertIs(self.evaluation.state, state)
         self.assertTrue(state.has_ended)
         self.assertEqual(list(self.root.iterdir()), [])
@@ -213,7 +213,7 @@ class RunTestCase(SynchronousTestCase):
 
     def text(self) -> str:
         """Return what is in the ring, which is text."""
-        batch: EventBatch = self.ring.read_events(self.ring.oldest, 10**9)
+        batch: EventBatch = self.ring.read_events(self.ring.begin_cursor, 10**9)
         return "".join(str(event) for event in decode(batch))
 
     def assert_over(self, status: int | None = None, number: int | None = None) -> None:
@@ -293,12 +293,12 @@ class PumpTestCase(SynchronousTestCase):
 
     def read_all(self) -> None:
         """Discard all events, as a reader does who has them."""
-        self.ring.acknowledge(self.ring.newest)
+        self.ring.acknowledge(self.ring.end_cursor)
         self.pump.on_acknowledge()
 
     def events(self) -> list[Event]:
         """Return the events in the ring."""
-        return classify(decode(self.ring.read_events(self.ring.oldest, 10**9)))
+        return classify(decode(self.ring.read_events(self.ring.begin_cursor, 10**9)))
 
     def end(self) -> None:
         """End stdout, and hold that all is done then."""

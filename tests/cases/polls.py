@@ -20,7 +20,7 @@ from tawebeval.config import (
     LogSettings,
 )
 from tawebeval.config import ServiceSettings as Process
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tests.cases.web import END
 from tests.fakes.clients import MULTIPART, Connection, Service, form, parts
 
@@ -244,13 +244,13 @@ class World:
 
     def seen(self) -> list[Any]:
         """Return all that can be seen, from outside and of what is kept."""
-        caller = "alice" if self.tokens else ANONYMOUS
+        caller = "alice" if self.tokens else ANONYMOUS_CALLER
         found = self.service.registry.records.list_records(caller, 0, 100)
         evaluations = [record.evaluation for record in found]
         return [
             *(_DATE.sub(b"Date:", client.received) for client in self.clients),
             *((client.closed, client.aborted) for client in self.clients),
-            *((each.ring.oldest, each.ring.newest) for each in evaluations),
+            *((each.ring.begin_cursor, each.ring.end_cursor) for each in evaluations),
             *(len(each.change_condition) for each in evaluations),
             *(client.channel.phase for client in self.clients),
         ]

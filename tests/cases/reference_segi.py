@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH, PrintedFile
+from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH_BYTES, PrintedFile
 from tawebeval.core.segi import Markers
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
@@ -168,7 +168,7 @@ def _content(block: list[bytes], limit: int, files: Files) -> PrintedFile:
         case "content":
             name = name or "file"
             content: bytes | None = body
-        case "path" if len(body) <= MAX_PATH:
+        case "path" if len(body) <= MAX_PATH_BYTES:
             name = name or body.decode("utf-8", "surrogateescape")
             content = files(body)
         case _:

@@ -17,7 +17,7 @@ from tawebeval import errors
 from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES, StreamFraming
 from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.pages import DUMMY_END_CURSOR, EventPage
+from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.records import RESUME_SECONDS, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -319,7 +319,7 @@ class Comparison(RuleBasedStateMachine):
         a page is expected. Their number depends on the ring's batches.
         """
         live = [one for one in self.streams if self.models[one.identifier] is model]
-        oldest = model.real.ring.oldest
+        oldest = model.real.ring.begin_cursor
         assert oldest >= model.oldest, "discarded events are there again"
         for one in live:
             assert oldest <= one.first + len(one.events), "a live stream misses something"
@@ -337,24 +337,28 @@ class Comparison(RuleBasedStateMachine):
     def request(self, identifier: str, after: str | None) -> EventPage | errors.RequestError:
         """Request a page, and assert that the answer is the contract's."""
         model = self.models[identifier]
-        oldest = model.real.ring.oldest
+        oldest = model.real.ring.begin_cursor
         try:
             answer: EventPage | errors.RequestError = self.registry.read_page(identifier, after)
         except errors.RequestError as error:
             answer = error
         if model.forgotten:
-            if after == DUMMY_END_CURSOR:
+            if after == ALL_RECEIVED_CURSOR:
                 assert isinstance(answer, EventPage)
-                assert (answer.begin, answer.end, answer.events.count) == (after, None, 0)
+                assert (answer.begin_cursor, answer.end_cursor, answer.events.count) == (
+                    after,
+                    None,
+                    0,
+                )
             else:
                 assert type(answer) is errors.EvaluationExpired
             return answer
         model.asked = self.now
-        number = model.newest + 1 if after == DUMMY_END_CURSOR else int(after or 0)
-        if after == DUMMY_END_CURSOR and model.closed:
+        number = model.newest + 1 if after == ALL_RECEIVED_CURSOR else int(after or 0)
+        if after == ALL_RECEIVED_CURSOR and model.closed:
             self.forget(identifier)
             assert isinstance(answer, EventPage)
-            assert (answer.begin, answer.end, answer.events.count) == (after, None, 0)
+            assert (answer.begin_cursor, answer.end_cursor, answer.events.count) == (after, None, 0)
         elif number > model.newest:
             assert type(answer) is errors.InvalidCursor
         elif number < oldest:
@@ -381,7 +385,7 @@ class Comparison(RuleBasedStateMachine):
         assert value["begin"] == after
         at_the_end = model.closed and end == model.newest
         if not (early and at_the_end and value["end"] == str(end)):
-            assert value["end"] == (DUMMY_END_CURSOR if at_the_end else str(end))
+            assert value["end"] == (ALL_RECEIVED_CURSOR if at_the_end else str(end))
         assert events or number == model.newest
         assert len(page.events.lines) <= PAGE or len(events) == 1
 

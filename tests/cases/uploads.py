@@ -66,7 +66,7 @@ class UploadTestCase(SynchronousTestCase):
     def discard(self, directory: Path, size: int) -> None:
         """Remove what there is of a form."""
         shutil.rmtree(directory)
-        self.spool.remove_bytes(size)
+        self.spool.remove_stored_bytes(size)
 
     def finish(self, receiver: FormReceiver) -> ReceivedForm:
         """Return the form that has come. Raises what is wrong with it."""

@@ -178,4 +178,4 @@ class PagesTests(SynchronousTestCase):
         assert isinstance(last, ErrorEvent)
         self.assertEqual(last.members["status"], 3)
         self.assertTrue(evaluation.cleanup_event.is_set)
-        self.assertEqual(evaluation.ring.size, 0)
+        self.assertEqual(evaluation.ring.line_bytes, 0)

@@ -56,7 +56,7 @@ class BudgetTestCase(SynchronousTestCase):
     running = 1000
 
     def setUp(self) -> None:
-        self.patch(module, "MIN_FREED_BYTES", READ)
+        self.patch(module, "PARSER_TURN_BYTES", READ)
         self.turns = Turns()
         self.budget = RingBudget(TOTAL, EACH, self.running, self.turns.call_later)
         self.reopened: list[RingAllocation] = []
@@ -117,7 +117,7 @@ class LimitTests(BudgetTestCase):
     def test_empty(self) -> None:
         """An empty ring is never full, and one with a byte is, when everything is used."""
         self.allocate_ring(COMMON + 50)
-        self.assertTrue(self.budget.is_exhausted)
+        self.assertTrue(self.budget.is_only_reserve_free)
         share = self.allocate_ring()
         self.assertFalse(share.is_full)
         share.resize(1)
@@ -126,19 +126,19 @@ class LimitTests(BudgetTestCase):
     def test_spent(self) -> None:
         """Nothing but the reserve is left at three quarters of the total, not one byte before."""
         share = self.allocate_ring(COMMON - 1)
-        self.assertFalse(self.budget.is_exhausted)
+        self.assertFalse(self.budget.is_only_reserve_free)
         share.resize(COMMON)
-        self.assertTrue(self.budget.is_exhausted)
+        self.assertTrue(self.budget.is_only_reserve_free)
 
     def test_kept(self) -> None:
         """Bytes kept beside a ring count but do not fill the ring; freed ones reopen others."""
         first, second = self.allocate_ring(1), self.allocate_ring(200)
-        first.set_extra_bytes(COMMON - 250)
+        first.set_bytes_beside_ring(COMMON - 250)
         self.assertEqual((first.is_full, self.budget.used_bytes), (False, COMMON - 49))
         self.assertEqual(self.budget.ring_limit, 49)
         second.resize(200)
         self.assertTrue(second.is_full)
-        first.set_extra_bytes(10)
+        first.set_bytes_beside_ring(10)
         self.turns.settle()
         self.assertEqual(self.reopened, [second])
         first.release()
@@ -190,21 +190,21 @@ class HoldTests(BudgetTestCase):
     def test_held(self) -> None:
         """The end of a hold gives room, unless the ring is full."""
         share = self.allocate_ring(1)
-        share.set_writing_blocked(True)
+        share.set_archive_behind(True)
         self.assertEqual(
-            (share.is_writing_blocked, share.is_full, self.budget.full_ring_count), (True, False, 0)
+            (share.is_archive_behind, share.is_full, self.budget.full_ring_count), (True, False, 0)
         )
         self.assertEqual(self.reopened, [])
-        share.set_writing_blocked(False)
-        share.set_writing_blocked(False)
-        self.assertEqual((share.is_writing_blocked, self.reopened), (False, [share]))
+        share.set_archive_behind(False)
+        share.set_archive_behind(False)
+        self.assertEqual((share.is_archive_behind, self.reopened), (False, [share]))
 
     def test_held_and_full(self) -> None:
         """A ring that has become full meanwhile waits on."""
         share = self.allocate_ring()
-        share.set_writing_blocked(True)
+        share.set_archive_behind(True)
         share.resize(EACH)
-        share.set_writing_blocked(False)
+        share.set_archive_behind(False)
         self.assertEqual((share.is_full, self.reopened), (True, []))
         share.resize(1)
         self.assertEqual(self.reopened, [share])
@@ -295,7 +295,7 @@ class ReserveTests(BudgetTestCase):
         shares = [self.allocate_ring() for _ in range(RUNNING)]
         self.assertEqual([self.fill(share) for share in shares], [RESERVED] * RUNNING)
         self.assertEqual(TOTAL - self.budget.used_bytes, RESERVED)
-        self.assertTrue(self.budget.is_exhausted)
+        self.assertTrue(self.budget.is_only_reserve_free)
 
     def test_not_beside_what_is_common(self) -> None:
         """While more than that is free for all the reserve changes nothing."""
@@ -485,13 +485,13 @@ class SpoolTests(SynchronousTestCase):
     def test_limit(self) -> None:
         """Bytes up to the limit fit, not one more; the error says when to retry."""
         spool = UploadBudget(100)
-        spool.add_bytes(60)
-        spool.add_bytes(40)
-        error = self.assertRaises(ServerBusy, spool.add_bytes, 1)
+        spool.add_stored_bytes(60)
+        spool.add_stored_bytes(40)
+        error = self.assertRaises(ServerBusy, spool.add_stored_bytes, 1)
         self.assertGreater(error.retry_after, 0)
         self.assertEqual(spool.stored_bytes, 100)
-        spool.remove_bytes(10)
-        spool.add_bytes(10)
+        spool.remove_stored_bytes(10)
+        spool.add_stored_bytes(10)
 
     def test_check(self) -> None:
         """A check of an announced size reserves nothing."""
@@ -499,15 +499,15 @@ class SpoolTests(SynchronousTestCase):
         for _ in range(3):
             spool.check_space(100)
         self.assertEqual(spool.stored_bytes, 0)
-        spool.add_bytes(1)
+        spool.add_stored_bytes(1)
         self.assertRaises(ServerBusy, spool.check_space, 100)
         spool.check_space(99)
 
     def test_refused(self) -> None:
         """A size that does not fit is not counted."""
         spool = UploadBudget(100)
-        self.assertRaises(ServerBusy, spool.add_bytes, 101)
-        spool.add_bytes(100)
+        self.assertRaises(ServerBusy, spool.add_stored_bytes, 101)
+        spool.add_stored_bytes(100)
 
     def test_kept(self) -> None:
         """What is only kept makes room, as much as is needed, and stays where it is too little."""
@@ -518,22 +518,22 @@ class SpoolTests(SynchronousTestCase):
                 return False
             end = spool.stored_bytes - size
             while spool.stored_bytes > end:
-                spool.remove_bytes(kept.pop())
+                spool.remove_stored_bytes(kept.pop())
             return True
 
         spool = UploadBudget(100, discard)
-        spool.add_bytes(sum(kept))
-        spool.add_bytes(10)
+        spool.add_stored_bytes(sum(kept))
+        spool.add_stored_bytes(10)
         self.assertEqual(len(kept), 3)
-        spool.add_bytes(40)
+        spool.add_stored_bytes(40)
         self.assertEqual((len(kept), spool.stored_bytes), (1, 80))
-        self.assertRaises(ServerBusy, spool.add_bytes, 60)
+        self.assertRaises(ServerBusy, spool.add_stored_bytes, 60)
         self.assertEqual((len(kept), spool.stored_bytes), (1, 80))
 
     def test_shared(self) -> None:
         """Bytes that several hold are given back by the last."""
         spool = UploadBudget(100)
-        spool.add_bytes(60)
+        spool.add_stored_bytes(60)
         share = SharedUpload(spool, 60)
         share.add_reference()
         share.remove_reference()
@@ -545,12 +545,12 @@ class SpoolTests(SynchronousTestCase):
         """Forms must wait for the disk from 32 MiB in memory on."""
         spool = UploadBudget(100)
         self.assertFalse(spool.is_memory_full)
-        spool.bytes_in_memory = 32 * 2**20
+        spool.unwritten_bytes = 32 * 2**20
         self.assertTrue(spool.is_memory_full)
 
     def test_too_much_back(self) -> None:
         """More bytes than were added cannot be removed."""
         spool = UploadBudget(100)
-        spool.add_bytes(10)
-        self.assertRaises(AssertionError, spool.remove_bytes, 11)
-        self.assertRaises(AssertionError, spool.remove_bytes, -1)
+        spool.add_stored_bytes(10)
+        self.assertRaises(AssertionError, spool.remove_stored_bytes, 11)
+        self.assertRaises(AssertionError, spool.remove_stored_bytes, -1)

@@ -28,7 +28,7 @@ class HistogramTests(SynchronousTestCase):
         """The count of each bound is the number of values up to it, equal ones included."""
         histogram = Histogram(bounds)
         for value in values:
-            histogram.count_value(value)
+            histogram.record_value(value)
         expected = [(bound, sum(value <= bound for value in values)) for bound in bounds]
         self.assertEqual(list(histogram.list_buckets()), [*expected, (float("inf"), len(values))])
         self.assertEqual(histogram.sum, sum(values))

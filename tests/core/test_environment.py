@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.environment import add_tools, build_environment, is_reserved_variable
+from tawebeval.core.environment import add_tools_to_path, build_environment, is_reserved_variable
 from tawebeval.core.segi import Markers
 
 
@@ -15,7 +15,7 @@ class ReservedTests(SynchronousTestCase):
         """A configured variable either reaches the evaluator as it is, or its name is reserved."""
         run = {
             "home": "/home",
-            "temporary": "/tmp",
+            "temporary_directory": "/tmp",
             "seed": 7,
             "submission": {"source": "/source"},
             "markers": Markers.generate(bytes),
@@ -34,6 +34,6 @@ class ToolsTests(SynchronousTestCase):
             ({"PATH": "/opt/bin"}, "/opt/bin"),
             ({}, "/usr/local/bin:/usr/bin:/bin"),
         ):
-            environment = add_tools({**given, "LANG": "C"}, "/tools")
+            environment = add_tools_to_path({**given, "LANG": "C"}, "/tools")
             self.assertEqual(environment.pop("PATH"), f"{path}:/tools/bin")
             self.assertEqual(environment, {"LANG": "C", "EVALUATION_TOOLS": "/tools"})

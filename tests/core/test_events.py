@@ -13,10 +13,10 @@ from tawebeval.core.events import (
     LINE_TERMINATOR,
     EventBatch,
     compute_base64_size,
-    encode_data,
-    encode_error,
-    encode_file,
-    encode_text,
+    encode_data_event,
+    encode_error_event,
+    encode_file_event,
+    encode_text_events,
     has_blank_line,
 )
 from tawebeval.core.fileblock import PrintedFile
@@ -39,18 +39,18 @@ class TextTests(SynchronousTestCase):
 
     def check(self, block: bytes, events: list[str]) -> None:
         """Hold a block against its events, and the rule above against both."""
-        self.assertEqual(decode(encode_text(block)), events)
+        self.assertEqual(decode(encode_text_events(block)), events)
         self.assertEqual(text_events(block), events)
 
     def test_nothing(self) -> None:
         """No text is no event."""
         self.check(b"", [])
-        self.assertEqual(encode_text(b""), EMPTY_BATCH)
+        self.assertEqual(encode_text_events(b""), EMPTY_BATCH)
 
     def test_exact_bytes(self) -> None:
         """The form on the wire: compact, keys in the contract's order, one event per line."""
         lines = b'{"type":"text","payload":"a"}\n{"type":"text","payload":"\\n"}\n'
-        self.assertEqual(encode_text(b"a\n"), EventBatch(2, lines))
+        self.assertEqual(encode_text_events(b"a\n"), EventBatch(2, lines))
 
     def test_lines(self) -> None:
         """Each line is one event, each terminator another."""
@@ -112,7 +112,7 @@ class TextTests(SynchronousTestCase):
     @given(st.one_of(texts, st.binary(max_size=30)))
     def test_any_bytes(self, block: bytes) -> None:
         """Any bytes at all are encoded by the same rule, counted right."""
-        assert decode(encode_text(block)) == text_events(block)
+        assert decode(encode_text_events(block)) == text_events(block)
 
     def test_terminator(self) -> None:
         r"""`\n` and nothing else."""
@@ -125,25 +125,26 @@ class DataTests(SynchronousTestCase):
     def test_verbatim(self) -> None:
         """A value stands in its event exactly as it was written."""
         self.assertEqual(
-            encode_data(b'{"a" : 1.0}'), EventBatch(1, b'{"type":"data","payload":{"a" : 1.0}}\n')
+            encode_data_event(b'{"a" : 1.0}'),
+            EventBatch(1, b'{"type":"data","payload":{"a" : 1.0}}\n'),
         )
 
     @given(st.text(), st.text(), st.binary())
     def test_file(self, filename: str, content_type: str, content: bytes) -> None:
         """A file comes back with its name, its type and every byte."""
-        batch = encode_file(filename, content_type, content)
+        batch = encode_file_event(filename, content_type, content)
         self.assertEqual(classify(decode(batch)), [PrintedFile(filename, content_type, content)])
 
     @given(st.binary())
     def test_file_size(self, content: bytes) -> None:
         """How much of an event the content takes is known before it is made."""
-        [payload] = decode(encode_file("", "", content))
-        [nothing] = decode(encode_file("", "", b""))
+        [payload] = decode(encode_file_event("", "", content))
+        [nothing] = decode(encode_file_event("", "", b""))
         assert len(payload) - len(nothing) == compute_base64_size(len(content))
 
     def test_file_members(self) -> None:
         """The members of a file's event are those of the contract, section 4."""
-        [payload] = decode(encode_file("a", "b", b"\xff\xfe"))
+        [payload] = decode(encode_file_event("a", "b", b"\xff\xfe"))
         self.assertEqual(
             json.loads(payload),
             {"type": "file", "filename": "a", "content_type": "b", "content_base64": "//4="},
@@ -151,7 +152,7 @@ class DataTests(SynchronousTestCase):
 
     def test_error(self) -> None:
         """The members of an error are those of the contract, section 5."""
-        [payload] = decode(encode_error("exit", "it failed\n", {"status": 1, "stderr": "é"}))
+        [payload] = decode(encode_error_event("exit", "it failed\n", {"status": 1, "stderr": "é"}))
         self.assertEqual(
             json.loads(payload),
             {
@@ -165,7 +166,7 @@ class DataTests(SynchronousTestCase):
 
     def test_error_without_members(self) -> None:
         """An error may have no further members."""
-        self.assertEqual(classify(decode(encode_error("lost", "gone"))), [ErrorEvent("lost")])
+        self.assertEqual(classify(decode(encode_error_event("lost", "gone"))), [ErrorEvent("lost")])
 
 
 class BatchTests(SynchronousTestCase):
@@ -173,7 +174,7 @@ class BatchTests(SynchronousTestCase):
 
     def test_add(self) -> None:
         """Two batches together are the events of both, in order."""
-        batch = encode_text(b"a\n") + encode_data(b"1")
+        batch = encode_text_events(b"a\n") + encode_data_event(b"1")
         self.assertEqual(batch.count, 3)
         self.assertEqual(decode(batch), ["a", "\n", b"1"])
         self.assertEqual(EMPTY_BATCH + batch + EMPTY_BATCH, batch)

@@ -12,13 +12,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.fileblock import (
     MAX_HEADER_BYTES,
-    MAX_PATH,
+    MAX_PATH_BYTES,
     FileBlock,
     FileBlockError,
     FileReference,
     PrintedFile,
 )
-from tawebeval.core.text import MAX_FILENAME
+from tawebeval.core.text import MAX_FILENAME_BYTES
 from tests.cases.strategies import any_bytes
 
 END = b"~FE"
@@ -249,7 +249,7 @@ class HeaderTests(SynchronousTestCase):
 
     def test_bad_names(self) -> None:
         """What is no name for a file is refused."""
-        for name in ("..", ".", "dir/", "a\0b", "x" * (MAX_FILENAME + 1)):
+        for name in ("..", ".", "dir/", "a\0b", "x" * (MAX_FILENAME_BYTES + 1)):
             header = f'Content-Disposition: attachment; filename="{name}"\n\n'
             with self.assertRaises(FileBlockError, msg=name):
                 parse(header.encode())
@@ -420,8 +420,8 @@ class LimitTests(SynchronousTestCase):
     def test_path(self) -> None:
         """A path is as long as Linux has them at most."""
         head = b"X-SEGI-As: path\n\n"
-        longest = b"a/" * ((MAX_PATH - 2) // 2) + b"bc"
-        self.assertEqual(len(parse(head + longest, 10_000).path), MAX_PATH)
+        longest = b"a/" * ((MAX_PATH_BYTES - 2) // 2) + b"bc"
+        self.assertEqual(len(parse(head + longest, 10_000).path), MAX_PATH_BYTES)
         with self.assertRaises(FileBlockError) as caught:
             parse(head + b"a" + longest, 10_000)
         self.assertIn("4 KiB", str(caught.exception))

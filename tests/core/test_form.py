@@ -15,18 +15,18 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import URI
 
 from tawebeval.core.form import (
-    CHANGEABLE_FIELDS,
-    MAX_DEPTH,
+    MAX_CLONE_DEPTH,
     MAX_SEED,
+    PROBLEM_FORM_FIELDS,
     RERUN_FORM_FIELDS,
-    TEXT_FIELDS,
+    TEXT_FIELD_SIZE_LIMITS,
     EvaluationRequest,
     FormPreset,
     Repository,
     SubmissionFile,
+    build_form_fields,
     draw_seed,
-    find_size_limit,
-    list_fields,
+    find_field_size_limit,
     pack_request,
     parse_form,
     parse_submission_file,
@@ -73,11 +73,11 @@ class PresetTests(SynchronousTestCase):
         preset = FormPreset()
         preset.check_text_field("evaluator_cmd")
         preset.check_submission_field("a")
-        preset.check_submission([])
+        preset.check_required_files([])
 
     def test_problem(self) -> None:
         """A form for a problem has a few fields, and the files that are expected."""
-        preset = FormPreset("the problem 'p'", "p", {}, CHANGEABLE_FIELDS, ("a", "b"))
+        preset = FormPreset("the problem 'p'", "p", {}, PROBLEM_FORM_FIELDS, ("a", "b"))
         for name in ("callback_url", "metadata[x]"):
             preset.check_text_field(name)
         for name in ("seed", "limits[cpu]", "commit_oid", "evaluator_cmd", "repository[url]"):
@@ -86,13 +86,13 @@ class PresetTests(SynchronousTestCase):
         preset.check_submission_field("a")
         error = self.assertRaises(InvalidField, preset.check_submission_field, "c")
         self.assertIn("its fields: submission[a], submission[b]", error.detail)
-        preset.check_submission(["b", "a"])
-        error = self.assertRaises(InvalidField, preset.check_submission, ["a"])
+        preset.check_required_files(["b", "a"])
+        error = self.assertRaises(InvalidField, preset.check_required_files, ["a"])
         self.assertEqual(error.extra_members, {"field": "submission[b]"})
 
     def test_no_callback(self) -> None:
         """A preset can refuse the callback, and nothing else."""
-        preset = FormPreset(text_fields=CHANGEABLE_FIELDS, permits_callback=False)
+        preset = FormPreset(permitted_text_fields=PROBLEM_FORM_FIELDS, permits_callback=False)
         preset.check_text_field("metadata[x]")
         error = self.assertRaises(InvalidField, preset.check_text_field, "callback_url")
         self.assertIn("restricted to problems", error.detail)
@@ -101,7 +101,7 @@ class PresetTests(SynchronousTestCase):
         """A form that runs an evaluation again has no files, and may have limits."""
         preset = FormPreset("the evaluation", None, {}, RERUN_FORM_FIELDS, None)
         preset.check_text_field("limits[cpu]")
-        preset.check_submission(["a"])
+        preset.check_required_files(["a"])
         self.assertRaises(InvalidField, preset.check_submission_field, "a")
 
 
@@ -124,7 +124,7 @@ class ListTests(SynchronousTestCase):
         }
         for form in ({}, every):
             request = parse_form({**LEAST, **form}, SUBMISSION, ALL, RANGES, ["java"])
-            again = parse_form(list_fields(request), SUBMISSION, ALL, RANGES, ["java"])
+            again = parse_form(build_form_fields(request), SUBMISSION, ALL, RANGES, ["java"])
             self.assertEqual(again, attrs.evolve(request, callback_url=None))
 
     def test_unresolved(self) -> None:
@@ -133,7 +133,7 @@ class ListTests(SynchronousTestCase):
         form["evaluator_cmd"] = "x"
         request = parse_form(form, SUBMISSION, ALL, RANGES, problem="one")
         self.assertEqual((request.commit_oid, request.problem), ("", "one"))
-        again = parse_form(list_fields(request), SUBMISSION, ALL, RANGES, problem="one")
+        again = parse_form(build_form_fields(request), SUBMISSION, ALL, RANGES, problem="one")
         self.assertEqual(again, request)
         self.assertRaises(InvalidField, parse_form, form, SUBMISSION, ALL, RANGES)
         del form["repository[branch]"]
@@ -250,7 +250,7 @@ class FormTests(Tables):
             "callback_url": "https://site.example.org/ended?x=1",
         }
         limits = {f"limits[{name}]" for name in LIMIT_UNITS}
-        self.assertEqual(set(fields) | limits, set(TEXT_FIELDS))
+        self.assertEqual(set(fields) | limits, set(TEXT_FIELD_SIZE_LIMITS))
         files = [SubmissionFile("a", "a"), SubmissionFile("b", "b")]
         self.assertEqual(
             parse_form(fields, files, ["ssh"], RANGES, ["java"]),
@@ -294,7 +294,7 @@ class FormTests(Tables):
 
     def test_optional(self) -> None:
         """The others may be absent, or empty as browsers send what was not filled in."""
-        for field in TEXT_FIELDS.keys() - LEAST.keys():
+        for field in TEXT_FIELD_SIZE_LIMITS.keys() - LEAST.keys():
             self.assertEqual(parse({field: ""}), parse())
 
     def test_commit_oid(self) -> None:
@@ -323,10 +323,10 @@ class FormTests(Tables):
 
     def test_depth(self) -> None:
         """A positive whole number that git does not take for everything."""
-        self.assertEqual(MAX_DEPTH, 2**31 - 2)
-        for text, depth in (("1", 1), ("50", 50), (str(MAX_DEPTH), MAX_DEPTH)):
+        self.assertEqual(MAX_CLONE_DEPTH, 2**31 - 2)
+        for text, depth in (("1", 1), ("50", 50), (str(MAX_CLONE_DEPTH), MAX_CLONE_DEPTH)):
             self.assertEqual(parse({"repository[depth]": text}).repository.depth, depth)
-        for text in ("0", "-1", str(MAX_DEPTH + 1), "9" * 5000, "1.0", "x", "1\n", "\u0661"):
+        for text in ("0", "-1", str(MAX_CLONE_DEPTH + 1), "9" * 5000, "1.0", "x", "1\n", "\u0661"):
             self.check_refused("repository[depth]", text)
 
 
@@ -625,7 +625,7 @@ class CallbackTests(Tables):
         assert ours is not None
         host = read.host.decode().strip("[]").lower()
         assert (read.scheme.decode(), read.port) == (ours.protocol, ours.port)
-        assert host == ours.host or ip_address(host) == ours.address
+        assert host == ours.host or ip_address(host) == ours.ip_address
         try:
             encoded = EncodedURL.from_text(url).to_uri().to_text()
         except UnicodeError:  # no name by the rules of IDNA; not asked then
@@ -650,7 +650,7 @@ class LimitTests(Tables):
         request = parse({"limits[cpu]": "20", "limits[wall_clock]": "20.5"})
         limits = unpack_request(pack_request(request)).limits
         self.assertEqual(repr(limits), "{'wall_clock': 20.5, 'cpu': 20}")
-        self.assertEqual(request.clear_start_fields().limits, {})
+        self.assertEqual(request.drop_start_only_fields().limits, {})
 
     def test_refused(self) -> None:
         """A value that is no limit is refused."""
@@ -659,13 +659,13 @@ class LimitTests(Tables):
     def test_unknown(self) -> None:
         """A limit that does not exist is refused, with the names; other fields are not."""
         for name in ("limits[memroy]", "limits[", "limits[data_value]"):
-            error = self.assertRaises(InvalidField, find_size_limit, name)
+            error = self.assertRaises(InvalidField, find_field_size_limit, name)
             self.assertEqual(error.extra_members, {"field": name})
             self.assertIn("NAME is wall_clock, cpu, memory,", error.detail)
         for name in ("limit", "limits", "metadata", "other"):
-            self.assertIs(find_size_limit(name), None)
-        self.assertEqual(find_size_limit("evaluator_cmd"), inf)
-        self.assertEqual(find_size_limit("limits[cpu]"), 64)
+            self.assertIs(find_field_size_limit(name), None)
+        self.assertEqual(find_field_size_limit("evaluator_cmd"), inf)
+        self.assertEqual(find_field_size_limit("limits[cpu]"), 64)
 
 
 class LabelTests(Tables):
@@ -680,17 +680,17 @@ class LabelTests(Tables):
         }
         request = parse(form)
         self.assertEqual(request.metadata, {"contest": "finals", "a.b-c_1": "x = 'é' 😀"})
-        packed = pack_request(request.clear_start_fields())
+        packed = pack_request(request.drop_start_only_fields())
         self.assertEqual(unpack_labels(packed).metadata, request.metadata)
         self.assertEqual(unpack_request(packed).metadata, request.metadata)
 
     def test_names(self) -> None:
         """A name has 1 to 64 characters of a few kinds."""
         for name in ("a", "a" * 64, "-._9"):
-            self.assertEqual(find_size_limit(f"metadata[{name}]"), 256)
+            self.assertEqual(find_field_size_limit(f"metadata[{name}]"), 256)
         for name in ("", "a" * 65, "A", "a b", "é", "a]", "a\n"):
             field = f"metadata[{name}]"
-            error = self.assertRaises(InvalidField, find_size_limit, field)
+            error = self.assertRaises(InvalidField, find_field_size_limit, field)
             self.assertEqual(error.extra_members, {"field": field})
 
     def test_refused(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data, encode_text
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data_event, encode_text_events
 from tawebeval.core.framing import (
     EVENT_STREAM,
     JSON_LINES,
@@ -21,14 +21,14 @@ from tests.cases.event_source import EventSource
 FIRST = st.integers(0, 10**12)
 PAYLOADS = st.lists(
     st.one_of(
-        st.text(max_size=300).map(lambda text: encode_text(text.encode())),
+        st.text(max_size=300).map(lambda text: encode_text_events(text.encode())),
         st.recursive(
             st.none() | st.integers() | st.text(),
             lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
             max_leaves=10,
-        ).map(lambda value: encode_data(json.dumps(value, ensure_ascii=False).encode())),
+        ).map(lambda value: encode_data_event(json.dumps(value, ensure_ascii=False).encode())),
         st.sampled_from([b"1", b"\r[\r1\r,\r2]\r", b'"%d %s %%"', b'"' + b"x" * 70_000 + b'"']).map(
-            encode_data
+            encode_data_event
         ),
     ),
     max_size=6,
@@ -65,7 +65,7 @@ class ServerSentTests(SynchronousTestCase):
     def test_bytes(self) -> None:
         """Each event has its data and the cursor after it."""
         self.assertEqual(
-            encode_server_sent_events(7, encode_data(b"1") + encode_data(b"2")),
+            encode_server_sent_events(7, encode_data_event(b"1") + encode_data_event(b"2")),
             b'data: {"type":"data","payload":1}\nid: 8\n\n'
             b'data: {"type":"data","payload":2}\nid: 9\n\n',
         )
@@ -77,15 +77,15 @@ class ServerSentTests(SynchronousTestCase):
     def test_carriage_return(self) -> None:
         """What would end a line there is a space of JSON, and becomes another one."""
         self.assertEqual(
-            encode_server_sent_events(0, encode_data(b"[1,\r2]\r")),
+            encode_server_sent_events(0, encode_data_event(b"[1,\r2]\r")),
             b'data: {"type":"data","payload":[1, 2] }\nid: 1\n\n',
         )
 
     def test_percent(self) -> None:
         """A percent sign is one, whatever stands after it."""
         for text in (b"%", b"%d", b"%%d", b"100 %s", b"%(x)s"):
-            framed = encode_server_sent_events(0, encode_text(text))
-            self.assertEqual(framed, b"data: %s\nid: 1\n\n" % encode_text(text).lines[:-1])
+            framed = encode_server_sent_events(0, encode_text_events(text))
+            self.assertEqual(framed, b"data: %s\nid: 1\n\n" % encode_text_events(text).lines[:-1])
 
     @given(FIRST, PAYLOADS)
     def test_read_by_a_browser(self, first: int, batches: list[EventBatch]) -> None:
@@ -122,7 +122,9 @@ class ServerSentTests(SynchronousTestCase):
     def test_heartbeat(self) -> None:
         """The sign of life is none of a browser's events, and changes no cursor."""
         source = EventSource()
-        source.feed(encode_server_sent_events(0, encode_data(b"1")) + EVENT_STREAM.heartbeat * 3)
+        source.feed(
+            encode_server_sent_events(0, encode_data_event(b"1")) + EVENT_STREAM.heartbeat * 3
+        )
         self.assertEqual((len(source.events), source.last_event_id), (1, "1"))
         self.assertTrue(EVENT_STREAM.heartbeat)
 
@@ -132,7 +134,7 @@ class MessageTests(SynchronousTestCase):
 
     def test_lengths(self) -> None:
         """The three forms of a header, at the borders between them."""
-        overhead = len(encode_data(b'""').lines) - 1
+        overhead = len(encode_data_event(b'""').lines) - 1
         for length, header in (
             (124, b"\x81\x7c"),
             (125, b"\x81\x7d"),
@@ -142,7 +144,7 @@ class MessageTests(SynchronousTestCase):
             (65536, b"\x81\x7f\x00\x00\x00\x00\x00\x01\x00\x00"),
             (70000, b"\x81\x7f\x00\x00\x00\x00\x00\x01\x11\x70"),
         ):
-            batch = encode_data(b'"%s"' % (b"x" * (length - overhead)))
+            batch = encode_data_event(b'"%s"' % (b"x" * (length - overhead)))
             self.assertEqual(encode_websocket_messages(0, batch), header + batch.lines[:-1])
 
     def test_nothing(self) -> None:

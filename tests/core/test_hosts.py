@@ -106,7 +106,7 @@ class TargetTests(SynchronousTestCase):
         ):
             target = parse_url_server(url)
             assert target is not None
-            self.assertEqual((target.host, target.address), (host, ip_address(host)))
+            self.assertEqual((target.host, target.ip_address), (host, ip_address(host)))
 
     def test_paths(self) -> None:
         """A path of this machine has no host."""
@@ -187,7 +187,7 @@ class PolicyTests(SynchronousTestCase):
         assert target is not None
         try:
             policy.check_host(target)
-            if target.address is None:
+            if target.ip_address is None:
                 chosen = policy.choose_address(target, [ip_address(text) for text in addresses])
                 self.assertEqual(chosen, ip_address(addresses[0]))
         except ForbiddenHost as error:
@@ -211,7 +211,7 @@ class PolicyTests(SynchronousTestCase):
 
     def test_private_networks(self) -> None:
         """What the operator opens is open, and nothing beside it."""
-        policy = HostPolicy(private_networks=["10.0.0.0/8", "fd00::/8", "fe80::/10"])
+        policy = HostPolicy(allowed_private_networks=["10.0.0.0/8", "fd00::/8", "fe80::/10"])
         for text in ("10.1.2.3", "fd00::1", "fe80::1", "::ffff:10.1.2.3"):
             self.assertEqual(self.refused(policy, "http://h/", text), "")
         for text in ("127.0.0.1", "fc00::1", "fe80::1%eth0", "::ffff:127.0.0.1"):

@@ -19,14 +19,14 @@ from hypothesis.stateful import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import ring
-from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data, encode_text
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data_event, encode_text_events
 from tawebeval.core.pages import (
-    DUMMY_END_CURSOR,
+    ALL_RECEIVED_CURSOR,
     EventPage,
-    locate_cursor,
-    make_dummy_end_page,
+    make_empty_last_page,
     parse_cursor,
     read_page,
+    resolve_cursor,
 )
 from tawebeval.core.ring import EventRing
 from tawebeval.errors import DiscardedCursor, InvalidCursor
@@ -38,7 +38,7 @@ def ring_of(*payloads: bytes, closed: bool = False) -> EventRing:
     """Return a ring of data events, one batch each."""
     ring = EventRing()
     for payload in payloads:
-        ring.append_batch(encode_data(payload))
+        ring.append_batch(encode_data_event(payload))
     if closed:
         ring.mark_end()
     return ring
@@ -46,7 +46,7 @@ def ring_of(*payloads: bytes, closed: bool = False) -> EventRing:
 
 def ask(ring: EventRing, after: str | None, limit: int) -> EventPage:
     """Return a page as one who reads page by page gets it: asking acknowledges."""
-    ring.acknowledge(locate_cursor(ring, after))
+    ring.acknowledge(resolve_cursor(ring, after))
     return read_page(ring, after, limit)
 
 
@@ -84,48 +84,54 @@ class PageTests(SynchronousTestCase):
     def test_nothing_new(self) -> None:
         """Running and nothing new: no events, and end is begin."""
         page = self.check(ring_of(b"1"), "1", "1", [])
-        self.assertFalse(page.is_final)
+        self.assertFalse(page.is_last_page)
 
     def test_last_page(self) -> None:
         """The page that reaches the end of what is finished has the dummy end."""
-        page = self.check(ring_of(b"1", b"2", closed=True), None, DUMMY_END_CURSOR, [1, 2])
-        self.assertTrue(page.is_final)
-        page = self.check(ring_of(b"1", b"2", closed=True), "1", DUMMY_END_CURSOR, [2])
-        self.assertTrue(page.is_final)
+        page = self.check(ring_of(b"1", b"2", closed=True), None, ALL_RECEIVED_CURSOR, [1, 2])
+        self.assertTrue(page.is_last_page)
+        page = self.check(ring_of(b"1", b"2", closed=True), "1", ALL_RECEIVED_CURSOR, [2])
+        self.assertTrue(page.is_last_page)
 
     def test_finished_with_nothing_more(self) -> None:
         """So has an empty page, when the end came after the last event was read."""
-        self.assertTrue(self.check(ring_of(b"1", closed=True), "1", DUMMY_END_CURSOR, []).is_final)
-        self.assertTrue(self.check(ring_of(closed=True), None, DUMMY_END_CURSOR, []).is_final)
+        self.assertTrue(
+            self.check(ring_of(b"1", closed=True), "1", ALL_RECEIVED_CURSOR, []).is_last_page
+        )
+        self.assertTrue(
+            self.check(ring_of(closed=True), None, ALL_RECEIVED_CURSOR, []).is_last_page
+        )
 
     def test_finished_but_not_read(self) -> None:
         """A page that stops short of the end has no dummy end."""
         ring = ring_of(b"1", b"2", closed=True)
         page = ask(ring, None, 1)
-        self.assertEqual((page.begin, page.end, page.is_final), (None, "1", False))
-        self.assertEqual(page.events, encode_data(b"1"))
+        self.assertEqual(
+            (page.begin_cursor, page.end_cursor, page.is_last_page), (None, "1", False)
+        )
+        self.assertEqual(page.events, encode_data_event(b"1"))
 
     def test_after_the_dummy_end(self) -> None:
         """The dummy end is followed by an empty page with null as its end, for ever."""
-        page = make_dummy_end_page()
+        page = make_empty_last_page()
         self.assertEqual(
-            json.loads(page.encode_json()), {"begin": DUMMY_END_CURSOR, "end": None, "data": []}
+            json.loads(page.encode_json()), {"begin": ALL_RECEIVED_CURSOR, "end": None, "data": []}
         )
-        self.assertTrue(page.is_final)
-        self.assertEqual(page, make_dummy_end_page())
+        self.assertTrue(page.is_last_page)
+        self.assertEqual(page, make_empty_last_page())
 
     def test_dummy_end_of_what_runs(self) -> None:
         """While events may come nobody can have got the dummy end: it lies beyond the newest."""
         ring = ring_of(b"1")
-        self.assertRaises(InvalidCursor, ask, ring, DUMMY_END_CURSOR, PLENTY)
-        self.assertEqual(ring.oldest, 0)
+        self.assertRaises(InvalidCursor, ask, ring, ALL_RECEIVED_CURSOR, PLENTY)
+        self.assertEqual(ring.begin_cursor, 0)
 
     def test_reading(self) -> None:
         """Reading alone discards nothing, wherever it begins."""
         ring = ring_of(b"1", b"2", b"3")
         for after in ("2", None, "3", "1"):
-            self.assertEqual(read_page(ring, after, PLENTY).begin, after)
-            self.assertEqual(ring.oldest, 0)
+            self.assertEqual(read_page(ring, after, PLENTY).begin_cursor, after)
+            self.assertEqual(ring.begin_cursor, 0)
         self.assertRaises(InvalidCursor, read_page, ring, "4", PLENTY)
 
     def test_repeatable(self) -> None:
@@ -133,7 +139,7 @@ class PageTests(SynchronousTestCase):
         ring = ring_of(b"1", b"2")
         self.check(ring, "1", "2", [2])
         self.check(ring, "1", "2", [2])
-        ring.append_batch(encode_data(b"3"))
+        ring.append_batch(encode_data_event(b"3"))
         self.check(ring, "1", "3", [2, 3])
 
     def test_discarded(self) -> None:
@@ -150,25 +156,27 @@ class PageTests(SynchronousTestCase):
         ring = ring_of(b"1")
         for after in ("2", "3", "9" * 18):
             self.assertRaises(InvalidCursor, ask, ring, after, PLENTY)
-        self.assertEqual((ring.oldest, ring.size), (0, len(encode_data(b"1").lines)))
+        self.assertEqual(
+            (ring.begin_cursor, ring.line_bytes), (0, len(encode_data_event(b"1").lines))
+        )
 
     def test_bounded(self) -> None:
         """A page is bounded in bytes; one event is always let through."""
         ring = EventRing()
-        ring.append_batch(encode_text(b"a\nb\nc"))
-        line = len(encode_text(b"a").lines)
+        ring.append_batch(encode_text_events(b"a\nb\nc"))
+        line = len(encode_text_events(b"a").lines)
         page = ask(ring, None, 2 * line + 1)
-        self.assertEqual((page.events.count, page.end), (2, "2"))
+        self.assertEqual((page.events.count, page.end_cursor), (2, "2"))
         page = ask(ring, "2", 0)
-        self.assertEqual((page.events.count, page.end), (1, "3"))
+        self.assertEqual((page.events.count, page.end_cursor), (1, "3"))
 
     def test_times(self) -> None:
         """With times a page ends where it ends without, and each event has its time."""
-        ring = EventRing(read_time=lambda: 1.5)
-        ring.append_batch(encode_text(b"a\nb\nc"))
-        limit = 2 * len(encode_text(b"a").lines) + 1
+        ring = EventRing(read_wall_clock=lambda: 1.5)
+        ring.append_batch(encode_text_events(b"a\nb\nc"))
+        limit = 2 * len(encode_text_events(b"a").lines) + 1
         page = read_page(ring, None, limit, "at {}".format)
-        self.assertEqual((page.begin, page.end), (None, "2"))
+        self.assertEqual((page.begin_cursor, page.end_cursor), (None, "2"))
         expected = [{"type": "text", "payload": one, "time": "at 1.5"} for one in ("a", "\n")]
         self.assertEqual(json.loads(page.encode_json())["data"], expected)
 
@@ -178,7 +186,7 @@ class EncodeTests(SynchronousTestCase):
 
     def test_bytes(self) -> None:
         """The form on the wire."""
-        page = EventPage(None, "2", encode_text(b"a\n"))
+        page = EventPage(None, "2", encode_text_events(b"a\n"))
         self.assertEqual(
             page.encode_json(),
             b'{"begin":null,"end":"2","data":'
@@ -202,7 +210,7 @@ class CursorTests(SynchronousTestCase):
 
     def test_kept(self) -> None:
         """A cursor is given back exactly as it came."""
-        for after in ("0", "1", "10", "9" * 18, DUMMY_END_CURSOR):
+        for after in ("0", "1", "10", "9" * 18, ALL_RECEIVED_CURSOR):
             self.assertEqual(parse_cursor(after), after)
 
     def test_refused(self) -> None:
@@ -239,10 +247,10 @@ class NewsTests(SynchronousTestCase):
             (EventPage("7", "7", EMPTY_BATCH), False),
             (EventPage(None, "0", EMPTY_BATCH), False),
             (EventPage("7", "8", EventBatch(1, b"1\n")), True),
-            (EventPage("7", DUMMY_END_CURSOR, EMPTY_BATCH), True),
-            (make_dummy_end_page(), True),
+            (EventPage("7", ALL_RECEIVED_CURSOR, EMPTY_BATCH), True),
+            (make_empty_last_page(), True),
         ):
-            self.assertIs(page.is_worth_sending, news, page)
+            self.assertIs(page.has_events_or_is_last, news, page)
 
 
 class SkipTests(SynchronousTestCase):
@@ -255,23 +263,23 @@ class SkipTests(SynchronousTestCase):
     def test_place(self) -> None:
         """They are counted from the cursor, or the very beginning."""
         for after, skip, expected in ((None, 0, 0), (None, 3, 3), ("1", 2, 3), ("4", 0, 4)):
-            self.assertEqual(locate_cursor(self.ring, after, skip), expected)
+            self.assertEqual(resolve_cursor(self.ring, after, skip), expected)
 
     def test_discarded(self) -> None:
         """The cursor may be discarded, where the place itself is not."""
         self.ring.acknowledge(2)
-        self.assertEqual(locate_cursor(self.ring, "0", 2), 2)
-        self.assertRaises(DiscardedCursor, locate_cursor, self.ring, "0", 1)
+        self.assertEqual(resolve_cursor(self.ring, "0", 2), 2)
+        self.assertRaises(DiscardedCursor, resolve_cursor, self.ring, "0", 1)
 
     def test_beyond(self) -> None:
         """Beyond the newest event there is none, nor after an end that has not come."""
         for after, skip, said in (
             ("3", 2, "after: '3' with skip: 2 is after the newest event, 4"),
             (None, 5, "after: '' with skip: 5 is after the newest event, 4"),
-            (DUMMY_END_CURSOR, 1, "after: 'end' with skip: 1 is after the newest event, 4"),
+            (ALL_RECEIVED_CURSOR, 1, "after: 'end' with skip: 1 is after the newest event, 4"),
             ("5", 0, "after: '5' is after the newest event, 4"),
         ):
-            error = self.assertRaises(InvalidCursor, locate_cursor, self.ring, after, skip)
+            error = self.assertRaises(InvalidCursor, resolve_cursor, self.ring, after, skip)
             self.assertEqual(error.detail, said)
 
 
@@ -303,7 +311,7 @@ class PagesMachine(RuleBasedStateMachine):
         """Print some events."""
         batch = EMPTY_BATCH
         for size in sizes:
-            event = encode_data(b'"%d %s"' % (len(self.lines), b"x" * size))
+            event = encode_data_event(b'"%d %s"' % (len(self.lines), b"x" * size))
             batch += event
             self.lines.append(event.lines)
         self.ring.append_batch(batch)
@@ -330,13 +338,13 @@ class PagesMachine(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([0, 100, 5000, PLENTY]), received=st.booleans())
     def go_on(self, limit: int, received: bool) -> None:
         """Ask for the reader's next page, whether it is received or has to be asked for again."""
-        if self.cursor == DUMMY_END_CURSOR or int(self.cursor or 0) < self.acknowledged:
+        if self.cursor == ALL_RECEIVED_CURSOR or int(self.cursor or 0) < self.acknowledged:
             return
         page = ask(self.ring, self.cursor, limit)
         self.check(page, self.cursor, int(self.cursor or 0), limit)
-        assert page.end is not None
+        assert page.end_cursor is not None
         if received:
-            self.cursor = page.end
+            self.cursor = page.end_cursor
             self.got += page.events.lines.splitlines(keepends=True)
             assert self.got == self.lines[: len(self.got)]
 
@@ -350,7 +358,7 @@ class PagesMachine(RuleBasedStateMachine):
     @rule()
     def ask_after_the_end(self) -> None:
         """Ask after the dummy end, which is no place in the ring."""
-        self.refused(InvalidCursor, DUMMY_END_CURSOR)
+        self.refused(InvalidCursor, ALL_RECEIVED_CURSOR)
 
     @rule()
     def read_all(self) -> None:
@@ -384,24 +392,24 @@ class PagesMachine(RuleBasedStateMachine):
             if sum(map(len, expected)) > limit:
                 break
         assert page.events == EventBatch(len(expected), b"".join(expected))
-        assert page.begin == after
+        assert page.begin_cursor == after
         end = begin + len(expected)
         finished = self.closed and end == len(self.lines)
-        assert page.end == (DUMMY_END_CURSOR if finished else str(end))
-        assert page.is_final == finished
-        assert re.fullmatch(r"[A-Za-z0-9_-]+", page.end)
+        assert page.end_cursor == (ALL_RECEIVED_CURSOR if finished else str(end))
+        assert page.is_last_page == finished
+        assert re.fullmatch(r"[A-Za-z0-9_-]+", page.end_cursor)
         value = json.loads(page.encode_json())
         assert list(value) == ["begin", "end", "data"]
-        assert (value["begin"], value["end"]) == (page.begin, page.end)
+        assert (value["begin"], value["end"]) == (page.begin_cursor, page.end_cursor)
         assert value["data"] == [json.loads(line) for line in expected]
 
     @invariant()
     def books_are_right(self) -> None:
         """Cursors and size are those of the list."""
-        assert self.ring.oldest == self.acknowledged
-        assert self.ring.newest == len(self.lines)
-        assert self.ring.size == sum(map(len, self.lines[self.acknowledged :]))
-        assert self.ring.is_closed == self.closed
+        assert self.ring.begin_cursor == self.acknowledged
+        assert self.ring.end_cursor == len(self.lines)
+        assert self.ring.line_bytes == sum(map(len, self.lines[self.acknowledged :]))
+        assert self.ring.has_ended == self.closed
 
 
 class InterleavingTests(SynchronousTestCase):
@@ -409,7 +417,7 @@ class InterleavingTests(SynchronousTestCase):
 
     def test_pages(self) -> None:
         """Contiguous and repeatable, bounded, nothing discarded unacknowledged, sizes right."""
-        self.patch(ring, "MIN_SPLIT_BYTES", 64)
+        self.patch(ring, "MIN_BATCH_PART_BYTES", 64)
         run_state_machine_as_test(
             PagesMachine, settings=settings(max_examples=120, stateful_step_count=40)
         )

@@ -7,7 +7,7 @@ import json
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.counters import EvaluationCounters
-from tawebeval.core.events import EventBatch, encode_text, list_values
+from tawebeval.core.events import EventBatch, encode_text_events, list_data_payloads
 from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser, summarize_events
@@ -30,7 +30,7 @@ class RestoredTests(SynchronousTestCase):
     def test_times(self) -> None:
         """Its events keep their times."""
         ring = EventRing()
-        ring.append_batch(encode_text(b"a"), 5000)
+        ring.append_batch(encode_text_events(b"a"), 5000)
         batch = ring.read_timed_events(0, 1000, str)
         self.assertEqual(json.loads(batch.lines)["time"], "5.0")
 
@@ -46,11 +46,11 @@ class RestoredTests(SynchronousTestCase):
         parser = SegiParser(markers)
         lines = [b"text", markers.data_begin, *(json.dumps(value).encode() for value in values)]
         batch = parser.feed(b"\n".join([*lines, markers.data_end, b""]))
-        self.assertEqual([json.loads(value) for value in list_values(batch)], values)
+        self.assertEqual([json.loads(value) for value in list_data_payloads(batch)], values)
         results = ResultSummary()
         summarize_events(results, batch)
         summarize_events(results, EventBatch(0, b""))
-        self.assertEqual(results.build_document(), parser.results.build_document())
+        self.assertEqual(results.build_json_object(), parser.result_summary.build_json_object())
 
     def test_callbacks(self) -> None:
         """A callback is sent again unless it is known how it has ended."""

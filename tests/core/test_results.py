@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.results import (
-    MAX_GOAL_BYTES,
+    MAX_GOAL_NAMES_BYTES,
     MAX_GOALS,
     MAX_RESULT_BYTES,
     MIN_RESULT_BYTES,
-    TYPE_MEMBER,
+    TYPE_KEY_JSON,
     VERDICTS,
     ResultSummary,
 )
@@ -31,7 +31,7 @@ def sum_up(*values: Any) -> dict[str, Any] | None:
     summary = ResultSummary()
     for value in values:
         summary.add_value(value if isinstance(value, bytes) else json.dumps(value).encode())
-    return summary.build_document()
+    return summary.build_json_object()
 
 
 def goal(name: str, reached: bool = True) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class ResultSummaryTests(SynchronousTestCase):
         """The smallest result has the least size, and all have the member."""
         self.assertEqual(MIN_RESULT_BYTES, len(b'{"type":"score","score":1}'))
         shortest = b'{"type":"case","case":"","verdict":"partial"}'
-        self.assertIn(TYPE_MEMBER, shortest)
+        self.assertIn(TYPE_KEY_JSON, shortest)
         self.assertGreater(len(shortest), MIN_RESULT_BYTES)
 
     def test_names(self) -> None:
@@ -180,11 +180,11 @@ class ResultSummaryTests(SynchronousTestCase):
 
     def test_long_names(self) -> None:
         """Beyond the bytes of all names likewise; a shorter name may still fit."""
-        longest = "x" * (MAX_GOAL_BYTES - 2 - 3)
+        longest = "x" * (MAX_GOAL_NAMES_BYTES - 2 - 3)
         for names, kept in (
-            (["x" * (MAX_GOAL_BYTES - 1)], []),
+            (["x" * (MAX_GOAL_NAMES_BYTES - 1)], []),
             ([longest, "yy", "z", "zz"], [longest, "z"]),
-            (["\1" * (MAX_GOAL_BYTES // 6 + 1)], []),
+            (["\1" * (MAX_GOAL_NAMES_BYTES // 6 + 1)], []),
         ):
             self.assertEqual(
                 sum_up(*map(goal, names)),
@@ -210,8 +210,8 @@ class ResultSummaryTests(SynchronousTestCase):
         finally:
             tracemalloc.stop()
         self.assertLess(taken, 20 * 1024)
-        self.assertLess(summary.size, 20 * 1024)
-        self.assertGreater(summary.size, taken / 2)
+        self.assertLess(summary.memory_bytes, 20 * 1024)
+        self.assertGreater(summary.memory_bytes, taken / 2)
 
     @given(results)
     def test_model(self, values: list[Any]) -> None:
@@ -241,8 +241,8 @@ class PackingTests(SynchronousTestCase):
         for value in after:
             first.add_value(json.dumps(value).encode())
             second.add_value(json.dumps(value).encode())
-        assert json.dumps(second.build_document()) == json.dumps(first.build_document())
-        assert second.size == first.size
+        assert json.dumps(second.build_json_object()) == json.dumps(first.build_json_object())
+        assert second.memory_bytes == first.memory_bytes
 
     def test_limits(self) -> None:
         """Omitted goals and the limits last; the largest summary packs into 8 KiB."""
@@ -253,10 +253,10 @@ class PackingTests(SynchronousTestCase):
         packed = summary.pack()
         self.assertLess(len(packed), 8 * 1024)
         again = ResultSummary.unpack(packed)
-        self.assertEqual(again.build_document(), summary.build_document())
+        self.assertEqual(again.build_json_object(), summary.build_json_object())
         for each in (summary, again):
             each.add_value(json.dumps(goal("x" * 200)).encode())
-        self.assertEqual(again.build_document(), summary.build_document())
+        self.assertEqual(again.build_json_object(), summary.build_json_object())
         self.assertEqual(again.pack(), summary.pack())
 
     def test_invalid(self) -> None:
@@ -278,7 +278,7 @@ class ParserTests(SynchronousTestCase):
                 parser.feed(chunk)
                 while parser.has_pending_input:
                     parser.parse_pending()
-            self.assertEqual(parser.results.build_document(), expected)
+            self.assertEqual(parser.result_summary.build_json_object(), expected)
 
     def test_values(self) -> None:
         """Values of data blocks count, once they have come; text and broken lines do not."""

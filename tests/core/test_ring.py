@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import ring as module
-from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data, encode_text
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data_event, encode_text_events
 from tawebeval.core.ring import EventRing
 
 
@@ -13,7 +13,7 @@ def numbers(first: int, count: int) -> EventBatch:
     """Return `count` events, each of 31 bytes, the payload of which is its number."""
     batch = EMPTY_BATCH
     for number in range(first, first + count):
-        batch += encode_data(b"%04d" % number)
+        batch += encode_data_event(b"%04d" % number)
     return batch
 
 
@@ -25,7 +25,7 @@ def filled(*counts: int) -> EventRing:
     """Return a ring to which batches of so many events were appended."""
     ring = EventRing()
     for count in counts:
-        ring.append_batch(numbers(ring.newest, count))
+        ring.append_batch(numbers(ring.end_cursor, count))
     return ring
 
 
@@ -35,27 +35,29 @@ class AppendTests(SynchronousTestCase):
     def test_new(self) -> None:
         """A new ring is empty, open, and begins at 0."""
         ring = EventRing()
-        self.assertEqual((ring.oldest, ring.newest, ring.size, ring.is_closed), (0, 0, 0, False))
+        self.assertEqual(
+            (ring.begin_cursor, ring.end_cursor, ring.line_bytes, ring.has_ended), (0, 0, 0, False)
+        )
         self.assertEqual(ring.read_events(0, PLENTY), EMPTY_BATCH)
 
     def test_append(self) -> None:
         """Events are numbered in the order in which they come."""
         ring = filled(1, 2, 3)
-        self.assertEqual((ring.oldest, ring.newest, ring.size), (0, 6, 6 * LINE))
+        self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 6, 6 * LINE))
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 6))
 
     def test_nothing(self) -> None:
         """A batch without events changes nothing."""
         ring = filled(1)
         ring.append_batch(EMPTY_BATCH)
-        self.assertEqual((ring.newest, ring.read_events(0, PLENTY)), (1, numbers(0, 1)))
+        self.assertEqual((ring.end_cursor, ring.read_events(0, PLENTY)), (1, numbers(0, 1)))
 
     def test_on_append(self) -> None:
         """Each batch is handed over with its first number and its time, once it is in the ring."""
-        ring = EventRing(read_time=lambda: 5.5)
+        ring = EventRing(read_wall_clock=lambda: 5.5)
         found: list[object] = []
         ring.append_batch(numbers(0, 1))
-        ring.on_append = lambda *arguments: found.append((*arguments, ring.newest))
+        ring.on_append = lambda *arguments: found.append((*arguments, ring.end_cursor))
         ring.append_batch(EMPTY_BATCH)
         ring.append_batch(numbers(1, 2))
         self.assertEqual(found, [(1, numbers(1, 2), 5500, 3)])
@@ -64,7 +66,7 @@ class AppendTests(SynchronousTestCase):
         """A closed ring keeps what it has and takes no more."""
         ring = filled(2)
         ring.mark_end()
-        self.assertTrue(ring.is_closed)
+        self.assertTrue(ring.has_ended)
         self.assertRaises(AssertionError, ring.append_batch, numbers(2, 1))
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 2))
 
@@ -77,7 +79,7 @@ class AppendTests(SynchronousTestCase):
     def test_large_batches_are_left_alone(self) -> None:
         """Putting together does not copy what is large already."""
         ring = filled(1, 1)
-        large = encode_text(b"x" * 20_000)
+        large = encode_text_events(b"x" * 20_000)
         ring.append_batch(large)
         ring.append_batch(numbers(0, 1))
         self.assertIs(ring.batches[1], large)
@@ -93,7 +95,7 @@ class ReadTests(SynchronousTestCase):
         for _ in range(2):
             for after in (4, 0, 6, 3, 1, 5, 2):
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
-        self.assertEqual((ring.oldest, ring.newest, ring.size), (0, 6, 6 * LINE))
+        self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 6, 6 * LINE))
 
     def test_limit(self) -> None:
         """As many events as fit, to the byte, wherever the batches are cut."""
@@ -109,7 +111,7 @@ class ReadTests(SynchronousTestCase):
             for counts in ((3,), (1, 2)):
                 self.assertEqual(filled(*counts).read_events(1, limit), numbers(1, 1))
         ring = filled(1)
-        large = encode_text(b"x" * 20_000)
+        large = encode_text_events(b"x" * 20_000)
         ring.append_batch(large)
         ring.append_batch(numbers(2, 1))
         self.assertEqual(ring.read_events(0, LINE + 1), numbers(0, 1))
@@ -135,7 +137,7 @@ class ReadTests(SynchronousTestCase):
 
     def test_cut(self) -> None:
         """Where a page ends within a batch the next one begins with a batch."""
-        self.patch(module, "MIN_SPLIT_BYTES", 2 * LINE)
+        self.patch(module, "MIN_BATCH_PART_BYTES", 2 * LINE)
         ring = filled(6)
         self.assertEqual(ring.read_events(1, 2 * LINE), numbers(1, 2))
         self.assertEqual([batch.count for batch in ring.batches], [3, 3])
@@ -144,7 +146,7 @@ class ReadTests(SynchronousTestCase):
 
     def test_not_cut_small(self) -> None:
         """Nothing is cut off that is small, at neither end; to the byte."""
-        self.patch(module, "MIN_SPLIT_BYTES", 2 * LINE)
+        self.patch(module, "MIN_BATCH_PART_BYTES", 2 * LINE)
         for after, limit, counts in ((0, 1, [6]), (0, 2, [2, 4]), (1, 3, [4, 2]), (1, 4, [6])):
             ring = filled(6)
             self.assertEqual(ring.read_events(after, limit * LINE), numbers(after, limit))
@@ -153,14 +155,14 @@ class ReadTests(SynchronousTestCase):
     def test_many_places(self) -> None:
         """Readers who each go on at places of their own do not leave a batch for each event."""
         ring = EventRing()
-        while ring.size < 2**18:
-            ring.append_batch(encode_text(b"\n" * 400))
+        while ring.line_bytes < 2**18:
+            ring.append_batch(encode_text_events(b"\n" * 400))
         for first in range(300):
             after = first
-            while after < ring.newest:
+            while after < ring.end_cursor:
                 after += ring.read_events(after, 2**14).count
         self.assertLessEqual(len(ring.batches), 2**18 // (4 * 1024) + 1)
-        self.assertEqual(ring.read_events(0, PLENTY), encode_text(b"\n" * ring.newest))
+        self.assertEqual(ring.read_events(0, PLENTY), encode_text_events(b"\n" * ring.end_cursor))
 
 
 class AcknowledgeTests(SynchronousTestCase):
@@ -172,9 +174,9 @@ class AcknowledgeTests(SynchronousTestCase):
             for after in range(7):
                 ring = filled(*counts)
                 ring.acknowledge(after)
-                self.assertEqual((ring.oldest, ring.newest), (after, 6))
+                self.assertEqual((ring.begin_cursor, ring.end_cursor), (after, 6))
                 self.assertEqual(
-                    (ring.size, ring.discarded_bytes), ((6 - after) * LINE, after * LINE)
+                    (ring.line_bytes, ring.discarded_bytes), ((6 - after) * LINE, after * LINE)
                 )
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
 
@@ -184,7 +186,7 @@ class AcknowledgeTests(SynchronousTestCase):
         ring.acknowledge(3)
         for after in (3, 2, 0):
             ring.acknowledge(after)
-            self.assertEqual((ring.oldest, ring.size), (3, 3 * LINE))
+            self.assertEqual((ring.begin_cursor, ring.line_bytes), (3, 3 * LINE))
 
     def test_beyond(self) -> None:
         """Nobody acknowledges what was never there."""
@@ -201,16 +203,16 @@ class AcknowledgeTests(SynchronousTestCase):
             (5 * LINE, 3, 2),
             (6 * LINE, 6, 0),
         ):
-            ring = EventRing(newest=6, size=6 * LINE)
+            ring = EventRing(end_cursor=6, line_bytes=6 * LINE)
             ring.batches.extend(numbers(first, 2) for first in (0, 2, 4))
-            ring.shrink(size, before)
-            self.assertEqual((ring.oldest, ring.newest), (oldest, 6))
-            self.assertEqual(ring.size, (6 - oldest) * LINE)
+            ring.discard_batches(size, before)
+            self.assertEqual((ring.begin_cursor, ring.end_cursor), (oldest, 6))
+            self.assertEqual(ring.line_bytes, (6 - oldest) * LINE)
             self.assertEqual(ring.read_events(oldest, PLENTY), numbers(oldest, 6 - oldest))
 
     def test_size_after(self) -> None:
         """What follows a cursor is measured in whole batches."""
-        ring = EventRing(newest=6, size=6 * LINE)
+        ring = EventRing(end_cursor=6, line_bytes=6 * LINE)
         ring.batches.extend(numbers(first, 2) for first in (0, 2, 4))
         sizes = [ring.measure_bytes_after(cursor) // LINE for cursor in range(7)]
         self.assertEqual(sizes, [6, 6, 4, 4, 2, 2, 0])
@@ -222,7 +224,7 @@ class AcknowledgeTests(SynchronousTestCase):
         """A ring that has become empty goes on at the next number."""
         ring = filled(3)
         ring.acknowledge(3)
-        self.assertEqual((ring.oldest, ring.newest, ring.size), (3, 3, 0))
+        self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (3, 3, 0))
         ring.append_batch(numbers(3, 1))
         ring.append_batch(numbers(4, 1))
         self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 2))
@@ -230,5 +232,5 @@ class AcknowledgeTests(SynchronousTestCase):
     def test_rings_share_nothing(self) -> None:
         """Each ring has events of its own."""
         one, other = filled(1), EventRing()
-        self.assertEqual((one.newest, other.newest), (1, 0))
+        self.assertEqual((one.end_cursor, other.end_cursor), (1, 0))
         self.assertEqual(other.read_events(0, PLENTY), EMPTY_BATCH)

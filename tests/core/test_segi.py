@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
 from tawebeval.core.fileblock import MAX_HEADER_BYTES, PrintedFile
-from tawebeval.core.segi import MAX_PAYLOAD, Markers, SegiParser, StrayMarkers
+from tawebeval.core.segi import MAX_PAYLOAD_BYTES, Markers, SegiParser, StrayMarkerDetector
 from tests.cases.reference_segi import check_reference
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
@@ -693,11 +693,11 @@ class LongLineTests(SynchronousTestCase):
         delivered = 0
         for count in range(1, 100):
             delivered += sum(len(event) for event in decode(parser.feed(b"x" * 5000)))
-            self.assertLessEqual(5000 * count - delivered, MAX_PAYLOAD)
+            self.assertLessEqual(5000 * count - delivered, MAX_PAYLOAD_BYTES)
 
     def test_limit_is_the_contract_s(self) -> None:
         """64 KiB."""
-        self.assertEqual(MAX_PAYLOAD, 65536)
+        self.assertEqual(MAX_PAYLOAD_BYTES, 65536)
 
 
 def peak_of(action: Callable[[], object]) -> int:
@@ -816,17 +816,17 @@ class StrayMarkersTests(SynchronousTestCase):
             if flush:
                 lines += parser.flush_partial_line().lines
         lines += parser.finish().lines
-        detector, found = StrayMarkers(), []
+        detector, found = StrayMarkerDetector(), []
         for line in lines.splitlines():
             event = json.loads(line)
             if event["type"] == "text":
-                found.append(detector.find(event["payload"]))
+                found.append(detector.check_text_event(event["payload"]))
             else:
-                detector.end_line()
+                detector.note_non_text_event()
         advice = [each for each in found if each]
         if not flush:
             begins = [each for each in advice if "_BEGIN is" in each]
-            self.assertEqual(parser.stray_marker, begins[0] if begins else None)
+            self.assertEqual(parser.stray_marker_advice, begins[0] if begins else None)
         return advice
 
     def test_part_of_a_line(self) -> None:
@@ -836,7 +836,7 @@ class StrayMarkersTests(SynchronousTestCase):
         parser.flush_partial_line()
         parser.feed(self.MARKERS.data_begin + b"\n")
         parser.finish()
-        self.assertIn("DATA_BEGIN is not at the start of a line", parser.stray_marker or "")
+        self.assertIn("DATA_BEGIN is not at the start of a line", parser.stray_marker_advice or "")
 
     def test_advice(self) -> None:
         """Each mistake has its remedy, in however many events its line arrives."""

@@ -98,7 +98,7 @@ class Player:
         player.parser = SegiParser.resume(
             packed, self._markers, max_value=MAX_VALUE, max_file=MAX_FILE
         )
-        player.parser.results = ResultSummary.unpack(self.parser.results.pack())
+        player.parser.result_summary = ResultSummary.unpack(self.parser.result_summary.pack())
         assert player.parser.make_checkpoint() == (number, packed)
         return player
 
@@ -133,9 +133,9 @@ def describe(parser: SegiParser) -> tuple[object, ...]:
         parser.has_pending_input,
         parser.has_partial_line,
         parser.awaited_file,
-        parser.stray_marker,
-        parser.results.build_document(),
-        parser.results.size,
+        parser.stray_marker_advice,
+        parser.result_summary.build_json_object(),
+        parser.result_summary.memory_bytes,
     )
 
 
@@ -173,8 +173,8 @@ def check_repeated(stdout: bytes, parts: Sequence[Sequence[Call]]) -> None:
     whole = Player(stdout)
     whole.finish()
     assert join_text(classify(player.events)) == join_text(classify(whole.events))
-    results, expected = player.parser.results, whole.parser.results
-    assert results.build_document() == expected.build_document()
+    results, expected = player.parser.result_summary, whole.parser.result_summary
+    assert results.build_json_object() == expected.build_json_object()
     again = player.resume()
     again.finish()
     assert again.events == player.events, "nothing comes after the end"
@@ -230,7 +230,9 @@ class CutTests(SynchronousTestCase):
             first.finish()
             second.finish()
             self.assertEqual(second.events, first.events, size)
-            self.assertEqual(second.parser.stray_marker, first.parser.stray_marker, size)
+            self.assertEqual(
+                second.parser.stray_marker_advice, first.parser.stray_marker_advice, size
+            )
 
     def test_cuts(self) -> None:
         """Terminators, real and imagined, markers, characters, blocks, errors and their flags."""
@@ -261,7 +263,7 @@ class CutTests(SynchronousTestCase):
             for marker in markers.begin_markers:
                 player = Player(stray % marker + b"a\n", markers)
                 player.finish()
-                self.assertTrue(player.parser.stray_marker)
+                self.assertTrue(player.parser.stray_marker_advice)
                 self.assertLess(len(player.parser.make_checkpoint()[1]), MAX_STATE)
 
     def test_invalid(self) -> None:

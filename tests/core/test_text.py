@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.text import (
-    MAX_FILENAME,
+    MAX_FILENAME_BYTES,
     find_character_boundary,
     get_base_name,
     measure_complete_characters,
@@ -145,7 +145,7 @@ class BaseNameTests(SynchronousTestCase):
             "ö😀",
             "a\n",
             "~",
-            "x" * MAX_FILENAME,
+            "x" * MAX_FILENAME_BYTES,
         ):
             self.assertEqual(get_base_name(name), name)
 
@@ -162,7 +162,7 @@ class BaseNameTests(SynchronousTestCase):
         """What names no file is refused; the limit is one of bytes."""
         for name in (
             "", ".", "..", "/", "a/", "a/.", "a\\..", "a\0", "\0", "a\0/..",
-            "x" * (MAX_FILENAME + 1), "é" * 128, "\ud800",
+            "x" * (MAX_FILENAME_BYTES + 1), "é" * 128, "\ud800",
         ):  # fmt: skip
             self.assertRaises(ValueError, get_base_name, name)
 
@@ -172,7 +172,7 @@ class BaseNameTests(SynchronousTestCase):
 
     def test_limit(self) -> None:
         """255 bytes, told along with the name's own length."""
-        self.assertEqual(MAX_FILENAME, 255)
+        self.assertEqual(MAX_FILENAME_BYTES, 255)
         with self.assertRaisesRegex(ValueError, "256 bytes; the limit is 255"):
             get_base_name("é" * 128)
 

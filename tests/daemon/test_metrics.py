@@ -151,7 +151,7 @@ class MetricsTests(MetricsTestCase):
         self.evaluate()
         self.assertGreater(self.value("uploaded_bytes"), 0)
         self.assertEqual(self.value("unwritten_upload_bytes"), 0)
-        self.service.registry.submissions.budget.bytes_in_memory = 1000
+        self.service.registry.submissions.budget.unwritten_bytes = 1000
         self.assertEqual(self.value("unwritten_upload_bytes"), 1000)
         self.assertEqual(self.value("buffered_bytes"), 0)
         self.child.print(b"x" * 9000 + b"\n")
@@ -174,7 +174,7 @@ class MetricsTests(MetricsTestCase):
         tally.lookups["checkouts", "hit"] = 8
         tally.fetches.update(fetched=2, failed=1, cancelled=3)
         tally.evictions = 6
-        tally.fetch_durations.count_value(2.0)
+        tally.fetch_durations.record_value(2.0)
         self.assertEqual(self.value("cache_lookups_total", of="commits", result="hit"), 9)
         self.assertEqual(self.value("cache_lookups_total", of="commits", result="miss"), 4)
         self.assertEqual(self.value("cache_lookups_total", of="checkouts", result="hit"), 8)
@@ -216,7 +216,7 @@ class MetricsTests(MetricsTestCase):
 
     def test_process(self) -> None:
         """The process itself, the reactor's lag, and the version."""
-        self.lag.delays.count_value(0.2)
+        self.lag.delays.record_value(0.2)
         series = self.series()
         for name in ("open_fds", "max_fds", "resident_memory_bytes", "cpu_seconds_total"):
             self.assertGreaterEqual(series[f"process_{name}", ()], 0)

@@ -353,7 +353,7 @@ class LifeTests(EvaluationTestCase):
         self.assertTrue(self.world.child.paused)
         self.world.clock.advance(1000)
         self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
-        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
         self.evaluation.on_acknowledge()
         self.assertFalse(self.world.child.paused)
         self.world.clock.advance(10)
@@ -371,13 +371,13 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual((self.released, (self.root / "some").exists()), (0, True))
         text = "".join(line["payload"] for line in self.lines())
         self.assertEqual(f"{text}\n", printed.decode())  # the last one is the marker's
-        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
         self.evaluation.on_acknowledge()
         self.world.turn()
         self.assertEqual(self.released, 1)
         (event,) = self.lines()
         self.assertEqual(event["payload"]["filename"], "plot.svg")
-        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
         self.assert_over(EvaluationState.FINISHED, None)
 
     def test_rest_on_a_full_disk(self) -> None:
@@ -405,7 +405,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None, "hello\n")
         self.evaluation.discard_events(EvaluationState.DRAINED)
-        self.assertEqual((self.evaluation.ring.size, self.world.budget.used_bytes), (0, 0))
+        self.assertEqual((self.evaluation.ring.line_bytes, self.world.budget.used_bytes), (0, 0))
         with self.assertRaises(IllegalTransition):
             self.evaluation.discard_events(EvaluationState.EXPIRED)
 

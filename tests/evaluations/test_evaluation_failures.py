@@ -377,7 +377,7 @@ class CleanUpTests(SlowTestCase):
         threads = self.slow_threads()
         over: Deferred[None] = self.evaluation.cleanup_event.wait()
         self.run_to_the_clean_up(threads)
-        self.assertTrue(self.evaluation.ring.is_closed)
+        self.assertTrue(self.evaluation.ring.has_ended)
         self.assertEqual(self.released, 1)
         self.assertNoResult(over)
         threads.finish()

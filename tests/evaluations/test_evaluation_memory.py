@@ -13,8 +13,8 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
-    MAX_SHOWN_COMMAND,
-    TEXT_FIELDS,
+    MAX_SHOWN_COMMAND_LENGTH,
+    TEXT_FIELD_SIZE_LIMITS,
     Repository,
     SubmissionFile,
     pack_request,
@@ -37,13 +37,13 @@ _OTHERS = (type, ModuleType, CodeType, TracebackType, TestCase, TestResult, Logg
 
 def largest(name: str, before: str = "") -> str:
     """Return a text as large as that field may have it, which as a `str` takes far more."""
-    limit = TEXT_FIELDS[name] or Configuration().limits.field
+    limit = TEXT_FIELD_SIZE_LIMITS[name] or Configuration().limits.field
     return before + "😀" + "x" * (limit - 4 - len(before))
 
 
 def files() -> tuple[SubmissionFile, ...]:
     """Return as many files as a form can have beside its fields, with the longest names."""
-    count = Configuration().limits.fields - len(TEXT_FIELDS)
+    count = Configuration().limits.fields - len(TEXT_FIELD_SIZE_LIMITS)
     return tuple(
         SubmissionFile("a" * 240 + f"{number:03}".translate(LETTERS), "😀" + "x" * 251)
         for number in range(count)
@@ -96,7 +96,7 @@ class MemoryTests(EvaluationTestCase):
         """A form that waits takes as many bytes as it has, not four times as many."""
         self.slot.shut = True
         self.begin()
-        sent = sum(filter(None, TEXT_FIELDS.values())) + Configuration().limits.field
+        sent = sum(filter(None, TEXT_FIELD_SIZE_LIMITS.values())) + Configuration().limits.field
         names = sum(len(file.field) + len(file.filename.encode()) for file in files())
         self.assertLess(self.texts(), sent + names + USUAL)
 
@@ -104,10 +104,12 @@ class MemoryTests(EvaluationTestCase):
         """With the start the command and the names of the files go."""
         self.begin()
         self.world.sandbox.last.started_as.clear()
-        kept = len(largest("repository[url]")) + MAX_SHOWN_COMMAND + 2048
+        kept = len(largest("repository[url]")) + MAX_SHOWN_COMMAND_LENGTH + 2048
         self.assertLess(self.texts(), kept + USUAL)
         shown = build_status(self.evaluation, None)
-        self.assertEqual(shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_SHOWN_COMMAND - 3])
+        self.assertEqual(
+            shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_SHOWN_COMMAND_LENGTH - 3]
+        )
         self.assertEqual(shown["repository"], self.evaluation.request.repository.url)
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
@@ -129,13 +131,13 @@ class MemoryTests(EvaluationTestCase):
 
     def read_all(self) -> None:
         """Let readers have taken all events."""
-        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
         self.evaluation.on_acknowledge()
 
     def kept(self) -> int:
         """Return what counts of it beside its ring, and hold that this is what there is."""
-        counted = self.world.budget.used_bytes - self.evaluation.ring.size
-        self.assertEqual(counted, self.evaluation.ring_allocation.extra_bytes)
+        counted = self.world.budget.used_bytes - self.evaluation.ring.line_bytes
+        self.assertEqual(counted, self.evaluation.ring_allocation.bytes_beside_ring)
         self.assertGreater(counted, len(self.evaluation.request.repository.url))
         return counted
 
@@ -147,7 +149,9 @@ class MemoryTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
         url = len(self.evaluation.request.repository.url.encode())
-        self.assertGreater(self.kept(), url + STDERR_TAIL_BYTES + 2048 + MAX_SHOWN_COMMAND - KIB)
+        self.assertGreater(
+            self.kept(), url + STDERR_TAIL_BYTES + 2048 + MAX_SHOWN_COMMAND_LENGTH - KIB
+        )
         self.evaluation.discard_events(EvaluationState.EXPIRED)
         self.assertEqual(self.world.budget.used_bytes, 0)
 

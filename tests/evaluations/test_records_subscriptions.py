@@ -62,7 +62,7 @@ class SubscriptionTests(RegistryTestCase):
     @property
     def oldest(self) -> int:
         """The cursor before the oldest event that is kept."""
-        return self.registry.records[self.identifier].evaluation.ring.oldest
+        return self.registry.records[self.identifier].evaluation.ring.begin_cursor
 
     def fill(self) -> None:
         """Print until there is no room."""

@@ -531,7 +531,7 @@ class SpoolTests(RegistryTestCase):
 
     def send(self, size: int, **settings: Any) -> str:
         """Begin an evaluation with an upload of that size."""
-        self.registry.submissions.budget.add_bytes(size)
+        self.registry.submissions.budget.add_stored_bytes(size)
         return self.registry.accept_form(
             ReceivedForm(make_request(), Path("/uploads/some"), size=size, **settings)
         )

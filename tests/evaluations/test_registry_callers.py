@@ -13,7 +13,7 @@ from tawebeval.config import (
     EvaluationSettings,
     LimitSettings,
 )
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import UNBOUNDED, FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,
@@ -72,12 +72,12 @@ class CallerTests(RegistryTestCase):
         self.assertEqual(child.signals, [])
         self.finish(child)
         self.assertEqual(self.asked(identifier, "bob"), nothing)
-        self.assertEqual(self.registry.read_page(identifier, None, "alice").end, END)
+        self.assertEqual(self.registry.read_page(identifier, None, "alice").end_cursor, END)
         self.registry.read_page(identifier, END, "alice")
         self.assertEqual(self.asked(identifier, "bob"), nothing)
         with self.assertRaises(EvaluationExpired):
             self.registry.get_status(identifier, "alice")
-        self.assertEqual(self.registry.read_page(identifier, END, "alice").end, None)
+        self.assertEqual(self.registry.read_page(identifier, END, "alice").end_cursor, None)
 
     def test_repositories(self) -> None:
         """For each of them repositories are fetched in its own name: what it may see of them."""
@@ -247,7 +247,7 @@ class KeptShareTests(KeptShareTestCase):
         cancelled = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
         self.successResultOf(cancelled)
         self.check_over("alice")
-        self.assertIsNone(self.registry.read_page(identifier, END, "alice").end)
+        self.assertIsNone(self.registry.read_page(identifier, END, "alice").end_cursor)
         self.leave("alice")
 
     def test_cancelled(self) -> None:
@@ -279,8 +279,10 @@ class KeptShareTests(KeptShareTestCase):
 
     def test_without_tokens(self) -> None:
         """Where there are no callers nobody has a share: all may be unread."""
-        self.leave(ANONYMOUS, 5)
-        refusal = self.assertRaises(ServerBusy, self.registry.accept_form, self.upload(), ANONYMOUS)
+        self.leave(ANONYMOUS_CALLER, 5)
+        refusal = self.assertRaises(
+            ServerBusy, self.registry.accept_form, self.upload(), ANONYMOUS_CALLER
+        )
         self.assertIs(type(refusal), ServerBusy)
 
 

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
 from tawebeval.core.framing import JSON_LINES, StreamFraming
-from tawebeval.core.pages import DUMMY_END_CURSOR, EventPage
+from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
 from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.web import events
 from tawebeval.web.streams import StreamFlowControl
@@ -60,7 +60,7 @@ class Reading(Comparison):
         if isinstance(page, EventPage) and model.read is not None:
             begin = len(model.read)
             model.read += model.events[begin : begin + page.events.count]
-            model.cursor = page.end or DUMMY_END_CURSOR
+            model.cursor = page.end_cursor or ALL_RECEIVED_CURSOR
         else:
             model.read = None
         self.settle()
@@ -71,7 +71,7 @@ class Reading(Comparison):
         """Let somebody wait for what comes next."""
         identifier, model = self.pick(number)
         after = model.newest
-        if after < model.real.ring.oldest:
+        if after < model.real.ring.begin_cursor:
             return
         poll = events.EventPoll("", identifier, str(after), seconds)
         waiting = Deferred.fromCoroutine(answer(poll, self.registry))
@@ -106,7 +106,7 @@ class Reading(Comparison):
         """Let somebody follow an evaluation by a stream, from some events back on."""
         identifier, model = self.pick(number)
         first = max(model.newest - back, 0)
-        oldest = model.real.ring.oldest
+        oldest = model.real.ring.begin_cursor
         try:
             subscription = self.registry.subscribe(identifier, str(first))
         except errors.EvaluationExpired:
@@ -173,7 +173,7 @@ class Reading(Comparison):
         for model in self.models.values():
             if model.read is not None:
                 assert model.read == model.events[: len(model.read)]
-                if model.cursor == DUMMY_END_CURSOR:
+                if model.cursor == ALL_RECEIVED_CURSOR:
                     assert model.read == model.events
 
     @invariant()
@@ -199,7 +199,7 @@ class Reading(Comparison):
     def memory_is_bounded(self) -> None:
         """Count what there is, which is over the total by a read for each at most."""
         rings = [model.real.ring for model in self.models.values()]
-        held = {id(ring): ring.stored_bytes for ring in rings}
+        held = {id(ring): ring.memory_bytes for ring in rings}
         assert self.budget.used_bytes == sum(held.values())
         assert self.budget.used_bytes <= TOTAL + 2 * READ * len(self.models)
         assert self.kept <= KEPT + RUNNING + QUEUED
@@ -223,11 +223,13 @@ class Reading(Comparison):
         self.discarded_rightly()
         for number, (identifier, model) in enumerate(self.models.items()):
             while (
-                model.read is not None and model.cursor != DUMMY_END_CURSOR and not model.forgotten
+                model.read is not None
+                and model.cursor != ALL_RECEIVED_CURSOR
+                and not model.forgotten
             ):
                 self.follow(number)
             if not model.forgotten:
-                self.request(identifier, DUMMY_END_CURSOR)
+                self.request(identifier, ALL_RECEIVED_CURSOR)
         self.readers_have_read()
         self.world.clock.advance(5)  # for the readers who might go on
         assert closed.called
@@ -318,7 +320,8 @@ class Machine(Reading):
 
     @precondition(lambda self: self.models)
     @rule(
-        number=st.integers(0, 20), after=st.none() | st.just(DUMMY_END_CURSOR) | st.integers(0, 30)
+        number=st.integers(0, 20),
+        after=st.none() | st.just(ALL_RECEIVED_CURSOR) | st.integers(0, 30),
     )
     def ask(self, number: int, after: str | int | None) -> None:
         """Let somebody ask for a page anywhere."""
@@ -341,7 +344,9 @@ class Machine(Reading):
             if not held and not model.closed:
                 model.asked = self.now
 
-    @rule(text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", DUMMY_END_CURSOR]))
+    @rule(
+        text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", ALL_RECEIVED_CURSOR])
+    )
     def stray(self, text: str, after: str | None) -> None:
         """Let somebody ask for what was never here."""
         if text not in self.models:

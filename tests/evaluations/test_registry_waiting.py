@@ -96,14 +96,14 @@ class WaitTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.assertEqual(self.successResultOf(self.ask(identifier, None, 20)).events.count, 1)
         self.finish(child)
-        self.assertEqual(self.successResultOf(self.ask(identifier, "2", 20)).end, END)
-        self.assertEqual(self.successResultOf(self.ask(identifier, END, 20)).end, None)
-        self.assertEqual(self.successResultOf(self.ask(identifier, END, 20)).end, None)
+        self.assertEqual(self.successResultOf(self.ask(identifier, "2", 20)).end_cursor, END)
+        self.assertEqual(self.successResultOf(self.ask(identifier, END, 20)).end_cursor, None)
+        self.assertEqual(self.successResultOf(self.ask(identifier, END, 20)).end_cursor, None)
 
     def test_no_wish_to_wait(self) -> None:
         """Who does not wish to wait is answered with nothing."""
         identifier, _ = self.start()
-        self.assertEqual(self.successResultOf(self.ask(identifier, None, 0)).end, "0")
+        self.assertEqual(self.successResultOf(self.ask(identifier, None, 0)).end_cursor, "0")
         self.assert_nothing_left()
 
     def test_end(self) -> None:
@@ -163,7 +163,7 @@ class WaitTests(RegistryTestCase):
         identifier, child, asked = self.waiting("0")
         child.print(b"")
         second = self.ask(identifier, "0", 20).addCallback(
-            lambda page: self.registry.read_page(identifier, page.end)
+            lambda page: self.registry.read_page(identifier, page.end_cursor)
         )
         third = self.ask(identifier, "0", 20)
         child.print(b"a\nb\n")
@@ -175,7 +175,7 @@ class WaitTests(RegistryTestCase):
         """Who waits for an evaluation that another one reads to its end is told so."""
         identifier, child, first = self.waiting("0")
         second = self.ask(identifier, "0", 20)
-        first.addCallback(lambda page: self.registry.read_page(identifier, page.end))
+        first.addCallback(lambda page: self.registry.read_page(identifier, page.end_cursor))
         self.finish(child)
-        self.assertEqual(self.successResultOf(first).end, None)
+        self.assertEqual(self.successResultOf(first).end_cursor, None)
         self.failureResultOf(second, EvaluationExpired)

@@ -92,7 +92,7 @@ class EndTests(RunTestCase):
         self.assertFalse(self.run.run_ended.is_set)
         self.file.callback(b"content")
         self.assert_over(status=0)
-        self.assertEqual(self.ring.newest, 1)
+        self.assertEqual(self.ring.end_cursor, 1)
 
     def test_orphans_hold_up_the_end(self) -> None:
         """It has not ended before its orphans are gone, although its pipes are closed."""
@@ -212,7 +212,7 @@ class StderrTests(RunTestCase):
         self.child.complain(b"\xff\xc3")
         self.child.complain(b"\xa9")
         self.assertEqual(self.run.stderr, "\ufffd\u00e9")
-        self.assertEqual(self.ring.newest, 0)
+        self.assertEqual(self.ring.end_cursor, 0)
 
     def test_begins_with_a_character(self) -> None:
         """A character that does not fit as a whole is left out, however stderr came."""

@@ -129,7 +129,7 @@ class RoomTests(FilesTestCase):
             self.supply(b"x" * self.capacity)
             self.turn(5)
             self.assertEqual(len(self.files), count)
-            self.assertLess(self.ring.size, 2 * self.capacity)
+            self.assertLess(self.ring.line_bytes, 2 * self.capacity)
             self.assertEqual((self.producer.paused, self.held[-1]), (True, True))
             self.read_all()
             self.turn()

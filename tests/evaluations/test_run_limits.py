@@ -266,7 +266,7 @@ class FullRingTests(RunTestCase):
         self.fill()
         self.clock.advance(1000)
         self.assertEqual(self.child.signals, [])
-        self.ring.acknowledge(self.ring.newest)
+        self.ring.acknowledge(self.ring.end_cursor)
         self.pump.on_acknowledge()
         self.assertEqual(self.held, [True, False])
         self.clock.advance(5.9)
@@ -277,7 +277,7 @@ class FullRingTests(RunTestCase):
     def read_all(self) -> str:
         """Return the text in the ring, and discard it."""
         text = self.text()
-        self.ring.acknowledge(self.ring.newest)
+        self.ring.acknowledge(self.ring.end_cursor)
         self.pump.on_acknowledge()
         self.turn()
         return text

@@ -106,7 +106,7 @@ class BackPressureTests(PumpTestCase):
 
     def fill(self) -> None:
         """Print until the ring is just full."""
-        while self.ring.size < self.capacity:
+        while self.ring.line_bytes < self.capacity:
             self.assertEqual((self.producer.calls, self.held), ([], []))
             self.pump.feed(b"line\n")
 
@@ -121,15 +121,15 @@ class BackPressureTests(PumpTestCase):
     def test_just_below(self) -> None:
         """It is full at its capacity and not one byte before."""
         self.pump.feed(b"x\n")
-        line = self.ring.size
-        self.pump.feed(b"y" * (self.capacity - self.ring.size - line - 35))
+        line = self.ring.line_bytes
+        self.pump.feed(b"y" * (self.capacity - self.ring.line_bytes - line - 35))
         self.clock.advance(1)
-        size = self.ring.size
+        size = self.ring.line_bytes
         self.assertLess(size, self.capacity)
         self.assertEqual(self.producer.calls, [])
         self.pump.feed(b"z" * 200)
         self.clock.advance(1)
-        self.assertGreaterEqual(self.ring.size, self.capacity)
+        self.assertGreaterEqual(self.ring.line_bytes, self.capacity)
         self.assertEqual(self.producer.calls, ["pause"])
 
     def test_acknowledged(self) -> None:
@@ -138,9 +138,9 @@ class BackPressureTests(PumpTestCase):
         self.pump.feed(b"more\n" * 10)
         self.ring.acknowledge(1)
         self.pump.on_acknowledge()
-        self.assertGreaterEqual(self.ring.size, self.capacity)
+        self.assertGreaterEqual(self.ring.line_bytes, self.capacity)
         self.assertEqual((self.producer.calls, self.held), (["pause"], [True]))
-        self.ring.acknowledge(self.ring.newest)
+        self.ring.acknowledge(self.ring.end_cursor)
         self.pump.on_acknowledge()
         self.assertEqual((self.producer.calls, self.held), (["pause", "resume"], [True, False]))
         self.pump.on_acknowledge()
@@ -151,7 +151,7 @@ class BackPressureTests(PumpTestCase):
         for turn in range(1, 4):
             self.pump.feed(b"line\n" * 20)
             self.assertTrue(self.producer.paused)
-            self.ring.acknowledge(self.ring.newest)
+            self.ring.acknowledge(self.ring.end_cursor)
             self.pump.on_acknowledge()
             self.assertFalse(self.producer.paused)
             self.assertEqual(self.held, [True, False] * turn)
@@ -164,23 +164,23 @@ class BackPressureTests(PumpTestCase):
         self.pump.feed(b"line\n" * 1000)
         self.assertFalse(self.producer.paused)
         self.end()
-        self.assertGreater(self.ring.newest, 2000)
+        self.assertGreater(self.ring.end_cursor, 2000)
 
     def test_room_taken_by_others(self) -> None:
         """A turn that comes when others have taken the room waits for room like any."""
         self.capacity = 2**22
         self.setUp()
         self.pump.feed(b"\n" * 40_000)
-        size = self.ring.size
+        size = self.ring.line_bytes
         self.assertFalse(self.share.is_full)
         other = self.budget.allocate_ring()
         other.resize(2**41)
         self.turn(3)
-        self.assertEqual((self.ring.size, self.held), (size, [True]))
+        self.assertEqual((self.ring.line_bytes, self.held), (size, [True]))
         other.resize(0)
         self.turn(3)
         self.assertEqual(self.held, [True, False])
-        self.assertEqual(self.ring.newest, 40_000 - 1)
+        self.assertEqual(self.ring.end_cursor, 40_000 - 1)
 
     def test_end_when_full(self) -> None:
         """The end of stdout is taken into a full ring as well."""
@@ -195,12 +195,12 @@ class HoldTests(PumpTestCase):
 
     def test_held(self) -> None:
         """Stdout is not read meanwhile; what was read is in the ring, and then all goes on."""
-        self.ring.on_append = lambda *_: self.share.set_writing_blocked(True)
+        self.ring.on_append = lambda *_: self.share.set_archive_behind(True)
         self.pump.feed(b"one\n")
         self.assertTrue(self.producer.paused)
         self.assertEqual(self.held, [True])
         self.ring.on_append = None
-        self.share.set_writing_blocked(False)
+        self.share.set_archive_behind(False)
         self.assertFalse(self.producer.paused)
         self.pump.feed(b"two\n")
         self.pump.accept_remaining_output()
@@ -209,7 +209,7 @@ class HoldTests(PumpTestCase):
 
     def test_ended(self) -> None:
         """The end of the processes does not wait for the other taker."""
-        self.ring.on_append = lambda *_: self.share.set_writing_blocked(True)
+        self.ring.on_append = lambda *_: self.share.set_archive_behind(True)
         self.pump.feed(b"one\n")
         self.pump.accept_remaining_output()
         self.end()
@@ -224,10 +224,10 @@ class TurnTests(PumpTestCase):
     def test_turns(self) -> None:
         """It is parsed in several turns, and the producer is paused meanwhile, not the clock."""
         self.pump.feed(self.flood)
-        sizes = [self.ring.newest]
+        sizes = [self.ring.end_cursor]
         while self.producer.paused:
             self.turn()
-            sizes.append(self.ring.newest)
+            sizes.append(self.ring.end_cursor)
         self.assertEqual(sizes[-1], 32_000)
         self.assertGreater(len(sizes), 10)
         self.assertEqual(sizes, sorted(set(sizes)))
@@ -240,11 +240,11 @@ class TurnTests(PumpTestCase):
         other = StdoutPump(self.clock, SegiParser(MARKERS), ring, self.budget.allocate_ring(), self)
         self.pump.feed(self.flood)
         for count in range(1, 6):
-            before = self.ring.newest
+            before = self.ring.end_cursor
             self.clock.callLater(0, other.feed, b"line\n")
             self.turn()
-            self.assertEqual(ring.newest, 2 * count - 1)
-            self.assertLess(before, self.ring.newest)
+            self.assertEqual(ring.end_cursor, 2 * count - 1)
+            self.assertLess(before, self.ring.end_cursor)
         self.assertTrue(self.producer.paused)
 
     def test_full(self) -> None:
@@ -254,14 +254,14 @@ class TurnTests(PumpTestCase):
         self.pump.feed(self.flood)
         turns = 1
         while self.producer.paused:
-            size = self.ring.size
+            size = self.ring.line_bytes
             self.turn(5)
-            self.assertEqual(self.ring.size, size)
+            self.assertEqual(self.ring.line_bytes, size)
             self.read_all()
             self.turn()
             turns += 1
         self.assertGreater(turns, 10)
-        self.assertEqual(self.ring.newest, 32_000)
+        self.assertEqual(self.ring.end_cursor, 32_000)
 
     def test_end(self) -> None:
         """The end of stdout waits for all that came before it, and for room."""
@@ -275,7 +275,7 @@ class TurnTests(PumpTestCase):
             self.read_all()
             turns += 1
         self.assertGreater(turns, 10)
-        self.assertEqual(self.ring.newest, 32_001)
+        self.assertEqual(self.ring.end_cursor, 32_001)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_release(self) -> None:
@@ -289,7 +289,7 @@ class TurnTests(PumpTestCase):
         self.turn(100)
         self.assertTrue(self.pump.output_stored.is_set)
         self.assertEqual(self.events()[-1], ErrorEvent())
-        self.assertEqual(self.ring.newest, 32_001)
+        self.assertEqual(self.ring.end_cursor, 32_001)
 
 
 class DefectTests(PumpTestCase):
@@ -428,7 +428,7 @@ class DefectTests(PumpTestCase):
         self.pump.feed(b"a\n")
         self.assert_lost()
         self.files[0][1].callback(b"content")
-        self.assertEqual(self.ring.newest, 0)
+        self.assertEqual(self.ring.end_cursor, 0)
 
     def test_readers_go_on(self) -> None:
         """What was printed before can be read, and what is read is given back."""
@@ -436,7 +436,7 @@ class DefectTests(PumpTestCase):
         self.break_(SegiParser, "feed")
         self.pump.feed(b"bad\n")
         self.assert_lost()
-        self.assertEqual(self.budget.used_bytes, self.ring.size)
+        self.assertEqual(self.budget.used_bytes, self.ring.line_bytes)
         self.read_all()
         self.assertEqual(self.budget.used_bytes, 0)
 
@@ -473,9 +473,9 @@ class PropertyTests(PumpTestCase):
             idle += 1
             if next(reading) or idle > 20:
                 idle = 0
-                events += decode(self.ring.read_events(self.ring.oldest, 10**9))
+                events += decode(self.ring.read_events(self.ring.begin_cursor, 10**9))
                 self.read_all()
-        events += decode(self.ring.read_events(self.ring.oldest, 10**9))
+        events += decode(self.ring.read_events(self.ring.begin_cursor, 10**9))
         expected = reference_segi.parse_events(
             stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=read_file
         )

@@ -82,7 +82,7 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual((document["state"], document["queue_place"]), ("running", None))
         self.assertEqual((document["tree_oid"], document["stderr"]), (TREE, "careful"))
         self.assertEqual(document["events"], {"buffered": 3, "discarded": 2})
-        self.assertEqual(document["buffered_bytes"], self.evaluation.ring.size)
+        self.assertEqual(document["buffered_bytes"], self.evaluation.ring.line_bytes)
         self.assertGreater(document["buffered_bytes"], 0)
         self.assertEqual((document["exit"], document["usage"]), (None, None))
 

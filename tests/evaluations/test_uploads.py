@@ -58,12 +58,12 @@ class WriterTests(SynchronousTestCase):
         self.writer.add_content(b"two")
         self.writer.begin_file(other)
         self.assertEqual((self.threads.waiting, self.writer.has_begun_writing), ([], False))
-        self.assertGreater(self.spool.bytes_in_memory, 8)
+        self.assertGreater(self.spool.unwritten_bytes, 8)
         finished = self.finish()
         self.assertNoResult(finished)
         self.threads.step()
         self.successResultOf(finished)
-        self.assertEqual((self.threads.waiting, self.spool.bytes_in_memory), ([], 0))
+        self.assertEqual((self.threads.waiting, self.spool.unwritten_bytes), ([], 0))
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one, two")
         self.assertEqual((self.writer.directory / other).read_bytes(), b"")
 
@@ -83,7 +83,7 @@ class WriterTests(SynchronousTestCase):
         self.successResultOf(finished)
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"".join(sent[:-1]))
         self.assertEqual((self.writer.directory / "submission/b/last").read_bytes(), sent[-1])
-        self.assertEqual(self.spool.bytes_in_memory, 0)
+        self.assertEqual(self.spool.unwritten_bytes, 0)
 
     def test_pause(self) -> None:
         """While a call is made as much again is gathered; then nothing is read until it ends."""
@@ -92,16 +92,16 @@ class WriterTests(SynchronousTestCase):
         self.assertFalse(self.source.paused)
         self.writer.add_content(HALF)
         self.assertTrue(self.source.paused)
-        self.assertGreater(self.spool.bytes_in_memory, 2 * WRITE_BATCH_BYTES)
+        self.assertGreater(self.spool.unwritten_bytes, 2 * WRITE_BATCH_BYTES)
         self.threads.step()
         self.assertFalse(self.source.paused)
         self.assertEqual(len(self.threads.waiting), 1)
         self.threads.step()
-        self.assertEqual((self.threads.waiting, self.spool.bytes_in_memory), ([], 0))
+        self.assertEqual((self.threads.waiting, self.spool.unwritten_bytes), ([], 0))
 
     def test_crowded(self) -> None:
         """Where all forms together take much memory, what comes is written at once."""
-        self.spool.bytes_in_memory = 2**30
+        self.spool.unwritten_bytes = 2**30
         self.writer.begin_file(FILE)
         self.writer.add_content(b"one")
         self.assertEqual(len(self.threads.waiting), 1)
@@ -112,7 +112,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one")
         self.threads.step()
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"onetwo")
-        self.assertEqual(self.spool.bytes_in_memory, 2**30)
+        self.assertEqual(self.spool.unwritten_bytes, 2**30)
 
     def test_disk_fails(self) -> None:
         """What the disk does not take is refused, named, and nothing more is tried."""
@@ -127,7 +127,7 @@ class WriterTests(SynchronousTestCase):
         self.writer.add_content(HALF)
         self.assertEqual(self.threads.waiting, [])
         self.abandon()
-        self.assertEqual((self.gone, self.spool.bytes_in_memory), (["form"], 0))
+        self.assertEqual((self.gone, self.spool.unwritten_bytes), (["form"], 0))
 
     def test_disk_fails_at_the_end(self) -> None:
         """Who waits for the end is told the error, and is not refused besides."""
@@ -159,14 +159,14 @@ class WriterTests(SynchronousTestCase):
         self.writer.begin_file(FILE)
         self.writer.add_content(HALF)
         self.abandon()
-        self.assertEqual((self.gone, self.spool.bytes_in_memory), (["form"], 0))
+        self.assertEqual((self.gone, self.spool.unwritten_bytes), (["form"], 0))
         self.writer, self.gone = self.make("other"), []
         self.begin()
         self.writer.add_content(HALF)
         self.abandon()
-        self.assertEqual((self.gone, self.spool.bytes_in_memory), ([], WRITE_BATCH_BYTES + 1024))
+        self.assertEqual((self.gone, self.spool.unwritten_bytes), ([], WRITE_BATCH_BYTES + 1024))
         self.threads.step()
-        self.assertEqual((self.gone, self.spool.bytes_in_memory), (["form"], 0))
+        self.assertEqual((self.gone, self.spool.unwritten_bytes), (["form"], 0))
         self.assertEqual(self.threads.waiting, [])
 
     def test_abandoned_while_the_disk_fails(self) -> None:

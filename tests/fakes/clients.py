@@ -26,7 +26,7 @@ from tawebeval.archive.recorder import DiskArchive
 from tawebeval.archive.store import ArchiveStore
 from tawebeval.config import Configuration
 from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.links import LinkSigner
+from tawebeval.core.signed_links import LinkSigner
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.status import format_time
 from tawebeval.web.access_log import RouteTable

@@ -24,7 +24,7 @@ CONFIGURATION = Configuration(
 )
 
 PLACES = st.one_of(
-    st.tuples(st.sampled_from(["oldest", "newest"]), st.integers(-2, 2)),
+    st.tuples(st.sampled_from(["begin_cursor", "end_cursor"]), st.integers(-2, 2)),
     st.integers(-2, 30).map(str),
     st.sampled_from(["", END]),
 )
@@ -106,14 +106,14 @@ class World:
         ring = self.record.evaluation.ring
         if after not in ("", END) and not _NUMBER.fullmatch(after):
             return 400
-        if after == END and (self.gone or ring.is_closed):
+        if after == END and (self.gone or ring.has_ended):
             return None
         if self.gone:
             return 410
-        self.begin = skip + (ring.newest + 1 if after == END else int(after or 0))
-        if self.begin > ring.newest:
+        self.begin = skip + (ring.end_cursor + 1 if after == END else int(after or 0))
+        if self.begin > ring.end_cursor:
             return 400
-        return 410 if self.begin < ring.oldest else 0
+        return 410 if self.begin < ring.begin_cursor else 0
 
     def ask_for(self, kind: str, after: str | tuple[str, int] | None, skip: int | None) -> None:
         """Ask, and hold the answer against what it has to be."""
@@ -143,9 +143,9 @@ class World:
             return None
         self.check_events(page["data"])
         end = self.begin + len(page["data"])
-        assert page["data"] or self.begin == ring.newest
-        assert page["end"] == (END if ring.is_closed and end == ring.newest else str(end))
-        assert ring.oldest >= self.begin
+        assert page["data"] or self.begin == ring.end_cursor
+        assert page["end"] == (END if ring.has_ended and end == ring.end_cursor else str(end))
+        assert ring.begin_cursor >= self.begin
         return None
 
     def ask_for_stream(self, kind: str, after: str, query: str, skip: int) -> None:
@@ -166,8 +166,8 @@ class World:
         if not expected and status in (101, 200):
             self.check_events(follower.events if expected == 0 else [])
             ring = self.record.evaluation.ring
-            assert expected is None or len(follower.events) == ring.newest - self.begin
-            assert follower.complete == (expected is None or ring.is_closed)
+            assert expected is None or len(follower.events) == ring.end_cursor - self.begin
+            assert follower.complete == (expected is None or ring.has_ended)
         self.gone = self.gone or expected is None
         follower.lose()
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.form import TEXT_FIELDS
+from tawebeval.core.form import TEXT_FIELD_SIZE_LIMITS
 from tawebeval.errors import RequestError
 from tawebeval.web.server.problems import ERROR_STATUSES
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
@@ -21,7 +21,7 @@ CONFIGURATION = Configuration(limits=LimitSettings(request_body=2**20, fields=FI
 
 NAMES = st.sampled_from(
     [
-        *(*TEXT_FIELDS, "oid", "repositories[main][url]", "token", "", "\xff", "name\0"),
+        *(*TEXT_FIELD_SIZE_LIMITS, "oid", "repositories[main][url]", "token", "", "\xff", "name\0"),
         "submission",
         *("submission[a]", "submission[source]", "submission[]", "submission[A]", "submission[a"),
         *(f"submission[{'a' * 251}]", f"submission[{'a' * 252}]"),

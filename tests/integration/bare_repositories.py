@@ -57,7 +57,7 @@ class BareRepositoryCase(TestCase):
         box = SandboxedCommands(shutil.which("bwrap") or "", filter_, *views)
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http")
-        policy = HostPolicy(private_networks=("127.0.0.0/8",))
+        policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))
         resolver = CheckedResolver(policy, FakeResolver(), reactor)
         remotes = RemoteResolver(resolver, (), protocols)
         self.bare = BareRepository(

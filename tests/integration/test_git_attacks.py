@@ -214,7 +214,7 @@ class PinTests(AttackTestCase):
     async def route(self, url: str) -> ResolvedGitRemote:
         """Return the route to a name which no real resolver knows."""
         resolver = FakeResolver(["127.0.0.1"], ["127.0.0.2"])
-        policy = HostPolicy(private_networks=["127.0.0.0/8"])
+        policy = HostPolicy(allowed_private_networks=["127.0.0.0/8"])
         remotes = RemoteResolver(CheckedResolver(policy, resolver, reactor))
         found, _ = await remotes.resolve_remote(url)
         return found

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tawebeval.core.limits import LIMIT_UNITS
-from tawebeval.core.states import SHOWN_STATES
+from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tests.integration.browser import DESKTOP, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 
@@ -299,7 +299,7 @@ class PageResultTests(PageTestCase):
     async def test_filters(self) -> None:
         """The list has the evaluations of a state, a time and a label; the fields say which."""
         options = "return Array.from(filters.elements.state.options, (one) => one.value)"
-        self.assertEqual(await self.browser.script(options), ["", *SHOWN_STATES])
+        self.assertEqual(await self.browser.script(options), ["", *CLIENT_VISIBLE_STATES])
         fields = {"metadata[contest]": "finals = 1"}
         marked, other = await self.begin("true", **fields), await self.begin("exec sleep 600")
         await self.browser.click("#to-listing")

@@ -15,7 +15,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 
 from tawebeval.config import GIB, MIB
-from tawebeval.core.environment import add_tools
+from tawebeval.core.environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups.group import ResourceUsage
 from tawebeval.sandbox import base as module
@@ -59,7 +59,8 @@ class ProcessLimitTests(CellTestCase):
                 self.assertEqual(launch.rlimits, expected, enforced)
                 self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
                 self.assertEqual(
-                    launch.environment, add_tools(ENVIRONMENT, str(EVALUATOR_TOOLS_DIRECTORY))
+                    launch.environment,
+                    add_tools_to_path(ENVIRONMENT, str(EVALUATOR_TOOLS_DIRECTORY)),
                 )
                 self.assertEqual(launch.directory, "/some/where")
                 self.assertEqual(launch.descriptors, ())

@@ -19,7 +19,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB
-from tawebeval.core.environment import add_tools
+from tawebeval.core.environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.launcher_client import MountedOverlay
 from tawebeval.sandbox import bubblewrap as module
@@ -191,7 +191,7 @@ class ArgumentTests(BubblewrapTestCase):
             written = os.pread(
                 BubblewrapDescriptors(*launch.descriptors[:3]).environment_descriptor, 10**5, 0
             )
-            whole = add_tools(given, "/evaluation/tools")
+            whole = add_tools_to_path(given, "/evaluation/tools")
             words = [part for pair in whole.items() for part in ("--setenv", *pair)]
             self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
 

@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(FOLLOWERS))
     def come(self, kind: type[Follower]) -> None:
         """Let a new reader begin at the oldest event there is."""
-        begin = self.record.evaluation.ring.oldest
+        begin = self.record.evaluation.ring.begin_cursor
         follower = kind(self.service, self.identifier, f"?after={begin}")
         self.clients.append(Client(begin, follower))
         self.turn()
@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
             return
         follower = kind(self.service, self.identifier, f"?after={client.begin}")
         if (
-            client.begin < self.record.evaluation.ring.oldest
+            client.begin < self.record.evaluation.ring.begin_cursor
             and b" 410 " in (follower.connection.received[:20])
         ):
             follower.lose()
@@ -203,7 +203,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         """Hold that the ring has its capacity at most, and what was printed in one go."""
-        assert self.record.evaluation.ring.size < CAPACITY + MOST * LINE
+        assert self.record.evaluation.ring.line_bytes < CAPACITY + MOST * LINE
 
     def teardown(self) -> None:
         """In the end everybody who takes what comes gets to the end, and nothing is left."""
@@ -235,8 +235,8 @@ class InterleavingTests(SynchronousTestCase):
 
     def test_readers(self) -> None:
         """Each sees every event once and in order, and memory stays bounded."""
-        self.patch(ring, "MERGE_BYTES", 256)
-        self.patch(ring, "MIN_SPLIT_BYTES", 64)
+        self.patch(ring, "MAX_MERGED_BATCH_BYTES", 256)
+        self.patch(ring, "MIN_BATCH_PART_BYTES", 64)
         self.patch(streams, "MAX_PIECE_BYTES", 512)
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -118,7 +118,7 @@ class PageTests(ObserverTestCase):
         """A full buffer waits for the reader, however far an observer has read."""
         identifier = self.begin()
         self.fill()
-        newest = self.service.registry.records[identifier].evaluation.ring.newest
+        newest = self.service.registry.records[identifier].evaluation.ring.end_cursor
         self.read(identifier, f"?after={newest}", self.observer)
         self.assertTrue(self.child.paused)
         self.read(identifier, f"?after={newest}", self.reader)
@@ -170,7 +170,7 @@ class LifeTests(ObserverTestCase):
         """The reader's long poll keeps it, also beside an observer's stream."""
         identifier = self.begin()
         self.fill()
-        newest = self.service.registry.records[identifier].evaluation.ring.newest
+        newest = self.service.registry.records[identifier].evaluation.ring.end_cursor
         self.observe(LineFollower, identifier)
         path = f"/evaluation/{identifier}/events?after={newest}&wait=30"
         for _ in range(40):
@@ -210,7 +210,7 @@ class StreamTests(ObserverTestCase):
             identifier = self.begin()
             follower = self.observe(kind, identifier)
             self.fill()
-            newest = self.service.registry.records[identifier].evaluation.ring.newest
+            newest = self.service.registry.records[identifier].evaluation.ring.end_cursor
             self.assertEqual(len(follower.payloads), newest)
             self.read(identifier, f"?after={newest}", self.reader)
             self.assertFalse(self.child.paused)
@@ -228,7 +228,7 @@ class StreamTests(ObserverTestCase):
                 for _ in range(10):
                     self.print(b"x" * 900 + b"\n")
                 self.assertFalse(self.child.paused)
-                newest = self.service.registry.records[identifier].evaluation.ring.newest
+                newest = self.service.registry.records[identifier].evaluation.ring.end_cursor
                 self.read(identifier, f"?after={newest}", self.reader)
             follower.take()
             self.assertFalse(follower.complete)

@@ -20,8 +20,8 @@ from tawebeval import __version__, errors
 from tawebeval.config import MIB, Configuration
 from tawebeval.core import form
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
-from tawebeval.core.results import MAX_GOAL_BYTES, MAX_GOALS, VERDICTS
-from tawebeval.core.states import SHOWN_STATES
+from tawebeval.core.results import MAX_GOAL_NAMES_BYTES, MAX_GOALS, VERDICTS
+from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
 from tawebeval.web.responses import MAX_DIGITS
@@ -207,16 +207,16 @@ class ContentTests(SynchronousTestCase):
     def test_form(self) -> None:
         """The fields of the form, and what each may say."""
         files = {name for name in FORM["properties"] if name.startswith("submission[")}
-        self.assertEqual(set(FORM["properties"]) - files, set(form.TEXT_FIELDS))
-        for name, limit in form.TEXT_FIELDS.items():
+        self.assertEqual(set(FORM["properties"]) - files, set(form.TEXT_FIELD_SIZE_LIMITS))
+        for name, limit in form.TEXT_FIELD_SIZE_LIMITS.items():
             described = FORM["properties"][name]
             if limit is not None and described["type"] == "string" and name != "commit_oid":
                 self.assertEqual(described["maxLength"], limit)
                 self.assertIn(f"{limit} bytes", described["description"])
         self.assertEqual(FORM["properties"]["seed"]["maximum"], form.MAX_SEED)
-        self.assertEqual(FORM["properties"]["repository[depth]"]["maximum"], form.MAX_DEPTH)
+        self.assertEqual(FORM["properties"]["repository[depth]"]["maximum"], form.MAX_CLONE_DEPTH)
         pattern, label = FORM["patternProperties"]
-        self.assertEqual(label, rf"^metadata\[{form.LABEL_NAME}\]$")
+        self.assertEqual(label, rf"^metadata\[{form.LABEL_NAME_PATTERN}\]$")
         for name, good in (
             ("submission[a]", True),
             ("submission[" + "a" * 251 + "]", True),
@@ -251,12 +251,12 @@ class ContentTests(SynchronousTestCase):
         body = next(iter(DOCUMENT["paths"]["/evaluate"]["post"]["requestBody"]["content"].values()))
         whole = body["examples"]["python"]["value"]
         self.assertEqual(complaints({"$ref": "#/components/schemas/Form"}, whole), [])
-        bare = {name: value for name, value in whole.items() if name in form.TEXT_FIELDS}
+        bare = {name: value for name, value in whole.items() if name in form.TEXT_FIELD_SIZE_LIMITS}
         self.assertTrue(complaints({"$ref": "#/components/schemas/Form"}, bare))
 
     def test_states(self) -> None:
         """The states that a status can show, and those of callbacks."""
-        self.assertEqual(SCHEMAS["State"]["enum"], list(SHOWN_STATES))
+        self.assertEqual(SCHEMAS["State"]["enum"], list(CLIENT_VISIBLE_STATES))
         callbacks = [state.value for state in CallbackState]
         self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
 
@@ -266,7 +266,7 @@ class ContentTests(SynchronousTestCase):
         goals = SCHEMAS["Results"]["properties"]["goals"]
         self.assertEqual(goals["maxProperties"], MAX_GOALS)
         omitted = SCHEMAS["Results"]["properties"]["goals_omitted"]["description"]
-        self.assertIn(f"beyond {MAX_GOALS}, or beyond {MAX_GOAL_BYTES // 1024} KiB", omitted)
+        self.assertIn(f"beyond {MAX_GOALS}, or beyond {MAX_GOAL_NAMES_BYTES // 1024} KiB", omitted)
 
     def test_reasons(self) -> None:
         """The reasons are those that the daemon gives."""

@@ -97,7 +97,7 @@ class SeveralTestCase(SynchronousTestCase):
 
     def connect_peers(self, service: Service) -> None:
         """Let a service ask the others by the agent."""
-        policy = HostPolicy(private_networks=("0.0.0.0/0",))
+        policy = HostPolicy(allowed_private_networks=("0.0.0.0/0",))
         resolver = CheckedResolver(policy, FakeResolver(["10.0.0.2"]), self.reactor)
         service.context.peers = PeerLists(self.reactor, resolver, lambda *_: self.agent)
 

@@ -221,7 +221,7 @@ class BackPressureTests(StreamTestCase):
             waited = 0
             ring = self.service.registry.records[identifier].evaluation.ring
             while self.child.paused and waited < 1000:
-                self.assertLess(ring.size, CAPACITY * 10)  # with what a read of stdout became
+                self.assertLess(ring.line_bytes, CAPACITY * 10)  # with what a read of stdout became
                 follower.step()
                 waited += 1
             self.assertGreater(waited, 100)
@@ -240,8 +240,8 @@ class BackPressureTests(StreamTestCase):
         for at in range(0, len(self.text), 1000):
             self.print(self.text[at : at + 1000])
             self.assertFalse(self.child.paused)
-        self.assertGreater(ring.oldest, 0)
-        self.assertGreater(ring.size, CAPACITY * 3 // 4 - 20_000)
+        self.assertGreater(ring.begin_cursor, 0)
+        self.assertGreater(ring.line_bytes, CAPACITY * 3 // 4 - 20_000)
         self.finish()
         self.assertEqual("".join(follower.payloads), self.text.decode())
 

@@ -101,7 +101,7 @@ class EarlyRefusalTests(RawTestCase):
     def test_disk(self) -> None:
         """503 before the body, where it would not fit beside the uploads that there are."""
         spool = self.service.registry.submissions.budget
-        self.service.registry.submissions.budget.add_bytes(spool.limit - 1000)
+        self.service.registry.submissions.budget.add_stored_bytes(spool.limit - 1000)
         connection = self.begin(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
@@ -118,7 +118,7 @@ class EarlyRefusalTests(RawTestCase):
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
         self.assertEqual((connection.received, spool.stored_bytes), (b"", 50_000 + PER_FILE))
         others = spool.limit - spool.stored_bytes
-        spool.add_bytes(others)
+        spool.add_stored_bytes(others)
         connection.send(b"x")
         self.assert_refused(connection, 503)
         self.assertEqual(spool.stored_bytes, others)
@@ -206,7 +206,7 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").mkdir()
         connection.lose()
         spool = self.service.registry.submissions.budget
-        self.assertEqual((spool.stored_bytes, spool.bytes_in_memory), (0, 0))
+        self.assertEqual((spool.stored_bytes, spool.unwritten_bytes), (0, 0))
 
     def test_long_name(self) -> None:
         """400 where it is the client's own name that the disk does not take."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, LimitSettings, RepositorySettings
-from tawebeval.core.form import MAX_FIELD_NAME
+from tawebeval.core.form import MAX_FIELD_NAME_LENGTH
 from tawebeval.errors import (
     InvalidField,
     MalformedRequest,
@@ -100,11 +100,11 @@ class FieldTests(UploadTestCase):
 
     def test_long_name(self) -> None:
         """The name of a field has a limit, which the refusal tells; the disk is not tried."""
-        longest = Part(f"submission[{'a' * MAX_FIELD_NAME}]", b"x", "x")
+        longest = Part(f"submission[{'a' * MAX_FIELD_NAME_LENGTH}]", b"x", "x")
         self.receive(form([longest, *parts()]))
-        longer = Part(f"submission[{'a' * (MAX_FIELD_NAME + 1)}]", b"x", "x")
+        longer = Part(f"submission[{'a' * (MAX_FIELD_NAME_LENGTH + 1)}]", b"x", "x")
         error = self.refuse(InvalidField, form([longer, *parts()]), longer.name[:80])
-        self.assertIn(f"at most {MAX_FIELD_NAME} characters", error.detail)
+        self.assertIn(f"at most {MAX_FIELD_NAME_LENGTH} characters", error.detail)
 
 
 class LimitTests(UploadTestCase):
@@ -293,7 +293,7 @@ class MalformedTests(UploadTestCase):
             self.assertGreater(self.spool.stored_bytes, receiver.received_bytes)
             self.assertEqual(len(list(self.uploads.iterdir())), size > WRITE_BATCH_BYTES)
             receiver.abandon(self.discard)
-            self.assertEqual((self.spool.stored_bytes, self.spool.bytes_in_memory), (0, 0))
+            self.assertEqual((self.spool.stored_bytes, self.spool.unwritten_bytes), (0, 0))
             self.assertEqual(list(self.uploads.iterdir()), [])
 
     def test_disk(self) -> None:

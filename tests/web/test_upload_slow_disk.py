@@ -67,7 +67,7 @@ class SlowDiskTests(RawTestCase):
         for connection in connections:
             connection.lose()
         self.threads.finish()
-        self.assertEqual((self.spool.stored_bytes, self.spool.bytes_in_memory), (0, 0))
+        self.assertEqual((self.spool.stored_bytes, self.spool.unwritten_bytes), (0, 0))
         self.assertEqual(self.service.leftovers(), [])
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
@@ -85,13 +85,13 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.received, b"")
             self.threads.finish()
             self.assertEqual(connection.answer().status, 200)
-        self.assertEqual(self.spool.bytes_in_memory, 0)
+        self.assertEqual(self.spool.unwritten_bytes, 0)
 
     def test_memory(self) -> None:
         """Of one form there are two batches in memory, and a read beyond each."""
         connection, rest = self.stuck()
         for _ in range(3):
-            self.assertLess(self.spool.bytes_in_memory, 2 * (WRITE_BATCH_BYTES + READ) + 10_000)
+            self.assertLess(self.spool.unwritten_bytes, 2 * (WRITE_BATCH_BYTES + READ) + 10_000)
             self.threads.step()
             rest = self.send(connection, rest)
         self.check_gone([connection])
@@ -122,7 +122,7 @@ class SlowDiskTests(RawTestCase):
 
     def test_pauses_do_not_help_the_slow(self) -> None:
         """A client is no faster for a disk that makes it pause all the time."""
-        self.spool.bytes_in_memory = 2**30
+        self.spool.unwritten_bytes = 2**30
         connection = self.begin()
         start = BODY.index(b"x" * 100)
         connection.send(BODY[:start])
@@ -136,7 +136,7 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.received, b"")
         self.service.reactor.advance(1)
         self.check_raw(connection.answer(), 408)
-        self.spool.bytes_in_memory -= 2**30
+        self.spool.unwritten_bytes -= 2**30
         self.check_gone([connection])
 
     def test_client_goes(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import ConfigurationError
 from tawebeval.webhooks.signing import (
     SigningSecrets,
@@ -34,11 +34,11 @@ class ParseTests(SynchronousTestCase):
         secrets = parse_secrets(
             f"# ours\n\n  alice\t{OLD_SECRET} \nbob {NEW_SECRET}\r\n* {OLD_SECRET}"
         )
-        for caller in ("alice", "bob", ANONYMOUS):
+        for caller in ("alice", "bob", ANONYMOUS_CALLER):
             self.assertTrue(secrets.has_secret(caller), caller)
         for caller in ("carol", "*", "Alice"):
             self.assertFalse(secrets.has_secret(caller), caller)
-        self.assertFalse(SigningSecrets().has_secret(ANONYMOUS))
+        self.assertFalse(SigningSecrets().has_secret(ANONYMOUS_CALLER))
 
     def test_mistakes(self) -> None:
         """What is no line of the file is named by its number, and nothing of it is shown."""

@@ -11,7 +11,11 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import HttpSettings
-from tawebeval.core.forwarded import TrustedProxies, canonicalize_address, find_address_group
+from tawebeval.core.forwarded_headers import (
+    TrustedProxies,
+    canonicalize_address,
+    find_client_network,
+)
 from tawebeval.deferreds import Condition, wait_until
 
 RETRY_AFTER_SECONDS = 5
@@ -64,14 +68,14 @@ class ClientAddressResolver:
         try:
             host = canonicalize_address(host)
         except ValueError:
-            trusted = self.proxies.trusts_unix and isinstance(address, UNIXAddress)
+            trusted = self.proxies.trusts_unix_sockets and isinstance(address, UNIXAddress)
         else:
             trusted = self.proxies.is_trusted(host)
         # A proxy has all the connections it needs: its clients are counted by their requests.
         return (
             ConnectionPeer(host, "", None)
             if trusted
-            else ConnectionPeer(host, find_address_group(host), RemoteAddress(host))
+            else ConnectionPeer(host, find_client_network(host), RemoteAddress(host))
         )
 
     def resolve_client(self, peer: ConnectionPeer, headers: Headers) -> RemoteAddress:
@@ -86,7 +90,7 @@ class ClientAddressResolver:
         return (
             RemoteAddress(peer.address)
             if said is None
-            else RemoteAddress(said, find_address_group(said))
+            else RemoteAddress(said, find_client_network(said))
         )
 
 

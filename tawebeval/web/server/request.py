@@ -23,7 +23,7 @@ from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 
 from tawebeval.config import HttpSettings
-from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import (
     MalformedRequest,
     RequestError,
@@ -73,7 +73,7 @@ class ApiRequest(Request):
 
     channel: ApiChannel
     form: BodyReceiver | None = None
-    caller = ANONYMOUS
+    caller = ANONYMOUS_CALLER
     permitted_problems: Collection[str] | None = None
     is_read_only = False
     uses_link = False

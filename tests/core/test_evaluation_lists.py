@@ -1,4 +1,4 @@
-"""`core.peers`: cursors of lists, and the list over several daemons."""
+"""`core.evaluation_lists`: cursors of lists, and the list over several daemons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.peers import (
+from tawebeval.core.evaluation_lists import (
     DaemonListPage,
     ListCursor,
     ListEntry,
@@ -38,7 +38,7 @@ class FakeDaemon:
 
     def read_part(self, cursor: str | None, limit: int) -> DaemonListPage:
         """Return the part after a cursor, as the registry does."""
-        begin = parse_list_cursor(cursor).number if cursor else 0
+        begin = parse_list_cursor(cursor).sequence_number if cursor else 0
         end = min(begin + limit, len(self.created))
         data = [
             {"evaluation_id": f"{self.name}-{n}", "created": self.created[n]}
@@ -51,7 +51,7 @@ class FakeDaemon:
 
 def identify(entry: ListEntry) -> str:
     """Return the identifier of an entry."""
-    identifier: str = orjson.loads(orjson.dumps(entry.json))["evaluation_id"]
+    identifier: str = orjson.loads(orjson.dumps(entry.json_fragment))["evaluation_id"]
     return identifier
 
 
@@ -78,12 +78,12 @@ class JointListTests(SynchronousTestCase):
                 if name not in away
             }
             joint = merge_list_pages(cursor, asked, parts)
-            self.assertEqual(joint.away, sorted(away & set(asked)))
+            self.assertEqual(joint.unavailable_daemons, sorted(away & set(asked)))
             listed += map(identify, joint.entries)
-            if joint.end is not None:
-                self.assertNotEqual(joint.end, after)
-                after = joint.end
-            elif not joint.away:
+            if joint.end_cursor is not None:
+                self.assertNotEqual(joint.end_cursor, after)
+                after = joint.end_cursor
+            elif not joint.unavailable_daemons:
                 break
             if data.draw(st.booleans()):  # accepted while the list is read
                 daemons[data.draw(st.sampled_from(NAMES))].created.append("5")
@@ -114,7 +114,7 @@ class JointListTests(SynchronousTestCase):
         self.assertEqual(place.find_unfinished_lists(["b2", "a"]), {"b2": None})
         last = merge_list_pages(place, ["b2"], {})
         self.assertEqual(last, MergedListPage(None, [], ["b2"]))
-        self.assertIsNone(merge_list_pages(place, ["b2"], {"b2": whole}).end)
+        self.assertIsNone(merge_list_pages(place, ["b2"], {"b2": whole}).end_cursor)
 
 
 class CursorTests(SynchronousTestCase):
@@ -129,7 +129,7 @@ class CursorTests(SynchronousTestCase):
     def test_round_trip(self, places: dict[str, str | None]) -> None:
         """A cursor is read as it was written."""
         text = str(MergedListCursor(places))
-        self.assertEqual(MergedListCursor.parse(text, NAMES).places, places)
+        self.assertEqual(MergedListCursor.parse(text, NAMES).cursors_by_daemon, places)
 
     def test_refused(self) -> None:
         """What is no cursor is refused: also other daemons, and a daemon twice."""
@@ -168,9 +168,9 @@ class AnswerTests(SynchronousTestCase):
     def test_good(self) -> None:
         """An entry stays as it is, with members that this release does not know."""
         part = self.parse()
-        self.assertEqual(part.end, f"{MARK}-1")
+        self.assertEqual(part.end_cursor, f"{MARK}-1")
         self.assertEqual(
-            orjson.dumps([one.json for one in part.entries]),
+            orjson.dumps([one.json_fragment for one in part.entries]),
             b'[{"evaluation_id":"a-1","created":"2026","new":[1]}]',
         )
 

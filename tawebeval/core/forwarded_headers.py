@@ -15,7 +15,7 @@ import attrs
 
 from tawebeval.errors import MalformedRequest
 
-UNIX_SOCKET_PEERS = "unix"
+UNIX_SOCKET_KEYWORD = "unix"
 """Entry of the trusted proxies for all peers on UNIX sockets."""
 
 # Private, link-local and loopback networks.
@@ -48,14 +48,14 @@ class TrustedProxies:
     """
 
     networks: Sequence[IPv4Network | IPv6Network]
-    trusts_unix: bool
+    trusts_unix_sockets: bool
     header: str
 
     @classmethod
     def parse(cls, trusted: Collection[str], header: str) -> TrustedProxies:
         """Return the proxies of the settings. Raises ValueError for an invalid network."""
-        networks = tuple(ip_network(each) for each in trusted if each != UNIX_SOCKET_PEERS)
-        return cls(networks, UNIX_SOCKET_PEERS in trusted, header)
+        networks = tuple(ip_network(each) for each in trusted if each != UNIX_SOCKET_KEYWORD)
+        return cls(networks, UNIX_SOCKET_KEYWORD in trusted, header)
 
     def is_trusted(self, address: str) -> bool:
         """Return whether an address, in canonical form, is a trusted proxy's."""
@@ -114,7 +114,7 @@ def canonicalize_address(address: str) -> str:
     return str((isinstance(found, IPv6Address) and found.ipv4_mapped) or found)
 
 
-def find_address_group(address: str) -> str:
+def find_client_network(address: str) -> str:
     """Return the group of a client for limits: its IPv4 address, or the /64 of its IPv6 address.
 
     The group of anything else is "".

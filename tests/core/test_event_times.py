@@ -1,4 +1,4 @@
-"""`core.times`: the times of the events in a ring."""
+"""`core.event_times`: the times of the events in a ring."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.events import EventBatch, encode_data, encode_text
+from tawebeval.core.event_times import BYTES_PER_TIMESTAMP, EventTimes
+from tawebeval.core.events import EventBatch, encode_data_event, encode_text_events
 from tawebeval.core.ring import EventRing
-from tawebeval.core.times import BYTES_PER_TIMESTAMP, EventTimes
 
 PLENTY = 10**9
 
 
 def batch_of(number: int) -> EventBatch:
     """Return a batch of so many events, some of which resemble the end of an event."""
-    return sum((encode_data(b'"}"' if n % 2 else b"{}") for n in range(number)), EventBatch(0, b""))
+    return sum(
+        (encode_data_event(b'"}"' if n % 2 else b"{}") for n in range(number)), EventBatch(0, b"")
+    )
 
 
 def timed(lines: bytes) -> list[str]:
@@ -37,35 +39,35 @@ class EventTimesTests(SynchronousTestCase):
         """Each event has the time of its write, wherever a batch of them begins and ends."""
         times = EventTimes()
         for cursor, time in ((0, 5), (2, 5), (3, 7), (4, 6)):
-            times.add_events(cursor, time)
+            times.record_time(cursor, time)
         expected = ["5", "5", "5", "7", "6", "6"]
         for first in range(6):
             for last in range(first, 7):
-                lines = times.add_times(first, batch_of(last - first), str)
+                lines = times.add_times_to_lines(first, batch_of(last - first), str)
                 self.assertEqual(timed(lines), expected[first:last])
 
     def test_unchanged(self) -> None:
         """Apart from its time an event stays as it is, byte by byte."""
         times = EventTimes()
-        times.add_events(0, 1)
-        batch = encode_data(b'{"a" : 1.50}') + encode_text(b'}\n"}\n')
-        lines = times.add_times(0, batch, str)
+        times.record_time(0, 1)
+        batch = encode_data_event(b'{"a" : 1.50}') + encode_text_events(b'}\n"}\n')
+        lines = times.add_times_to_lines(0, batch, str)
         self.assertEqual(lines.replace(b',"time":"1"', b""), batch.lines)
         self.assertEqual(lines.count(b',"time":"1"'), batch.count)
 
     def test_size(self) -> None:
         """Marks count, but for one: an empty ring counts nothing."""
         times = EventTimes()
-        self.assertEqual(times.size, 0)
+        self.assertEqual(times.memory_bytes, 0)
         for cursor in range(100):
-            times.add_events(cursor, cursor)
-            self.assertEqual(times.size, cursor * BYTES_PER_TIMESTAMP)
+            times.record_time(cursor, cursor)
+            self.assertEqual(times.memory_bytes, cursor * BYTES_PER_TIMESTAMP)
         for oldest in range(99):
-            times.discard_events(oldest)
-            self.assertLessEqual(times.size, 2 * (99 - oldest) * BYTES_PER_TIMESTAMP)
-            self.assertEqual(timed(times.add_times(99, batch_of(1), str)), ["99"])
-        times.discard_events(100)
-        self.assertEqual(times.size, 0)
+            times.discard_times_before(oldest)
+            self.assertLessEqual(times.memory_bytes, 2 * (99 - oldest) * BYTES_PER_TIMESTAMP)
+            self.assertEqual(timed(times.add_times_to_lines(99, batch_of(1), str)), ["99"])
+        times.discard_times_before(100)
+        self.assertEqual(times.memory_bytes, 0)
 
     @given(
         st.lists(
@@ -75,39 +77,39 @@ class EventTimesTests(SynchronousTestCase):
     def test_ring(self, steps: list[tuple[int, int, int, int]]) -> None:
         """In a ring, whatever is appended, read and acknowledged, each event keeps its time."""
         now = 0
-        ring = EventRing(read_time=lambda: now / 8)
+        ring = EventRing(read_wall_clock=lambda: now / 8)
         expected: list[str] = []
         for number, passed, acknowledged, limit in steps:
             now += passed
             ring.append_batch(batch_of(number))
             expected += [str(now / 8)] * number
-            ring.acknowledge(min(ring.oldest + acknowledged, ring.newest))
-            batch = ring.read_timed_events(ring.oldest, limit, str)
-            plain = ring.read_events(ring.oldest, limit)
+            ring.acknowledge(min(ring.begin_cursor + acknowledged, ring.end_cursor))
+            batch = ring.read_timed_events(ring.begin_cursor, limit, str)
+            plain = ring.read_events(ring.begin_cursor, limit)
             assert batch.count == plain.count
-            assert timed(batch.lines) == expected[ring.oldest :][: batch.count]
-            assert ring.size <= ring.stored_bytes <= ring.size * 2
-            if ring.oldest == ring.newest:
-                assert ring.stored_bytes == 0
+            assert timed(batch.lines) == expected[ring.begin_cursor :][: batch.count]
+            assert ring.line_bytes <= ring.memory_bytes <= ring.line_bytes * 2
+            if ring.begin_cursor == ring.end_cursor:
+                assert ring.memory_bytes == 0
 
     def test_shrink(self) -> None:
         """Times count where old events are discarded, and the ring can always be emptied."""
-        ring = EventRing(read_time=partial(next, count()))
+        ring = EventRing(read_wall_clock=partial(next, count()))
         for _ in range(1000):
-            ring.append_batch(encode_data(b"1"))
-        self.assertEqual(ring.stored_bytes, ring.size + 999 * BYTES_PER_TIMESTAMP)
-        size = ring.size
-        ring.shrink(ring.size, ring.newest)
-        self.assertLess(ring.size, size)
-        self.assertLessEqual(ring.stored_bytes, size)
-        ring.shrink(0, ring.newest)
-        self.assertEqual((ring.stored_bytes, ring.oldest), (0, 1000))
+            ring.append_batch(encode_data_event(b"1"))
+        self.assertEqual(ring.memory_bytes, ring.line_bytes + 999 * BYTES_PER_TIMESTAMP)
+        size = ring.line_bytes
+        ring.discard_batches(ring.line_bytes, ring.end_cursor)
+        self.assertLess(ring.line_bytes, size)
+        self.assertLessEqual(ring.memory_bytes, size)
+        ring.discard_batches(0, ring.end_cursor)
+        self.assertEqual((ring.memory_bytes, ring.begin_cursor), (0, 1000))
 
     def test_page(self) -> None:
         """However large a page may be, times are added to a bounded number of events."""
-        ring = EventRing(read_time=partial(next, count()))
+        ring = EventRing(read_wall_clock=partial(next, count()))
         for _ in range(5000):
-            ring.append_batch(encode_data(b"1"))
+            ring.append_batch(encode_data_event(b"1"))
         batch = ring.read_timed_events(7, PLENTY, str)
         self.assertEqual(timed(batch.lines), [str(7.0 + n) for n in range(batch.count)])
         self.assertLess(batch.count, 1500)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import attrs
 
-GENERATION_BYTES = 8
+LINK_GENERATION_BYTES = 8
 
 LINK_PATTERN = r"link_[A-Za-z0-9_-]{28}"
 """The pattern of a link."""

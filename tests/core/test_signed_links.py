@@ -1,4 +1,4 @@
-"""`core.links`: a link is of one evaluation, one generation, one expiry."""
+"""`core.signed_links`: a link is of one evaluation, one generation, one expiry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.links import LINK_PATTERN, LinkSigner, find_bearer_link
+from tawebeval.core.signed_links import LINK_PATTERN, LinkSigner, find_bearer_link
 
 GENERATION = b"generati"
 EXPIRES = 1_800_000_000

@@ -1,4 +1,4 @@
-"""`core.forwarded`: for whom a proxy asks, whoever else has written into its header."""
+"""`core.forwarded_headers`: for whom a proxy asks, whoever else has written into its header."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.forwarded import (
-    UNIX_SOCKET_PEERS,
+from tawebeval.core.forwarded_headers import (
+    UNIX_SOCKET_KEYWORD,
     TrustedProxies,
     canonicalize_address,
-    find_address_group,
+    find_client_network,
 )
 from tawebeval.errors import MalformedRequest
 
-TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX_SOCKET_PEERS)
+TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX_SOCKET_KEYWORD)
 FORWARDED = TrustedProxies.parse(TRUSTED, "Forwarded")
 PLAIN = TrustedProxies.parse(TRUSTED, "X-Forwarded-For")
 
@@ -89,7 +89,7 @@ class NodeTests(SynchronousTestCase):
         node = name if port is None else f"{name}:{port}"
         self.assertEqual(FORWARDED.find_client_address([data.draw(elements(node))]), name)
         self.assertEqual(PLAIN.find_client_address([node]), name)
-        self.assertEqual(find_address_group(name), "")
+        self.assertEqual(find_client_network(name), "")
 
     def test_unknown(self) -> None:
         """What the proxy does not know is empty, and nobody's word is taken in its place."""
@@ -201,10 +201,10 @@ class TrustTests(SynchronousTestCase):
         ):
             self.assertEqual(PLAIN.is_trusted(address), trusted, address)
             self.assertFalse(
-                TrustedProxies.parse((UNIX_SOCKET_PEERS,), "Forwarded").is_trusted(address)
+                TrustedProxies.parse((UNIX_SOCKET_KEYWORD,), "Forwarded").is_trusted(address)
             )
-        self.assertTrue(PLAIN.trusts_unix)
-        self.assertFalse(TrustedProxies.parse(("::1",), "Forwarded").trusts_unix)
+        self.assertTrue(PLAIN.trusts_unix_sockets)
+        self.assertFalse(TrustedProxies.parse(("::1",), "Forwarded").trusts_unix_sockets)
 
     def test_too_wide(self) -> None:
         """Networks in which strangers may be are found; a single address is named on purpose."""
@@ -214,7 +214,7 @@ class TrustTests(SynchronousTestCase):
             "10.0.0.0/8",
             "127.0.0.0/30",
             "fd00::/8",
-            UNIX_SOCKET_PEERS,
+            UNIX_SOCKET_KEYWORD,
         )
         self.assertEqual(TrustedProxies.parse(fine, "Forwarded").find_public_networks(), [])
         wide = ("0.0.0.0/0", "::/0", "10.0.0.0/7", "192.0.2.0/31", "2001:db8::/64")
@@ -239,7 +239,7 @@ class GroupTests(SynchronousTestCase):
             ("", ""),
             ("_hidden", ""),
         ):
-            self.assertEqual(find_address_group(address), group)
+            self.assertEqual(find_client_network(address), group)
 
     @given(st.ip_addresses())
     def test_canonical(self, address: IPv4Address | IPv6Address) -> None:

@@ -28,17 +28,17 @@ class EventTimes:
         self._discarded = 0  # marks at the front that no event has any more
 
     @property
-    def size(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes of memory that all marks take, except the last: an empty ring has one, too."""
         return BYTES_PER_TIMESTAMP * max(0, len(self._cursors) - 1)
 
-    def add_events(self, cursor: int, time: int) -> None:
+    def record_time(self, cursor: int, time: int) -> None:
         """Add the time of the events after `cursor`, the newest."""
         if not self._times or self._times[-1] != time:
             self._cursors.append(cursor)
             self._times.append(time)
 
-    def discard_events(self, cursor: int) -> None:
+    def discard_times_before(self, cursor: int) -> None:
         """Forget the times of the events before `cursor`."""
         self._discarded = self._find_mark(cursor)
         if 2 * self._discarded >= len(self._cursors):  # else each discard would move all marks
@@ -46,7 +46,9 @@ class EventTimes:
             del self._times[: self._discarded]
             self._discarded = 0
 
-    def add_times(self, first: int, batch: EventBatch, format_time: Callable[[int], str]) -> bytes:
+    def add_times_to_lines(
+        self, first: int, batch: EventBatch, format_time: Callable[[int], str]
+    ) -> bytes:
         r"""Return the lines of a batch that begins at the cursor `first`, each with its `time`.
 
         `format_time` gets milliseconds. Only the end of a line has `}` before `\n`.

@@ -24,10 +24,10 @@ import orjson
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN
 from tawebeval.errors import InvalidCursor
 
-START_MARK_BYTES = 5
+START_ID_BYTES = 5
 """Random bytes in the cursors of lists: a daemon refuses those of an earlier start."""
 
-_CURSOR_PATTERN = rf"([0-9a-f]{{{2 * START_MARK_BYTES}}})-([1-9][0-9]{{0,17}})"
+_CURSOR_PATTERN = rf"([0-9a-f]{{{2 * START_ID_BYTES}}})-([1-9][0-9]{{0,17}})"
 _CURSOR = re.compile(_CURSOR_PATTERN)
 _PLACE = re.compile(rf"({DAEMON_NAME_PATTERN})(?:-({_CURSOR_PATTERN}))?")
 
@@ -36,14 +36,14 @@ _PLACE = re.compile(rf"({DAEMON_NAME_PATTERN})(?:-({_CURSOR_PATTERN}))?")
 class ListCursor:
     """Place in the list of one daemon: after the evaluation of this sequence number.
 
-    `mark` is the mark of the daemon's start, in hexadecimal.
+    `start_id` identifies the daemon's start, in hexadecimal.
     """
 
-    mark: str
-    number: int
+    start_id: str
+    sequence_number: int
 
     def __str__(self) -> str:
-        return f"{self.mark}-{self.number}"
+        return f"{self.start_id}-{self.sequence_number}"
 
 
 def parse_list_cursor(text: str) -> ListCursor:
@@ -66,11 +66,11 @@ def make_cursor_error(text: str) -> InvalidCursor:
 class MergedListCursor:
     """Place in the list over several daemons.
 
-    `places` has the list cursor of each daemon by its name, None if its list has ended. A daemon
-    that is not in it has its whole list before it.
+    `cursors_by_daemon` has the list cursor of each daemon by its name, None if its list has ended.
+    A daemon that is not in it has its whole list before it.
     """
 
-    places: Mapping[str, str | None] = attrs.field(factory=dict)
+    cursors_by_daemon: Mapping[str, str | None] = attrs.field(factory=dict)
 
     @classmethod
     def parse(cls, text: str, names: Collection[str]) -> MergedListCursor:
@@ -86,15 +86,15 @@ class MergedListCursor:
     def __str__(self) -> str:
         return "_".join(
             name if place is None else f"{name}-{place}"
-            for name, place in sorted(self.places.items())
+            for name, place in sorted(self.cursors_by_daemon.items())
         )
 
     def find_unfinished_lists(self, names: Collection[str]) -> dict[str, str | None]:
         """Return the daemons whose lists have not ended, with their cursors, None for the start."""
         return {
-            name: self.places.get(name)
+            name: self.cursors_by_daemon.get(name)
             for name in sorted(names)
-            if name not in self.places or self.places[name] is not None
+            if name not in self.cursors_by_daemon or self.cursors_by_daemon[name] is not None
         }
 
 
@@ -103,21 +103,23 @@ class ListEntry:
     """An evaluation as a list shows it: the time of acceptance, and the JSON."""
 
     created: str
-    json: orjson.Fragment
+    json_fragment: orjson.Fragment
 
 
 @attrs.frozen
 class DaemonListPage:
-    """A part of the list of one daemon; `end` is the cursor after it, None at the end."""
+    """A part of the list of one daemon; `end_cursor` is the cursor after it, None at the end."""
 
-    end: str | None
+    end_cursor: str | None
     entries: Sequence[ListEntry]
 
 
-def make_list_page(end: str | None, data: Sequence[Mapping[str, Any]]) -> DaemonListPage:
+def make_list_page(
+    end_cursor: str | None, documents: Sequence[Mapping[str, Any]]
+) -> DaemonListPage:
     """Return a part of these entries. Raises: TypeError, for a value that is not JSON."""
-    entries = [ListEntry(one["created"], orjson.Fragment(orjson.dumps(one))) for one in data]
-    return DaemonListPage(end, entries)
+    entries = [ListEntry(one["created"], orjson.Fragment(orjson.dumps(one))) for one in documents]
+    return DaemonListPage(end_cursor, entries)
 
 
 class _Entry(msgspec.Struct):
@@ -151,26 +153,28 @@ def parse_list_page(body: bytes, name: str) -> DaemonListPage:
 
 @attrs.frozen
 class MergedListPage:
-    """A part of the list over several daemons; `end` is as in `DaemonListPage`.
+    """A part of the list over several daemons; `end_cursor` is as in `DaemonListPage`.
 
-    `away` are the names of the daemons that have not answered.
+    `unavailable_daemons` are the names of the daemons that have not answered.
     """
 
-    end: str | None
+    end_cursor: str | None
     entries: Sequence[ListEntry]
-    away: Sequence[str]
+    unavailable_daemons: Sequence[str]
 
 
 def merge_list_pages(
-    before: MergedListCursor, asked: Collection[str], parts: Mapping[str, DaemonListPage]
+    cursor: MergedListCursor, asked_daemons: Collection[str], pages: Mapping[str, DaemonListPage]
 ) -> MergedListPage:
-    """Return the next part after a cursor, of the `parts` of those `asked` that have answered.
+    """Return the part after a cursor, of the `pages` of those `asked_daemons` that have answered.
 
     It is the last one if all lists have ended, or if those left belong to daemons that are away
     and nobody else was asked.
     """
-    after = MergedListCursor({**before.places, **{name: part.end for name, part in parts.items()}})
-    away = sorted(set(asked) - set(parts))
-    has_more = bool(away) or any(part.end is not None for part in parts.values())
-    ordered = merge(*(parts[name].entries for name in sorted(parts)), key=attrgetter("created"))
-    return MergedListPage(str(after) if parts and has_more else None, list(ordered), away)
+    after = MergedListCursor(
+        {**cursor.cursors_by_daemon, **{name: part.end_cursor for name, part in pages.items()}}
+    )
+    away = sorted(set(asked_daemons) - set(pages))
+    has_more = bool(away) or any(part.end_cursor is not None for part in pages.values())
+    ordered = merge(*(pages[name].entries for name in sorted(pages)), key=attrgetter("created"))
+    return MergedListPage(str(after) if pages and has_more else None, list(ordered), away)
