@@ -169,7 +169,7 @@ class NodeTests(DaemonTestCase):
         (package,) = self.folder.glob("*.tgz")
         self.module = self.folder / "node_modules" / "tawebeval-client"
         with tarfile.open(package) as file:
-            file.extractall(self.folder / "unpacked", filter="data")
+            file.extractall(self.folder / "unpacked")
         self.module.parent.mkdir()
         (self.folder / "unpacked" / "package").rename(self.module)
 
