@@ -2,11 +2,13 @@
 
 Both stay the same until the daemon restarts. They are read at import and kept in memory: a request
 needs no access to the disk, and the service user needs no access to the installed files.
-Clients may cache them and revalidate by entity tag.
+Clients may cache them and revalidate by entity tag. Each is compressed when it is first asked for
+so, and that is kept, too.
 """
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib.resources import files
@@ -18,9 +20,10 @@ from klein import Klein
 from twisted.web.http import NOT_MODIFIED
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import NotFound
-from werkzeug.http import parse_etags
+from werkzeug.http import parse_accept_header, parse_etags
 
 from tawebeval import __version__
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.web.responses import prepare_response
 from tawebeval.web.server.headers import JSON_TYPE, make_general_headers, set_headers
 
@@ -71,19 +74,30 @@ class StaticResource:
     def _make_entity_tag(self) -> str:
         return f'"{sha256(self.content).hexdigest()[:32]}"'
 
+    def compress(self) -> StaticResource:
+        """Return the same, compressed by gzip. Blocks, for tens of milliseconds."""
+        content = gzip.compress(self.content, mtime=0)
+        headers = {**self.headers, b"Content-Encoding": b"gzip"}
+        return StaticResource(content, self.media_type, headers)
+
     def send_response(self, request: IRequest) -> bytes:
         """Answer with the content, or with 304 if the client has it (RFC 9110, section 13.1.2)."""
-        set_headers(request, self.headers)
         body = prepare_response(request, self.content, self.media_type)
         request.setHeader(b"Cache-Control", b"no-cache")  # may be cached, must be revalidated
         request.setHeader(b"ETag", self.entity_tag.encode())
-        known = request.requestHeaders.getRawHeaders(b"If-None-Match", [])
-        tags = parse_etags(", ".join(value.decode("latin-1") for value in known))
+        request.responseHeaders.addRawHeader(b"Vary", b"Accept-Encoding")
+        tags = parse_etags(_join_header(request, b"If-None-Match"))
         # A weak comparison: proxies that compress make the tags weak.
-        if not tags.contains_weak(self.entity_tag.strip('"')):
-            return body
-        request.setResponseCode(NOT_MODIFIED)
-        return b""
+        if tags.contains_weak(self.entity_tag.strip('"')):
+            request.setResponseCode(NOT_MODIFIED)
+            return b""
+        set_headers(request, self.headers)
+        return body
+
+
+def _join_header(request: IRequest, name: bytes) -> str:
+    values = request.requestHeaders.getRawHeaders(name, [])
+    return ", ".join(value.decode("latin-1") for value in values)
 
 
 def complete_openapi_document(document: dict[str, Any]) -> dict[str, Any]:
@@ -164,23 +178,32 @@ PUBLIC_PATHS = tuple(path.encode() for path in STATIC_RESOURCES)
 """Paths that need no token: a browser has no token until it has the page."""
 
 
-def add_static_routes(app: Klein) -> None:
+def add_static_routes(app: Klein, threads: WorkerThreads) -> None:
     """Add the routes of all static resources to `app`."""
+    compressed: dict[str, StaticResource] = {}
 
-    @app.route("/", methods=["GET"])
-    def page(request: IRequest) -> bytes:
-        """Return the page."""
-        return STATIC_RESOURCES["/"].send_response(request)
-
-    @app.route("/static/<name>", methods=["GET"])
-    def page_file(request: IRequest, name: str) -> bytes:
-        """Return a file that the page loads."""
-        resource = STATIC_RESOURCES.get(f"/static/{name}")
+    async def respond(request: IRequest, path: str) -> bytes:
+        resource = STATIC_RESOURCES.get(path)
         if resource is None:
             raise NotFound
-        return resource.send_response(request)
+        accepted = parse_accept_header(_join_header(request, b"Accept-Encoding"))
+        if not accepted.quality("gzip"):
+            return resource.send_response(request)
+        if path not in compressed:
+            compressed[path] = await threads.run_in_thread(resource.compress)
+        return compressed[path].send_response(request)
+
+    @app.route("/", methods=["GET"])
+    async def page(request: IRequest) -> bytes:
+        """Return the page."""
+        return await respond(request, "/")
+
+    @app.route("/static/<name>", methods=["GET"])
+    async def page_file(request: IRequest, name: str) -> bytes:
+        """Return a file that the page loads."""
+        return await respond(request, f"/static/{name}")
 
     @app.route(DESCRIPTION_PATH, methods=["GET"])
-    def description(request: IRequest) -> bytes:
+    async def description(request: IRequest) -> bytes:
         """Return the OpenAPI description."""
-        return STATIC_RESOURCES[DESCRIPTION_PATH].send_response(request)
+        return await respond(request, DESCRIPTION_PATH)

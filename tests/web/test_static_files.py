@@ -53,12 +53,10 @@ class AssetTests(WebTestCase):
             answer = self.get(path)
             self.assertEqual(answer.body, file.read_bytes())
             self.assertEqual(answer.headers["content-type"], types[file.suffix])
-            connection = self.service.connect()
-            connection.request(f"HEAD {path}")
-            head = connection.answer("HEAD")
-            self.assertEqual((head.status, head.body), (200, b""))
-            described.check("HEAD", path, head)
-            self.assertEqual(head.headers["content-length"], str(len(answer.body)))
+            head = self.get(path, method="HEAD")
+            self.assertEqual(head.body, b"")
+            raw = self.ask_raw(path, "gzip")
+            self.assertEqual(head.headers["content-length"], str(len(raw.body)))
             for name in ("content-type", "etag", "content-security-policy"):
                 self.assertEqual(head.headers[name], answer.headers[name])
             served += 1
@@ -143,6 +141,37 @@ class AssetTests(WebTestCase):
             for other in ('"another"', tag.replace('"', '"x', 1), ""):
                 self.get(path, 200, **{"If-None-Match": other})
 
+    def test_compressed(self) -> None:
+        """Who accepts gzip gets it, with a tag of its own; a cache knows both apart."""
+        for path, asset in ASSETS.items():
+            for accepted in ("gzip", "br, gzip;q=0.5", "*"):
+                answer = self.ask_raw(path, accepted)
+                self.assertEqual(answer.headers["content-encoding"], "gzip")
+                self.assertEqual(answer.headers["content-length"], str(len(answer.body)))
+                self.assertEqual(gzip.decompress(answer.body), asset.content)
+                self.assertNotEqual(answer.headers["etag"], asset.entity_tag)
+                self.assertEqual(answer.headers["vary"], "Accept-Encoding")
+            for accepted in ("", "br", "gzip;q=0, *"):
+                answer = self.ask_raw(path, accepted)
+                self.assertNotIn("content-encoding", answer.headers)
+                self.assertEqual(answer.body, asset.content)
+                self.assertEqual(answer.headers["etag"], asset.entity_tag)
+                self.assertEqual(answer.headers["vary"], "Accept-Encoding")
+
+    def test_compressed_once(self) -> None:
+        """A file is compressed when it is first asked for, and then no more."""
+        self.ask_raw("/static/client.js", "gzip")
+        self.patch(gzip, "compress", None)
+        self.ask_raw("/static/client.js", "gzip")
+
+    def ask_raw(self, path: str, accepted: str) -> Answer:
+        """Return the answer to a client that decodes nothing."""
+        connection = self.service.connect()
+        connection.request(f"GET {path}", Accept_Encoding=accepted)
+        answer = connection.answer()
+        connection.lose()
+        return answer
+
     def test_tags_differ(self) -> None:
         """Each content has a tag of its own."""
         tags = {asset.entity_tag for asset in ASSETS.values()}
@@ -171,7 +200,7 @@ class NamedOriginTests(WebTestCase):
             asked = self.ask("GET", "/static/client.js", headers={"Origin": origin})
             headers = self.answer(asked).headers
             self.assertEqual("access-control-allow-origin" in headers, allowed)
-            self.assertEqual(headers["vary"], "Origin")
+            self.assertEqual(headers["vary"], "Origin, Accept-Encoding")
 
 
 class TokenTests(CallerTestCase):
