@@ -1,7 +1,7 @@
 """Tools for coroutines and Deferreds.
 
-- Waiting: `Condition` wakes its waiters each time, `OneShotEvent` once; `wait_shielded` waits even
-  if cancelled, `wait_until` for at most some time.
+- Waiting: `Condition` wakes its waiters each time, `OneShotEvent` once; `wait_despite_cancellation`
+  waits even if cancelled, `wait_until` for at most some time.
 - Blocking calls: `WorkerThreads` makes calls in threads. `RetryQueue` repeats calls that must
   succeed in the end, such as the removal of directories: a machine may lack descriptors, or its
   disk may not answer, for a while.
@@ -33,7 +33,7 @@ from twisted.python.threadpool import ThreadPool
 
 from tawebeval.errors import EvaluationFailure
 
-UNBOUNDED = 2**62
+UNLIMITED_QUEUE = 2**62
 """Number of waiters of a queue whose waiters are bounded by something else."""
 
 _BATCH = 100  # calls that a thread makes one after the other
@@ -143,7 +143,9 @@ def make_one_shot_event(deferred: Deferred[T]) -> OneShotEvent[Callable[[], T]]:
     return one_shot
 
 
-async def wait_shielded(one_shot: OneShotEvent[T], cancel: Callable[[], Any] = lambda: None) -> T:
+async def wait_despite_cancellation(
+    one_shot: OneShotEvent[T], cancel: Callable[[], Any] = lambda: None
+) -> T:
     """Wait for `one_shot` even if cancelled; a cancellation calls `cancel` and is raised later."""
     try:
         return await one_shot.wait()
@@ -158,16 +160,16 @@ async def wait_shielded(one_shot: OneShotEvent[T], cancel: Callable[[], Any] = l
 
 
 async def wait_until(
-    done: Callable[[], bool], progress: Condition[None], seconds: float, clock: IReactorTime
+    is_done: Callable[[], bool], progress: Condition[None], timeout: float, clock: IReactorTime
 ) -> None:
-    """Wait until `done()` is true or `seconds` have passed; `done` is called at each `progress`."""
+    """Wait for `is_done()`, called at each `progress`, or until `timeout` seconds have passed."""
 
     async def wait() -> None:
-        while not done():
+        while not is_done():
             await progress.wait()
 
     with suppress(WaitedInVain):
-        await Deferred.fromCoroutine(wait()).addTimeout(seconds, clock)
+        await Deferred.fromCoroutine(wait()).addTimeout(timeout, clock)
 
 
 @attrs.frozen
@@ -180,11 +182,17 @@ class WorkerThreads:
 
     @classmethod
     def create(
-        cls, reactor: IReactorThreads, count: int, name: str, *, is_abandoned: bool = False
+        cls,
+        reactor: IReactorThreads,
+        count: int,
+        name: str,
+        *,
+        abandons_running_calls: bool = False,
     ) -> WorkerThreads:
         """Return a pool of `count` threads, all of which `start` makes.
 
-        If `is_abandoned`, `stop` does not wait for running calls, which end with the process.
+        If `abandons_running_calls`, `stop` does not wait for running calls, which end with the
+        process.
 
         The reactor's own pool is shared with name look-ups, which take as long as strangers' name
         servers do; and it makes threads on demand, which fails when evaluators have used up the
@@ -193,7 +201,7 @@ class WorkerThreads:
         pool = ThreadPool(count, count, name)
         # Daemon threads let a process whose start fails later end without `stop`.
         pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
-        return cls(reactor, pool, is_abandoned)
+        return cls(reactor, pool, abandons_running_calls)
 
     def start(self) -> None:
         """Start all threads. Raises OSError."""
@@ -218,7 +226,7 @@ class WorkerThreads:
         ended = make_one_shot_event(
             deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs)
         )
-        return (await wait_shielded(ended))()
+        return (await wait_despite_cancellation(ended))()
 
 
 @attrs.frozen
@@ -354,7 +362,7 @@ class SingleFlight(Generic[K, T]):
             if found.waiting == 1:
                 self._works.pop(key, None)
                 found.deferred.cancel()
-                await wait_shielded(found.outcome)
+                await wait_despite_cancellation(found.outcome)
             raise
         finally:
             found.waiting -= 1
@@ -366,9 +374,9 @@ class SingleFlight(Generic[K, T]):
             raise attrs.evolve(error) from None  # each waiter gets a traceback of its own
 
 
-def count_run_slots(running: int) -> int:
-    """Return the number of run slots: `running`, or the number of processors if that is 0."""
-    return running or len(os.sched_getaffinity(0))
+def resolve_run_slot_count(configured: int) -> int:
+    """Return the number of run slots: `configured`, or the number of processors if that is 0."""
+    return configured or len(os.sched_getaffinity(0))
 
 
 @attrs.define(eq=False)
@@ -400,7 +408,7 @@ _get_turn = attrgetter("turn")
 
 
 class FairQueue:
-    """Queue for `taken_slots` slots, with at most `queued` waiters, fair between callers.
+    """Queue for `taken_slot_count` slots, with at most `queued` waiters, fair between callers.
 
     A free slot goes to the caller whose last turn is longest ago, and among that caller's waiters
     to the first. A caller has at most `running_per_caller` slots and `queued_per_caller` waiters; 0
@@ -441,7 +449,7 @@ class FairQueue:
         self._newest = 0  # turn or number of a waiter
 
     @property
-    def taken_slots(self) -> int:
+    def taken_slot_count(self) -> int:
         """Number of slots taken."""
         return len(self._running)
 
@@ -482,7 +490,7 @@ class FairQueue:
             and self._admits(caller)
         )
 
-    def reserve_turn(self, name: str, caller: str = "") -> None:
+    def reserve_queue_place(self, name: str, caller: str = "") -> None:
         """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
         line = self._lines.get(caller)
         if line is None:
@@ -498,10 +506,10 @@ class FairQueue:
         reserved = name in self._waiters
         # No waiter could use the slot then, except during a dispatch.
         if not reserved and self._may_run(caller) and not self._is_dispatching:
-            self.take_slot(name, caller)
+            self.take_slot_unconditionally(name, caller)
             return succeed(None)
         if not reserved:
-            self.reserve_turn(name, caller)
+            self.reserve_queue_place(name, caller)
         waiter = self._waiters[name]
         slot = waiter.slot = Deferred(lambda _: self.release_slot(name))
         self._take_out(waiter.line)
@@ -511,7 +519,7 @@ class FairQueue:
             self.dispatch_slots()
         return slot
 
-    def take_slot(self, name: str, caller: str = "") -> None:
+    def take_slot_unconditionally(self, name: str, caller: str = "") -> None:
         """Take a slot, whatever the bounds are."""
         self._running[name] = caller
         self._count_holder(caller, 1)
@@ -563,7 +571,7 @@ class FairQueue:
             line.turn = self._draw_number()
         self._put_back(line)
 
-    def suspend_slot(self, name: str) -> None:
+    def release_slot_keep_quota(self, name: str) -> None:
         """Give back the slot of `name`, which counts for its caller until `release_slot`."""
         self._suspended[name] = self._running.pop(name)
         self.dispatch_slots()
@@ -592,7 +600,7 @@ class FairQueue:
             while waiter := self._find_next():
                 assert waiter.slot is not None, "it is ready"
                 self._remove_waiter(waiter, has_turn=True)
-                self.take_slot(waiter.name, waiter.line.caller)
+                self.take_slot_unconditionally(waiter.name, waiter.line.caller)
                 waiter.slot.callback(None)
         finally:
             self._is_dispatching = False

@@ -53,7 +53,7 @@ class TawebevalError(Exception):
     """Base of all exceptions of tawebeval; `str()` is a message for people."""
 
 
-class Problem(NamedTuple):
+class SetupProblem(NamedTuple):
     """A fault or a weakness of the daemon's surroundings, and its remedy, if one is known.
 
     Checks yield the problems with which the daemon starts, and raise `ConfigurationError` for the
@@ -75,7 +75,9 @@ class ConfigurationError(TawebevalError):
     """
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        self.problem = Problem(what, remedy) if remedy else Problem(*what.partition("; ")[::2])
+        self.problem = (
+            SetupProblem(what, remedy) if remedy else SetupProblem(*what.partition("; ")[::2])
+        )
         super().__init__(str(self.problem))
 
 
@@ -187,7 +189,7 @@ class UnsupportedMediaType(RequestError):
     """A request body that is not `multipart/form-data`."""
 
 
-class UnsupportedVersion(RequestError):
+class UnsupportedWebSocketVersion(RequestError):
     """A WebSocket handshake of an unsupported version."""
 
 
@@ -267,16 +269,16 @@ class ForbiddenHost(TawebevalError):
 
 
 def build_limit_failure(
-    reason: FailureReason, limit: str, what: str, value: float
+    reason: FailureReason, setting: str, what: str, value: float
 ) -> EvaluationFailure:
     """Return the error of a run stopped by a limit.
 
-    `limit` is a setting of `[limits]`, `value` its value; `what` says what the evaluator did.
+    `setting` is a setting of `[limits]`, `value` its value; `what` says what the evaluator did.
     """
     return EvaluationFailure(
         reason,
-        f"the evaluator was stopped: it {what} (limits.{limit})",
-        {"limit": f"limits.{limit}", "value": value},
+        f"the evaluator was stopped: it {what} (limits.{setting})",
+        {"limit": f"limits.{setting}", "value": value},
     )
 
 

@@ -53,11 +53,11 @@ class RequestFailed(TawebevalError):
 
 
 @attrs.define
-class AnswerLimit:
-    """Bytes that one connection may still receive; `abort()` aborts it."""
+class ResponseSizeLimit:
+    """Bytes that one connection may still receive; `abort_connection()` aborts it."""
 
-    left: int = MAX_RESPONSE_BYTES
-    abort: Callable[[], object] = lambda: None
+    remaining_bytes: int = MAX_RESPONSE_BYTES
+    abort_connection: Callable[[], object] = lambda: None
 
 
 class _BoundedProtocol(ProtocolWrapper):
@@ -94,7 +94,7 @@ class _BoundingFactory(WrappingFactory):
     protocol = _BoundedProtocol
     clock: Any
     lifetime: float
-    limit: AnswerLimit
+    limit: ResponseSizeLimit
 
 
 @implementer(IStreamClientEndpoint)
@@ -105,7 +105,7 @@ class _BoundedEndpoint:
     _endpoint: IStreamClientEndpoint
     _clock: Any
     _lifetime: float
-    _limit: AnswerLimit
+    _limit: ResponseSizeLimit
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803
         bounding = _BoundingFactory(protocolFactory)
@@ -140,7 +140,7 @@ class PinnedAgent:
     _lifetime: float
     _target: UrlServer
     _address: Address
-    _limit: AnswerLimit = attrs.field(factory=AnswerLimit)
+    _limit: ResponseSizeLimit = attrs.field(factory=ResponseSizeLimit)
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  (Twisted's name)
         """Return the endpoint of the pinned address; `uri` is not looked at."""
@@ -192,7 +192,7 @@ class BytesProducer:
 
 
 @contextmanager
-def describe_request_failures(host: str) -> Iterator[None]:
+def convert_request_failures(host: str) -> Iterator[None]:
     """Raise RequestFailed, with words for people, if the request of the body fails.
 
     CancelledError stays, also where the agent calls it a failure of the connection.

@@ -16,26 +16,26 @@ def _no_notes(_: object) -> Sequence[Any]:
 
 
 @attrs.frozen
-class Reloadable(Generic[Content]):
+class ReloadableFiles(Generic[Content]):
     """Files that a reload reads again, with the callbacks to read and to apply their content.
 
     `name` is the setting that names the files, or a description. `read_files` blocks, changes
-    nothing and raises ConfigurationError. `apply_content` must not fail. `make_notes` returns
-    remarks for the operator on a content, such as settings that need a restart: sentences without a
-    full stop.
+    nothing and raises ConfigurationError. `apply_content` must not fail. `make_operator_notes`
+    returns remarks for the operator on a content, such as settings that need a restart: sentences
+    without a full stop.
     """
 
     name: str
     paths: Sequence[Path]
     read_files: Callable[[], Content]
     apply_content: Callable[[Content], None]
-    make_notes: Callable[[Content], Sequence[str]] = _no_notes
+    make_operator_notes: Callable[[Content], Sequence[str]] = _no_notes
 
 
 class ReloadableSource(Protocol):
     """Owner of reloadable files."""
 
-    def list_reloadables(self) -> Iterable[Reloadable[Any]]:
+    def list_reloadables(self) -> Iterable[ReloadableFiles[Any]]:
         """Return the reloadable files."""
 
 
@@ -43,8 +43,9 @@ class ReloadableSource(Protocol):
 class ReloadResult:
     """Result of a reload.
 
-    With `problems` nothing has changed. `notes` are the remarks on a reload without problems.
+    With `error_messages` nothing has changed. `operator_notes` are the remarks on a reload without
+    problems.
     """
 
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    error_messages: tuple[str, ...] = ()
+    operator_notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tawebeval.deferreds import Condition, OneShotEvent, WorkerThreads, wait_shielded
+from tawebeval.deferreds import Condition, OneShotEvent, WorkerThreads, wait_despite_cancellation
 from tests.cases.own_python import run_script
 from tests.cases.patience import PATIENCE
 
@@ -159,7 +159,7 @@ class CallbackTests(SynchronousTestCase):
 
 
 class ShieldedTests(SynchronousTestCase):
-    """`wait_shielded`: waiting in spite of cancellations."""
+    """`wait_despite_cancellation`: waiting in spite of cancellations."""
 
     def setUp(self) -> None:
         self.event: OneShotEvent[str] = OneShotEvent()
@@ -171,7 +171,7 @@ class ShieldedTests(SynchronousTestCase):
         def cancel() -> None:
             self.cancels += 1
 
-        return Deferred.fromCoroutine(wait_shielded(self.event, cancel))
+        return Deferred.fromCoroutine(wait_despite_cancellation(self.event, cancel))
 
     def test_value(self) -> None:
         """Without a cancellation the result is the event's value."""
@@ -203,7 +203,7 @@ class ShieldedTests(SynchronousTestCase):
     def test_set_by_the_cancellation(self) -> None:
         """`cancel` itself may set the event."""
         waiting = Deferred.fromCoroutine(
-            wait_shielded(self.event, lambda: self.event.set_value("x"))
+            wait_despite_cancellation(self.event, lambda: self.event.set_value("x"))
         )
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)

@@ -103,7 +103,7 @@ class QueueTests(SynchronousTestCase):
             self.queue.acquire_slot(name).addCallback(lambda _, name=name: let_in(name))
         self.queue.release_slot("a")
         self.assertEqual(order, [*names, "late"])
-        self.assertEqual((self.queue.taken_slots, self.queue.waiter_count), (1, 0))
+        self.assertEqual((self.queue.taken_slot_count, self.queue.waiter_count), (1, 0))
 
     def test_not_admitted(self) -> None:
         """A caller that is not admitted waits beside free slots, and is passed over."""
@@ -299,7 +299,7 @@ class ShareTests(SynchronousTestCase):
             if step == "enter":
                 enter(name, caller)
             elif step == "reserve":
-                queue.reserve_turn(name, caller)
+                queue.reserve_queue_place(name, caller)
                 reserved[name] = caller
             elif step == "be ready" and reserved:
                 ready = list(reserved)[choice % len(reserved)]
@@ -350,7 +350,7 @@ class ReservationTests(SynchronousTestCase):
 
     def test_passed_over(self) -> None:
         """Others pass a reserved turn, which counts from the reservation once ready."""
-        self.queue.reserve_turn("a1", "a")
+        self.queue.reserve_queue_place("a1", "a")
         self.enter("a2", "a3", "a4")
         self.assertEqual(self.entered, ["a2"])
         self.queue.release_slot("a2")
@@ -362,7 +362,7 @@ class ReservationTests(SynchronousTestCase):
     def test_turns(self) -> None:
         """A caller without a ready waiter keeps its turn, too."""
         self.enter("a1")
-        self.queue.reserve_turn("b1", "b")
+        self.queue.reserve_queue_place("b1", "b")
         self.enter("a2", "a3")
         self.queue.release_slot("a1")
         self.enter("b1")
@@ -372,23 +372,23 @@ class ReservationTests(SynchronousTestCase):
     def test_holders(self) -> None:
         """No holder keeps out waiters that are not ready."""
         self.enter("a1")
-        self.queue.reserve_turn("a2", "a")
+        self.queue.reserve_queue_place("a2", "a")
         self.assertEqual(self.queue.list_slot_holders(), [("a1", False)])
         self.enter("a2")
         self.assertEqual(self.queue.list_slot_holders(), [("a1", True)])
 
     def test_free_place(self) -> None:
         """A waiter that becomes ready beside a free slot gets the slot at once."""
-        self.queue.reserve_turn("a1", "a")
+        self.queue.reserve_queue_place("a1", "a")
         self.assertEqual((self.queue.waiter_count, self.queue.find_waiter_position("a1")), (1, 0))
         self.enter("a1")
         self.assertEqual(self.entered, ["a1"])
-        self.assertEqual((self.queue.waiter_count, self.queue.taken_slots), (0, 1))
+        self.assertEqual((self.queue.waiter_count, self.queue.taken_slot_count), (0, 1))
 
     def test_given_up(self) -> None:
         """A turn can be released before its waiter is ready, and after."""
         for name in ("a1", "a2"):
-            self.queue.reserve_turn(name, "a")
+            self.queue.reserve_queue_place(name, "a")
         self.queue.release_slot("a1")
         place = self.queue.acquire_slot("a3", "a")
         waiting = self.queue.acquire_slot("a2", "a")
@@ -397,19 +397,19 @@ class ReservationTests(SynchronousTestCase):
         self.successResultOf(place)
         self.queue.release_slot("a2")
         self.queue.release_slot("nobody")
-        self.assertEqual((self.queue.waiter_count, self.queue.taken_slots), (0, 1))
+        self.assertEqual((self.queue.waiter_count, self.queue.taken_slot_count), (0, 1))
 
     def test_full(self) -> None:
         """A reserved turn leaves free slots to others, but counts as a waiter."""
         queue = FairQueue(2, 2)
         for number in range(4):
             self.assertFalse(queue.is_full("a"))
-            queue.reserve_turn(f"a{number}", "a")
+            queue.reserve_queue_place(f"a{number}", "a")
         self.assertTrue(queue.is_full("a"))
         queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         for number in range(3):
             self.assertFalse(queue.is_caller_quota_exhausted("a"))
-            queue.reserve_turn(f"a{number}", "a")
+            queue.reserve_queue_place(f"a{number}", "a")
         self.assertEqual(
             [queue.is_caller_quota_exhausted(caller) for caller in "ab"], [True, False]
         )
@@ -420,13 +420,13 @@ class ReservationTests(SynchronousTestCase):
         self.queue = FairQueue(2, 100, running_per_caller=1)
         self.enter("a1", "a2", "b1", "c1")
         self.assertEqual(self.entered, ["a1", "b1"])
-        self.queue.suspend_slot("a1")
+        self.queue.release_slot_keep_quota("a1")
         self.assertEqual(self.entered, ["a1", "b1", "c1"])
         self.queue.release_slot("b1")
         self.assertEqual(len(self.entered), 3)
         self.queue.release_slot("a1")
         self.assertEqual(self.entered[3:], ["a2"])
-        self.assertEqual(self.queue.taken_slots, 2)
+        self.assertEqual(self.queue.taken_slot_count, 2)
 
 
 class PlainTests(SynchronousTestCase):
@@ -482,13 +482,13 @@ class PlainTests(SynchronousTestCase):
                 acquire(*((one, waiting[one]) if is_reserved else (name, caller)))
             elif step == "reserve":
                 plain.reserve(name, caller)
-                queue.reserve_turn(name, caller)
+                queue.reserve_queue_place(name, caller)
             elif step == "leave":
                 plain.leave(one)
                 queue.release_slot(one)
             elif step == "suspend" and one in plain.holders:
                 plain.suspend(one)
-                queue.suspend_slot(one)
+                queue.release_slot_keep_quota(one)
             elif step == "give up":
                 plain.leave(one)
                 if one in slots:
@@ -501,7 +501,7 @@ class PlainTests(SynchronousTestCase):
                 queue.dispatch_slots()
             self.assertEqual(entered, plain.entered)
             self.assertEqual(queue.list_slot_holders(), plain.list_holders())
-            self.assertEqual(queue.taken_slots, len(plain.holders))
+            self.assertEqual(queue.taken_slot_count, len(plain.holders))
             names = [*plain.holders, *(one for own in plain.waiting.values() for one in own)]
             self.assertEqual(
                 [queue.find_waiter_position(one) for one in names],

@@ -25,7 +25,13 @@ OTHERS = ("cli", "client")  # whose messages are tested with their commands
 # Exceptions and functions that take a message.
 BUILDERS = {
     *(name for name, value in vars(errors).items() if isinstance(value, type)),
-    *("build_limit_failure", "build_slow_reader_failure", "Problem", "Finding", "RateLimitedLog"),
+    *(
+        "build_limit_failure",
+        "build_slow_reader_failure",
+        "SetupProblem",
+        "Finding",
+        "RateLimitedLog",
+    ),
     *("ValueError", "OSError", "SystemExit", "FileBlockError", "FileRefused", "NotFound"),
     *("UnknownHost", "LookupFailed", "AttemptResult", "_forbidden", "_failed", "_give_up"),
     *("_bad_request", "_too_large", "_refuse", "_refuse_handshake", "_check_length", "_matching"),

@@ -95,7 +95,7 @@ def concatenate_batches(batches: Sequence[EventBatch]) -> EventBatch:
     return EventBatch(sum(one.count for one in batches), lines)
 
 
-def add_event_time(batch: EventBatch, time: str) -> EventBatch:
+def add_time_to_first_event(batch: EventBatch, time: str) -> EventBatch:
     """Return a batch whose first event has a `time`; the others have the same.
 
     A time for each event would take ten times as long for short lines.
@@ -116,7 +116,7 @@ def remove_event_times(lines: bytes) -> bytes:
     return b"".join(parts)
 
 
-def repeat_event_times(lines: bytes) -> bytes:
+def fill_in_event_times(lines: bytes) -> bytes:
     """Return lines with a time for each event: its own, or that of the last one before it."""
     parts, position, time = [], 0, b""
     for mark in _TIME.finditer(lines):
@@ -138,11 +138,11 @@ class FrameIndex:
 
     _pairs: array[int] = attrs.field(factory=lambda: array("Q"))
 
-    def add_frame(self, offset: int, first: int) -> None:
-        """Add the frame at `offset`, whose first event has the number `first`."""
-        self._pairs.extend((offset, first))
+    def add_frame(self, offset: int, first_event: int) -> None:
+        """Add the frame at `offset`, whose first event has the number `first_event`."""
+        self._pairs.extend((offset, first_event))
 
-    def encode_frame(self) -> bytes:
+    def encode_index_frame(self) -> bytes:
         """Return the skippable frame at the end of a file."""
         pairs = array("Q", self._pairs)
         if struct.pack("=H", 1) != struct.pack("<H", 1):
@@ -187,11 +187,11 @@ class ArchiveFile:
         """Close the file."""
         os.close(self._descriptor)
 
-    def read_header(self) -> dict[str, Any]:
+    def read_header_line(self) -> dict[str, Any]:
         """Return the first line. Raises: OSError, DamagedArchiveFile."""
         return _parse(self._read_lines(0, self._locate(0)[0]))
 
-    def read_end(self) -> dict[str, Any]:
+    def read_end_line(self) -> dict[str, Any]:
         """Return the last line. Raises: OSError, DamagedArchiveFile."""
         return _parse(
             self._read_lines(self._locate(self._frame_count)[0], self._entries - _FRAME_HEAD.size)
@@ -211,7 +211,7 @@ class ArchiveFile:
         while frame < self._frame_count:
             (offset, first), (end, following) = self._locate(frame), self._locate(frame + 1)
             lines = self._read_lines(offset, end)
-            lines = repeat_event_times(lines) if with_times else remove_event_times(lines)
+            lines = fill_in_event_times(lines) if with_times else remove_event_times(lines)
             start = _find_line(lines, after + count - first)
             if len(lines) - start > limit:
                 stop = lines.rfind(b"\n", start, start + limit) + 1

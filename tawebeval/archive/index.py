@@ -38,26 +38,26 @@ _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoi
 class IndexedEvaluation:
     """A row: an evaluation in the archive. `created` and `ended` are in seconds since the epoch."""
 
-    name: str
+    file_stem: str
     caller: str
     sequence_number: int
     created: float
     ended: float
     state: str
     size: int
-    entry: bytes = attrs.field(repr=False)
+    listing_entry: bytes = attrs.field(repr=False)
 
 
 @attrs.frozen
 class ArchiveQuery:
-    """The first `limit` rows of a caller with a number above `after`, and at most `until`.
+    """A caller's first `limit` rows above `after_sequence_number`, up to `last_sequence_number`.
 
     Rows for which `matches` is false have no entry, which saves memory.
     """
 
     caller: str
-    after: int
-    until: int
+    after_sequence_number: int
+    last_sequence_number: int
     limit: int
     matches: Callable[[IndexedEvaluation], bool]
 
@@ -74,8 +74,8 @@ class IncompleteIndex(Exception):
 class ArchiveIndex:
     """The index in the file `path`, which is created.
 
-    One thread writes; `check` and `list_rows`, for any thread, have connections of their own. The
-    version in the file is 0 until the index is complete.
+    One thread writes; `check_integrity` and `list_rows`, for any thread, have connections of their
+    own. The version in the file is 0 until the index is complete.
     """
 
     path: Path
@@ -114,7 +114,7 @@ class ArchiveIndex:
             self._connection.close()
             self._connection = None
 
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         """Read the whole index. Raises: DamagedIndex."""
         with closing(self._connect()) as connection:
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -136,9 +136,9 @@ class ArchiveIndex:
             [attrs.astuple(row) for row in rows],
         )
 
-    def remove_rows(self, names: Sequence[str]) -> None:
+    def remove_rows(self, file_stems: Sequence[str]) -> None:
         """Remove rows by their names."""
-        self._execute("DELETE FROM evaluations WHERE name = ?", [(name,) for name in names])
+        self._execute("DELETE FROM evaluations WHERE name = ?", [(name,) for name in file_stems])
 
     def _execute(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         """Execute a statement for each row, in one transaction."""
@@ -154,10 +154,17 @@ class ArchiveIndex:
             rows = connection.execute(
                 "SELECT * FROM evaluations WHERE caller = ? AND sequence_number > ?"
                 " AND sequence_number <= ? ORDER BY sequence_number LIMIT ?",
-                (query.caller, query.after, query.until, query.limit),
+                (
+                    query.caller,
+                    query.after_sequence_number,
+                    query.last_sequence_number,
+                    query.limit,
+                ),
             )
             found = [IndexedEvaluation(*row) for row in rows]
-        return [row if query.matches(row) else attrs.evolve(row, entry=b"") for row in found]
+        return [
+            row if query.matches(row) else attrs.evolve(row, listing_entry=b"") for row in found
+        ]
 
     def list_oldest_evaluations(self, limit: int, ended_before: float) -> list[tuple[str, int]]:
         """Return the names and sizes of up to `limit` rows, those that ended first."""
@@ -167,14 +174,14 @@ class ArchiveIndex:
         )
         return list(rows)
 
-    def list_names(self, prefix: str) -> Iterator[str]:
+    def list_file_stems(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, two hexadecimal digits."""
         rows = self._writer.execute(
             "SELECT name FROM evaluations WHERE name >= ? AND name < ?", (prefix, f"{prefix}g")
         )
         return (row[0] for row in rows)
 
-    def measure(self) -> tuple[int, int]:
+    def count_rows_and_bytes(self) -> tuple[int, int]:
         """Return the number of rows and the sum of their sizes, from an index of the table."""
         row = self._writer.execute("SELECT count(*), total(size) FROM evaluations").fetchone()
         return row[0], int(row[1])

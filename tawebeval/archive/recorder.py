@@ -25,13 +25,13 @@ from twisted.logger import Logger
 from tawebeval.archive.files import ArchiveFile, DamagedArchiveFile
 from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.store import (
-    NAME_PREFIXES,
+    SUBDIRECTORY_NAMES,
     ArchiveStore,
     ArchiveUsage,
-    FinishedRecording,
     LossReason,
     PendingWrites,
     RecordedEvents,
+    RecordingEnd,
 )
 from tawebeval.archive.submissions import ExtractedSubmission
 from tawebeval.config import ArchiveSettings
@@ -86,7 +86,7 @@ class _Recording:
     written: int = 0
     events: list[RecordedEvents] = attrs.field(factory=list)
     queued_bytes: int = 0
-    end: FinishedRecording | None = None
+    end: RecordingEnd | None = None
     loss: LossReason | None = None
     is_spooled: bool = False  # whether there may be files
     on_written: Callable[[], object] = lambda: None
@@ -157,9 +157,9 @@ class DiskArchive:
 
     # Recording
 
-    def has_file(self, identifier: str) -> bool:
+    def is_archived(self, identifier: str) -> bool:
         """Return whether an earlier process has archived an evaluation. Blocks, for the start."""
-        return self.is_enabled and self.store.has_file(identifier)
+        return self.is_enabled and self.store.is_archived(identifier)
 
     def get_written_cursor(self, identifier: str) -> int | None:
         """Return the cursor from which events are not on the disk; None if none is to be."""
@@ -198,14 +198,14 @@ class DiskArchive:
                 recording, RecordedEvents(first, batch, self._format_time(time_ms / 1000))
             )
 
-    def end_recording(self, identifier: str, end: FinishedRecording) -> None:
+    def end_recording(self, identifier: str, recording_end: RecordingEnd) -> None:
         """Archive an evaluation that has ended; no event follows."""
         recording = self._recordings.get(identifier)
         if recording is None:
             return
         recording.ring.on_append = None
         if recording.loss is None and self._enqueue(recording, _END_BYTES):
-            recording.end = end
+            recording.end = recording_end
             self._change(recording)
         else:
             del self._recordings[identifier]
@@ -270,7 +270,7 @@ class DiskArchive:
                 if self.queued_bytes < MAX_QUEUED_BYTES_PER_EVALUATION // 2:
                     self._release_held()
                 is_too_large = self.usage.total_bytes > self.settings.size
-                if is_too_large and not self.store.has_stuck_files:
+                if is_too_large and not self.store.has_unremovable_files:
                     self._next_maintenance = min(self._next_maintenance, self._clock.seconds())
         finally:
             self._is_writing = False
@@ -290,7 +290,7 @@ class DiskArchive:
 
     async def _write_works(self, works: list[PendingWrites]) -> None:
         try:
-            outcomes = await self._writer.run_in_thread(self.store.write, works)
+            outcomes = await self._writer.run_in_thread(self.store.write_recordings, works)
         except Exception:  # noqa: BLE001  (evaluations go on, whatever the defect is)
             log.failure("defect: evaluations could not be archived")
             for work in works:
@@ -300,14 +300,14 @@ class DiskArchive:
             outcomes = []
         for outcome in outcomes:
             recording = self._recordings.get(outcome.identifier)
-            if outcome.reason is not None and recording is not None and recording.loss is None:
-                self._give_up(recording, outcome.reason, outcome.message)
+            if outcome.loss_reason is not None and recording is not None and recording.loss is None:
+                self._give_up(recording, outcome.loss_reason, outcome.loss_message)
         for work in works:
             if work.events and work.identifier in self._recordings:
                 recording = self._recordings[work.identifier]
-                recording.written = work.events[-1].end
+                recording.written = work.events[-1].end_cursor
                 recording.on_written()
-            if work.end is not None:
+            if work.recording_end is not None:
                 self._finish(work.identifier)
 
     def _finish(self, identifier: str) -> None:
@@ -363,7 +363,7 @@ class DiskArchive:
 
     def discard_orphaned_recordings(self) -> None:
         """Remove recordings of an earlier process that no evaluation has continued."""
-        self.store.needs_check = True
+        self.store.needs_index_check = True
         self._maintain(list(self._left))
         self._left = {}
 
@@ -387,12 +387,12 @@ class DiskArchive:
                 unclaimed = list((await run(store.open))[1])
                 log.info("archive: {path} can be used now", path=store.directory)
             await run(store.discard_recordings, unclaimed)
-            if store.needs_check:
+            if store.needs_index_check:
                 await self._readers.run_in_thread(store.check_index)  # may take seconds
                 await run(store.rebuild_damaged_index)
-                for part in NAME_PREFIXES:
+                for part in SUBDIRECTORY_NAMES:
                     await run(store.reconcile_index, part)
-                await run(store.finish_index_check)
+                await run(store.update_usage_from_index)
             while await run(store.remove_old_evaluations):
                 pass
         except (OSError, sqlite3.Error) as error:
@@ -434,7 +434,9 @@ class DiskArchive:
         """Write an archived submission below `directory`, which may then exist; None if none."""
         await self._wait_for_end(identifier)
         try:
-            return await self._call_reader(self.store.extract, identifier, caller, directory)
+            return await self._call_reader(
+                self.store.extract_submission, identifier, caller, directory
+            )
         except DamagedArchiveFile as error:
             self._log_damage(identifier, error)
             return None
@@ -449,10 +451,10 @@ class DiskArchive:
         await _wait_at_most(gatherResults(ending, consumeErrors=True), _END_WAIT, self._clock)
         return await self._call_reader(self.store.list_rows, query)
 
-    async def read(
-        self, identifier: str, caller: str, read: Callable[[ArchiveFile], T]
+    async def read_evaluation(
+        self, identifier: str, caller: str, read_archive_file: Callable[[ArchiveFile], T]
     ) -> T | None:
-        """Return the result of `read`, called in a thread with the open file.
+        """Return the result of `read_archive_file`, called in a thread with the open file.
 
         None if the caller has no archived evaluation of that name.
         """
@@ -462,7 +464,7 @@ class DiskArchive:
             if file is None:
                 return None
             try:
-                return read(file)
+                return read_archive_file(file)
             finally:
                 file.close()
 

@@ -46,7 +46,7 @@ class SpooledRecording:
     """
 
     _spool: Path
-    name: str
+    file_stem: str
     event_count: int = 0
     _first: int = 0  # the number of the first event of the file of lines
     _frames_size: int = 0
@@ -60,13 +60,13 @@ class SpooledRecording:
 
     @property
     def _frames_path(self) -> Path:
-        return self._spool / f"{self.name}.frames"
+        return self._spool / f"{self.file_stem}.frames"
 
     @property
     def _lines_path(self) -> Path:
-        return self._spool / f"{self.name}.{self._first}.{self._frames_size}.lines"
+        return self._spool / f"{self.file_stem}.{self._first}.{self._frames_size}.lines"
 
-    def contains_file(self, name: str) -> bool:
+    def owns_spool_file(self, name: str) -> bool:
         """Return whether a file of the spool with this name is part of the recording."""
         return name in (self._lines_path.name, self._frames_size and self._frames_path.name)
 
@@ -83,7 +83,7 @@ class SpooledRecording:
             frames, left = group_batches_into_frames([*self._read_lines(), *batches])
             former = self._lines_path
             self._append_frames(frames, header)
-            new = self._spool / f"{self.name}.new"
+            new = self._spool / f"{self.file_stem}.new"
             rest = b"".join(batch.lines for batch in left)
             _append(new, rest)
             new.rename(self._lines_path)
@@ -105,7 +105,7 @@ class SpooledRecording:
         index = self._read_index()
         index.add_frame(self._frames_size, self.event_count)
         last = compress_frame(orjson.dumps(end, option=orjson.OPT_APPEND_NEWLINE))
-        _append(self._frames_path, last + index.encode_frame())
+        _append(self._frames_path, last + index.encode_index_frame())
         rename_durably(self._frames_path, target)
         former.unlink(missing_ok=True)
 
@@ -164,7 +164,7 @@ def recover_recordings(spool: Path) -> dict[str, SpooledRecording]:
         if match is None:
             continue
         known = recordings.get(match[1])
-        if known is None or not known.contains_file(entry.name):
+        if known is None or not known.owns_spool_file(entry.name):
             os.unlink(entry.path)
     return recordings
 
@@ -183,9 +183,9 @@ def _recover(spool: Path, name: str, first: int, size: int) -> SpooledRecording 
     return SpooledRecording(spool, name, count, first, size, whole, None)
 
 
-def remove_recording(spool: Path, name: str) -> None:
+def remove_recording(spool: Path, file_stem: str) -> None:
     """Remove the files of a recording. Raises: OSError."""
-    for path in spool.glob(f"{name}.*"):
+    for path in spool.glob(f"{file_stem}.*"):
         path.unlink(missing_ok=True)
 
 

@@ -30,7 +30,7 @@ from tawebeval.archive.files import (
     ArchiveFile,
     DamagedArchiveFile,
     UnsupportedArchiveFormat,
-    add_event_time,
+    add_time_to_first_event,
     encode_header,
     rename_durably,
 )
@@ -61,7 +61,7 @@ exceeds `archive.size`; events from before a restart are missing; a defect.
 MAX_REMOVALS_PER_CALL = 100
 """Evaluations that one call removes, at most; after it the thread writes what waits."""
 
-NAME_PREFIXES = tuple(f"{number:02x}" for number in range(256))
+SUBDIRECTORY_NAMES = tuple(f"{number:02x}" for number in range(256))
 """The names of the directories in `files`, each for one `reconcile_index`."""
 
 _FILE = re.compile(r"([0-9a-f]{32})\.(jsonl|tar)\.zst")
@@ -85,25 +85,25 @@ class RecordingLost(Exception):
 class RecordedEvents:
     """Events for a recording: the number of the first, and their time; None if they have it."""
 
-    first: int
+    begin_cursor: int
     batch: EventBatch
-    time: str | None
+    time_of_first_event: str | None
 
     @property
-    def end(self) -> int:
+    def end_cursor(self) -> int:
         """The cursor after the events."""
-        return self.first + self.batch.count
+        return self.begin_cursor + self.batch.count
 
 
 @attrs.frozen
-class FinishedRecording:
+class RecordingEnd:
     """The end of a recording: its last line, and the workspace with the submission, if kept."""
 
     sequence_number: int
     created: float
     ended: float
     status: dict[str, Any]
-    entry: dict[str, Any]
+    listing_entry: dict[str, Any]
     workspace: Workspace | None
 
 
@@ -114,24 +114,24 @@ class PendingWrites:
     identifier: str
     caller: str
     events: Sequence[RecordedEvents]
-    end: FinishedRecording | None = None
+    recording_end: RecordingEnd | None = None
     is_lost: bool = False
 
 
 @attrs.frozen
-class WriteOutcome:
+class RecordingOutcome:
     """What became of one `PendingWrites`: the reason and the message if the recording is lost."""
 
     identifier: str
-    reason: LossReason | None = None
-    message: str = ""
+    loss_reason: LossReason | None = None
+    loss_message: str = ""
 
 
 @attrs.frozen
 class ArchiveUsage:
     """The evaluations in the archive, their bytes, and those of recordings."""
 
-    count: int = 0
+    evaluation_count: int = 0
     archived_bytes: int = 0
     spooled_bytes: int = 0
 
@@ -145,20 +145,20 @@ class ArchiveUsage:
 class ArchiveStore:
     """The archive in `directory`, which is created by `open`.
 
-    `min_free` are the bytes that stay free on its file system. `needs_check` is whether the index
-    has to be compared with the files, `has_stuck_files` whether the last removal could not remove
-    all files. The reading methods at the end and `check_index` are for
-    other threads, too.
+    `min_free_bytes` are the bytes that stay free on its file system. `needs_index_check` is whether
+    the index has to be compared with the files, `has_unremovable_files` whether the last removal
+    could not remove all files. The reading methods at the end and `check_index` are for other
+    threads, too.
     """
 
     directory: Path
     settings: ArchiveSettings
-    min_free: int
+    min_free_bytes: int
     _read_clock: Callable[[], float] = time.time
     usage: ArchiveUsage = attrs.field(factory=ArchiveUsage)
     is_open: bool = False
-    needs_check: bool = False
-    has_stuck_files: bool = False
+    needs_index_check: bool = False
+    has_unremovable_files: bool = False
     _is_damaged: bool = False
     _has_failed: bool = False  # since the check has begun
     _index: ArchiveIndex = attrs.field(init=False)
@@ -212,7 +212,7 @@ class ArchiveStore:
         """Read the whole index, to find out whether it is damaged. For any thread."""
         try:
             if not self._is_damaged:
-                self._index.check()
+                self._index.check_integrity()
         except sqlite3.Error as error:
             self._note_damage(error)
 
@@ -223,17 +223,17 @@ class ArchiveStore:
             self._is_damaged = False
         self._has_failed = False
 
-    def finish_index_check(self) -> None:
+    def update_usage_from_index(self) -> None:
         """Count what the check has left. Raises: sqlite3.Error."""
-        self.needs_check = self._has_failed
+        self.needs_index_check = self._has_failed
         if not self._has_failed:
             self._index.mark_index_complete()
-        count, size = self._index.measure()
-        self.usage = attrs.evolve(self.usage, count=count, archived_bytes=size)
+        count, size = self._index.count_rows_and_bytes()
+        self.usage = attrs.evolve(self.usage, evaluation_count=count, archived_bytes=size)
 
-    def discard_recordings(self, names: Sequence[str]) -> None:
+    def discard_recordings(self, file_stems: Sequence[str]) -> None:
         """Remove recordings that no evaluation continues. Raises: OSError."""
-        for name in names:
+        for name in file_stems:
             self._discard(name)
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class ArchiveStore:
             elif entry.name.endswith(".new"):  # the process ended in a write
                 with _log_stuck_files():
                     os.unlink(entry.path)
-        known = set(self._index.list_names(prefix))
+        known = set(self._index.list_file_stems(prefix))
         missing = [name for name in files if name not in known]
         for start in range(0, len(missing), MAX_REMOVALS_PER_CALL):
             self._index.add_rows(
@@ -273,7 +273,7 @@ class ArchiveStore:
             try:
                 file = ArchiveFile.open(self._locate(name, "jsonl"))
                 try:
-                    header, end = file.read_header(), file.read_end()
+                    header, end = file.read_header_line(), file.read_end_line()
                 finally:
                     file.close()
                 yield self._make_row(name, header["caller"], end)
@@ -307,7 +307,7 @@ class ArchiveStore:
 
     def _note_damage(self, error: sqlite3.Error) -> None:
         """Have the index made again, unless the error is one of the disk."""
-        self.needs_check = self._has_failed = True
+        self.needs_index_check = self._has_failed = True
         if isinstance(error, sqlite3.OperationalError):
             log.error("archive: the index cannot be used: {error}", error=error)
         else:
@@ -319,13 +319,13 @@ class ArchiveStore:
 
     # Writing
 
-    def write(self, works: Sequence[PendingWrites]) -> list[WriteOutcome]:
+    def write_recordings(self, pending_writes: Sequence[PendingWrites]) -> list[RecordingOutcome]:
         """Write events, and archive the evaluations that have ended."""
         outcomes, ended = [], []
         free = self._measure_free_bytes()
-        for work in works:
+        for work in pending_writes:
             name = derive_directory_name(work.identifier)
-            outcome = WriteOutcome(work.identifier)
+            outcome = RecordingOutcome(work.identifier)
             try:
                 if work.is_lost:
                     self._discard(name)
@@ -333,16 +333,16 @@ class ArchiveStore:
                     row = self._write_one(name, work, free)
                     ended += [row] if row is not None else []
             except RecordingLost as error:
-                outcome = WriteOutcome(work.identifier, error.reason, str(error))
+                outcome = RecordingOutcome(work.identifier, error.reason, str(error))
             except OSError as error:
                 message = f"{error.filename}: {error.strerror}"
-                outcome = WriteOutcome(work.identifier, "disk", message)
+                outcome = RecordingOutcome(work.identifier, "disk", message)
             except DamagedArchiveFile as error:
-                outcome = WriteOutcome(work.identifier, "disk", str(error))
+                outcome = RecordingOutcome(work.identifier, "disk", str(error))
             except Exception:  # noqa: BLE001  (the others are still archived)
                 log.failure("defect: an evaluation could not be archived")
-                outcome = WriteOutcome(work.identifier, "defect", "the log has the details")
-            if outcome.reason is not None:
+                outcome = RecordingOutcome(work.identifier, "defect", "the log has the details")
+            if outcome.loss_reason is not None:
                 self._forget(name)
             outcomes.append(outcome)
         if ended:
@@ -352,11 +352,11 @@ class ArchiveStore:
 
     def _write_one(self, name: str, work: PendingWrites, free: int) -> IndexedEvaluation | None:
         """Write the events of one evaluation; return its row at its end."""
-        if free < self.min_free and (work.events or work.end):
+        if free < self.min_free_bytes and (work.events or work.recording_end):
             raise RecordingLost(
                 "disk",
-                f"less than {format_size(self.min_free)} is free (health.free_disk, and an eighth"
-                " more)",
+                f"less than {format_size(self.min_free_bytes)} is free (health.free_disk, and an"
+                " eighth more)",
             )
         recording = self._recordings.get(name)
         if recording is None:
@@ -366,18 +366,18 @@ class ArchiveStore:
         if self.usage.spooled_bytes + size > self.settings.size:
             raise RecordingLost("size", "recordings take up archive.size")
         header = encode_header(work.identifier, work.caller)
-        if work.end is None:
+        if work.recording_end is None:
             if batches:
                 recording.write_events(batches, header)
             return None
-        if work.end.workspace is not None:
-            self._pack(name, work.end.workspace)
+        if work.recording_end.workspace is not None:
+            self._pack(name, work.recording_end.workspace)
         end = {
-            "status": work.end.status,
-            "entry": work.end.entry,
-            "sequence_number": work.end.sequence_number,
-            "created": work.end.created,
-            "ended": work.end.ended,
+            "status": work.recording_end.status,
+            "entry": work.recording_end.listing_entry,
+            "sequence_number": work.recording_end.sequence_number,
+            "created": work.recording_end.created,
+            "ended": work.recording_end.ended,
         }
         target = self._locate(name, "jsonl")
         target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -391,10 +391,16 @@ class ArchiveStore:
         """Yield events with their times, from where the recording ends. Raises: RecordingLost."""
         position = recording.event_count
         for each in events:
-            if each.first != position:
-                raise RecordingLost("gap", f"events from {position} to {each.first} are missing")
+            if each.begin_cursor != position:
+                raise RecordingLost(
+                    "gap", f"events from {position} to {each.begin_cursor} are missing"
+                )
             position += each.batch.count
-            yield each.batch if each.time is None else add_event_time(each.batch, each.time)
+            yield (
+                each.batch
+                if each.time_of_first_event is None
+                else add_time_to_first_event(each.batch, each.time_of_first_event)
+            )
 
     def _pack(self, name: str, workspace: Workspace) -> None:
         """Archive the submission; without it the evaluation cannot run again."""
@@ -416,7 +422,7 @@ class ArchiveStore:
             self._note_damage(error)
         self.usage = attrs.evolve(
             self.usage,
-            count=self.usage.count + len(rows),
+            evaluation_count=self.usage.evaluation_count + len(rows),
             archived_bytes=self.usage.archived_bytes + sum(row.size for row in rows),
         )
 
@@ -439,14 +445,14 @@ class ArchiveStore:
                 rows.append(row)
                 excess -= row[1]
         if not rows or len(self._stuck) >= MAX_REMOVALS_PER_CALL:  # then it is not a single file
-            self.has_stuck_files = bool(self._stuck)
+            self.has_unremovable_files = bool(self._stuck)
             self._stuck.clear()
             return False
         removed = {name: size for name, size in rows if self._try_to_unlink(name)}
         self._index.remove_rows(list(removed))
         self.usage = attrs.evolve(
             self.usage,
-            count=self.usage.count - len(removed),
+            evaluation_count=self.usage.evaluation_count - len(removed),
             archived_bytes=self.usage.archived_bytes - sum(removed.values()),
         )
         return True
@@ -501,7 +507,7 @@ class ArchiveStore:
 
     # Reading, in other threads
 
-    def has_file(self, identifier: str) -> bool:
+    def is_archived(self, identifier: str) -> bool:
         """Return whether an evaluation is archived."""
         return self._locate(derive_directory_name(identifier), "jsonl").exists()
 
@@ -515,7 +521,7 @@ class ArchiveStore:
         except FileNotFoundError:
             return None
         try:
-            if file.read_header()["caller"] == caller:
+            if file.read_header_line()["caller"] == caller:
                 return file
         except BaseException:
             file.close()
@@ -523,7 +529,9 @@ class ArchiveStore:
         file.close()
         return None
 
-    def extract(self, identifier: str, caller: str, directory: Path) -> ExtractedSubmission | None:
+    def extract_submission(
+        self, identifier: str, caller: str, directory: Path
+    ) -> ExtractedSubmission | None:
         """Write an archived submission below `directory`; None if there is none.
 
         Raises: OSError, DamagedArchiveFile.

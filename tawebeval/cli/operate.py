@@ -184,9 +184,9 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(3) from None
-    for said in outcome.problems or outcome.notes:
+    for said in outcome.error_messages or outcome.operator_notes:
         click.echo(f"tawebeval: {said}", err=True)
-    raise SystemExit(1 if outcome.problems else 0)
+    raise SystemExit(1 if outcome.error_messages else 0)
 
 
 def _digests(copied: Iterable[str]) -> Iterator[tuple[str, str]]:

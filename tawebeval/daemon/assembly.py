@@ -36,7 +36,7 @@ from tawebeval.daemon.startup import (
     open_authentication,
 )
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
-from tawebeval.deferreds import UNBOUNDED, FairQueue, WorkerThreads, count_run_slots
+from tawebeval.deferreds import UNLIMITED_QUEUE, FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -94,7 +94,9 @@ class ThreadPools:
     @classmethod
     def create(cls, reactor: Any, *, has_archive: bool = False) -> ThreadPools:
         """Create the pools, not started yet."""
-        create = partial(WorkerThreads.create, reactor, is_abandoned=True)  # the disk may hang
+        create = partial(
+            WorkerThreads.create, reactor, abandons_running_calls=True
+        )  # the disk may hang
         return cls(
             work_threads=WorkerThreads.create(reactor, 20, "work"),
             monitor_threads=WorkerThreads.create(reactor, 1, "watch"),
@@ -283,7 +285,7 @@ def build_daemon(
 
 def _make_parts(base: BuilderParts) -> DaemonParts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
-    running = count_run_slots(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     repositories = _make_repositories(base, _make_remotes(base))
     archive = _make_archive(base)
     context = _make_context(base, repositories, running, archive or NoArchive())
@@ -388,7 +390,9 @@ def _make_context(
         limit_monitor=LimitMonitor(reactor, pools.monitor_threads, pools.disk_count_threads),
         # The servers of one caller may be slow, so a caller has half of the slots at most.
         fetch_slots=FairQueue(
-            fetches, UNBOUNDED, 0 if base.authentication.is_token_optional else (fetches + 1) // 2
+            fetches,
+            UNLIMITED_QUEUE,
+            0 if base.authentication.is_token_optional else (fetches + 1) // 2,
         ),
         ring_budget=RingBudget(
             configuration.buffers.total,
@@ -490,7 +494,7 @@ def _make_watchdog(notifier: SystemdNotifier, parts: DaemonParts, reactor: Any) 
     queue = parts.registry.run_queue
     return Watchdog(
         notifier,
-        lambda: (queue.taken_slots, queue.waiter_count),
+        lambda: (queue.taken_slot_count, queue.waiter_count),
         parts.monitoring.operator_sources.find_unreadiness_reasons,
         lambda: compute_stop_timeout(parts.context.configuration),
         reactor,

@@ -54,9 +54,9 @@ class ControlProtocol(LineOnlyReceiver):
             outcome = self._on_reload({name: digest for name, _, digest in pairs})
         else:
             outcome = ReloadResult((f"unknown request {command[:80]!r}; allowed: {_RELOAD}",))
-        for message in outcome.problems or outcome.notes:
+        for message in outcome.error_messages or outcome.operator_notes:
             self.sendLine(message.replace("\n", " ").encode())
-        self.sendLine(_REFUSED if outcome.problems else _DONE)
+        self.sendLine(_REFUSED if outcome.error_messages else _DONE)
         assert self.transport is not None, "lines arrive only while connected"
         self.transport.loseConnection()
 
@@ -142,7 +142,7 @@ def request_reload(
     *lines, outcome = response.splitlines() or [b""]
     messages = tuple(line.decode(errors="replace") for line in lines)
     if outcome == _DONE:
-        return ReloadResult(notes=messages)
+        return ReloadResult(operator_notes=messages)
     if outcome != _REFUSED:
         raise ConfigurationError(f"{path}: the daemon ended before it answered; see its log")
-    return ReloadResult(problems=messages)
+    return ReloadResult(error_messages=messages)

@@ -36,7 +36,7 @@ from tawebeval.daemon.startup import (
     check_readable_paths,
     find_exposed_endpoints,
 )
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.git.command import check_git_version
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.group import CgroupManager, Resource, open_cgroups
@@ -111,7 +111,7 @@ class SystemChecks:
         name = f"{user.name} (service.user)" if user else get_user_name(os.geteuid())
         yield f"the daemon runs as {name}"
 
-    def _check_python(self) -> Sequence[Problem]:
+    def _check_python(self) -> Sequence[SetupProblem]:
         with self.privileges.act_as_user():
             return list(find_unreadable_directories())
 
@@ -126,7 +126,7 @@ class SystemChecks:
         finally:
             cgroups.close()
 
-    def _try_sandbox(self, cgroups: CgroupManager) -> Iterator[str | Problem | Finding]:
+    def _try_sandbox(self, cgroups: CgroupManager) -> Iterator[str | SetupProblem | Finding]:
         with self.privileges.act_as_user():
             accounts = Path(tempfile.mkdtemp(prefix="tawebeval-"))
         try:
@@ -156,20 +156,20 @@ class SystemChecks:
         yield from run_checks(("trees", lambda: trees))
         if sandbox.has_network:
             what = "sandbox.network is true: evaluators reach the network and this machine's ports"
-            yield Problem(what, "remove sandbox.network if evaluators need no network")
+            yield SetupProblem(what, "remove sandbox.network if evaluators need no network")
         elif self.configuration.sandbox.loopback:
             what = (
                 "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
             )
-            yield Problem(what, "remove sandbox.loopback if evaluators need no 127.0.0.1")
+            yield SetupProblem(what, "remove sandbox.loopback if evaluators need no 127.0.0.1")
 
-    def _check_keeper(self) -> Iterator[str | Problem]:
+    def _check_keeper(self) -> Iterator[str | SetupProblem]:
         try:
             keeper = open_keeper_client(self.configuration, self.environment)
         except OSError as error:
             why = error.strerror or error
             what = f"evaluations end with the daemon: the keeper does not answer: {why}"
-            yield Problem(what, "start tawebeval-keeper.service")
+            yield SetupProblem(what, "start tawebeval-keeper.service")
             return
         if keeper is None:
             yield f"evaluations end with the daemon (service.lasting, {KEEPER_VARIABLE})"
@@ -189,7 +189,7 @@ class SystemChecks:
             )
         yield f"evaluators can run in {', '.join(self.configuration.environments)}"
 
-    def _check_cluster(self) -> Iterator[str | Problem]:
+    def _check_cluster(self) -> Iterator[str | SetupProblem]:
         if self.configuration.runner.kind == "slurm":
             yield from check_cluster(
                 self.configuration,
@@ -199,7 +199,7 @@ class SystemChecks:
                 self.environment,
             )
 
-    def _check_cgroups(self, cgroups: CgroupManager) -> Iterator[str | Problem | Finding]:
+    def _check_cgroups(self, cgroups: CgroupManager) -> Iterator[str | SetupProblem | Finding]:
         remedy = (
             str(cgroups.missing_resources_remedy.verify_command())
             if cgroups.missing_resources
@@ -207,11 +207,11 @@ class SystemChecks:
         )
         for what in get_args(Resource):
             said = cgroups.describe_limit(what)
-            yield said if what in cgroups.enforced_resources else Problem(said, remedy)
+            yield said if what in cgroups.enforced_resources else SetupProblem(said, remedy)
         policy = cgroups.query_oom_policy()
         if policy in ("stop", "kill"):
             ends = f"OOMPolicy={policy} ends the daemon when an evaluation reaches limits.memory"
-            yield Problem(ends, "set OOMPolicy=continue in the unit")
+            yield SetupProblem(ends, "set OOMPolicy=continue in the unit")
         if (
             "memory" in cgroups.enforced_resources
         ):  # without the limit no number of watches is enough
@@ -230,14 +230,14 @@ class SystemChecks:
                 ) from None
         yield endpoint
 
-    def _check_callers(self) -> Iterator[str | Problem]:
+    def _check_callers(self) -> Iterator[str | SetupProblem]:
         if find_token_file(self.configuration.callers, self.environment) is not None:
             yield "callers need a token"
             return
         ok = "no tokens (callers.tokens): every program of this machine may submit"
         yield from report_problems(find_exposed_endpoints(self.configuration), ok)
 
-    def _check_proxies(self) -> Iterator[str | Problem]:
+    def _check_proxies(self) -> Iterator[str | SetupProblem]:
         http = self.configuration.http
         if http.trusted_proxies:
             proxies = TrustedProxies.parse(http.trusted_proxies, http.client_header)
@@ -245,21 +245,21 @@ class SystemChecks:
             ok = f"{names}: clients' addresses are taken from {http.client_header}"
             yield from report_problems(self._find_proxy_problems(proxies), ok)
 
-    def _find_proxy_problems(self, proxies: TrustedProxies) -> Iterator[Problem]:
+    def _find_proxy_problems(self, proxies: TrustedProxies) -> Iterator[SetupProblem]:
         for network in proxies.find_public_networks():
             what = f"{network}: every host in this network can claim any client address"
-            yield Problem(what, "list only the proxies' addresses in http.trusted_proxies")
+            yield SetupProblem(what, "list only the proxies' addresses in http.trusted_proxies")
         if proxies.trusts_unix_sockets and not any(map(_can_be_unix, self.configuration.listen)):
             what = "http.trusted_proxies has unix, without a UNIX socket in listen"
             remedy = 'set listen = ["unix:/run/tawebeval/socket:mode=660"], or another proxy'
-            yield Problem(what, remedy)
+            yield SetupProblem(what, remedy)
         callers = self.configuration.callers
         with suppress(ConfigurationError):  # the part "callers" reports it
             if find_token_file(callers, self.environment) is None and not callers.open:
                 what = "no tokens (callers.tokens): all clients of the proxy may run programs"
-                yield Problem(what, "run `tawebeval token new NAME`, and set callers.tokens")
+                yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 
-    def _check_descriptors(self) -> Sequence[Problem | str]:
+    def _check_descriptors(self) -> Sequence[SetupProblem | str]:
         journals = count_journals(self.configuration, self.environment)
         return _compare(rlimits.compute_descriptor_headroom(self.configuration, journals))
 
@@ -268,7 +268,7 @@ class SystemChecks:
         return ()
 
 
-def _compare(headroom: rlimits.ResourceHeadroom) -> Sequence[Problem | str]:
+def _compare(headroom: rlimits.ResourceHeadroom) -> Sequence[SetupProblem | str]:
     return report_problems(headroom.problems, str(headroom))
 
 

@@ -26,8 +26,8 @@ from tawebeval.daemon.directories import (
 )
 from tawebeval.daemon.findings import Finding, run_checks
 from tawebeval.daemon.health import probe_disk_write
-from tawebeval.deferreds import count_run_slots
-from tawebeval.errors import ConfigurationError, Problem, format_size
+from tawebeval.deferreds import resolve_run_slot_count
+from tawebeval.errors import ConfigurationError, SetupProblem, format_size
 from tawebeval.git.keyring import Keyring
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full
 from tawebeval.linux.ownership import (
@@ -102,18 +102,18 @@ class StorageChecks:
             )
         )
 
-    def _check_tokens(self) -> Iterator[str | Problem]:
+    def _check_tokens(self) -> Iterator[str | SetupProblem]:
         try:
             source = find_token_file(self._configuration.callers, self._environment)
         except ConfigurationError:
             return  # the part "callers" reports it
         yield from self._check_token_file(source)
 
-    def _check_metrics_tokens(self) -> Iterator[str | Problem]:
+    def _check_metrics_tokens(self) -> Iterator[str | SetupProblem]:
         source = find_metrics_token_file(self._configuration.metrics, self._environment)
         yield from self._check_token_file(source)
 
-    def _check_token_file(self, source: Path | None) -> Iterator[str | Problem]:
+    def _check_token_file(self, source: Path | None) -> Iterator[str | SetupProblem]:
         if source is not None:
             read_token_file(source)
             _check_writers(source)
@@ -122,7 +122,7 @@ class StorageChecks:
                 source, f"chgrp {self._group} {source}; chmod 640 {source}"
             )
 
-    def _check_callbacks(self) -> Iterator[str | Problem]:
+    def _check_callbacks(self) -> Iterator[str | SetupProblem]:
         if self._configuration.callbacks.enabled:
             source = find_secrets_file(self._configuration.callbacks.secrets, self._environment)
             read_signing_secrets(source)
@@ -130,10 +130,10 @@ class StorageChecks:
             yield from self._check_reload(source, self._format_chown(source))
             _check_closed_to_others(source)
 
-    def _check_reload(self, source: Path, remedy: str) -> Iterator[Problem]:
+    def _check_reload(self, source: Path, remedy: str) -> Iterator[SetupProblem]:
         if not self._can_access(source, os.R_OK):
             what = f"{source}: {self._user} cannot read the file, so reloads fail"
-            yield Problem(what, remedy)
+            yield SetupProblem(what, remedy)
 
     def _check_credentials(self) -> Iterator[str | Finding]:
         settings = self._configuration.repositories.credentials
@@ -143,7 +143,7 @@ class StorageChecks:
             for entry in settings:
                 yield from run_checks(("credentials", partial(self._check_credential, entry)))
 
-    def _check_credential(self, entry: CredentialSettings) -> Iterator[Problem]:
+    def _check_credential(self, entry: CredentialSettings) -> Iterator[SetupProblem]:
         directory = self._environment.get("CREDENTIALS_DIRECTORY", "")
         path = Path(directory, entry.password_file or entry.key_file)
         if not self._can_access(path, os.R_OK):
@@ -151,7 +151,9 @@ class StorageChecks:
             what = f"{path}: {self._user} cannot read the file, so"
             if entry.key_file:
                 raise ConfigurationError(f"{what} ssh cannot use it", self._format_chown(path))
-            yield Problem(f"{what} a reload does not read a new password", self._format_chown(path))
+            yield SetupProblem(
+                f"{what} a reload does not read a new password", self._format_chown(path)
+            )
         _check_closed_to_others(path)
 
     def _check_file(self) -> Iterator[str]:
@@ -243,7 +245,7 @@ class StorageChecks:
                 ) from None
         yield str(path)
 
-    def _check_space(self) -> Iterator[str | Problem]:
+    def _check_space(self) -> Iterator[str | SetupProblem]:
         with self._privileges.act_as_user():
             found = list(compare_free_space(self._configuration, self._state, self._cache))
         yield from found
@@ -290,14 +292,14 @@ class _Space:
 
 def compare_free_space(
     configuration: Configuration, state: Path, cache: Path
-) -> Iterator[str | Problem]:
+) -> Iterator[str | SetupProblem]:
     """Compare the free bytes of each file system with docs/scale.md, "Sizing".
 
     A file system with both directories needs the sum. Bytes in the cache count as free. Blocks in
     proportion to the number of files in the cache. Raises: OSError.
     """
     limits, repositories = configuration.limits.largest, configuration.repositories
-    running = count_run_slots(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     fetched = repositories.fetch_bytes + repositories.tree_bytes
     systems: dict[int, list[_Space]] = {}
     for space in (
@@ -325,7 +327,7 @@ def compare_free_space(
         what = f"{paths}: {format_size(room)} {free}, and up to {format_size(needed)} may be needed"
         settings = dict.fromkeys(name for space in spaces for name in space.settings)
         remedy = f"use a larger file system, or lower {', '.join(settings)} or evaluations.running"
-        yield what if room >= needed else Problem(what, remedy)
+        yield what if room >= needed else SetupProblem(what, remedy)
 
 
 def _list_archive_space(settings: ArchiveSettings, state: Path) -> Iterator[_Space]:

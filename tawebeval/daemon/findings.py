@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import attrs
 
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, SetupProblem
 
 
 class Severity(IntEnum):
@@ -28,10 +28,10 @@ class Finding:
     remedy: str = ""
 
 
-NamedCheck = tuple[str, Callable[[], Iterable[str | Problem | Finding]]]
+NamedCheck = tuple[str, Callable[[], Iterable[str | SetupProblem | Finding]]]
 """The name of a part, and its check.
 
-The check yields strings (OK), `Problem`s (WEAKER) and the findings of other parts. It raises
+The check yields strings (OK), `SetupProblem`s (WEAKER) and the findings of other parts. It raises
 ConfigurationError or OSError for a broken part.
 """
 
@@ -43,7 +43,7 @@ def run_checks(*checks: NamedCheck) -> Iterator[Finding]:
             for result in check():
                 if isinstance(result, Finding):
                     yield result
-                elif isinstance(result, Problem):
+                elif isinstance(result, SetupProblem):
                     yield Finding(part, Severity.WEAKER, *result)
                 else:
                     yield Finding(part, Severity.OK, result)
@@ -53,6 +53,6 @@ def run_checks(*checks: NamedCheck) -> Iterator[Finding]:
             yield Finding(part, Severity.BROKEN, f"cannot be checked: {error}")
 
 
-def report_problems(problems: Iterable[Problem], ok: str) -> Sequence[Problem | str]:
+def report_problems(problems: Iterable[SetupProblem], ok: str) -> Sequence[SetupProblem | str]:
     """Return the problems, or the message `ok` if there are none."""
     return list(problems) or [ok]

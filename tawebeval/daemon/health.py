@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from tawebeval.core.counters import EvaluationCounters
 from tawebeval.deferreds import WorkerThreads, run_in_background
-from tawebeval.errors import Problem, ServerBusy, format_size
+from tawebeval.errors import ServerBusy, SetupProblem, format_size
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.linux.filetree import is_disk_full
 
@@ -119,7 +119,7 @@ class SandboxProbe(Service):
     def __init__(
         self,
         tally: EvaluationCounters,
-        probe_sandbox: Callable[[], Problem | None],
+        probe_sandbox: Callable[[], SetupProblem | None],
         threads: WorkerThreads,
         clock: Any,
     ) -> None:
@@ -127,7 +127,7 @@ class SandboxProbe(Service):
         self._probe_sandbox = probe_sandbox
         self._threads = threads
         self._clock = clock
-        self._last_problem: Problem | None = None
+        self._last_problem: SetupProblem | None = None
         self._probes = LoopingCall(self._probe)
         self._probes.clock = clock
 

@@ -14,8 +14,8 @@ from typing import Any
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration
-from tawebeval.deferreds import count_run_slots
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.deferreds import resolve_run_slot_count
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.run_keeper import RunKeeper
 from tawebeval.linux.cgroups.group import find_pids_controller_parent
 from tawebeval.linux.keeper_client import KeeperClient
@@ -71,12 +71,12 @@ def count_journals(configuration: Configuration, environment: Mapping[str, str])
     if not (configuration.service.lasting and environment.get(KEEPER_VARIABLE)):
         return 0
     settings = configuration.evaluations
-    return count_run_slots(settings.running) + settings.queued + settings.kept
+    return resolve_run_slot_count(settings.running) + settings.queued + settings.kept
 
 
 def describe_keeper_allowances(
     configuration: Configuration, environment: Mapping[str, str], client: KeeperClient
-) -> Iterator[str | Problem]:
+) -> Iterator[str | SetupProblem]:
     """Yield what the keeper may have and need: a problem where it may have too few. Blocks, hardly.
 
     What the kernel does not tell is left out.
@@ -93,7 +93,7 @@ def describe_keeper_allowances(
             found["processes"] = compute_keeper_process_headroom(configuration, client.pid, parent)
         for name, headroom in found.items():
             what = f"{name}: {headroom}"
-            yield Problem(what, headroom.remedy) if headroom.problems else what
+            yield SetupProblem(what, headroom.remedy) if headroom.problems else what
 
 
 def open_run_keeper(
@@ -107,7 +107,7 @@ def open_run_keeper(
         client = open_keeper_client(configuration, environment)
         if client is not None:
             for found in describe_keeper_allowances(configuration, environment, client):
-                if isinstance(found, Problem):
+                if isinstance(found, SetupProblem):
                     log.warn("the keeper's {problem}", problem=str(found))
             return RunKeeper(client, reactor)
         _drop_bundles(environment)

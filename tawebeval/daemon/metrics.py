@@ -183,10 +183,10 @@ class DaemonMetrics(Collector):
         )
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
-        yield _gauge("places_taken", "Places to run that are taken.", queue.taken_slots)
+        yield _gauge("places_taken", "Places to run that are taken.", queue.taken_slot_count)
         yield _gauge("places", "Places to run.", queue.slot_count)
         fetches = self.context.fetch_slots
-        yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.taken_slots)
+        yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.taken_slot_count)
         yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiter_count)
 
     def _collect_buffers(self) -> Iterator[Metric]:
@@ -248,7 +248,7 @@ class DaemonMetrics(Collector):
         done = archive.archived_count if archive else 0
         yield _counter("archived", "Evaluations that were archived.", done)
         yield _counter("not_archived", "Evaluations that were not.", loss_counts, "reason")
-        yield _gauge("archive_evaluations", "Evaluations in the archive.", usage.count)
+        yield _gauge("archive_evaluations", "Evaluations in the archive.", usage.evaluation_count)
         said = "The archive on the disk, with what is not complete."
         yield _gauge("archive_bytes", said, usage.total_bytes)
         limit = archive.settings.size if archive else 0

@@ -29,7 +29,7 @@ from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.ownership import digest_file
-from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
+from tawebeval.reloadable import ReloadableFiles, ReloadableSource, ReloadResult
 
 _RESTART = "restart the daemon; its evaluations go on"
 
@@ -92,9 +92,9 @@ class Reloader(Service):
             outcome = self._reload(digests)
         finally:
             self._notifier.notify_ready()
-        for problem in outcome.problems:
+        for problem in outcome.error_messages:
             log.error("reload refused, nothing is changed: {problem}", problem=problem)
-        for note in outcome.notes:
+        for note in outcome.operator_notes:
             log.warn("{note}", note=note)
         return outcome
 
@@ -105,7 +105,7 @@ class Reloader(Service):
             return ReloadResult(tuple(problems))
         notes: list[str] = []
         for each, content in found:
-            notes += each.make_notes(content)
+            notes += each.make_operator_notes(content)
             each.apply_content(content)
             paths = ", ".join(map(str, each.paths))
             log.info("{name}: reloaded from {paths}", name=each.name, paths=paths)
@@ -118,11 +118,11 @@ class Reloader(Service):
             for path in self._find_copies(each)
             if path.name not in digests  # else the copy is up to date
         ]
-        return ReloadResult(notes=tuple(notes))
+        return ReloadResult(operator_notes=tuple(notes))
 
     def _read(
         self, digests: Mapping[str, str], problems: list[str]
-    ) -> Iterator[tuple[Reloadable[Any], Any]]:
+    ) -> Iterator[tuple[ReloadableFiles[Any], Any]]:
         """Yield each reloadable with its content; append to `problems`."""
         for each in self.reloadables:
             problems += [
@@ -136,7 +136,7 @@ class Reloader(Service):
             except ConfigurationError as error:
                 problems.append(str(error))
 
-    def _find_copies(self, reloadable: Reloadable[Any]) -> Iterator[Path]:
+    def _find_copies(self, reloadable: ReloadableFiles[Any]) -> Iterator[Path]:
         """Return the files of a reloadable that systemd has copied."""
         return (path for path in reloadable.paths if path.parent == self._credentials_directory)
 
@@ -184,14 +184,14 @@ class ConfigurationReload:
     _on_reload: Sequence[Callable[[Configuration], None]]
     _evaluations_last: bool = False
 
-    def list_reloadables(self) -> Sequence[Reloadable[Configuration]]:
+    def list_reloadables(self) -> Sequence[ReloadableFiles[Configuration]]:
         """Return the configuration file, if there is one."""
         path = self._file.path
         if path is None:
             return ()
         problems = self._running.evaluations.problems
         paths = (path, Path(problems)) if problems else (path,)
-        return (Reloadable("the configuration", paths, self._read, self._apply, self._notes),)
+        return (ReloadableFiles("the configuration", paths, self._read, self._apply, self._notes),)
 
     def _read(self) -> Configuration:
         wanted = self._file.read_configuration()

@@ -22,7 +22,7 @@ from twisted.logger import Logger
 import tawebeval
 import twisted
 from tawebeval.daemon.logging import RateLimitedLog
-from tawebeval.errors import Problem
+from tawebeval.errors import SetupProblem
 
 KEPT_FREE_BYTES = 16 * 1024 * 1024
 """Free bytes at the end of the heap that the C library keeps; it returns the rest to the kernel."""
@@ -109,12 +109,12 @@ def _import_all(package: ModuleType) -> None:
                 _import_all(module)
 
 
-def find_unreadable_directories() -> Iterator[Problem]:
+def find_unreadable_directories() -> Iterator[SetupProblem]:
     """Yield a problem for each directory of Python or packages that the user cannot read."""
     for file in (os.__file__, twisted.__file__, tawebeval.__file__):
         directory = Path(file).parent
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
-            yield Problem(
+            yield SetupProblem(
                 f"{directory}: the daemon's user cannot read the directory, so modules that are not"
                 " loaded yet cannot be",
                 "install Python and tawebeval where every user can read them",

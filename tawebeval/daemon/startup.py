@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from tawebeval.config import Configuration
 from tawebeval.daemon.directories import DaemonDirectories, locate_directories
 from tawebeval.deferreds import WorkerThreads, run_in_background
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.restart import FoundEvaluations
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
@@ -192,19 +192,19 @@ def open_metrics_authentication(configuration: Configuration, clock: Any) -> Aut
     )
 
 
-def find_exposed_endpoints(configuration: Configuration) -> Iterator[Problem]:
+def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProblem]:
     """Yield the endpoints by which anybody may reach a daemon without tokens, as problems.
 
     Raises: ConfigurationError, for an endpoint that other machines reach, unless `callers.open`.
     """
     if configuration.callers.open:
-        yield Problem(
+        yield SetupProblem(
             "no tokens, and callers.open is true: everybody who can connect may run programs here",
             "run `tawebeval token new NAME`, set callers.tokens, and remove callers.open",
         )
         return
     for endpoint in find_doubtful_endpoints(configuration.listen):
-        yield Problem(
+        yield SetupProblem(
             f"no tokens (callers.tokens): everybody who reaches the socket of {endpoint} may run"
             " programs here",
             "run `tawebeval token new NAME`, and set callers.tokens",

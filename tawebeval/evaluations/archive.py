@@ -8,7 +8,7 @@ from pathlib import Path
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.recorder import DiskArchive
-from tawebeval.archive.store import FinishedRecording
+from tawebeval.archive.store import RecordingEnd
 from tawebeval.archive.submissions import ExtractedSubmission
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.ring import EventRing
@@ -19,7 +19,7 @@ class NoArchive:
 
     is_enabled = False
 
-    def has_file(self, identifier: str) -> bool:
+    def is_archived(self, identifier: str) -> bool:
         """Return False."""
         return False
 
@@ -37,7 +37,7 @@ class NoArchive:
     ) -> None:
         """Do nothing."""
 
-    def end_recording(self, identifier: str, end: FinishedRecording) -> None:
+    def end_recording(self, identifier: str, recording_end: RecordingEnd) -> None:
         """Do nothing."""
 
     def call_when_archived(self, identifier: str, call: Callable[[], object]) -> None:
@@ -47,8 +47,8 @@ class NoArchive:
     async def flush(self) -> None:
         """Do nothing."""
 
-    async def read(
-        self, identifier: str, caller: str, read: Callable[[ArchiveFile], object]
+    async def read_evaluation(
+        self, identifier: str, caller: str, read_archive_file: Callable[[ArchiveFile], object]
     ) -> None:
         """Return None."""
 

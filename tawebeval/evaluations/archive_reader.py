@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
-from tawebeval.archive.store import FinishedRecording
+from tawebeval.archive.store import RecordingEnd
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
@@ -43,12 +43,12 @@ T = TypeVar("T")
 log = Logger()
 
 
-def make_finished_recording(evaluation: Evaluation, sequence_number: int) -> FinishedRecording:
+def make_recording_end(evaluation: Evaluation, sequence_number: int) -> RecordingEnd:
     """Return what is archived of an evaluation besides its events."""
     status = build_status(evaluation, None)
     # All events can be read again, from the first on.
     events = {"buffered": evaluation.ring.end_cursor, "discarded": 0}
-    return FinishedRecording(
+    return RecordingEnd(
         sequence_number,
         evaluation.state_times["created"],
         evaluation.state_times["ended"],
@@ -68,7 +68,7 @@ class ListedEvaluation:
     sequence_number: int
     evaluation_or_row: Evaluation | IndexedEvaluation
 
-    def build_entry(self) -> dict[str, Any]:
+    def build_listing_entry(self) -> dict[str, Any]:
         """Return what the list shows."""
         if isinstance(self.evaluation_or_row, Evaluation):
             return build_listing_entry(self.evaluation_or_row)
@@ -78,11 +78,11 @@ class ListedEvaluation:
         """Return whether the filter holds."""
         if isinstance(self.evaluation_or_row, Evaluation):
             return wanted.matches(self.evaluation_or_row)
-        return bool(self.evaluation_or_row.entry)
+        return bool(self.evaluation_or_row.listing_entry)
 
 
 def _decode_entry(row: IndexedEvaluation) -> dict[str, Any]:
-    entry: dict[str, Any] = orjson.loads(row.entry)
+    entry: dict[str, Any] = orjson.loads(row.listing_entry)
     return entry
 
 
@@ -167,14 +167,16 @@ class ArchivedSubscription:
 EventSubscription = Subscription | ArchivedSubscription
 
 
-async def require_archived(reading: Awaitable[T | None], error: EvaluationExpired) -> T:
+async def read_archived_or_raise(
+    archive_reading: Awaitable[T | None], expired_error: EvaluationExpired
+) -> T:
     """Return what the archive has in place of an evaluation that is gone from memory.
 
-    Raises: `error`, if the archive has nothing; as `reading`.
+    Raises: `expired_error`, if the archive has nothing; as `archive_reading`.
     """
-    found = await reading
+    found = await archive_reading
     if found is None:
-        raise error from None
+        raise expired_error from None
     return found
 
 
@@ -218,11 +220,11 @@ class ArchiveReader:
                 cursor, ALL_RECEIVED_CURSOR if end == file.event_count else str(end), batch
             )
 
-        return await self._archive.read(identifier, caller, read)
+        return await self._archive.read_evaluation(identifier, caller, read)
 
     async def read_status(self, identifier: str, caller: str) -> dict[str, Any] | None:
         """Return the status document."""
-        end = await self._archive.read(identifier, caller, ArchiveFile.read_end)
+        end = await self._archive.read_evaluation(identifier, caller, ArchiveFile.read_end_line)
         return None if end is None else dict(end["status"])
 
     async def subscribe(
@@ -230,13 +232,13 @@ class ArchiveReader:
     ) -> ArchivedSubscription | None:
         """Return a subscription. Raises: InvalidCursor."""
         archive = self._archive
-        count = await archive.read(identifier, caller, lambda file: file.event_count)
+        count = await archive.read_evaluation(identifier, caller, lambda file: file.event_count)
         if count is None:
             return None
         position = resolve_cursor(EventRing(end_cursor=count), parse_cursor(after), skip)
 
         async def read_piece(position: int, with_times: bool) -> EventBatch | None:
-            return await archive.read(
+            return await archive.read_evaluation(
                 identifier,
                 caller,
                 lambda file: file.read_events(position, _PIECE_BYTES, with_times=with_times),

@@ -293,7 +293,7 @@ class Evaluation:
         try:
             if fetched := repositories.checkout_needs_network(*self._checkout_arguments()):
                 self._slots = slots
-                slots.reserve_turn(self.identifier, self.caller)
+                slots.reserve_queue_place(self.identifier, self.caller)
                 await self._fetch()
             await self._wait_for_slot(slots)
             await self._resolve_branch()
@@ -367,7 +367,7 @@ class Evaluation:
             self.commit = checkout.commit
             checkout.release()  # a queued evaluation pins nothing in the cache
         finally:
-            fetches.suspend_slot(self.identifier)
+            fetches.release_slot_keep_quota(self.identifier)
 
     async def _wait_for_slot(self, slots: RunSlots) -> None:
         slot = slots.acquire_slot(self.identifier, self.caller)

@@ -47,7 +47,7 @@ from tawebeval.errors import (
 from tawebeval.evaluations.archive_reader import (
     ArchiveReader,
     ListedEvaluation,
-    make_finished_recording,
+    make_recording_end,
 )
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
@@ -301,7 +301,7 @@ class EvaluationRegistry:
         evaluation = self._make_evaluation(upload, snapshot.caller, callback, snapshot)
         evaluation.restore(snapshot, found.content)
         has_ended = found.state.has_ended
-        if not (has_ended and self.context.archive.has_file(evaluation.identifier)):
+        if not (has_ended and self.context.archive.is_archived(evaluation.identifier)):
             self._begin_recording(evaluation)
         evaluation.ring.acknowledge(min(found.content.acknowledged, evaluation.ring.end_cursor))
         self.records.accepted_count = snapshot.number - 1
@@ -323,7 +323,7 @@ class EvaluationRegistry:
         if has_ended:
             evaluation.restore_end(snapshot)
         elif found.run is not None:
-            self.run_queue.take_slot(evaluation.identifier, snapshot.caller)
+            self.run_queue.take_slot_unconditionally(evaluation.identifier, snapshot.caller)
             resume(evaluation)
         elif found.is_lost:
             evaluation.end_as_lost()
@@ -439,7 +439,7 @@ class EvaluationRegistry:
         if self.context.archive.is_enabled:
             evaluation = record.evaluation
             self.context.archive.end_recording(
-                evaluation.identifier, make_finished_recording(evaluation, record.sequence_number)
+                evaluation.identifier, make_recording_end(evaluation, record.sequence_number)
             )
             self.context.archive.call_when_archived(
                 evaluation.identifier, evaluation.discard_journaled_events
@@ -729,7 +729,7 @@ class EvaluationRegistry:
             if following is not None and (len(listed) == size or not examined):
                 end = str(ListCursor(self.cursor_mark, one.sequence_number))
                 break
-        return EvaluationListing(after or None, end, [one.build_entry() for one in listed])
+        return EvaluationListing(after or None, end, [one.build_listing_entry() for one in listed])
 
     def _parse_list_cursor(self, text: str) -> int:
         cursor = parse_list_cursor(text)

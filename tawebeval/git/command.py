@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.core import text
 from tawebeval.core.hosts import SSH_COMMAND
-from tawebeval.deferreds import OneShotEvent, wait_shielded
+from tawebeval.deferreds import OneShotEvent, wait_despite_cancellation
 from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
 from tawebeval.git.credentials import Login
 from tawebeval.git.stderr_patterns import find_disk_error, is_git_killed, is_git_memory_exhausted
@@ -277,7 +277,7 @@ class GitRunner:
             )
         timer = self._clock.callLater(timeout, command.kill) if timeout is not None else None
         try:
-            result = await wait_shielded(command.ended, command.kill)
+            result = await wait_despite_cancellation(command.ended, command.kill)
         finally:
             if timer is not None and timer.active():
                 timer.cancel()

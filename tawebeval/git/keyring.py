@@ -12,7 +12,7 @@ from tawebeval.core.hosts import parse_url_server
 from tawebeval.errors import ConfigurationError
 from tawebeval.git.credentials import Credential, parse_password
 from tawebeval.linux.ownership import warn_of_readable_file
-from tawebeval.reloadable import Reloadable
+from tawebeval.reloadable import ReloadableFiles
 
 _SETTING = "repositories.credentials"
 
@@ -58,10 +58,10 @@ class Keyring:
             if name
         )
 
-    def list_reloadables(self) -> Iterator[Reloadable[Sequence[Credential]]]:
+    def list_reloadables(self) -> Iterator[ReloadableFiles[Sequence[Credential]]]:
         """Yield the reloadable files; none without credentials."""
         if self._settings:
-            yield Reloadable(_SETTING, self.secret_files, self._read, self._apply)
+            yield ReloadableFiles(_SETTING, self.secret_files, self._read, self._apply)
 
     def _apply(self, credentials: Sequence[Credential]) -> None:
         self._credentials = credentials

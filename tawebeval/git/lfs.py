@@ -36,11 +36,11 @@ from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.linux.filetree import walk_tree
 from tawebeval.pinned_agent import (
-    AnswerLimit,
     BytesProducer,
     PinnedAgent,
     RequestFailed,
-    describe_request_failures,
+    ResponseSizeLimit,
+    convert_request_failures,
 )
 
 _START = b"version https://git-lfs.github.com/spec/v1\n"
@@ -205,7 +205,7 @@ class _Writer(Protocol):
     The connection pauses meanwhile, so that a fast server fills no memory.
     """
 
-    def __init__(self, threads: WorkerThreads, file: BinaryIO, limit: AnswerLimit) -> None:
+    def __init__(self, threads: WorkerThreads, file: BinaryIO, limit: ResponseSizeLimit) -> None:
         self._threads = threads
         self._file = file
         self._limit = limit
@@ -256,7 +256,7 @@ class _Writer(Protocol):
     def _on_failure(self, failure: Failure) -> None:
         if not self.finished.called:
             self.finished.errback(failure)
-        self._limit.abort()
+        self._limit.abort_connection()
 
     def _pause(self, paused: bool) -> None:
         transport: Any = self.transport
@@ -306,7 +306,7 @@ class LfsClient:
         }
         headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
         with _name_path(pointers[0]):
-            limit = AnswerLimit()
+            limit = ResponseSizeLimit()
             response = await self._request(
                 b"POST", endpoint, headers, endpoint, credential, limit, question
             )
@@ -334,12 +334,12 @@ class LfsClient:
             and _HEADER_VALUE.fullmatch(value)
             and name.lower() not in _OWN_HEADERS
         }
-        limit = AnswerLimit()
+        limit = ResponseSizeLimit()
         response = await self._request(b"GET", action.href, headers, url, credential, limit)
         if response.length != pointer.size:
-            limit.abort()
+            limit.abort_connection()
             raise RequestFailed(f"the server does not announce {pointer.size} bytes")
-        limit.left += pointer.size
+        limit.remaining_bytes += pointer.size
         unfinished = directory / f"{pointer.oid}.new"
         file: BinaryIO = await self._threads.run_in_thread(open, unfinished, "wb")
         try:
@@ -360,7 +360,7 @@ class LfsClient:
         headers: Mapping[str, str],
         repository: str,
         credential: Credential | None,
-        limit: AnswerLimit,
+        limit: ResponseSizeLimit,
         question: object = None,
     ) -> IResponse:
         """Return the response of a checked server, which has the status 200.
@@ -382,12 +382,12 @@ class LfsClient:
         body = None if question is None else BytesProducer(msgspec.json.encode(question))
         fields = Headers({name: [value] for name, value in sent.items()})
         try:
-            with describe_request_failures(target.host):
+            with convert_request_failures(target.host):
                 response = await agent.request(method, url.encode(), fields, body)
         except ValueError:  # of Twisted, for characters that a URL or a name cannot have
             raise RequestFailed(f"the URL for {target.host} is not valid") from None
         if response.code != HTTPStatus.OK:
-            limit.abort()
+            limit.abort_connection()
             raise RequestFailed(_explain_status(target, response.code))
         return response
 
@@ -431,13 +431,13 @@ def _name_path(pointer: LfsPointer) -> Iterator[None]:
         ) from None
 
 
-def _cancel(limit: AnswerLimit, waiting: Deferred[Any]) -> None:
+def _cancel(limit: ResponseSizeLimit, waiting: Deferred[Any]) -> None:
     """Cancel a Deferred that waits for a body, before the end of the connection fails it."""
     waiting.errback(CancelledError())
-    limit.abort()
+    limit.abort_connection()
 
 
-async def _collect(response: IResponse, limit: AnswerLimit) -> bytes:
+async def _collect(response: IResponse, limit: ResponseSizeLimit) -> bytes:
     """Return the body of a response, which the limit bounds."""
     chunks: list[bytes] = []
     finished: Deferred[None] = Deferred(partial(_cancel, limit))

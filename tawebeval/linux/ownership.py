@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, SetupProblem
 
 if TYPE_CHECKING:
     from tawebeval.linux.privileges import User
@@ -189,12 +189,12 @@ def digest_file(path: Path) -> str:
         return ""
 
 
-def check_readable_by_others(path: Path, mode: int) -> Problem | None:
+def check_readable_by_others(path: Path, mode: int) -> SetupProblem | None:
     """Return the problem of a secret file whose `mode` gives every user of the machine access."""
     if not mode & _OTHERS_MODE:
         return None
     what = f"{path}: every user of this machine can read the file"
-    return Problem(what, f"chmod o= {shlex.quote(str(path))}")
+    return SetupProblem(what, f"chmod o= {shlex.quote(str(path))}")
 
 
 def warn_of_readable_file(path: Path, mode: int, setting: str) -> None:

@@ -17,8 +17,8 @@ import msgspec
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.deferreds import count_run_slots
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.deferreds import resolve_run_slot_count
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import keeper
 from tawebeval.linux.cgroups.filesystem import (
     CgroupDirectory,
@@ -61,11 +61,11 @@ class ResourceHeadroom:
         return f"{many} allowed, and up to {self.needed_count} may be needed"
 
     @property
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[SetupProblem]:
         """The one problem, that there may be too few, or none."""
         if self.allowed_count is None or self.allowed_count >= self.needed_count:
             return ()
-        return (Problem(str(self), self.remedy),)
+        return (SetupProblem(str(self), self.remedy),)
 
 
 def check_hard_limits(limits: LimitSettings, keeper_pid: int = 0) -> None:
@@ -94,12 +94,12 @@ def check_hard_limits(limits: LimitSettings, keeper_pid: int = 0) -> None:
             )
 
 
-def find_lowered_limits() -> Iterator[Problem]:
+def find_lowered_limits() -> Iterator[SetupProblem]:
     """Yield the hard limits of the daemon that evaluators may want to be unlimited."""
     for name in ("CORE", "CPU"):
         hard = get_hard_limit(getattr(resource, f"RLIMIT_{name}"))
         if hard is not None:
-            yield Problem(
+            yield SetupProblem(
                 f"programs that set RLIMIT_{name} to unlimited fail: the daemon's hard limit is"
                 f" {hard}",
                 f"set Limit{name}=infinity in the unit (or ulimit -H)",
@@ -188,7 +188,7 @@ def compute_keeper_descriptor_headroom(
 
     `others` is how many of them are for journals and callbacks. Raises: PermissionError.
     """
-    running = count_run_slots(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     wanted = running * _KEPT_DESCRIPTORS + others + _KEPT_OTHERS + keeper.RESERVED_DESCRIPTORS
     remedy = (
         f"set LimitNOFILE={wanted} in {_KEEPER_UNIT} (or ulimit -n), or lower evaluations.running,"
@@ -228,7 +228,7 @@ def compute_watch_headroom(configuration: Configuration) -> ResourceHeadroom:
 
     The daemon itself needs none (`daemon.runtime`). Blocks, hardly. Raises OSError.
     """
-    running = count_run_slots(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     wanted = (
         running * configuration.limits.largest.memory // _WATCH + configuration.http.connections
     )
@@ -241,14 +241,14 @@ def _descriptors_besides(configuration: Configuration) -> int:
 
     Callbacks count also where they are disabled: enabling them takes no connections away.
     """
-    running = count_run_slots(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_DESCRIPTORS
     callbacks = configuration.callbacks.at_once
     return running * _EVALUATION_DESCRIPTORS + fetches + callbacks + _SPARE_DESCRIPTORS
 
 
 def _count_evaluators_processes(configuration: Configuration) -> int:
-    running = count_run_slots(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     return running * configuration.limits.largest.processes
 
 

@@ -22,7 +22,7 @@ import attrs
 
 from tawebeval.config import Configuration, EnvironmentSettings
 from tawebeval.core.form import DEFAULT_ENVIRONMENT
-from tawebeval.errors import Problem, format_size
+from tawebeval.errors import SetupProblem, format_size
 from tawebeval.linux.filetree import add_path_to_errors
 
 SHELL, LIMITER, PYTHON = "/bin/sh", "/usr/bin/prlimit", "/usr/bin/python3"
@@ -126,13 +126,15 @@ def locate_in_root(root: Path, path: str) -> Path:
     return root.joinpath(*place)
 
 
-def find_root_problem(root: Path, readable: Sequence[str] = ()) -> Problem | None:
+def find_root_problem(root: Path, readable: Sequence[str] = ()) -> SetupProblem | None:
     """Return why evaluators cannot run in a root; None if they can. Blocks.
 
     `readable` are the machine's paths that the sandbox shows besides.
     """
     if not root.is_dir() or root.is_symlink():
-        return Problem(f"{root} is not a directory", "`tawebeval environment list` lists roots")
+        return SetupProblem(
+            f"{root} is not a directory", "`tawebeval environment list` lists roots"
+        )
     for program, remedy in (
         (SHELL, "use a root file system with a shell"),
         (LIMITER, _INSTALL),
@@ -143,13 +145,13 @@ def find_root_problem(root: Path, readable: Sequence[str] = ()) -> Problem | Non
         except OSError:
             is_program = False
         if not is_program:
-            return Problem(f"{root} has no program {program}", remedy)
+            return SetupProblem(f"{root} has no program {program}", remedy)
         if program == SHELL and found.stat().st_size > _MAX_SHELL:
             size, most = format_size(found.stat().st_size), format_size(_MAX_SHELL)
-            return Problem(f"{root}: {SHELL} is {size}; the limit is {most}", remedy)
+            return SetupProblem(f"{root}: {SHELL} is {size}; the limit is {most}", remedy)
     link = _find_link_above(root, readable)
     if link is not None:
-        return Problem(
+        return SetupProblem(
             f"{link} is a symbolic link above a path of sandbox.readable",
             "use a root without that link, or another path",
         )
@@ -274,7 +276,7 @@ class EnvironmentLocks:
     def __init__(self) -> None:
         self._locks: dict[Path, int] = {}
 
-    def replace(self, roots: Iterable[str]) -> Sequence[Problem]:
+    def replace(self, roots: Iterable[str]) -> Sequence[SetupProblem]:
         """Lock the roots of the store among these, and no others; return what went wrong."""
         wanted = {path for path in map(Path, roots) if find_digest(path) is not None}
         problems = []
@@ -283,7 +285,7 @@ class EnvironmentLocks:
                 self._locks[path] = lock_root(path)
             except OSError as error:
                 problems.append(
-                    Problem(
+                    SetupProblem(
                         f"environments: {path} cannot be locked: {error.strerror}",
                         "import it again by `tawebeval environment import`",
                     )

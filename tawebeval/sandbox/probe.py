@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.container import find_container
@@ -184,16 +184,16 @@ def check_sandbox(
             ) from None
 
 
-def find_sandbox_problems(sandbox: Sandbox) -> Iterator[Problem]:
+def find_sandbox_problems(sandbox: Sandbox) -> Iterator[SetupProblem]:
     """Yield the shortcomings of a sandbox that was checked, and the lack of a sandbox."""
     if not isinstance(sandbox, BubblewrapSandbox):
-        yield Problem(
+        yield SetupProblem(
             'sandbox.kind is "none": callers can do all that the daemon\'s user can on this'
             " machine",
             'run `apt-get install bubblewrap`, and remove sandbox.kind = "none"',
         )
     elif sandbox.writable_trees.overlay_problem is not None:
-        yield Problem(f"{COPY_WARNING} ({sandbox.writable_trees.overlay_problem})", _OVERLAYS)
+        yield SetupProblem(f"{COPY_WARNING} ({sandbox.writable_trees.overlay_problem})", _OVERLAYS)
 
 
 def verify_sandbox(sandbox: Sandbox, places: ProbeDirectories = TEMPORARY_DIRECTORIES) -> None:
@@ -264,7 +264,7 @@ def probe_overlays_or_copies(
     sandbox: BubblewrapSandbox,
     privileges: Privileges | None = None,
     places: ProbeDirectories = TEMPORARY_DIRECTORIES,
-) -> Problem | None:
+) -> SetupProblem | None:
     """Probe the sandbox with overlays, or else with copies. Blocks.
 
     `sandbox.trees.problem` is why overlays do not work; None if they do.
@@ -277,7 +277,7 @@ def probe_overlays_or_copies(
             sandbox.writable_trees.use_copies(problem[0], user)
             problem = probe_bubblewrap(sandbox, privileges, places)
     except OSError as error:
-        return Problem(f"no process can be started: {error.strerror}", _PYTHON)
+        return SetupProblem(f"no process can be started: {error.strerror}", _PYTHON)
     return problem
 
 
@@ -285,7 +285,7 @@ def probe_bubblewrap(
     sandbox: BubblewrapSandbox,
     privileges: Privileges | None = None,
     places: ProbeDirectories = TEMPORARY_DIRECTORIES,
-) -> Problem | None:
+) -> SetupProblem | None:
     """Return why the sandbox does not work, with a remedy; None if it works. Blocks.
 
     The probe starts a command as evaluators are started. The command has to end, to have changed
@@ -322,17 +322,17 @@ def probe_bubblewrap(
                 sandbox.orphan_reaper.forget_child(started.pid)
             untouched = whole.read_text() == _WHOLE
         except OverlayMountError as error:
-            return Problem(f"an overlay cannot be mounted: {error.strerror}", _MEND)
+            return SetupProblem(f"an overlay cannot be mounted: {error.strerror}", _MEND)
         except TimeoutError as error:
-            return Problem(f"a sandbox without an evaluator: {error.strerror}", _MEND)
+            return SetupProblem(f"a sandbox without an evaluator: {error.strerror}", _MEND)
         except OSError as error:
-            return Problem(str(error), DISK_FULL_REMEDY if is_disk_full(error) else _MEND)
+            return SetupProblem(str(error), DISK_FULL_REMEDY if is_disk_full(error) else _MEND)
     if problem is None and not untouched:
-        return Problem("writes of an evaluator reach the cache of checkouts", _MEND)
+        return SetupProblem("writes of an evaluator reach the cache of checkouts", _MEND)
     return problem
 
 
-def probe_sandbox_again(sandbox: Sandbox, places: ProbeDirectories) -> Problem | None:
+def probe_sandbox_again(sandbox: Sandbox, places: ProbeDirectories) -> SetupProblem | None:
     """Probe a sandbox that has worked before; None without a sandbox. Blocks."""
     return (
         probe_bubblewrap(sandbox, places=places) if isinstance(sandbox, BubblewrapSandbox) else None
@@ -349,7 +349,7 @@ def _as(
     return wrapped
 
 
-def _judge(status: int, output: bytes) -> Problem | None:
+def _judge(status: int, output: bytes) -> SetupProblem | None:
     said = output.decode(errors="replace").strip()
     if said == _SOUND:
         return None
@@ -365,8 +365,8 @@ def _judge(status: int, output: bytes) -> Problem | None:
                 settings = " ".join(f"{name}={permitting}" for name, _, permitting in sysctls)
                 remedy = f"as root run `sysctl -w {settings}`"
                 remedy += _OR_PROFILE if _APPARMOR in settings else ""
-            return Problem(said, f"{remedy}, {_OTHERWISE}")
-    return Problem(said, DISK_FULL_REMEDY if mentions_disk_full(said) else _MEND)
+            return SetupProblem(said, f"{remedy}, {_OTHERWISE}")
+    return SetupProblem(said, DISK_FULL_REMEDY if mentions_disk_full(said) else _MEND)
 
 
 def _list_container_remedies() -> Mapping[str, str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import MIB, Configuration
-from tawebeval.deferreds import count_run_slots
+from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import add_path_to_errors, is_disk_full
 from tawebeval.linux.ownership import get_user_name
@@ -91,7 +91,7 @@ def check_quota_directories(directories: Sequence[Path], configuration: Configur
     """
     wanted, running = (
         compute_quota(configuration),
-        count_run_slots(configuration.evaluations.running),
+        resolve_run_slot_count(configuration.evaluations.running),
     )
     if 0 < len(directories) < running:
         raise ConfigurationError(
@@ -150,7 +150,7 @@ def make_quota_directories(
     """
     quota, running = (
         compute_quota(configuration),
-        count_run_slots(configuration.evaluations.running),
+        resolve_run_slot_count(configuration.evaluations.running),
     )
     limits = _QUOTA.pack(quota.max_bytes // 1024, 0, 0, quota.max_files, 0, 0, 0, 0, _LIMITS)
     if credentials.get_user_ids()[1] != 0:

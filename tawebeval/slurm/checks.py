@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tawebeval.config import Configuration
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.privileges import User
 from tawebeval.slurm.commands import DEADLINE, build_command_environment
 from tawebeval.slurm.jobs import NODE_PROGRAM, build_srun_options, merge_settings
@@ -46,7 +46,7 @@ def check_cluster(
     user: User | None,
     act_as_user: Callable[[], AbstractContextManager[None]],
     environment: Mapping[str, str],
-) -> Iterator[str | Problem]:
+) -> Iterator[str | SetupProblem]:
     """Yield what works of a cluster, from this machine and by a job on a node. Blocks.
 
     `directories` are the state and the cache. Raises: ConfigurationError, OSError.
@@ -122,7 +122,7 @@ def _check_by_job(
     configuration: Configuration,
     act_as_user: Callable[[], AbstractContextManager[None]],
     run: _CommandRunner,
-) -> Iterator[str | Problem]:
+) -> Iterator[str | SetupProblem]:
     """Yield what a job finds on its node."""
     runner, token = configuration.runner, secrets.token_hex(16)
     path = Path(runner.shared, f"tawebeval-doctor-{token[:8]}")

@@ -388,7 +388,7 @@ def main() -> None:
     os.umask(0o022)
     spawner = Spawner(reactor)
     orphans = OrphanReaper(reactor, spawner)
-    threads = WorkerThreads.create(reactor, _THREADS, "work", is_abandoned=True)
+    threads = WorkerThreads.create(reactor, _THREADS, "work", abandons_running_calls=True)
     with make_place() as place:
         sandbox = open_node_sandbox(order.sandbox, order.limits, place, orphans)
         threads.start()

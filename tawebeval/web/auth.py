@@ -20,7 +20,7 @@ from tawebeval.errors import (
     ForeignOrigin,
 )
 from tawebeval.linux.ownership import find_secret_file, read_secret_file
-from tawebeval.reloadable import Reloadable
+from tawebeval.reloadable import ReloadableFiles
 
 ANONYMOUS_TOKEN = Token(b"", ANONYMOUS_CALLER)
 
@@ -126,10 +126,10 @@ class Authentication:
             return name == ANONYMOUS_CALLER
         return name in self._tokens.callers
 
-    def list_reloadables(self) -> Iterator[Reloadable[TokenHashes]]:
+    def list_reloadables(self) -> Iterator[ReloadableFiles[TokenHashes]]:
         """Yield the token file as a reloadable, if there is one."""
         if self.token_file is not None:
-            yield Reloadable(
+            yield ReloadableFiles(
                 self.setting_name,
                 (self.token_file,),
                 partial(self._read, self.token_file),

@@ -18,7 +18,7 @@ from tawebeval.errors import (
     MalformedRequest,
     NotAcceptable,
 )
-from tawebeval.evaluations.archive_reader import EventSubscription, require_archived
+from tawebeval.evaluations.archive_reader import EventSubscription, read_archived_or_raise
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import (
@@ -179,7 +179,7 @@ async def _subscribe(
         return registry.subscribe(identifier, after, caller, skip, observes=request.is_read_only)
     except EvaluationExpired as error:
         archived = registry.archived.subscribe(identifier, after, caller, skip)
-        return await require_archived(archived, error)
+        return await read_archived_or_raise(archived, error)
 
 
 async def _can_subscribe(
@@ -190,7 +190,9 @@ async def _can_subscribe(
     try:
         return registry.can_subscribe(identifier, after, caller, skip)
     except EvaluationExpired as error:
-        await require_archived(registry.archived.subscribe(identifier, after, caller, skip), error)
+        await read_archived_or_raise(
+            registry.archived.subscribe(identifier, after, caller, skip), error
+        )
         return True
 
 
@@ -300,7 +302,7 @@ class EventPoll:
                 registry.compute_page_limit(self.limit),
                 with_times=self.with_times,
             )
-            return await require_archived(archived, error)
+            return await read_archived_or_raise(archived, error)
 
     def make_polling_headers(self, page: EventPage) -> dict[bytes, bytes]:
         """Return the headers that say when to poll again."""

@@ -32,11 +32,11 @@ from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import make_one_shot_event
 from tawebeval.errors import ForbiddenHost, InvalidCursor, ServerBusy, TawebevalError
 from tawebeval.pinned_agent import (
-    AnswerLimit,
     CachedPolicyForHTTPS,
     PinnedAgent,
     RequestFailed,
-    describe_request_failures,
+    ResponseSizeLimit,
+    convert_request_failures,
 )
 from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
 
@@ -97,7 +97,7 @@ class PeerLists:
 
     _clock: Any
     _resolver: CheckedResolver
-    _agent: Callable[[UrlServer, Address, AnswerLimit], IAgent]
+    _agent: Callable[[UrlServer, Address, ResponseSizeLimit], IAgent]
     _running: Counter[str] = attrs.field(factory=Counter, init=False)  # lists by caller
     # By URL, in seconds of the clock.
     _silent_until: dict[str, float] = attrs.field(factory=dict, init=False)
@@ -145,12 +145,12 @@ class PeerLists:
         """Return a part; None if the daemon is away. Every failure becomes a result."""
         if self._clock.seconds() < self._silent_until.get(url, 0):
             return None
-        limit = AnswerLimit(_HEAD_BYTES + request.limit * MAX_ENTRY_BYTES)
+        limit = ResponseSizeLimit(_HEAD_BYTES + request.limit * MAX_ENTRY_BYTES)
         attempt = Deferred.fromCoroutine(self._request(name, url, cursor, request, limit))
         try:
             return await attempt.addTimeout(DEADLINE, self._clock)
         except TookTooLong:
-            limit.abort()
+            limit.abort_connection()
             self._silent_until[url] = self._clock.seconds() + _SILENCE
             self._log_fault(name, url, f"no answer within {DEADLINE:g} seconds")
         except InvalidCursor as error:
@@ -164,7 +164,12 @@ class PeerLists:
         return None
 
     async def _request(
-        self, name: str, url: str, cursor: str | None, request: ListRequest, limit: AnswerLimit
+        self,
+        name: str,
+        url: str,
+        cursor: str | None,
+        request: ListRequest,
+        limit: ResponseSizeLimit,
     ) -> DaemonListPage:
         target = parse_url_server(url)
         assert target is not None, "the configuration accepts URLs only"
@@ -178,7 +183,7 @@ class PeerLists:
             }
         )
         body = bytearray()
-        with describe_request_failures(target.host):
+        with convert_request_failures(target.host):
             response = await HTTPClient(self._agent(target, address, limit)).get(
                 f"{url}/evaluations?{urlencode(query)}",
                 headers=headers,

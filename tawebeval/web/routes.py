@@ -27,7 +27,7 @@ from tawebeval.errors import (
     RequestError,
     ServerNotReady,
 )
-from tawebeval.evaluations.archive_reader import require_archived
+from tawebeval.evaluations.archive_reader import read_archived_or_raise
 from tawebeval.evaluations.filters import is_filter_parameter
 from tawebeval.evaluations.status import format_time
 from tawebeval.sandbox.environments import list_environments
@@ -171,7 +171,7 @@ def make_app(context: WebContext) -> Klein:
             return registry.get_status(identifier, caller)
         except EvaluationExpired as error:
             archived = registry.archived.read_status(identifier, caller)
-            return await require_archived(archived, error)
+            return await read_archived_or_raise(archived, error)
 
     @app.route(STATUS_ROUTE, methods=["GET"])
     async def status(request: IRequest, identifier: str) -> bytes:

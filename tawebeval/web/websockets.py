@@ -27,7 +27,7 @@ from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION, H11Handshake
 from wsproto.utilities import ProtocolError
 
 from tawebeval.core.framing import WEBSOCKET_MESSAGES
-from tawebeval.errors import DiscardedCursor, MalformedRequest, UnsupportedVersion
+from tawebeval.errors import DiscardedCursor, MalformedRequest, UnsupportedWebSocketVersion
 from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.streams import StreamFlowControl, measure_connection, write_events
@@ -128,7 +128,7 @@ def prepare_handshake(request: Request) -> None:
         # RFC 9110, section 15.5.22: 426 names the protocol.
         request.setHeader(b"Upgrade", WEBSOCKET_UPGRADE)
         request.setHeader(b"Connection", b"Upgrade")
-        raise UnsupportedVersion(
+        raise UnsupportedWebSocketVersion(
             f"Sec-WebSocket-Version: {version[:80].decode('latin-1')!r} is not supported; "
             f"supported: {WEBSOCKET_VERSION.decode()}"
         )

@@ -21,10 +21,16 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
-from tawebeval.deferreds import UNBOUNDED, Condition, FairQueue, OneShotEvent, run_in_background
+from tawebeval.deferreds import (
+    UNLIMITED_QUEUE,
+    Condition,
+    FairQueue,
+    OneShotEvent,
+    run_in_background,
+)
 from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.pinned_agent import CachedPolicyForHTTPS
-from tawebeval.reloadable import Reloadable
+from tawebeval.reloadable import ReloadableFiles
 from tawebeval.resolver import Resolver
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 from tawebeval.webhooks.sender import (
@@ -91,7 +97,7 @@ class CallbackQueue:
         self._secrets = secrets
         self._sender = sender
         per_caller = 0 if has_one_caller else (settings.at_once + 1) // 2
-        self._slots = FairQueue(settings.at_once, UNBOUNDED, per_caller)
+        self._slots = FairQueue(settings.at_once, UNLIMITED_QUEUE, per_caller)
         self._backoff = Backoff(settings.attempts, settings.first_delay, settings.longest_delay)
         self._clock = clock
         self._random = random
@@ -108,7 +114,7 @@ class CallbackQueue:
         """Number of callbacks that are not delivered yet."""
         return len(self._deliveries)
 
-    def list_reloadables(self) -> Iterator[Reloadable[SigningSecrets]]:
+    def list_reloadables(self) -> Iterator[ReloadableFiles[SigningSecrets]]:
         """Yield the secrets file, unless callbacks are disabled."""
         return self._secrets.list_reloadables()
 

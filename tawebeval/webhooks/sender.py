@@ -28,7 +28,7 @@ from tawebeval.pinned_agent import (
     BytesProducer,
     PinnedAgent,
     RequestFailed,
-    describe_request_failures,
+    convert_request_failures,
 )
 from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
 from tawebeval.webhooks.callback import parse_callback_url
@@ -88,7 +88,7 @@ class WebhookSender:
             return AttemptResult(RequestOutcome.RETRY, str(error))
         client = HTTPClient(self._agent(target, address), data_to_body_producer=BytesProducer)
         try:
-            with describe_request_failures(target.host):
+            with convert_request_failures(target.host):
                 response = await client.post(
                     url,
                     data=body,

@@ -18,7 +18,7 @@ import attrs
 from tawebeval.core.tokens import ANONYMOUS_CALLER, CALLER_NAME_PATTERN, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import find_secret_file, read_secret_file, warn_of_readable_file
-from tawebeval.reloadable import Reloadable
+from tawebeval.reloadable import ReloadableFiles
 
 _EVERYBODY = "*"  # the anonymous caller's name in the file
 _LINE = re.compile(rf"({CALLER_NAME_PATTERN.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+/]+={{0,2}})")
@@ -89,11 +89,11 @@ class SigningSecretsFile:
         if self.path is not None:
             self.current_secrets = read_signing_secrets(self.path)
 
-    def list_reloadables(self) -> Iterator[Reloadable[SigningSecrets]]:
+    def list_reloadables(self) -> Iterator[ReloadableFiles[SigningSecrets]]:
         """Yield the secrets file, if there is one."""
         if self.path is not None:
             read = partial(read_signing_secrets, self.path)
-            yield Reloadable(_SETTING, (self.path,), read, self._apply)
+            yield ReloadableFiles(_SETTING, (self.path,), read, self._apply)
 
     def _apply(self, secrets: SigningSecrets) -> None:
         self.current_secrets = secrets

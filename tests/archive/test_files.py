@@ -114,5 +114,5 @@ class SmallFileTests(ArchiveTestCase):
         value = b'{"type":"data","payload":{"a":1,"time":"2023"}}\n'
         events = make_events(0, 1)
         batch = type(events.batch)(1, value)
-        self.write(type(events)(0, batch, events.time), end=make_end())
+        self.write(type(events)(0, batch, events.time_of_first_event), end=make_end())
         self.assertEqual(self.read().lines, value)

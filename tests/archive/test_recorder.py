@@ -74,7 +74,7 @@ class RecorderTestCase(ArchiveTestCase):
 
     def events(self, name: str = "one") -> bytes:
         """Return all archived events."""
-        found = self.ask(self.archive.read(name, "alice", read_lines))
+        found = self.ask(self.archive.read_evaluation(name, "alice", read_lines))
         return b"" if found is None else bytes(found)
 
 
@@ -100,7 +100,7 @@ class RecordingTests(RecorderTestCase):
         self.assertEqual(self.events(), make_batch(0, 1001).lines)
         self.assertEqual(self.archive.archived_count, 1)
         self.assertEqual(self.archive.queued_bytes, 0)
-        self.assertEqual(self.archive.usage.count, 1)
+        self.assertEqual(self.archive.usage.evaluation_count, 1)
 
     def test_gathered(self) -> None:
         """Events of some time are written together."""
@@ -118,7 +118,9 @@ class RecordingTests(RecorderTestCase):
         self.archive.end_recording("one", make_end())
         packed: list[bool] = []
         self.archive.call_when_archived("one", lambda: packed.append(True))
-        read = Deferred.fromCoroutine(self.archive.read("one", "alice", ArchiveFile.read_end))
+        read = Deferred.fromCoroutine(
+            self.archive.read_evaluation("one", "alice", ArchiveFile.read_end_line)
+        )
         listed = Deferred.fromCoroutine(
             self.archive.list_rows(ArchiveQuery("alice", 0, 10, 10, bool))
         )
@@ -149,7 +151,9 @@ class RecordingTests(RecorderTestCase):
 
     def test_unknown(self) -> None:
         """What is not archived for the caller is None."""
-        self.assertIsNone(self.ask(self.archive.read("one", "alice", ArchiveFile.read_end)))
+        self.assertIsNone(
+            self.ask(self.archive.read_evaluation("one", "alice", ArchiveFile.read_end_line))
+        )
         self.assertEqual(self.events(), b"")
         self.assertEqual(
             self.ask(self.archive.list_rows(ArchiveQuery("alice", 0, 10, 10, bool))), []
@@ -160,7 +164,9 @@ class RecordingTests(RecorderTestCase):
         readers: Any = SlowThreads()
         self.archive = DiskArchive(self.store, readers, readers, self.clock, format_time)
         reads = [
-            Deferred.fromCoroutine(self.archive.read("one", "alice", ArchiveFile.read_end))
+            Deferred.fromCoroutine(
+                self.archive.read_evaluation("one", "alice", ArchiveFile.read_end_line)
+            )
             for _ in range(101)
         ]
         self.failureResultOf(reads.pop(), ServerBusy)
@@ -168,7 +174,9 @@ class RecordingTests(RecorderTestCase):
         for each in reads:
             self.failureResultOf(each, ServerBusy)
         readers.finish()
-        last = Deferred.fromCoroutine(self.archive.read("one", "alice", ArchiveFile.read_end))
+        last = Deferred.fromCoroutine(
+            self.archive.read_evaluation("one", "alice", ArchiveFile.read_end_line)
+        )
         readers.finish()
         self.assertIsNone(self.successResultOf(last))
 
@@ -292,7 +300,7 @@ class QueueTests(RecorderTestCase):
         ring, _ = self.begin()
         ring.append_batch(make_batch(0, 2))
         self.flow()
-        self.store.min_free = 2**60
+        self.store.min_free_bytes = 2**60
         ring.append_batch(make_batch(2, 2))
         self.flow()
         self.assertEqual(self.archive.loss_counts["disk"], 1)
@@ -319,9 +327,9 @@ class RemovalTests(RecorderTestCase):
 
     def test_stuck(self) -> None:
         """Each write brings a removal along, unless the last one met files that have to stay."""
-        for has_stuck_files, count in ((True, 1), (False, 0)):
+        for has_unremovable_files, count in ((True, 1), (False, 0)):
             self.store.usage = attrs.evolve(self.store.usage, archived_bytes=2**50)
-            self.store.has_stuck_files = has_stuck_files
+            self.store.has_unremovable_files = has_unremovable_files
             self.begin()
             self.archive.end_recording("one", make_end())
             self.flow()
@@ -352,11 +360,11 @@ class RestartTests(RecorderTestCase):
         ring.acknowledge(8)
         self.begin(ring=ring)
         ring.append_batch(make_batch(15, 5))
-        self.assertFalse(self.archive.has_file("one"))
+        self.assertFalse(self.archive.is_archived("one"))
         self.archive.end_recording("one", make_end())
         self.flow()
         self.assertEqual(self.events(), make_batch(0, 20).lines)
-        self.assertTrue(self.archive.has_file("one"))
+        self.assertTrue(self.archive.is_archived("one"))
 
     def test_written(self) -> None:
         """The archive tells which events it may still need from a journal."""

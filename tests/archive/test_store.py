@@ -11,7 +11,7 @@ from twisted.logger import capturedLogs, formatEvent
 from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.store import (
     MAX_REMOVALS_PER_CALL,
-    NAME_PREFIXES,
+    SUBDIRECTORY_NAMES,
     ArchiveStore,
     PendingWrites,
     RecordedEvents,
@@ -42,11 +42,11 @@ class StoreTests(ArchiveTestCase):
         self.write(make_events(0, 3), make_events(3, 2))
         self.assertIsNone(self.store.open_file("one", "alice"))
         self.write(make_events(5, 1))
-        self.assertIsNone(self.write(make_events(6, 1), end=make_end()).reason)
+        self.assertIsNone(self.write(make_events(6, 1), end=make_end()).loss_reason)
         self.assertEqual(self.read(), make_batch(0, 7))
         file = self.get()
         self.addCleanup(file.close)
-        self.assertEqual(file.read_end()["status"], {"state": "finished"})
+        self.assertEqual(file.read_end_line()["status"], {"state": "finished"})
         self.assertEqual(self.list_files(), ["jsonl.zst"])
 
     def test_caller(self) -> None:
@@ -75,7 +75,7 @@ class StoreTests(ArchiveTestCase):
         for path in (self.root / "spool").iterdir():
             path.unlink()
         self.write(make_events(3, 3))
-        self.assertEqual(self.write(make_events(6, 1), end=make_end()).reason, "disk")
+        self.assertEqual(self.write(make_events(6, 1), end=make_end()).loss_reason, "disk")
 
     def test_next_process(self) -> None:
         """The next process has evaluations and the highest number."""
@@ -85,7 +85,7 @@ class StoreTests(ArchiveTestCase):
         self.check()
         self.assertEqual((self.newest, self.left), (7, {}))
         self.assertEqual(self.read(), make_batch(0, 3))
-        self.assertEqual((self.list_numbers(), self.store.usage.count), ([7], 1))
+        self.assertEqual((self.list_numbers(), self.store.usage.evaluation_count), ([7], 1))
 
     def test_continued(self) -> None:
         """A recording that the next process goes on with is complete."""
@@ -100,7 +100,7 @@ class StoreTests(ArchiveTestCase):
         for first in (9, 11):
             self.write(make_events(0, 10))
             self.store = self.open()
-            self.assertEqual(self.write(make_events(first, 1), end=make_end()).reason, "gap")
+            self.assertEqual(self.write(make_events(first, 1), end=make_end()).loss_reason, "gap")
             self.assertIsNone(self.store.open_file("one", "alice"))
             self.assertEqual(self.list_files(), [])
 
@@ -123,7 +123,7 @@ class StoreTests(ArchiveTestCase):
     def test_lost(self) -> None:
         """A recording that is given up leaves nothing."""
         self.write(make_events(0, 10_000))
-        self.store.write([PendingWrites("one", "alice", [], make_end(), is_lost=True)])
+        self.store.write_recordings([PendingWrites("one", "alice", [], make_end(), is_lost=True)])
         self.assertEqual(self.list_files(), [])
         self.assertEqual(self.store.usage.spooled_bytes, 0)
 
@@ -165,7 +165,7 @@ class IndexTests(ArchiveTestCase):
         connection.execute("PRAGMA user_version = 99")
         connection.close()
         self.reopen()
-        self.assertEqual((self.list_numbers(), self.store.usage.count), ([1, 2, 3], 3))
+        self.assertEqual((self.list_numbers(), self.store.usage.evaluation_count), ([1, 2, 3], 3))
 
     def test_damaged_in_use(self) -> None:
         """Lists fail from an index that is damaged meanwhile; the next check mends it."""
@@ -174,10 +174,10 @@ class IndexTests(ArchiveTestCase):
         for path in self.root.glob("index/*"):
             path.write_bytes(b"no index" * 1000)
         self.assertRaisesRegex(ServerBusy, "cannot be read; try again", self.list_numbers)
-        self.assertTrue(self.store.needs_check)
+        self.assertTrue(self.store.needs_index_check)
         self.check()
         self.assertEqual(self.list_numbers(), [1, 2, 3])
-        self.assertFalse(self.store.needs_check)
+        self.assertFalse(self.store.needs_index_check)
 
     def test_incomplete(self) -> None:
         """Lists fail while an index is made again, also if the process ends meanwhile."""
@@ -185,7 +185,7 @@ class IndexTests(ArchiveTestCase):
         self.store = self.open()
         self.store.check_index()
         self.store.rebuild_damaged_index()
-        for part in NAME_PREFIXES:
+        for part in SUBDIRECTORY_NAMES:
             self.assertRaisesRegex(ServerBusy, "being made again", self.list_numbers)
             self.store.reconcile_index(part)
         self.store = self.open()
@@ -209,15 +209,15 @@ class IndexTests(ArchiveTestCase):
         self.store = self.open()
         self.store.check_index()
         self.store.rebuild_damaged_index()
-        for part in NAME_PREFIXES:
+        for part in SUBDIRECTORY_NAMES:
             self.store.reconcile_index(part)
         (self.root / "index/evaluations.sqlite").rename(self.root / "index/away")
         (self.root / "index/evaluations.sqlite").mkdir()
         self.assertRaisesRegex(ServerBusy, "cannot be read", self.list_numbers)
         (self.root / "index/evaluations.sqlite").rmdir()
         (self.root / "index/away").rename(self.root / "index/evaluations.sqlite")
-        self.store.finish_index_check()
-        self.assertTrue(self.store.needs_check)
+        self.store.update_usage_from_index()
+        self.assertTrue(self.store.needs_index_check)
         self.assertRaisesRegex(ServerBusy, "being made again", self.list_numbers)
         self.check()
         self.assertEqual(self.list_numbers(), [1, 2, 3])
@@ -265,7 +265,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertFalse(self.store.remove_old_evaluations())
         self.assertEqual(self.list_numbers(), [3, 4, 5])
         self.assertEqual(self.list_files(), ["jsonl.zst"] * 3)
-        self.assertEqual(self.store.usage.count, 3)
+        self.assertEqual(self.store.usage.evaluation_count, 3)
 
     def test_size(self) -> None:
         """The oldest are removed until the rest has the allowed size."""
@@ -277,8 +277,8 @@ class RemovalTests(ArchiveTestCase):
         while self.store.remove_old_evaluations():
             pass
         kept = self.list_numbers()
-        self.assertEqual(self.store.usage.count, len(self.list_files()))
-        self.assertEqual(kept, list(range(301 - self.store.usage.count, 301))[:100])
+        self.assertEqual(self.store.usage.evaluation_count, len(self.list_files()))
+        self.assertEqual(kept, list(range(301 - self.store.usage.evaluation_count, 301))[:100])
         self.assertLessEqual(self.store.usage.archived_bytes, 2**20)
         self.assertGreater(self.store.usage.archived_bytes, 2**20 - 2 * size // 300)
 
@@ -300,8 +300,10 @@ class RemovalTests(ArchiveTestCase):
                 pass
         self.assertEqual(self.list_numbers(), [1, 2, 5])
         self.assertEqual(self.read(name="1"), make_batch(0, 3))
-        self.assertEqual((self.store.usage.count, self.store.usage.archived_bytes), (3, 3 * each))
-        self.assertTrue(self.store.has_stuck_files)
+        self.assertEqual(
+            (self.store.usage.evaluation_count, self.store.usage.archived_bytes), (3, 3 * each)
+        )
+        self.assertTrue(self.store.has_unremovable_files)
         (said,) = map(formatEvent, logged)
         self.assertIn(f"{paths[0]} cannot be removed: Is a directory; let the daemon's user", said)
         for path in paths:
@@ -311,8 +313,8 @@ class RemovalTests(ArchiveTestCase):
         while self.store.remove_old_evaluations():
             pass
         self.assertEqual(self.list_numbers(), [5])
-        self.assertEqual(self.store.usage.count, 1)
-        self.assertFalse(self.store.has_stuck_files)
+        self.assertEqual(self.store.usage.evaluation_count, 1)
+        self.assertFalse(self.store.has_unremovable_files)
 
     def test_stuck_in_check(self) -> None:
         """Nor does a file of a write that was cut off, or an incomplete one, end the check."""
@@ -351,13 +353,13 @@ class RemovalTests(ArchiveTestCase):
         )
         while self.store.remove_old_evaluations():
             pass
-        self.assertLess(self.store.usage.count, 30)
-        self.assertGreater(self.store.usage.count, 0)
+        self.assertLess(self.store.usage.evaluation_count, 30)
+        self.assertGreater(self.store.usage.evaluation_count, 0)
         outcome = self.write(
             RecordedEvents(1, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None),
             name="running",
         )
-        self.assertEqual(outcome.reason, "size")
+        self.assertEqual(outcome.loss_reason, "size")
         self.assertEqual(self.store.usage.spooled_bytes, 0)
 
 
@@ -378,7 +380,7 @@ class SubmissionTests(ArchiveTestCase):
         end = make_end()
         self.write(
             name=name,
-            end=type(end)(1, NOW, NOW, end.status, end.entry, workspace),
+            end=type(end)(1, NOW, NOW, end.status, end.listing_entry, workspace),
         )
 
     def test_extracted(self) -> None:
@@ -386,20 +388,22 @@ class SubmissionTests(ArchiveTestCase):
         self.archive()
         self.assertEqual(self.list_files(), ["jsonl.zst", "tar.zst"])
         target = self.root.with_name("target")
-        found = self.store.extract("one", "alice", target)
+        found = self.store.extract_submission("one", "alice", target)
         assert found is not None
         self.assertEqual(pack_request(found.evaluation_request), self.packed)
         self.assertEqual(found.size, 100_007)
         for name, content in self.files.items():
             self.assertEqual((target / "submission" / name).read_bytes(), content)
-        self.assertIsNone(self.store.extract("one", "bob", self.root.with_name("other")))
+        self.assertIsNone(self.store.extract_submission("one", "bob", self.root.with_name("other")))
 
     def test_too_large(self) -> None:
         """A submission over `archive.submission` is not archived; the events are."""
         self.store = self.open(submission=1000)
         self.archive()
         self.assertEqual(self.list_files(), ["jsonl.zst"])
-        self.assertIsNone(self.store.extract("one", "alice", self.root.with_name("target")))
+        self.assertIsNone(
+            self.store.extract_submission("one", "alice", self.root.with_name("target"))
+        )
 
     def test_removed(self) -> None:
         """A submission that is gone, or is no file any more, is not archived; the events are."""
@@ -408,7 +412,7 @@ class SubmissionTests(ArchiveTestCase):
             path.unlink()
             path.symlink_to("/etc/passwd")
             end = make_end()
-            self.write(end=type(end)(1, NOW, NOW, end.status, end.entry, workspace))
+            self.write(end=type(end)(1, NOW, NOW, end.status, end.listing_entry, workspace))
             self.assertEqual(self.list_files(), ["jsonl.zst"])
 
 
@@ -418,8 +422,8 @@ class DiskTests(ArchiveTestCase):
     def test_reserve(self) -> None:
         """Nothing is written while less than the reserve is free."""
         self.write(make_events(0, 3))
-        self.store.min_free = 2**60
-        self.assertEqual(self.write(make_events(3, 3)).reason, "disk")
+        self.store.min_free_bytes = 2**60
+        self.assertEqual(self.write(make_events(3, 3)).loss_reason, "disk")
         self.assertEqual(self.list_files(), [])
 
     def test_failing(self) -> None:
@@ -429,11 +433,11 @@ class DiskTests(ArchiveTestCase):
         name = derive_directory_name("one")
         (self.root / "spool" / f"{name}.0.0.lines").unlink()
         (self.root / "spool" / f"{name}.0.0.lines").mkdir()
-        outcomes = self.store.write(
+        outcomes = self.store.write_recordings(
             [
                 PendingWrites("one", "alice", [make_events(3, 3)], make_end(1)),
                 PendingWrites("two", "alice", [make_events(3, 3)], make_end(2)),
             ]
         )
-        self.assertEqual([outcome.reason for outcome in outcomes], ["disk", None])
+        self.assertEqual([outcome.loss_reason for outcome in outcomes], ["disk", None])
         self.assertEqual(self.read(name="two"), make_batch(0, 6))

@@ -11,12 +11,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.store import (
-    NAME_PREFIXES,
+    SUBDIRECTORY_NAMES,
     ArchiveStore,
-    FinishedRecording,
     PendingWrites,
     RecordedEvents,
-    WriteOutcome,
+    RecordingEnd,
+    RecordingOutcome,
 )
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch, encode_data_event
@@ -40,10 +40,10 @@ def make_events(first: int, count: int, size: int = 40) -> RecordedEvents:
     return RecordedEvents(first, make_batch(first, count, size), format_time(NOW))
 
 
-def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> FinishedRecording:
+def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> RecordingEnd:
     """Return the end of an evaluation."""
     shown = {"state": "finished", "problem": None, "metadata": {}, **entry}
-    return FinishedRecording(number, NOW, ended, {"state": "finished"}, shown, None)
+    return RecordingEnd(number, NOW, ended, {"state": "finished"}, shown, None)
 
 
 class ArchiveTestCase(SynchronousTestCase):
@@ -76,15 +76,15 @@ class ArchiveTestCase(SynchronousTestCase):
         """Check index and files, as after the start."""
         self.store.check_index()
         self.store.rebuild_damaged_index()
-        for part in NAME_PREFIXES:
+        for part in SUBDIRECTORY_NAMES:
             self.store.reconcile_index(part)
-        self.store.finish_index_check()
+        self.store.update_usage_from_index()
 
     def write(
-        self, *events: RecordedEvents, name: str = "one", end: FinishedRecording | None = None
-    ) -> WriteOutcome:
+        self, *events: RecordedEvents, name: str = "one", end: RecordingEnd | None = None
+    ) -> RecordingOutcome:
         """Write events of an evaluation."""
-        (outcome,) = self.store.write([PendingWrites(name, "alice", events, end)])
+        (outcome,) = self.store.write_recordings([PendingWrites(name, "alice", events, end)])
         return outcome
 
     def read(

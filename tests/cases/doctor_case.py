@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration
 from tawebeval.daemon import doctor, doctor_storage
 from tawebeval.daemon.findings import Finding, Severity
-from tawebeval.errors import Problem
+from tawebeval.errors import SetupProblem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.controllers import MemoryController
 from tawebeval.linux.cgroups.group import CgroupManager, CgroupRemedy
@@ -86,7 +86,7 @@ class DoctorTestCase(SynchronousTestCase):
 
     def probe_with_overlays(
         self, sandbox: object, _: object, places: ProbeDirectories
-    ) -> Problem | None:
+    ) -> SetupProblem | None:
         self.places.append(places)
         return None
 

@@ -103,7 +103,7 @@ class EvaluationTestCase(SynchronousTestCase):
             context=self.world.context(),
         )
 
-    def reserve_turn(self, name: str, caller: str) -> None:
+    def reserve_queue_place(self, name: str, caller: str) -> None:
         """Count reserved turns."""
         self.reserved += 1
 

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.deferreds import OneShotEvent, wait_shielded
+from tawebeval.deferreds import OneShotEvent, wait_despite_cancellation
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitResult
@@ -109,7 +109,7 @@ class Running:
 
     async def result(self) -> GitResult:
         """Return the result, as `GitRunner.run_command` does."""
-        return await wait_shielded(self._latch, self.kill)
+        return await wait_despite_cancellation(self._latch, self.kill)
 
 
 class CacheTestCase(SynchronousTestCase):

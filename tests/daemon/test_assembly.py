@@ -61,11 +61,11 @@ from tawebeval.errors import (
     ConfigurationError,
     EvaluationFailure,
     InvalidField,
-    Problem,
     ServerBusy,
+    SetupProblem,
 )
 from tawebeval.linux.privileges import Privileges, User
-from tawebeval.reloadable import Reloadable, ReloadResult
+from tawebeval.reloadable import ReloadableFiles, ReloadResult
 from tawebeval.sandbox.command_sandbox import SandboxedCommands
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.request import ApiSite
@@ -653,9 +653,9 @@ class ServiceTests(SynchronousTestCase):
         )
         for _ in range(2):
             outcome = self.reload(daemon)
-            self.assertEqual(outcome.problems, ())
+            self.assertEqual(outcome.error_messages, ())
             self.assertEqual(
-                outcome.notes,
+                outcome.operator_notes,
                 tuple(
                     f"{setting}: changed; takes effect after a restart"
                     for setting in ("listen", "sandbox.network")
@@ -696,7 +696,7 @@ class ServiceTests(SynchronousTestCase):
                 path.unlink()
             else:
                 path.write_text(text)
-            (problem,) = self.reload(daemon).problems
+            (problem,) = self.reload(daemon).error_messages
             self.assertTrue(problem.startswith(words), problem)
             self.assertIs(self.context().configuration, before)
             self.assertEqual(self.request("GET /evaluation/x", bob).status, 401)
@@ -709,7 +709,7 @@ class ServiceTests(SynchronousTestCase):
             raise PermissionError(13, "Permission denied")
 
         self.patch(Path, "read_text", refuse)
-        (problem,) = self.reload(daemon).problems
+        (problem,) = self.reload(daemon).error_messages
         self.assertTrue(problem.startswith(f"{path}: the user of this process"), problem)
         self.assertIn("chown", problem)
 
@@ -722,7 +722,7 @@ class ServiceTests(SynchronousTestCase):
         bob, line = generate_token("bob", straw(1))
         Path(tokens).write_text(line)
         Path(readers).write_text("nonsense")
-        (problem,) = self.reload(daemon).problems
+        (problem,) = self.reload(daemon).error_messages
         self.assertTrue(problem.startswith(f"metrics.tokens: {readers}: line 1"), problem)
         self.assertEqual(self.request("GET /evaluation/x", bob).status, 401)
 
@@ -743,7 +743,7 @@ class ServiceTests(SynchronousTestCase):
             raise ZeroDivisionError
 
         (reloader,) = (one for one in daemon if isinstance(one, Reloader))
-        self.patch(reloader, "reloadables", [Reloadable("x", (), fail, lambda _: None)])
+        self.patch(reloader, "reloadables", [ReloadableFiles("x", (), fail, lambda _: None)])
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         self.assertRaises(ZeroDivisionError, reload)
@@ -802,7 +802,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_warnings(self) -> None:
         """What the user cannot read, and should, is told at the start with a remedy."""
-        self.patch(services, "find_unreadable_directories", lambda: [Problem("/root/python")])
+        self.patch(services, "find_unreadable_directories", lambda: [SetupProblem("/root/python")])
         tokens, password = Path(self.write_token()), self.file_with("s3cret")
         secrets = self.file_with(f"* {format_secret(OLD)}")
         unreadable = tokens, secrets, password

@@ -15,7 +15,7 @@ from twisted.internet.testing import MemoryReactorClock
 from tawebeval.cli import main
 from tawebeval.daemon import doctor
 from tawebeval.daemon.findings import Finding, Severity
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.sandbox import probe
@@ -53,7 +53,7 @@ def gives(value: object) -> Callable[..., object]:
     return give
 
 
-PROBLEM = Problem("wrong; or so", "mend it")
+PROBLEM = SetupProblem("wrong; or so", "mend it")
 SAID = "wrong; or so -> mend it"
 ERROR = gives(ConfigurationError(*PROBLEM))
 FULL = gives(OSError(28, "No space left on device"))

@@ -21,7 +21,7 @@ from tawebeval.config import (
 from tawebeval.daemon import doctor_storage as module
 from tawebeval.daemon.doctor_storage import compare_free_space
 from tawebeval.daemon.findings import Finding
-from tawebeval.errors import Problem, format_size
+from tawebeval.errors import SetupProblem, format_size
 from tawebeval.sandbox.disk_usage import DiskUsage
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
 from tests.cases.secrets import OLD, format_secret
@@ -256,16 +256,16 @@ class SpaceTests(SynchronousTestCase):
         usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=self.free[path]))
         self.patch(module, "shutil", usage)
 
-    def compare(self) -> list[str | Problem]:
+    def compare(self) -> list[str | SetupProblem]:
         """Return what is found of each file system."""
         return list(compare_free_space(CONFIGURATION, self.state, self.cache))
 
-    def check_bound(self, path: Path, needed: int, start: str, taken: int = 0) -> Problem:
+    def check_bound(self, path: Path, needed: int, start: str, taken: int = 0) -> SetupProblem:
         """Hold how much is needed, to the byte; return what is said where that is not there."""
         self.free[path] = needed - taken
-        self.assertEqual([said for said in self.compare() if isinstance(said, Problem)], [])
+        self.assertEqual([said for said in self.compare() if isinstance(said, SetupProblem)], [])
         self.free[path] -= 1
-        (problem,) = (said for said in self.compare() if isinstance(said, Problem))
+        (problem,) = (said for said in self.compare() if isinstance(said, SetupProblem))
         self.assertTrue(problem.description.startswith(f"{start}: "), problem)
         self.assertIn(f"up to {format_size(needed)} may be needed", problem.description)
         return problem

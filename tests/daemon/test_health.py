@@ -27,7 +27,7 @@ from tawebeval.daemon.health import (
     probe_disk_write,
 )
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import Problem
+from tawebeval.errors import SetupProblem
 from tests.fakes.clients import MULTIPART, Service, form, parts
 from tests.fakes.world import InlineThreads, SlowThreads
 
@@ -244,12 +244,12 @@ class SandboxProbeTests(SynchronousTestCase):
         self.clock = Clock()
         self.tally = EvaluationCounters()
         self.threads: Any = SlowThreads()
-        self.outcome: Problem | Exception | None = None
+        self.outcome: SetupProblem | Exception | None = None
         self.service = SandboxProbe(self.tally, self.probe_sandbox, self.threads, self.clock)
         self.service.startService()
         self.addCleanup(lambda: self.service.running and self.service.stopService())
 
-    def probe_sandbox(self) -> Problem | None:
+    def probe_sandbox(self) -> SetupProblem | None:
         """End as the test wants."""
         if isinstance(self.outcome, Exception):
             raise self.outcome

@@ -38,7 +38,7 @@ from tawebeval.daemon.reload import (
 from tawebeval.daemon.runtime import EarlyHangupHandler
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import digest_file
-from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
+from tawebeval.reloadable import ReloadableFiles, ReloadableSource, ReloadResult
 from tests.cases.roots import make_root
 from tests.cases.settings import list_settings
 from tests.fakes.world import FakeNotifier
@@ -57,10 +57,10 @@ class FakeSource:
     path: Path = Path("/etc/file")
     counts: str = "old"
 
-    def list_reloadables(self) -> Sequence[Reloadable[Any]]:
+    def list_reloadables(self) -> Sequence[ReloadableFiles[Any]]:
         """Return what reads it."""
         take = partial(setattr, self, "counts")
-        return [Reloadable(self.name, (self.path,), self._read, take, lambda _: self.notes)]
+        return [ReloadableFiles(self.name, (self.path,), self._read, take, lambda _: self.notes)]
 
     def _read(self) -> str:
         if self.broken:
@@ -130,7 +130,7 @@ class ReloaderTests(SynchronousTestCase):
         good = FakeSource("good", "new", notes=["a note"])
         others = [FakeSource(name, "new", f"{name}: line 1") for name in ("bad", "worse")]
         outcome, said = self.reload(good, *others)
-        self.assertEqual(outcome, ReloadResult(problems=("bad: line 1", "worse: line 1")))
+        self.assertEqual(outcome, ReloadResult(error_messages=("bad: line 1", "worse: line 1")))
         self.assertEqual([one.counts for one in (good, *others)], ["old", "old", "old"])
         self.assertEqual(
             said,
@@ -144,7 +144,7 @@ class ReloaderTests(SynchronousTestCase):
     def test_noted(self) -> None:
         """What does not count yet is told, and logged as a warning."""
         outcome, said = self.reload(FakeSource("one", "new", notes=["listen: has changed"]))
-        self.assertEqual(outcome, ReloadResult(notes=("listen: has changed",)))
+        self.assertEqual(outcome, ReloadResult(operator_notes=("listen: has changed",)))
         self.assertEqual(said[-1], "listen: has changed")
         self.assertEqual(self.levels, [LogLevel.info, LogLevel.warn])
 
@@ -163,8 +163,8 @@ class ReloaderTests(SynchronousTestCase):
             outcome, _ = self.reload(
                 FakeSource("callers.tokens", path=path), copies=copies, originals=originals
             )
-            self.assertEqual(len(outcome.notes), count, outcome)
-            for note in outcome.notes:
+            self.assertEqual(len(outcome.operator_notes), count, outcome)
+            for note in outcome.operator_notes:
                 self.assertTrue(note.startswith(f"callers.tokens: {path} is a copy"), note)
                 self.assertIn("restart", note)
 
@@ -183,8 +183,8 @@ class ReloaderTests(SynchronousTestCase):
         ):
             one, two = FakeSource("callers.tokens", "new", path=path), FakeSource("two", "new")
             outcome, _ = self.reload(one, two, copies=copies, originals=originals)
-            self.assertEqual(len(outcome.problems), 0 if well else 1, (copies, originals))
-            for problem in outcome.problems:
+            self.assertEqual(len(outcome.error_messages), 0 if well else 1, (copies, originals))
+            for problem in outcome.error_messages:
                 self.assertTrue(problem.startswith(f"callers.tokens: {path} is a copy"), problem)
                 self.assertIn("restart", problem)
             counts = "new" if well else "old"
@@ -196,7 +196,7 @@ class ReloaderTests(SynchronousTestCase):
         (folder / "tokens").mkdir(parents=True)
         source = FakeSource("callers.tokens", broken="is a directory", path=folder / "tokens")
         outcome, _ = self.reload(source, copies=str(folder), originals={"tokens": "12ab"})
-        self.assertEqual(outcome.problems, ("is a directory",))
+        self.assertEqual(outcome.error_messages, ("is a directory",))
 
     def test_unreadable(self) -> None:
         """Each file that cannot be read is warned of at the start."""
@@ -242,7 +242,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
     def refused(self) -> str:
         """Reload in vain, so that nothing has changed; return the problem."""
         outcome = self.reloader.reload_files()
-        (problem,) = outcome.problems
+        (problem,) = outcome.error_messages
         self.assertEqual(self.taken, [])
         return problem
 
@@ -256,7 +256,9 @@ class ConfigurationReloadTests(SynchronousTestCase):
             self.file.write_text("[log]\nlevel = 'warn'\n[callbacks]\nenabled = true\nat_once = 11")
             notes = [f"callbacks.{name}: changed; {remedy}" for name in ("enabled", "at_once")]
             for _ in range(2):
-                self.assertEqual(self.reloader.reload_files(), ReloadResult(notes=tuple(notes)))
+                self.assertEqual(
+                    self.reloader.reload_files(), ReloadResult(operator_notes=tuple(notes))
+                )
                 self.assertEqual(self.taken.pop().log.level, "warn")
             self.file.write_text("")
             self.assertEqual(self.reloader.reload_files(), ReloadResult())

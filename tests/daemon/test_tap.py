@@ -163,7 +163,7 @@ class MakeServiceTests(SynchronousTestCase):
         path.write_text("[polls]\nwait = -1")
         absolute = path.absolute()
         os.chdir("/")
-        (problem,) = reloader.reload_files().problems
+        (problem,) = reloader.reload_files().error_messages
         self.assertTrue(problem.startswith(f"{absolute}: polls.wait: "), problem)
 
     def test_messages(self) -> None:

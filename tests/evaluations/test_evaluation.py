@@ -14,7 +14,7 @@ from tawebeval.config import EnvironmentSettings
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.states import EvaluationState, IllegalTransition
-from tawebeval.deferreds import UNBOUNDED, FairQueue
+from tawebeval.deferreds import UNLIMITED_QUEUE, FairQueue
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import build_status
@@ -461,7 +461,7 @@ class FetchTests(EvaluationTestCase):
         self.slot.shut = True
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
-        self.fetches = self.world.fetches = FairQueue(1, UNBOUNDED)
+        self.fetches = self.world.fetches = FairQueue(1, UNLIMITED_QUEUE)
         self.evaluation.context = self.world.context()
 
     def test_fetched_first(self) -> None:
@@ -611,5 +611,5 @@ class FetchTests(EvaluationTestCase):
     def check_nothing_kept(self) -> None:
         """Hold that turns and places were given back."""
         self.assertEqual(self.released, 1)
-        self.assertEqual((self.fetches.taken_slots, self.fetches.waiter_count), (0, 0))
+        self.assertEqual((self.fetches.taken_slot_count, self.fetches.waiter_count), (0, 0))
         self.successResultOf(self.fetches.acquire_slot("next", ""))

@@ -22,7 +22,12 @@ from tawebeval.core.counters import CacheCounters
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.pages import EventPage
 from tawebeval.daemon.systemd import SystemdNotifier
-from tawebeval.deferreds import UNBOUNDED, FairQueue, make_one_shot_event, wait_shielded
+from tawebeval.deferreds import (
+    UNLIMITED_QUEUE,
+    FairQueue,
+    make_one_shot_event,
+    wait_despite_cancellation,
+)
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.archive import NoArchive
 from tawebeval.evaluations.context import EvaluationContext
@@ -125,7 +130,7 @@ class SlowThreads:
         begun: Deferred[None] = Deferred()
         ended = make_one_shot_event(begun.addCallback(lambda _: call(*args, **kwargs)))
         self.waiting.append(lambda: begun.callback(None))
-        return (await wait_shielded(ended))()
+        return (await wait_despite_cancellation(ended))()
 
     def step(self) -> None:
         """Make the call that has waited longest."""
@@ -216,7 +221,7 @@ class World:
     random: Callable[[int], bytes] = attrs.field(factory=straw)
     running: int = 4
     quota_directories: DeferredQueue[Path] | None = None
-    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNBOUNDED))
+    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNLIMITED_QUEUE))
     archive: Any = attrs.field(factory=NoArchive)
     budget: RingBudget = attrs.field(init=False)
 

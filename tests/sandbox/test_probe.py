@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.config import SandboxSettings as Settings
-from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import container
 from tawebeval.linux.launcher_client import LauncherClient, OverlayMountError
 from tawebeval.linux.privileges import Privileges, User
@@ -496,7 +496,7 @@ class TreesTests(SandboxesTestCase):
         sandbox = super().open(kind, **settings)
         return attrs.evolve(sandbox, writable_trees=self.trees) if kind != "none" else sandbox
 
-    def try_it(self) -> Problem | None:
+    def try_it(self) -> SetupProblem | None:
         """Try it, in two places of the test's."""
         for name in ("checkouts", "workspaces"):
             (self.root / name).mkdir(exist_ok=True)

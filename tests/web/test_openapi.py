@@ -69,7 +69,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.RequestTooLarge: ALL,
     errors.RequestTooSlow: ALL,
     errors.UnsupportedMediaType: FORMS,
-    errors.UnsupportedVersion: {"readEvents"},
+    errors.UnsupportedWebSocketVersion: {"readEvents"},
     errors.HTTPVersionNotSupported: {"readEvents"},
     errors.IdempotencyKeyReused: FORMS,
     errors.Unauthorized: {*SECURED, "readMetrics"},

@@ -23,7 +23,7 @@ from tawebeval.config import CallerSettings, Configuration, ServiceSettings
 from tawebeval.core.hosts import Address, HostPolicy, UrlServer
 from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ServerBusy
-from tawebeval.pinned_agent import AnswerLimit, PinnedAgent
+from tawebeval.pinned_agent import PinnedAgent, ResponseSizeLimit
 from tawebeval.resolver import CheckedResolver
 from tawebeval.web import peers
 from tawebeval.web.peers import ListRequest, PeerLists, make_peer_lists
@@ -379,12 +379,12 @@ class RequestTests(SeveralTestCase):
 
     def test_bounds(self) -> None:
         """An answer has a bound that grows with the entries that it may have."""
-        limits: list[AnswerLimit] = []
+        limits: list[ResponseSizeLimit] = []
         reactor = MemoryReactorClock()
         lists = make_peer_lists(FakeResolver(["10.0.0.9"]), reactor)
         make = lists._agent
 
-        def agent(server: UrlServer, address: Address, limit: AnswerLimit) -> IAgent:
+        def agent(server: UrlServer, address: Address, limit: ResponseSizeLimit) -> IAgent:
             limits.append(limit)
             made = make(server, address, limit)
             self.assertIsInstance(made, PinnedAgent)
@@ -393,7 +393,7 @@ class RequestTests(SeveralTestCase):
         lists._agent = agent
         asked = ListRequest("", (), {}, 33)
         found = Deferred.fromCoroutine(lists.fetch_list_pages({"b": URLS["b"]}, {"b": None}, asked))
-        self.assertEqual(limits[0].left, 16 * 1024 + 33 * peers.MAX_ENTRY_BYTES)
+        self.assertEqual(limits[0].remaining_bytes, 16 * 1024 + 33 * peers.MAX_ENTRY_BYTES)
         self.assertEqual(reactor.tcpClients[0][:2], ("10.0.0.9", 8080))
         reactor.advance(peers.DEADLINE)
         self.assertEqual(self.successResultOf(found), {})

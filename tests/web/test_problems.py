@@ -42,7 +42,7 @@ class TableTests(SynchronousTestCase):
                 "RequestTooLarge": 413,
                 "RequestTooSlow": 408,
                 "UnsupportedMediaType": 415,
-                "UnsupportedVersion": 426,
+                "UnsupportedWebSocketVersion": 426,
                 "HTTPVersionNotSupported": 505,
                 "IdempotencyKeyReused": 422,
                 "Unauthorized": 401,

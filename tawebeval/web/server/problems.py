@@ -36,7 +36,7 @@ ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.RequestTooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    errors.UnsupportedVersion: HTTPStatus.UPGRADE_REQUIRED,
+    errors.UnsupportedWebSocketVersion: HTTPStatus.UPGRADE_REQUIRED,
     errors.HTTPVersionNotSupported: HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
     errors.IdempotencyKeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
