@@ -81,7 +81,9 @@ class Browser:
         service = ChromeService(CHROMEDRIVER, env={**os.environ, "HOME": self._folder})
         try:
             self._driver = Chrome(options, service)
-            self._driver.set_script_timeout(PATIENCE)
+            # A browser drops what it has of a stream that breaks off, so a client that is cut again
+            # and again pauses for longer and longer.
+            self._driver.set_script_timeout(3 * PATIENCE)
         except WebDriverException:
             self._remove()
             raise
