@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator, Mapping
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -23,7 +24,7 @@ from werkzeug.exceptions import NotFound
 from werkzeug.http import parse_accept_header, parse_etags
 
 from tawebeval import __version__
-from tawebeval.deferreds import WorkerThreads
+from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.web.responses import prepare_response
 from tawebeval.web.server.headers import JSON_TYPE, make_general_headers, set_headers
 
@@ -181,6 +182,7 @@ PUBLIC_PATHS = tuple(path.encode() for path in STATIC_RESOURCES)
 def add_static_routes(app: Klein, threads: WorkerThreads) -> None:
     """Add the routes of all static resources to `app`."""
     compressed: dict[str, StaticResource] = {}
+    compressions: SingleFlight[str, StaticResource] = SingleFlight()
 
     async def respond(request: IRequest, path: str) -> bytes:
         resource = STATIC_RESOURCES.get(path)
@@ -190,7 +192,8 @@ def add_static_routes(app: Klein, threads: WorkerThreads) -> None:
         if not accepted.quality("gzip"):
             return resource.send_response(request)
         if path not in compressed:
-            compressed[path] = await threads.run_in_thread(resource.compress)
+            compress = partial(threads.run_in_thread, resource.compress)
+            compressed[path] = await compressions.run_once(path, compress)
         return compressed[path].send_response(request)
 
     @app.route("/", methods=["GET"])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+
+from twisted.internet.defer import Deferred
 
 from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web import static_files
-from tawebeval.web.static_files import DESCRIPTION_PATH, STATIC_RESOURCES
+from tawebeval.web.static_files import DESCRIPTION_PATH, STATIC_RESOURCES, StaticResource
 from tests.cases import described
 from tests.cases.web import LINK, CallerTestCase, WebTestCase
 from tests.fakes.clients import Answer
@@ -159,10 +162,26 @@ class AssetTests(WebTestCase):
                 self.assertEqual(answer.headers["vary"], "Accept-Encoding")
 
     def test_compressed_once(self) -> None:
-        """A file is compressed when it is first asked for, and then no more."""
+        """A file is compressed when it is first asked for, once however many ask meanwhile."""
+        held: list[Deferred[None]] = []
+
+        async def compress_later(compress: Callable[[], StaticResource]) -> StaticResource:
+            held.append(Deferred())
+            await held[-1]
+            return compress()
+
+        self.patch(self.service.uploading, "run_in_thread", compress_later)
+        connections = [self.connect() for _ in range(3)]
+        for connection in connections:
+            connection.request("GET /static/client.js", Accept_Encoding="gzip")
+            self.assertEqual(connection.received, b"")
+        connections.pop().lose()
+        (compression,) = held
+        compression.callback(None)
+        for connection in connections:
+            self.assertEqual(connection.answer().headers["content-encoding"], "gzip")
         self.ask_raw("/static/client.js", "gzip")
-        self.patch(gzip, "compress", None)
-        self.ask_raw("/static/client.js", "gzip")
+        self.assertEqual(len(held), 1)
 
     def ask_raw(self, path: str, accepted: str) -> Answer:
         """Return the answer to a client that decodes nothing."""
