@@ -109,6 +109,9 @@ _Host = Annotated[
 _FieldName = Annotated[
     str, _matching(FIELD_NAME_PATTERN, "NAME of a field submission[NAME], such as source")
 ]
+_FileExtension = Annotated[
+    str, _matching(r"[a-z0-9_+-]{1,16}", "the end of file names behind the last dot, such as py")
+]
 _Line = Annotated[str, _matching(r"[^\x00-\x1f\x7f]{0,200}", "one line of up to 200 characters")]
 _Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
@@ -593,9 +596,10 @@ class EnvironmentSettings(Section, frozen=True):
 class ProblemSettings(Section, frozen=True):
     """`[problems.NAME]`: an evaluator with all that a submission does not choose.
 
-    `fields` are the names of the submission's fields, empty for any; `title` and `description` are
-    for people. `statement` is the path of a file of Markdown; `daemon.reload` replaces the path by
-    the file's text.
+    `fields` are the names of the submission's fields, empty for any. `extensions` are those of the
+    files that the page offers, the first one to begin with; empty for any. `title` and
+    `description` are for people. `statement` is the path of a file of Markdown; `daemon.reload`
+    replaces the path by the file's text.
     """
 
     repository: str
@@ -606,6 +610,7 @@ class ProblemSettings(Section, frozen=True):
     environment: str = ""
     limits: dict[str, Any] = msgspec.field(default_factory=dict)
     fields: Annotated[tuple[_FieldName, ...], Meta(max_length=1000)] = ()
+    extensions: Annotated[tuple[_FileExtension, ...], Meta(max_length=50)] = ()
     title: _Line = ""
     description: _Line = ""
     statement: _OptionalPath = ""

@@ -341,6 +341,7 @@ class ProblemTests(SynchronousTestCase):
             (self.problem + "title = 1", "problems.b.title: 1 is not allowed; expected str"),
             (self.problem + "title = 'a\\u0007'".replace("'", '"'), "problems.b.title: "),
             (self.problem + "fields = ['A']", "problems.b.fields[0]: 'A' should be NAME of"),
+            (self.problem + "extensions = ['.py']", "problems.b.extensions[0]: '.py' should be"),
             (self.problem + "environment = 'x'", "problems.b.environment: no environment 'x' here"),
             (self.problem + "directory = '../x'", "problems.b.directory: cannot contain '..'"),
             (self.problem + "limits = { memroy = 1 }", "problems.b.limits.memroy: no such limit"),

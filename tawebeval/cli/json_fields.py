@@ -17,7 +17,10 @@ STATUS_FIELDS = (
     *("created", "fetching", "running", "ended", "exit", "usage", "error", "results", "runner"),
     *("callback", "stderr", "events", "buffered_bytes", "paused_seconds", "archived"),
 )
-PROBLEM_FIELDS = ("name", "title", "description", "fields", "environment", "limits")
+PROBLEM_FIELDS = (
+    *("name", "title", "description", "fields", "extensions"),
+    *("environment", "limits"),
+)
 ENVIRONMENT_FIELDS = ("name", "description", "digest")
 
 _ALL = "all"

@@ -56,6 +56,7 @@ def _describe(
         "title": problem.title,
         "description": problem.description,
         "fields": problem.fields,
+        "extensions": problem.extensions,
         "environment": problem.environment or DEFAULT_ENVIRONMENT,
         "limits": {name: getattr(held, name) for name in LIMIT_UNITS},
     }

@@ -263,7 +263,10 @@ class ProblemPageTests(ProblemPageTestCase):
     async def test_drafts(self) -> None:
         """Each problem keeps what was written for it, an own evaluator its rows and files."""
         fixed = self.problem("fixed", "true", "fields = ['source']")
-        await self.reload(fixed + self.problem("free", "true"))
+        tools = ("fields = ['source']", "extensions = ['sh', 'awk', 'bc']")
+        await self.reload(
+            fixed + self.problem("free", "true") + self.problem("tools", "true", *tools)
+        )
         await self.browser.open(f"{self.page_url}#evaluate")
         await self.browser.shows("#form-title", "Evaluate")
         await self.browser.write("#fields .content", str(TOUR))
@@ -277,6 +280,12 @@ class ProblemPageTests(ProblemPageTestCase):
         for name in ("fixed", "free"):
             await self.open_problem(name)
             await self.browser.until(f"{written} === arguments[0]", f"for {name}")
+        await self.open_problem("tools")  # which takes no text, the language of the last draft
+        self.assertEqual(await self.choices("#fields .language"), ["Shell", "AWK", ".bc"])
+        file = "document.querySelector('#fields .file-name').value"
+        await self.browser.until(f"{file} === 'source.sh'")
+        await self.choose("#fields .language", "awk")
+        await self.browser.until(f"{file} === 'source.awk'")
         await self.browser.script("location.hash = '#evaluate'")
         await self.browser.until("evaluator.checkVisibility()")
         chosen = "return document.querySelector('#fields .content').files[0].name"

@@ -24,6 +24,7 @@ PROBLEMS = {
         directory="usr//bin",
         limits={"memory": "256M", "cpu": 400},
         fields=("source",),
+        extensions=("sh", "awk"),
         title="First",
         description="The first one.",
         statement="# First\n",
@@ -165,6 +166,7 @@ class ProblemTests(WebTestCase):
         self.assertEqual([one["name"] for one in listed["data"]], ["one", "two"])
         one, two = listed["data"]
         self.assertEqual((one["title"], one["fields"]), ("First", ["source"]))
+        self.assertEqual((one["extensions"], two["extensions"]), (["sh", "awk"], []))
         self.assertEqual((one["limits"]["cpu"], two["limits"]["cpu"]), (400, 300))
         self.assertNotIn(URL, str(listed))
 

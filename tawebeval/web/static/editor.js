@@ -10,6 +10,8 @@ const LANGUAGES = {
   go: "Go",
   rs: "Rust",
   js: "JavaScript",
+  sh: "Shell",
+  awk: "AWK",
   txt: "Plain text",
 };
 const OTHER = ["", "Other"];
@@ -34,11 +36,11 @@ function isProgram(name) {
 }
 
 /**
- * Return elements for a text that is sent as the file `name`: `{ content, head, body }`. `content`
- * is a textarea, which always has the text. The editor is before it where the name is that of a
+ * Return elements for a text that is sent as the file `name`: `{ content, head, body }`. Languages
+ * are those of the `extensions`, all if there are none. `content` is a textarea, which always has the text. The editor is before it where the name is that of a
  * program and the library can be loaded.
  */
-export function sourceField({ label, name, text }) {
+export function sourceField({ label, name, text, extensions }) {
   const content = element("textarea", { rows: 4, value: text, required: true, spellcheck: false });
   content.classList.add("content");
   content.autocapitalize = "none";
@@ -52,13 +54,15 @@ export function sourceField({ label, name, text }) {
     autocapitalize: "none",
   });
   const language = element("select", { className: "language" });
-  setOptions(language, [...Object.entries(LANGUAGES), OTHER]);
+  const choices = extensions.map((extension) => [extension, LANGUAGES[extension] ?? `.${extension}`]);
+  setOptions(language, choices.length > 0 ? choices : [...Object.entries(LANGUAGES), OTHER]);
   const place = element("div", { className: "code-editor", hidden: true });
   let editor = null;
 
   async function refresh() {
     const extension = extensionOf(nameInput.value);
-    language.value = Object.hasOwn(LANGUAGES, extension) ? extension : "";
+    language.value = extension;
+    if (language.value === "") language.value = OTHER[0]; // nothing, where the problem has no others
     if (!isProgram(nameInput.value)) return showPlain();
     const library = await loadLibrary().catch(() => null); // the textarea does, too
     if (library === null || extensionOf(nameInput.value) !== extension) return;

@@ -91,13 +91,15 @@ export class SubmissionForm {
   }
 
   /**
-   * Show the fields of a problem, an entry of the server's list, as `draft` has them; a new one
-   * is a text, whose file has this `extension`. Without a problem show those of an own evaluator.
+   * Show the fields of a problem, an entry of the server's list, as `draft` has them. A new one is
+   * a text, whose file has the `usual` extension, unless the problem has others. Without a problem
+   * show those of an own evaluator.
    */
-  choose(problem, draft = [], extension = "py") {
+  choose(problem, draft = [], usual = "py") {
     this.clearError(); // which may be in a row
     if (this.problem === null) this.own = [...this.rows.children];
     this.problem = problem;
+    const extension = this.#extensions.includes(usual) ? usual : (this.#extensions[0] ?? usual);
     const names = this.#isFixed ? problem.fields : ["source"];
     const fresh = names.map((name) => ({ name, kind: "text", file: `${name}.${extension}` }));
     const fields = this.#isFixed
@@ -118,13 +120,18 @@ export class SubmissionForm {
 
   /** Whether the form has the fields of this problem already; null for an own evaluator. */
   isFor(problem) {
-    const describe = (entry) => JSON.stringify([entry?.name, entry?.fields]);
+    const describe = (entry) => JSON.stringify([entry?.name, entry?.fields, entry?.extensions]);
     return describe(problem) === describe(this.problem);
   }
 
   /** Whether the problem says which fields it expects. */
   get #isFixed() {
     return this.problem !== null && this.problem.fields.length > 0;
+  }
+
+  /** The extensions of the files that the problem expects; none if it may have any. */
+  get #extensions() {
+    return this.problem?.extensions ?? [];
   }
 
   /** Return the fields as they would be sent: `{ name, value }`, or `{ name, file }`. */
@@ -258,10 +265,16 @@ export class SubmissionForm {
     const label = isFixed ? name : kind === "text" ? "Text" : "File";
     const parts = isFixed ? [nameInput] : [labelled("Field", nameInput)];
     if (kind === "text") {
-      const { head, body } = sourceField({ label, name: file, text });
+      const { head, body } = sourceField({
+        label,
+        name: file,
+        text,
+        extensions: this.#extensions,
+      });
       parts.push(head, body);
     } else {
       const content = element("input", { type: "file", required: true, className: "content" });
+      content.accept = this.#extensions.map((extension) => `.${extension}`).join();
       if (files !== null) content.files = files;
       parts.push(labelled(label, content));
     }
