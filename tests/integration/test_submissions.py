@@ -184,7 +184,7 @@ print("all right")
         """100 runs, ten at a time, leave nothing. Twenty come near the evaluator's memory."""
         printed = await self.run_command(
             "for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5 6 7 8 9 10; do"
-            ' tawebeval-run -- echo "done" & done; wait; done'
+            ' tawebeval-run -- echo "done" 2>&1 & done; wait; done'
         )
         self.assertEqual(joined(printed), ["done\n" * 100])
         await self.daemon.nothing_left()
