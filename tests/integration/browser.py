@@ -81,9 +81,7 @@ class Browser:
         service = ChromeService(CHROMEDRIVER, env={**os.environ, "HOME": self._folder})
         try:
             self._driver = Chrome(options, service)
-            # A browser drops what it has of a stream that breaks off, so a client that is cut again
-            # and again pauses for longer and longer.
-            self._driver.set_script_timeout(3 * PATIENCE)
+            self._driver.set_script_timeout(PATIENCE)
         except WebDriverException:
             self._remove()
             raise

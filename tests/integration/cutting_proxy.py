@@ -16,7 +16,7 @@ from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.interfaces import IAddress, IListeningPort
+from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort
 from twisted.protocols.portforward import (
     ProxyClient,
     ProxyClientFactory,
@@ -47,7 +47,8 @@ class CuttingProxy(ProxyFactory):
     The first, second, … connection is cut at the next of `places`, over and over; what else
     happens to it follows from `seed`. Within responses a cut comes after `shortest` to `longest`
     bytes, of which small numbers are as likely as large ones. A part of the cuts, `rude`, takes
-    along what was on its way. `cuts` counts them. Without `places` nothing is cut before `stop`.
+    along what was on its way; it comes `delay` seconds after the last byte that passed. `cuts`
+    counts them. Without `places` nothing is cut before `stop`.
     """
 
     noisy = False
@@ -60,8 +61,10 @@ class CuttingProxy(ProxyFactory):
         longest: int = 2**17,
         shortest: int = 1,
         rude: float = 0.5,
+        delay: float = 0,
     ) -> None:
         super().__init__("127.0.0.1", port)
+        self.delay = delay
         self.cuts: Counter[Place] = Counter()
         self._chance = random.Random(seed)
         self._places = cycle(places)
@@ -145,6 +148,7 @@ class _Near(ProxyServer):
         self._rude = rude  # with a reset, rather than as if everything had been said
         self._responded = False
         self._cut = False
+        self._ending: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
         self.proxy.opened(self)
@@ -173,7 +177,8 @@ class _Near(ProxyServer):
             self.transport.write(data[: self._left])
             self._left -= len(data)
             if self._left <= 0:
-                self._end()
+                self._cut = True
+                self._ending = reactor.callLater(self.proxy.delay, self._end)
         elif self._place in (Place.AFTER_RESPONSE, None):
             self.transport.write(data)
         else:  # a request that was shorter than what passes of it is answered, too
@@ -205,6 +210,8 @@ class _Near(ProxyServer):
 
     def connectionLost(self, reason: Failure) -> None:
         self._cut = True
+        if self._ending is not None and self._ending.active():
+            self._ending.cancel()
         self.proxy.closed(self)
         if self.peer is not None:
             self.peer.transport.abortConnection()

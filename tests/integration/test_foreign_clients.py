@@ -128,8 +128,11 @@ class BrowserTests(BrowserTestCase):
         """Hold that static/client.js loses nothing on a line that is cut again and again."""
         # A browser tells of each request that fails, and whether its headers were whole.
         self.expected = ("net::ERR_", "CORS policy", "favicon.ico")
-        # Most connections bring something, or the pauses would grow.
-        line = CuttingProxy(self.daemon.port, 7, places, longest=2**14, shortest=1000, rude=0.1)
+        # Most connections bring something, or the pauses would grow. When a connection breaks,
+        # Chromium discards what the page has not read yet: hence the delay.
+        line = CuttingProxy(
+            self.daemon.port, 7, places, longest=2**14, shortest=1000, rude=0.1, delay=0.2
+        )
         self.addCleanup(line.stop)
         port = await line.listen()
         # What is shown has another origin than the client, and no policy of ours.
