@@ -279,6 +279,7 @@ def parse_link_lifetime(request: IRequest, settings: CallerSettings) -> int:
         return min(DEFAULT_LIFETIME, most)
     if not 0 < lifetime <= most:
         raise MalformedRequest(
-            f"lifetime: {lifetime} should be from 1 to {most} seconds (callers.link_days)"
+            f"lifetime: {lifetime} should be from 1 to {most} seconds (callers.link_days)",
+            limit=most,
         )
     return lifetime

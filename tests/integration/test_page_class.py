@@ -50,7 +50,7 @@ class ClassTests(BrowserTestCase):
         self.teacher, line = new_token("teacher")
         self.student, student_line = new_token("ann")
         (self.tokens / "tokens").write_text(f"{line}\n{student_line} problems=sums\n")
-        settings = f"\n[callers]\ntokens = '{self.tokens}/tokens'\n"
+        settings = f"\n[callers]\ntokens = '{self.tokens}/tokens'\nlink_days = 3\n"
         type(self).configuration = CONFIGURATION + settings
         await super().setUp()
         self.repository.write("judge.sh", JUDGE)
@@ -64,7 +64,7 @@ class ClassTests(BrowserTestCase):
         os.kill(self.daemon.pid, signal.SIGHUP)
         await self.daemon.logged("the configuration: reloaded from")
         self.client = Client(self.daemon.url, self.teacher)
-        self.expected = ("401 (Unauthorized)", "403 (Forbidden)")
+        self.expected = ("400 (Bad Request)", "401 (Unauthorized)", "403 (Forbidden)")
         await self.browser.look(DESKTOP, "light")
         await self.browser.forget(self.daemon.url)
 
@@ -146,6 +146,9 @@ class ClassTests(BrowserTestCase):
         await browser.click("#share summary")
         await browser.click("#share-make")
         await browser.until("document.getElementById('share-link').value !== ''")
+        offered = "return Array.from(document.getElementById('share-lifetime'), (one) => one.text)"
+        longest = "3 days, the longest here"  # a week was chosen
+        self.assertEqual(await browser.script(offered), ["an hour", "a day", longest])
         self.assertEqual(await browser.violations(), [])
         link = await browser.script("return document.getElementById('share-link').value")
         self.assertIn("#shared/", link)

@@ -306,6 +306,7 @@ class PageResultTests(PageTestCase):
         await self.browser.shows(f"#listing a[href$='{marked}']", "")
         listed = "Array.from(document.querySelectorAll('#listing a'), (one) => one.hash.slice(12))"
         for name, value, expected in (
+            ("label", "contest", [other, marked]),
             ("label", "contest=finals = 1", [marked]),
             ("state", "running", []),
             ("label", "", [other]),
@@ -318,6 +319,11 @@ class PageResultTests(PageTestCase):
                 value,
             )
             await self.browser.until(f"{listed}.join() === arguments[0]", ",".join(expected))
+            wrong = "Label: write name=value, such as student=ann." if value == "contest" else ""
+            said = await self.browser.script(
+                "return document.querySelector('#filter-error').innerText"
+            )
+            self.assertEqual(said, wrong)
         self.assertEqual(await self.browser.violations(), [])
         await self.browser.photograph("filters")
 

@@ -168,6 +168,8 @@ class LinkTests(LinkTestCase):
         default = self.share()
         for query in ("0", f"{30 * 24 * HOUR + 1}", "x", "-1"):
             self.share(f"?lifetime={query}", 400)
+        refused = self.call("POST", f"{self.path}/links?lifetime=9999999", 400, "alice").json()
+        self.assertEqual(refused["limit"], 30 * 24 * HOUR)
         self.read(short)
         self.service.reactor.advance(1)
         self.read(short, status=401)

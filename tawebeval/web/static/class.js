@@ -6,7 +6,7 @@ import { announce, byId, counted, duration, element, said, setOptions } from "./
 import { assignFiles, findStudents } from "./students.js";
 import { parse } from "./values.js";
 import { Tally, scoreWords, verdictOf } from "./verdict.js";
-import { BadZip, MOST_BYTES, MOST_FILES, cleanPath, readZip, takeRoom } from "./zip.js";
+import { BadZip, MOST_BYTES, MOST_FILES, cleanPath, isZipName, readZip, takeRoom, unpackZips } from "./zip.js";
 
 const AT_ONCE = 4; // evaluations; browsers open six connections to a server
 const READING = "Reading …";
@@ -76,7 +76,7 @@ export class ClassView {
       const given = new Map();
       for (const { path, content, group } of files) {
         const [top, ...rest] = path.split("/");
-        const isZip = rest.length === 0 && /\.zip$/i.test(top);
+        const isZip = rest.length === 0 && isZipName(top);
         const key = group ?? (rest.length === 0 ? content : top);
         if (!given.has(key)) given.set(key, makeName(isZip ? top.slice(0, -4) : top, names));
         const name = given.get(key);
@@ -89,7 +89,7 @@ export class ClassView {
           found.push({ path: [name, ...rest].join("/"), content });
         }
       }
-      this.sources.push(...found);
+      this.sources.push(...(await unpackZips(found, left)));
       if (hint.textContent === READING) hint.textContent = "";
       this.#arrange();
     } catch (failure) {

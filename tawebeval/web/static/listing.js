@@ -4,6 +4,7 @@ import { Client, Refused, isPassing } from "./client.js";
 import {
   announce,
   byId,
+  copy,
   counted,
   duration,
   element,
@@ -13,6 +14,7 @@ import {
   setOptions,
 } from "./dom.js";
 import { ageWords } from "./history.js";
+import { complaintOf } from "./validity.js";
 import { isLive, scoreWords, verdictOf } from "./verdict.js";
 
 const ASK_AGAIN = 4000; // ms
@@ -35,8 +37,9 @@ export class Listing {
     this.rerun = rerun;
     this.rows = new Map(); // by identifier
     this.filters = byId("filters");
+    this.filters.noValidate = true; // the page has better words than browsers
     this.filters.addEventListener("change", () => {
-      if (!this.filters.reportValidity()) return;
+      if (!this.#checkLabel()) return;
       this.open(this.token, { history: this.history, isLocal: this.isLocal });
     });
     this.filters.addEventListener("submit", (event) => event.preventDefault());
@@ -119,6 +122,14 @@ export class Listing {
     }
   }
 
+  #checkLabel() {
+    const { label } = this.filters.elements;
+    const isValid = label.validity.valid;
+    label.ariaInvalid = isValid ? null : "true";
+    byId("filter-error").textContent = isValid ? "" : complaintOf(label);
+    return isValid;
+  }
+
   #filter() {
     const { state, problem, since, label } = Object.fromEntries(new FormData(this.filters));
     const filter = {};
@@ -187,6 +198,9 @@ export class Listing {
   #row(id) {
     const link = element("a", { href: `#evaluation/${id}` }, element("code", {}, id.slice(0, 10)));
     link.append(element("span", { className: "hidden" }, ` (${id})`));
+    const share = element("button", { type: "button", className: "small copy-link" }, "Copy link");
+    share.setAttribute("aria-label", `Copy link ${id.slice(0, 10)}`);
+    share.addEventListener("click", () => copy(share, link.href));
     const cancel = element("button", { type: "button", className: "small danger" }, "Cancel");
     cancel.setAttribute("aria-label", `Cancel ${id.slice(0, 10)}`);
     cancel.addEventListener("click", () => this.#cancel(id, cancel));
@@ -202,7 +216,7 @@ export class Listing {
       {},
       element("th", { scope: "row" }, link, element("p", { className: "labels hint" })),
       ...cells,
-      element("td", {}, cancel, rerun),
+      element("td", {}, element("div", { className: "actions" }, cancel, rerun, share)),
     );
   }
 
@@ -227,7 +241,7 @@ export class Listing {
     const until = ended === null ? Date.now() : Date.parse(ended);
     const seconds = Math.max(0, until - Date.parse(created)) / 1000;
     row.querySelector(".time").textContent = duration(seconds);
-    const cancel = row.querySelector("button");
+    const cancel = row.querySelector(".danger");
     if (ended !== null && cancel === document.activeElement) row.querySelector("a").focus();
     cancel.hidden = ended !== null;
     row.querySelector(".again").hidden = ended === null;

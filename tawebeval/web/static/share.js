@@ -1,7 +1,7 @@
 /** Sharing of an evaluation by links that only read it. */
 
 import { Client } from "./client.js";
-import { announce, byId, copy, isBusy, said, setBusy } from "./dom.js";
+import { announce, byId, copy, counted, duration, element, isBusy, said, setBusy } from "./dom.js";
 
 const FRAGMENT = /^#shared\/((?:[a-z0-9]{1,16}-)?[a-z2-7]{40})\/(link_[A-Za-z0-9_-]{28})$/;
 
@@ -32,9 +32,8 @@ export class Share {
   }
 
   async #make(button) {
-    const lifetime = Number(byId("share-lifetime").value);
     await this.#ask(button, async (client, id) => {
-      const { link, expires } = await client.makeLink(id, { lifetime, tries: 2 });
+      const { link, expires } = await makeLink(client, id);
       if (id !== this.find().id) return; // another one is shown by now
       const url = new URL(location.href);
       url.hash = `#shared/${id}/${link}`;
@@ -70,5 +69,23 @@ export class Share {
   #say(text) {
     byId("share-hint").textContent = text;
     announce(text);
+  }
+}
+
+/** Make a link for the chosen time. If that is too long for the server, offer what it allows. */
+async function makeLink(client, id) {
+  const choice = byId("share-lifetime");
+  try {
+    return await client.makeLink(id, { lifetime: Number(choice.value), tries: 2 });
+  } catch (error) {
+    const longest = error.problem?.limit;
+    if (error.status !== 400 || !(longest > 0)) throw error;
+    for (const option of [...choice.options]) {
+      if (Number(option.value) >= longest) option.remove();
+    }
+    const days = Math.floor(longest / 86_400);
+    const words = days > 1 ? counted(days, "day") : duration(longest);
+    choice.append(element("option", { value: longest, selected: true }, `${words}, the longest here`));
+    return client.makeLink(id, { lifetime: longest, tries: 2 });
   }
 }

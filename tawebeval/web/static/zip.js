@@ -25,6 +25,46 @@ export async function readZip(blob, left) {
   return found;
 }
 
+/** Whether a file is a ZIP by its name. */
+export function isZipName(name) {
+  return /\.zip$/i.test(name);
+}
+
+/**
+ * Return `files`, `[{ path, content }]`, with a folder in place of each ZIP in a folder. One that
+ * is broken stays as it is, and so does a ZIP in it. `left` is as for `readZip`. Throws BadZip.
+ */
+export async function unpackZips(files, left) {
+  const taken = new Set(files.flatMap(({ path }) => foldersOf(path)));
+  const unpacked = [];
+  for (const { path, content } of files) {
+    const bare = path.slice(0, -4);
+    const folder = taken.has(bare) ? path : bare;
+    const isZip = path.includes("/") && isZipName(path);
+    const inner = isZip ? await readSoundZip(path, content, left) : null;
+    if (inner === null) unpacked.push({ path, content });
+    else for (const file of inner) unpacked.push({ ...file, path: `${folder}/${file.path}` });
+  }
+  return unpacked;
+}
+
+/** Return the folders above a file. */
+function foldersOf(path) {
+  const parts = path.split("/").slice(0, -1);
+  return parts.map((_, n) => parts.slice(0, n + 1).join("/"));
+}
+
+/** Return the files of a ZIP; null if it is broken. Throws BadZip beyond the bounds. */
+async function readSoundZip(path, blob, left) {
+  try {
+    return await readZip(blob, left);
+  } catch (error) {
+    if (!(error instanceof BadZip)) throw error;
+    if (left.files < 0 || left.bytes < 0) throw new BadZip(`${path}: ${error.message}`);
+    return null; // what it says to have stays counted: many such could take for ever
+  }
+}
+
 /** Return the entries that are files. Sizes are as the directory says; `unpack` checks them. */
 async function readDirectory(blob, left) {
   const tail = await view(blob, Math.max(0, blob.size - END_SIZE - LONGEST_COMMENT), blob.size);

@@ -2,7 +2,15 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateRawSync } from "node:zlib";
 
-import { BadZip, DEEPEST, MOST_BYTES, MOST_FILES, cleanPath, readZip } from "./static/zip.js";
+import {
+  BadZip,
+  DEEPEST,
+  MOST_BYTES,
+  MOST_FILES,
+  cleanPath,
+  readZip,
+  unpackZips,
+} from "./static/zip.js";
 
 function crc32(bytes) {
   let crc = ~0;
@@ -115,4 +123,35 @@ test("bounds hold over several ZIPs, before anything is unpacked", async () => {
   await assert.rejects(read(makeZip(FILE), { files: 0, bytes: 9999 }), /over 2000 files/);
   const huge = makeZip(FILE, (entry) => ({ ...entry, size: 2 ** 32 - 1 }));
   await assert.rejects(read(huge), /over 64 MiB/);
+});
+
+test("ZIP files in folders are folders, broken ones stay files", async () => {
+  const content = makeZip([["main.py", "print()"]]);
+  const nested = makeZip([["a.py", "x"], ["b.zip", "deep"]]);
+  const broken = new Blob(["PK"]);
+  const files = [
+    { path: "hw/ann.zip", content },
+    { path: "hw/bob/bob.ZIP", content: nested },
+    { path: "hw/carl.zip", content: broken },
+    { path: "hw/dan/x.py", content: broken },
+    { path: "hw/dan.zip", content },
+    { path: "top.zip", content },
+  ];
+  const left = { files: 4, bytes: 100 };
+  const paths = (await unpackZips(files, left)).map(({ path }) => path);
+  assert.deepEqual(paths, [
+    ...["hw/ann/main.py", "hw/bob/bob/a.py", "hw/bob/bob/b.zip", "hw/carl.zip"],
+    ...["hw/dan/x.py", "hw/dan.zip/main.py", "top.zip"],
+  ]);
+  assert.deepEqual(left, { files: 0, bytes: 100 - 7 - 5 - 7 });
+  await assert.rejects(unpackZips([{ path: "hw/ann.zip", content }], left), {
+    name: "Error",
+    message: `hw/ann.zip: there are over ${MOST_FILES} files`,
+  });
+});
+
+test("broken ZIP files in folders use up the room", async () => {
+  const content = makeZip([["a", "x".repeat(60)]], (entry) => ({ ...entry, crc: 0 }));
+  const files = Array.from({ length: 9 }, (_, n) => ({ path: `hw/${n}.zip`, content }));
+  await assert.rejects(unpackZips(files, { files: 9, bytes: 100 }), BadZip);
 });
