@@ -63,10 +63,11 @@ class ResponseSizeLimit:
 class _BoundedProtocol(ProtocolWrapper):
     """Aborts the connection after the bytes of the factory's `limit`, or its `lifetime`."""
 
+    factory: _BoundingFactory
     _end: IDelayedCall
 
     def connectionMade(self) -> None:
-        self.factory.limit.abort = self._abort
+        self.factory.limit.abort_connection = self._abort
         self._end = self.factory.clock.callLater(self.factory.lifetime, self._abort)
         super().connectionMade()
 
@@ -76,8 +77,8 @@ class _BoundedProtocol(ProtocolWrapper):
         super().connectionLost(reason)
 
     def dataReceived(self, data: bytes) -> None:
-        self.factory.limit.left -= len(data)
-        if self.factory.limit.left >= 0:
+        self.factory.limit.remaining_bytes -= len(data)
+        if self.factory.limit.remaining_bytes >= 0:
             super().dataReceived(data)
         else:
             self._abort()
