@@ -261,11 +261,11 @@ class DaemonMetrics(Collector):
         said = "Jobs of the cluster that wait or run."
         yield _gauge("cluster_jobs", said, jobs.count_jobs(), "state")
         said = "Jobs that ended without the evaluator's end."
-        yield _counter("cluster_jobs_lost", said, jobs.lost, "reason")
+        yield _counter("cluster_jobs_lost", said, jobs.lost_jobs_by_reason, "reason")
         said = "Evaluators that were begun again on another node."
-        yield _counter("cluster_jobs_repeated", said, jobs.repeated)
+        yield _counter("cluster_jobs_repeated", said, jobs.restarted_jobs)
         said = "Whether the cluster's controller does not answer."
-        yield _gauge("cluster_unreachable", said, jobs.is_unreachable)
+        yield _gauge("cluster_unreachable", said, jobs.is_controller_unreachable)
 
 
 def _gauge(name: str, help_: str, samples: float | Mapping[Any, float], *labels: str) -> Metric:

@@ -12,7 +12,7 @@ by a shared directory (`runner.shared`), under the same paths.
 - `jobs`: the options of srun; names and states of jobs; why a job was lost.
 - `job_counters`: `JobCounters`, for the daemon's metrics.
 - `commands`: squeue, scontrol and scancel, each with a deadline.
-- `attempt_store`: files of an srun that outlive the daemon, with the keeper.
+- `srun_files`: files of an srun that outlive the daemon, with the keeper.
 - `transport`: `NodeTransport`, the process of a run: one srun, or two after the loss of a node.
 - `cluster`: `SlurmSandbox` and `SlurmRun`, which stand for those of `sandbox.base`.
 - `checks`: the checks of start and doctor, from here and by a job.

@@ -18,10 +18,10 @@ import msgspec
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.privileges import User
-from tawebeval.slurm.commands import DEADLINE, build_command_environment
-from tawebeval.slurm.jobs import NODE_PROGRAM, build_srun_options, merge_settings
+from tawebeval.slurm.commands import COMMAND_TIMEOUT, build_command_environment
+from tawebeval.slurm.jobs import NODE_MODULE, build_srun_options, merge_job_settings
 
-COMMANDS = ("srun", "squeue", "scontrol", "scancel")
+SLURM_COMMANDS = ("srun", "squeue", "scontrol", "scancel")
 """The commands of Slurm that the daemon runs."""
 
 _JOB_SECONDS = 90.0  # for the job of the check, with its wait for a node
@@ -51,7 +51,7 @@ def check_cluster(
 
     `directories` are the state and the cache. Raises: ConfigurationError, OSError.
     """
-    missing = [name for name in COMMANDS if shutil.which(name) is None]
+    missing = [name for name in SLURM_COMMANDS if shutil.which(name) is None]
     if missing:
         raise ConfigurationError(
             f"runner.kind: {', '.join(missing)} of Slurm is not installed", _INSTALL
@@ -97,7 +97,7 @@ class _CommandRunner:
         self._user = user
         self._environment = environment
 
-    def __call__(self, *argv: str, timeout: float = DEADLINE) -> str:
+    def __call__(self, *argv: str, timeout: float = COMMAND_TIMEOUT) -> str:
         user = self._user
         try:
             done = subprocess.run(
@@ -137,12 +137,12 @@ def _check_by_job(
             "let the daemon's user write there",
         ) from None
     options = build_srun_options(
-        merge_settings(runner), configuration.limits, f"tawebeval-doctor-{token[:8]}", 0
+        merge_job_settings(runner), configuration.limits, f"tawebeval-doctor-{token[:8]}", 0
     )
     python = runner.python or sys.executable
     try:
         printed = run(
-            *("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_PROGRAM),
+            *("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_MODULE),
             *("--check", str(path)),
             timeout=_JOB_SECONDS,
         )

@@ -39,11 +39,11 @@ from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.submissions import SOCKET_NAME
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
-from tawebeval.slurm.attempt_store import AttemptStore
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.frames import KILL, TERMINATE
-from tawebeval.slurm.jobs import NODE_PROGRAM, build_srun_options, merge_settings
+from tawebeval.slurm.jobs import NODE_MODULE, build_srun_options, merge_job_settings
 from tawebeval.slurm.order import ORDER_NAME, VERSION, Order
+from tawebeval.slurm.srun_files import SrunFiles
 from tawebeval.slurm.transport import NodeTransport, wait_for_begin
 
 _NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
@@ -96,10 +96,10 @@ class SlurmSandbox:
         sandbox = cls(configuration, *own, commands, threads, clock, prefix, is_kept)
         kept = sandbox.kept_jobs
 
-        def is_left(name: str) -> bool:
+        def is_leftover(name: str) -> bool:
             return name.startswith(every) and not (name.startswith(prefix) or name in kept)
 
-        clock.callWhenRunning(commands.cancel_left_jobs, is_left)
+        clock.callWhenRunning(commands.cancel_leftover_jobs, is_leftover)
         return sandbox
 
     def make_run(
@@ -121,7 +121,7 @@ def _begin_job_names(label: str) -> str:
 def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
     """Cancel the jobs of the daemon `label`, which has used a cluster before, and does not now."""
     every = _begin_job_names(label)
-    clock.callWhenRunning(commands.cancel_left_jobs, lambda name: name.startswith(every))
+    clock.callWhenRunning(commands.cancel_leftover_jobs, lambda name: name.startswith(every))
 
 
 class SlurmRun(SandboxedRun):
@@ -144,7 +144,7 @@ class SlurmRun(SandboxedRun):
         self.has_network = self._configuration.sandbox.network
         self.runner = self._status = RunnerStatus("slurm")
         self._order = workspace.root / ORDER_NAME
-        self._store: AttemptStore | None = None  # of the srun that was started last
+        self._store: SrunFiles | None = None  # of the srun that was started last
         self._transport: NodeTransport | None = None
 
     def make_workspace_view(self) -> WorkspaceView:
@@ -172,14 +172,14 @@ class SlurmRun(SandboxedRun):
         ).write_file()
         return self._start_srun(0)[0]
 
-    def _start_srun(self, attempt: int) -> tuple[StartedProcess, AttemptStore]:
+    def _start_srun(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:
         """Start an srun; return it and its files. Blocks. Raises: OSError."""
         with contextlib.ExitStack() as writing:
             reading, orders = os.pipe2(os.O_CLOEXEC)
             writing.callback(os.close, orders)
             try:
                 os.set_blocking(orders, False)
-                store = AttemptStore.create(orders, self._name_job(attempt), attempt)
+                store = SrunFiles.create(orders, self._name_job(attempt), attempt)
                 writing.pop_all()
                 writing.callback(store.close)
                 spec = attrs.evolve(self._make_srun_spec(attempt), descriptors=(reading,))
@@ -199,7 +199,7 @@ class SlurmRun(SandboxedRun):
         configuration, environment = self._configuration, self._environment
         problem = configuration.problems.get(self.problem or "")
         named = None if environment is None else configuration.environments.get(environment.name)
-        settings = merge_settings(
+        settings = merge_job_settings(
             configuration.runner, *(one.runner for one in (named, problem) if one is not None)
         )
         options = build_srun_options(
@@ -209,7 +209,7 @@ class SlurmRun(SandboxedRun):
         return LaunchSpec(
             [
                 *(*_SHELL, "srun", *options),
-                *("--", python, "-I", "-m", NODE_PROGRAM, str(self._order)),
+                *("--", python, "-I", "-m", NODE_MODULE, str(self._order)),
             ],
             build_command_environment(),
             "/",
@@ -241,11 +241,11 @@ class SlurmRun(SandboxedRun):
             sandbox.is_kept,
         )
 
-    async def _start_again(self, attempt: int) -> tuple[StartedProcess, AttemptStore]:
+    async def _start_again(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:
         """Start another srun, in directories as new. Raises: OSError."""
         return await self._sandbox.threads.run_in_thread(self._renew, attempt)
 
-    def _renew(self, attempt: int) -> tuple[StartedProcess, AttemptStore]:
+    def _renew(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:
         for _, directory in self.make_workspace_view().writable_paths:
             remove_tree(directory)
             directory.mkdir()
@@ -271,11 +271,11 @@ class SlurmRun(SandboxedRun):
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit, as the node has told it. Raises: EvaluationFailure."""
         assert self._transport is not None, "the run has begun"
-        outcome, loss = self._transport.outcome, self._transport.loss
+        outcome, loss = self._transport.outcome, self._transport.job_loss
         if outcome is None:
             raise loss or EvaluationFailure("lost", "the evaluator was stopped without an outcome")
         if outcome.exit is None:
-            raise outcome.unstarted or EvaluationFailure("lost", "the node has told no exit")
+            raise outcome.start_failure or EvaluationFailure("lost", "the node has told no exit")
         return EvaluatorExit(*outcome.exit)
 
     def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
@@ -283,7 +283,7 @@ class SlurmRun(SandboxedRun):
         transport = self._transport
         if transport is None or transport.outcome is None:
             return None
-        return transport.outcome.over or transport.loss
+        return transport.outcome.limit_failure or transport.job_loss
 
     def check_memory(self) -> EvaluationFailure | None:
         """Return the error of a limit that a run that succeeded has exceeded."""
@@ -327,7 +327,7 @@ class SlurmRun(SandboxedRun):
             super().resume(described, descriptors, connect_broker)
             if described["version"] != VERSION:
                 raise ValueError(f"frames of version {described['version']}, not {VERSION}")
-            self._store = AttemptStore.load(descriptors)
+            self._store = SrunFiles.load(descriptors)
             failing.pop_all()
 
     def resume_process(
@@ -341,7 +341,7 @@ class SlurmRun(SandboxedRun):
         store = self._store
         assert store is not None, "resumed"
         transport = self._make_transport(spawner)
-        from_frame = attrs.evolve(process, stdout_from=store.position.frames)
+        from_frame = attrs.evolve(process, stdout_from=store.resume_position.frame_offset)
         with contextlib.ExitStack() as failing:
             failing.callback(store.close)
             transport.resume(
@@ -349,7 +349,7 @@ class SlurmRun(SandboxedRun):
             )
             failing.pop_all()
         self._transport = transport
-        self._sandbox.kept_jobs.add(store.name)
+        self._sandbox.kept_jobs.add(store.job_name)
         return transport
 
     def count_missing_stderr(self, process: KeptDescriptors) -> int:

@@ -20,19 +20,19 @@ from twisted.python.failure import Failure
 from tawebeval.deferreds import run_in_background
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.slurm.job_counters import JobCounters
-from tawebeval.slurm.jobs import QUEUE_OPTIONS, QueuedJob, parse_job, parse_queue
+from tawebeval.slurm.jobs import SQUEUE_OPTIONS, QueuedJob, parse_scontrol_job, parse_squeue
 
-DEADLINE = 15.0
+COMMAND_TIMEOUT = 15.0
 """Seconds for one command."""
 
-POLL = 2.0
+POLL_PERIOD = 2.0
 """Seconds between the end of one squeue and the begin of the next, for all jobs together."""
 
 _AT_ONCE = 4  # commands
 _PRINTED = 8 * 2**20  # bytes of stdout, and of stderr: 50,000 jobs
 _UNKNOWN_JOB = "Invalid job id"
 _PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
-_CANCELS = 30  # attempts to cancel a job, one in each POLL
+_CANCELS = 30  # attempts to cancel a job, one in each POLL_PERIOD
 _LOOKS = 5  # for jobs that a killed daemon has left
 _MISSES = 15  # looks without a job that was in the queue before, until it counts as gone
 
@@ -45,7 +45,7 @@ def build_command_environment(environment: Mapping[str, str] = os.environ) -> di
     return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", **passed}
 
 
-class CommandFailed(Exception):
+class SlurmCommandFailed(Exception):
     """A command that has failed; `str()` is the end of its stderr."""
 
 
@@ -62,11 +62,11 @@ class _Command(ProcessProtocol):
 
     def makeConnection(self, transport: Any) -> None:
         self._process = transport
-        self._deadline = self._clock.callLater(DEADLINE, self._on_deadline)
+        self._deadline = self._clock.callLater(COMMAND_TIMEOUT, self._on_deadline)
         super().makeConnection(transport)
 
     def _on_deadline(self) -> None:
-        self._fail(f"no answer within {DEADLINE:g} seconds")
+        self._fail(f"no answer within {COMMAND_TIMEOUT:g} seconds")
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         printed = self._printed[childFD]
@@ -83,7 +83,7 @@ class _Command(ProcessProtocol):
             self._deadline.cancel()
         if isinstance(reason.value, ProcessTerminated) or self._failure:
             said = self._printed[2][-400:].decode(errors="replace").strip()
-            self.ended.errback(CommandFailed(self._failure or said or str(reason.value)))
+            self.ended.errback(SlurmCommandFailed(self._failure or said or str(reason.value)))
         else:
             self.ended.callback(self._printed[1].decode(errors="replace"))
 
@@ -103,12 +103,12 @@ class SlurmCommands:
     _watchers: dict[str, Callable[[QueuedJob | None], object]] = attrs.field(factory=dict)
     _missed: dict[str, int] = attrs.field(factory=dict)  # looks, of jobs that were seen before
     _to_cancel: dict[str, int] = attrs.field(factory=dict)
-    _is_left: Callable[[str], bool] = attrs.field(default=lambda _: False)
+    _is_leftover: Callable[[str], bool] = attrs.field(default=lambda _: False)
     _looks_left: int = 0
     _is_polling: bool = False
 
     async def run(self, *argv: str) -> str:
-        """Return the stdout of a command. Raises: CommandFailed, OSError."""
+        """Return the stdout of a command. Raises: SlurmCommandFailed, OSError."""
         await self._turns.acquire()
         try:
             command = _Command(self._clock)
@@ -122,11 +122,13 @@ class SlurmCommands:
 
         While squeue fails no job is asked for: many would wait for a controller that is away.
         """
-        if self.counters.is_unreachable:
+        if self.counters.is_controller_unreachable:
             return None
         try:
-            return parse_job(await self.run("scontrol", "--oneliner", "show", "job", identifier))
-        except (CommandFailed, OSError) as error:
+            return parse_scontrol_job(
+                await self.run("scontrol", "--oneliner", "show", "job", identifier)
+            )
+        except (SlurmCommandFailed, OSError) as error:
             log.warn("the job {job} of Slurm is unknown: {error}", job=identifier, error=error)
             if _UNKNOWN_JOB in str(error):
                 return {}
@@ -142,7 +144,7 @@ class SlurmCommands:
         self._watchers[name] = on_state
         self._poll()
 
-    def forget_job(self, name: str) -> None:
+    def unwatch_job(self, name: str) -> None:
         """End `watch_job`."""
         self._watchers.pop(name, None)
         self._missed.pop(name, None)
@@ -155,12 +157,12 @@ class SlurmCommands:
         self._to_cancel[name] = _CANCELS
         self._poll()
 
-    def cancel_left_jobs(self, is_left: Callable[[str], bool]) -> None:
+    def cancel_leftover_jobs(self, is_leftover: Callable[[str], bool]) -> None:
         """Cancel the jobs that an earlier daemon has left, by their names.
 
         A killed daemon's last srun may still be on its way, so the queue is looked at a few times.
         """
-        self._is_left = is_left
+        self._is_leftover = is_leftover
         self._looks_left = _LOOKS
         self._poll()
 
@@ -174,20 +176,22 @@ class SlurmCommands:
             while self._watchers or self._to_cancel or self._looks_left:
                 await self._look()
                 pause = Deferred[None]()
-                self._clock.callLater(POLL, pause.callback, None)
+                self._clock.callLater(POLL_PERIOD, pause.callback, None)
                 await pause
         finally:
-            self._is_polling = self.counters.is_unreachable = False
+            self._is_polling = self.counters.is_controller_unreachable = False
 
     async def _look(self) -> None:
         try:
-            jobs = parse_queue(await self.run("squeue", *QUEUE_OPTIONS))
-        except (CommandFailed, OSError) as error:
-            if not self.counters.is_unreachable:  # once for each time that the controller is away
+            jobs = parse_squeue(await self.run("squeue", *SQUEUE_OPTIONS))
+        except (SlurmCommandFailed, OSError) as error:
+            if (
+                not self.counters.is_controller_unreachable
+            ):  # once for each time that the controller is away
                 log.warn("the queue of Slurm is unknown: {error}", error=error)
-            self.counters.is_unreachable = True
+            self.counters.is_controller_unreachable = True
             return
-        self.counters.is_unreachable = False
+        self.counters.is_controller_unreachable = False
         for name, watcher in list(self._watchers.items()):
             if name in jobs:
                 self._missed[name] = 0
@@ -198,7 +202,7 @@ class SlurmCommands:
                     watcher(None)
         if self._looks_left:
             self._looks_left -= 1
-            for name in filter(self._is_left, jobs):
+            for name in filter(self._is_leftover, jobs):
                 self._to_cancel.setdefault(name, _CANCELS)
         await self._cancel_jobs(jobs)
 
@@ -217,7 +221,7 @@ class SlurmCommands:
         if found:
             try:
                 await self.run("scancel", *found)
-            except (CommandFailed, OSError) as error:
+            except (SlurmCommandFailed, OSError) as error:
                 log.warn(
                     "{count} jobs of Slurm are not cancelled: {error}",
                     count=len(found),

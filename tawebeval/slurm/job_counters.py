@@ -8,24 +8,33 @@ import attrs
 
 from tawebeval.errors import FailureReason
 
-LOSSES: tuple[FailureReason, ...] = ("node", "preempted", "memory", "timeout", "revoked", "lost")
+LOSS_REASONS: tuple[FailureReason, ...] = (
+    "node",
+    "preempted",
+    "memory",
+    "timeout",
+    "revoked",
+    "lost",
+)
 """Reasons for which a job ends without an outcome."""
 
 
 @attrs.define(eq=False)
 class JobCounters:
-    """Counts of jobs; `lost` by reason. `is_unreachable`: whether the last squeue has failed."""
+    """Counts of jobs. `is_controller_unreachable`: whether the last squeue has failed."""
 
-    lost: Counter[str] = attrs.field(factory=lambda: Counter(dict.fromkeys(LOSSES, 0)))
-    repeated: int = 0
-    is_unreachable: bool = False
+    lost_jobs_by_reason: Counter[str] = attrs.field(
+        factory=lambda: Counter(dict.fromkeys(LOSS_REASONS, 0))
+    )
+    restarted_jobs: int = 0
+    is_controller_unreachable: bool = False
     _running: dict[str, bool] = attrs.field(factory=dict)  # by name: whether a node runs it
 
     def note_job(self, name: str, *, is_running: bool) -> None:
         """Note a job that waits or runs."""
         self._running[name] = is_running
 
-    def note_end(self, name: str) -> None:
+    def note_job_end(self, name: str) -> None:
         """Note the end of a job's srun."""
         self._running.pop(name, None)
 

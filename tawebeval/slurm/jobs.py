@@ -11,21 +11,21 @@ import attrs
 from tawebeval.config import PAUSES_IN_ALL, JobSettings, LimitSettings, RunnerSettings
 from tawebeval.errors import EvaluationFailure, FailureReason
 
-NODE_PROGRAM = "tawebeval.slurm"
+NODE_MODULE = "tawebeval.slurm"
 """What a job runs by `python -m`."""
 
-NODE_MEMORY = 192 * 2**20
+NODE_PROGRAM_MEMORY = 192 * 2**20
 """Bytes that the program on the node and the sandbox need beside the evaluator."""
 
-NODE_SECONDS = 120
+EXTRA_JOB_SECONDS = 120
 """Seconds that a job may last beyond the evaluation's own limits."""
 
-QUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
-"""The options of squeue for `parse_queue`."""
+SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
+"""The options of squeue for `parse_squeue`."""
 
 _MIB = 2**20
 _QUEUED = re.compile(r"job (\d+) (?:queued|has been allocated)|allocation (\d+)")
-_WORDS_SHOWN = 300  # characters of srun's words in a message
+_STDERR_SHOWN = 300  # characters of srun's stderr in a message
 
 
 @attrs.frozen
@@ -38,7 +38,7 @@ class QueuedJob:
     node: str
 
 
-def parse_queue(printed: str) -> Mapping[str, QueuedJob]:
+def parse_squeue(printed: str) -> Mapping[str, QueuedJob]:
     """Return the jobs that squeue has printed, by their names."""
     found = {}
     for line in printed.splitlines():
@@ -48,18 +48,18 @@ def parse_queue(printed: str) -> Mapping[str, QueuedJob]:
     return found
 
 
-def parse_job(printed: str) -> Mapping[str, str]:
+def parse_scontrol_job(printed: str) -> Mapping[str, str]:
     """Return the fields of `scontrol show job --oneliner`."""
     return dict(re.findall(r"(?:^|\s)([A-Za-z][\w:/]*)=(\S*)", printed))
 
 
-def find_job_identifier(words: str) -> str | None:
+def find_job_identifier(srun_stderr: str) -> str | None:
     """Return the number of the job that srun names on stderr."""
-    told = _QUEUED.search(words)
+    told = _QUEUED.search(srun_stderr)
     return None if told is None else told[1] or told[2]
 
 
-def merge_settings(settings: RunnerSettings, *overrides: JobSettings) -> JobSettings:
+def merge_job_settings(settings: RunnerSettings, *overrides: JobSettings) -> JobSettings:
     """Return the settings of a job; the last one that is not empty counts."""
     names = JobSettings.__struct_fields__
     merged = {name: getattr(settings, name) for name in names}
@@ -73,13 +73,13 @@ def build_srun_options(
     settings: JobSettings, limits: LimitSettings, name: str, paused: float
 ) -> Iterator[str]:
     """Yield the options of srun for one evaluator; `paused` is `evaluations.paused` in seconds."""
-    seconds = limits.wall_clock + paused * PAUSES_IN_ALL + NODE_SECONDS
+    seconds = limits.wall_clock + paused * PAUSES_IN_ALL + EXTRA_JOB_SECONDS
     yield from (
         f"--job-name={name}",
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={settings.cpus or 1}",
-        f"--mem={math.ceil((limits.memory + NODE_MEMORY) / _MIB)}M",
+        f"--mem={math.ceil((limits.memory + NODE_PROGRAM_MEMORY) / _MIB)}M",
         f"--time={min(math.ceil(seconds / 60), 525_600)}",
         "--chdir=/",
         "--export=NONE",
@@ -93,11 +93,11 @@ def build_srun_options(
     yield from settings.arguments
 
 
-def explain_loss(job: Mapping[str, str], words: str) -> EvaluationFailure:
+def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFailure:
     """Return why a job has ended without an outcome.
 
-    `job` has the fields of `parse_job`, empty if Slurm does not answer; `words` is the end of what
-    srun has printed.
+    `job` has the fields of `parse_scontrol_job`, empty if Slurm does not answer; `srun_stderr` is
+    the end of what srun has printed.
     """
     state = job.get("JobState", "")
     node = job.get("NodeList", "")
@@ -108,9 +108,9 @@ def explain_loss(job: Mapping[str, str], words: str) -> EvaluationFailure:
         if state in states:
             return EvaluationFailure(reason, f"{named} {what}", {"slurm": state})
     for sign, reason, what in _SIGNS:
-        if re.search(sign, words):
+        if re.search(sign, srun_stderr):
             return EvaluationFailure(reason, f"{named} {what}")
-    said = re.sub(r"\s+", " ", words).strip()[-_WORDS_SHOWN:]
+    said = re.sub(r"\s+", " ", srun_stderr).strip()[-_STDERR_SHOWN:]
     said = f"; srun said: {said}" if said else ""
     if not number:
         return EvaluationFailure("lost", f"the evaluator was not run by Slurm{said}")
@@ -139,6 +139,6 @@ _SIGNS: Sequence[_Loss] = (
 )
 
 
-def is_out_of_memory(words: str) -> bool:
+def reports_out_of_memory(srun_stderr: str) -> bool:
     """Tell whether srun says that the kernel has killed a process of the job for its memory."""
-    return re.search(_SIGNS[2][0], words) is not None
+    return re.search(_SIGNS[2][0], srun_stderr) is not None

@@ -51,7 +51,7 @@ from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import close_sandbox, open_bubblewrap, probe_bubblewrap
-from tawebeval.slurm.commands import DEADLINE, build_command_environment
+from tawebeval.slurm.commands import COMMAND_TIMEOUT, build_command_environment
 from tawebeval.slurm.frames import (
     GRANT,
     KILL,
@@ -423,7 +423,7 @@ def cancel_own_job() -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=DEADLINE,
+            timeout=COMMAND_TIMEOUT,
             check=False,
         )
 

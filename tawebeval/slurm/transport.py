@@ -29,7 +29,6 @@ from tawebeval.linux.child import (
 )
 from tawebeval.linux.kept_process import KEPT_STDERR_BYTES, KeptProcess
 from tawebeval.sandbox.base import RunnerStatus
-from tawebeval.slurm.attempt_store import AttemptStore, FramePosition
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.frames import (
     KILL,
@@ -41,23 +40,29 @@ from tawebeval.slurm.frames import (
     encode_command,
     encode_grant,
 )
-from tawebeval.slurm.jobs import QueuedJob, explain_loss, find_job_identifier, is_out_of_memory
+from tawebeval.slurm.jobs import (
+    QueuedJob,
+    explain_job_loss,
+    find_job_identifier,
+    reports_out_of_memory,
+)
+from tawebeval.slurm.srun_files import FramePosition, SrunFiles
 
-KILL_PATIENCE = 10.0
+KILL_ANSWER_TIMEOUT = 10.0
 """Seconds after which a node that does not answer to `KILL` is given up."""
 
-STOP_SECONDS = 2 * KILL_PATIENCE
+MAX_STOP_SECONDS = 2 * KILL_ANSWER_TIMEOUT
 """The most seconds from `KILL` to the end of a run: its srun has as many to end as the node."""
 
-SRUN_PATIENCE = 60.0
+SRUN_END_TIMEOUT = 60.0
 """Seconds after the outcome for srun to end; it waits for a controller that is away."""
 
-SHOW_PATIENCE = 120.0
+JOB_QUERY_TIMEOUT = 120.0
 """Seconds in which a controller that is away may come back, and say why a job was lost."""
 
 _SHOW_PAUSE = 2.0  # seconds between two questions
 _END_PATIENCE = 5.0  # seconds for srun to end after a bad outcome: its last words may explain it
-_WORDS = 8 * 1024  # bytes of srun's words that are kept
+_STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are kept
 _PIECE = 64 * 1024  # bytes of stdout that a run takes at once
 _GRANTED = 64 * 1024  # bytes of stdout that one grant is for, at least
 _STORED = 64 * 1024  # bytes of frames that are given back at once, at least
@@ -70,14 +75,14 @@ class NodeOutcome:
     """The outcome of a run, as the node has told it."""
 
     exit: tuple[int | None, int | None] | None
-    unstarted: EvaluationFailure | None
-    over: EvaluationFailure | None
+    start_failure: EvaluationFailure | None
+    limit_failure: EvaluationFailure | None
     usage: tuple[float | None, int | None]
 
     @property
-    def is_good(self) -> bool:
+    def is_success(self) -> bool:
         """Whether the evaluator has succeeded."""
-        return self.exit == (0, None) and self.over is None
+        return self.exit == (0, None) and self.limit_failure is None
 
     @classmethod
     def load(cls, content: bytes) -> NodeOutcome:
@@ -111,16 +116,19 @@ class _ToldBegin(msgspec.Struct):
 
 
 @attrs.define(eq=False)
-class Attempt(ProcessProtocol):
-    """One srun: the protocol of the process, which may be the keeper's child."""
+class SrunProtocol(ProcessProtocol):
+    """The protocol of one srun, which may be the keeper's child.
 
-    store: AttemptStore
+    With `ignores_frames` its frames do not count any more.
+    """
+
+    store: SrunFiles
     _owner: NodeTransport
-    words: bytes = b""
-    identifier: str | None = None
+    stderr_tail: bytes = b""
+    job_identifier: str | None = None
     outcome: NodeOutcome | None = None
-    is_closed: bool = False  # its frames do not count any more
-    ended: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
+    ignores_frames: bool = False
+    end_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     _frames: FrameParser = attrs.field(init=False)
     _position: FramePosition = attrs.field(init=False)  # behind the last frame
     _has_exited: bool = False
@@ -128,8 +136,8 @@ class Attempt(ProcessProtocol):
     _srun: ProcessTransport = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._position = self.store.position
-        self._frames = FrameParser(self._position.frames)
+        self._position = self.store.resume_position
+        self._frames = FrameParser(self._position.frame_offset)
 
     def makeConnection(self, transport: Any) -> None:
         """Connect srun."""
@@ -137,99 +145,102 @@ class Attempt(ProcessProtocol):
         super().makeConnection(transport)
 
     @property
-    def name(self) -> str:
+    def job_name(self) -> str:
         """The name of the job."""
-        return self.store.name
+        return self.store.job_name
 
     @property
-    def has_begun(self) -> bool:
+    def has_started_evaluator(self) -> bool:
         """Whether the node has started the evaluator."""
-        return self.store.begun is not None
+        return self.store.job_and_node is not None
 
     @property
-    def stored_error(self) -> OSError | None:
+    def storage_error(self) -> OSError | None:
         """The error by which frames or output could not be stored."""
         kept = self._srun.output_error if isinstance(self._srun, KeptProcess) else None
         return self._store_error or kept
 
     @property
-    def srun_words(self) -> str:
+    def stderr_text(self) -> str:
         """The end of what srun has said."""
-        return self.words.decode(errors="replace")
+        return self.stderr_tail.decode(errors="replace")
 
     def send(self, line: bytes) -> None:
         """Send a line to the node. What a pipe does not take has no reader."""
-        if self.store.orders >= 0:
+        if self.store.stdin >= 0:
             with contextlib.suppress(OSError):
-                os.write(self.store.orders, line)
+                os.write(self.store.stdin, line)
 
-    def kill_srun(self, number: int = signal.SIGKILL) -> None:
+    def signal_srun(self, number: int = signal.SIGKILL) -> None:
         """Signal srun itself."""
-        if not self.ended.is_set:
+        if not self.end_event.is_set:
             self._srun.signal_group(number)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
-        """Take frames, or words of srun."""
+        """Take frames, or what srun prints on stderr."""
         if childFD == 2:
-            self.words = text.take_tail(self.words + data, _WORDS)
-            self.identifier = self.identifier or find_job_identifier(self.srun_words)
+            self.stderr_tail = text.take_tail(self.stderr_tail + data, _STDERR_TAIL)
+            self.job_identifier = self.job_identifier or find_job_identifier(self.stderr_text)
             return
-        if self.is_closed:
+        if self.ignores_frames:
             return
         try:
             for kind, content in self._frames.feed(data):
-                if not self.is_closed:
+                if not self.ignores_frames:
                     self._take_frame(kind, content)
         except OSError as error:
             self._store_error = error
             self._stop_frames()
         except (BrokenFrame, ValueError) as error:
-            self.words = text.take_tail(self.words + str(error).encode(), _WORDS)
+            self.stderr_tail = text.take_tail(self.stderr_tail + str(error).encode(), _STDERR_TAIL)
             self._stop_frames()
 
     def _stop_frames(self) -> None:
-        self.is_closed = True
+        self.ignores_frames = True
         self._owner.end_srun(self)
 
     def _take_frame(self, kind: FrameKind, content: bytes) -> None:
         """Store a frame, and tell the owner what of it no earlier process has stored."""
         before, store = self._position, self.store
-        stdout, stderr = before.stdout, before.stderr
+        stdout, stderr = before.stdout_offset, before.stderr_offset
         if kind is FrameKind.BEGUN:
             told = msgspec.json.decode(content, type=_ToldBegin)
-            self.identifier = told.job
-            store.write_begun(told.job, told.node)
+            self.job_identifier = told.job
+            store.record_start(told.job, told.node)
         elif kind is FrameKind.STDOUT:
             stdout += len(content)
-            content = store.output.append(before.stdout, content)
+            content = store.stdout.append(before.stdout_offset, content)
         elif kind is FrameKind.STDERR:
             stderr += len(content)
-            content = store.errors.append(before.stderr, content)
-            store.errors.discard(store.count_missing_stderr())
+            content = store.stderr.append(before.stderr_offset, content)
+            store.stderr.discard_before(store.count_missing_stderr())
         else:
             self._has_exited = True
         self._position = FramePosition(self._frames.offset, stdout, stderr)
         # The exit, and what comes after it, is told again to a later process.
-        if not self._has_exited and self._position.frames - store.position.frames >= _STORED:
-            store.write_position(self._position)
+        if (
+            not self._has_exited
+            and self._position.frame_offset - store.resume_position.frame_offset >= _STORED
+        ):
+            store.write_resume_position(self._position)
             if isinstance(self._srun, KeptProcess):
-                self._srun.discard_output(self._position.frames)
+                self._srun.discard_output(self._position.frame_offset)
         self._owner.on_frame(self, kind, content)
 
     def processEnded(self, reason: Failure) -> None:
         """Tell the end of srun."""
-        self.store.close_orders()
-        self.ended.set_value(None)
+        self.store.close_stdin()
+        self.end_event.set_value(None)
         is_killed = isinstance(reason.value, ProcessTerminated) and reason.value.signal is not None
         self._owner.on_srun_end(self, is_killed=is_killed)
 
     def close(self) -> None:
         """Take no frames any more, and close the files."""
-        self.is_closed = True
+        self.ignores_frames = True
         self.store.close()
 
 
-StartAttempt = Callable[[int], Awaitable[tuple[StartedProcess, AttemptStore]]]
+StartSrun = Callable[[int], Awaitable[tuple[StartedProcess, SrunFiles]]]
 """Start an srun; return it and its files."""
 
 
@@ -237,30 +248,30 @@ StartAttempt = Callable[[int], Awaitable[tuple[StartedProcess, AttemptStore]]]
 class NodeTransport:
     """The process of a run: a `ProcessTransport` over one srun, or over two after a loss.
 
-    `begun` has None once the evaluator runs, or the reason why it does not. Output that comes
+    `start_event` has None once the evaluator runs, or the reason why it does not. Output that comes
     before `connect`, or while the run has paused it, waits in a file: `frames.WINDOW` bounds it.
     stderr, which has no window, never waits: the order of the two pipes is not kept. A job is begun
     again, by `start_again`, only if it was lost before the evaluator printed anything.
 
-    With `is_kept` stdout stays in its file until `discard_output`. `delivered` is the offset in
-    stdout up to which the run has got it, the bytes of the present call included.
+    With `is_kept` stdout stays in its file until `discard_output`. The run has got the first
+    `delivered_stdout_bytes` of stdout, the bytes of the present call included.
     """
 
     _clock: Any
     _spawner: ProcessAdopter
     _commands: SlurmCommands
     status: RunnerStatus
-    _start_again: StartAttempt
+    _start_again: StartSrun
     _retries: int
     is_kept: bool = False
-    begun: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
+    start_event: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
     pid: int = 0
     resource_usage: struct_rusage | None = None
     is_running: bool = True
     _has_exited: bool = False
-    loss: EvaluationFailure | None = None
-    delivered: int = 0
-    _attempt: Attempt = attrs.field(init=False)
+    job_loss: EvaluationFailure | None = None
+    delivered_stdout_bytes: int = 0
+    _attempt: SrunProtocol = attrs.field(init=False)
     _run: Any = None  # the protocol
     _granted: int = WINDOW  # the offset in stdout
     _has_printed: bool = False
@@ -269,7 +280,7 @@ class NodeTransport:
     _is_stopped: bool = False  # no srun is started any more
     _is_over: bool = False  # nothing more comes from the node
     _has_ended: bool = False
-    _is_left: bool = False
+    _is_handed_over: bool = False
     _kill: IDelayedCall | None = None  # None until the first `KILL`
 
     @property
@@ -284,66 +295,68 @@ class NodeTransport:
 
     @property
     def lost_reason(self) -> str | None:
-        """None: `loss` is told as the exit."""
+        """None: `job_loss` is told as the exit."""
         return None
 
-    def adopt(self, started: StartedProcess, store: AttemptStore) -> None:
+    def adopt(self, started: StartedProcess, store: SrunFiles) -> None:
         """Take over an srun. If that fails, srun is killed. Raises: OSError."""
-        attempt = Attempt(store, self)
+        attempt = SrunProtocol(store, self)
         try:
             self._spawner.adopt_child(attempt, started)
         except BaseException:
             kill_started_child(started)
             store.close()
-            self._commands.cancel_job(store.name)
+            self._commands.cancel_job(store.job_name)
             raise
         self._attempt = attempt
         self.pid = started.pid
-        self._commands.counters.note_job(attempt.name, is_running=False)
-        self._commands.watch_job(attempt.name, self._on_queue)
+        self._commands.counters.note_job(attempt.job_name, is_running=False)
+        self._commands.watch_job(attempt.job_name, self._on_queue)
 
     def resume(
         self,
         run: Any,
-        store: AttemptStore,
-        delivered: int,
+        store: SrunFiles,
+        delivered_stdout_bytes: int,
         connect: Callable[[ProcessProtocol], ProcessTransport],
     ) -> None:
         """Go on with the srun of an earlier process, which has delivered so much of stdout.
 
-        `connect` lets it drive a protocol from the frame at `store.position` on. Raises: OSError.
+        `connect` lets it drive a protocol from the frame at `store.resume_position` on.
+
+        Raises: OSError.
         """
-        attempt = Attempt(store, self)
+        attempt = SrunProtocol(store, self)
         status = self.status
-        status.retries = store.number
-        self._retries = max(0, self._retries - store.number)
-        attempt.identifier, status.node = status.job, _ = store.begun or (None, None)
-        self._has_printed = bool(store.output.size or store.errors.size)
-        self.delivered = delivered
+        status.retries = store.attempt_number
+        self._retries = max(0, self._retries - store.attempt_number)
+        attempt.job_identifier, status.node = status.job, _ = store.job_and_node or (None, None)
+        self._has_printed = bool(store.stdout.size or store.stderr.size)
+        self.delivered_stdout_bytes = delivered_stdout_bytes
         self._attempt = attempt
         process = connect(attempt)
         self.pid = process.pid
-        self.begun.set_value(None)
-        self._commands.counters.note_job(attempt.name, is_running=attempt.has_begun)
-        if not attempt.has_begun:
-            self._commands.watch_job(attempt.name, self._on_queue)
+        self.start_event.set_value(None)
+        self._commands.counters.note_job(attempt.job_name, is_running=attempt.has_started_evaluator)
+        if not attempt.has_started_evaluator:
+            self._commands.watch_job(attempt.job_name, self._on_queue)
         self.connect(run)
-        if stderr := store.errors.read(store.count_missing_stderr(), KEPT_STDERR_BYTES):
+        if stderr := store.stderr.read(store.count_missing_stderr(), KEPT_STDERR_BYTES):
             run.childDataReceived(2, stderr)
-        self._grant(delivered + WINDOW)
+        self._grant(delivered_stdout_bytes + WINDOW)
 
     def leave(self) -> None:
         """Do nothing any more: another process of the daemon goes on."""
-        self._is_left = self._attempt.is_closed = True
+        self._is_handed_over = self._attempt.ignores_frames = True
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
 
     def call_after_srun(self, call: Callable[[], object]) -> None:
         """Call once srun has ended."""
-        self._attempt.ended.add_callback(lambda _: call())
+        self._attempt.end_event.add_callback(lambda _: call())
 
     def connect(self, run: Any) -> None:
-        """Let the process drive a protocol, after `begun`.
+        """Let the process drive a protocol, after `start_event`.
 
         It has the methods `suspend_clock` and `restart_clock` of `EvaluatorRun` besides.
         """
@@ -357,42 +370,42 @@ class NodeTransport:
         """End an srun whose evaluator was never connected; return after its end."""
         self._is_stopped = True
         self._close()
-        await self.begun.wait()
-        await self._attempt.ended.wait()
+        await self.start_event.wait()
+        await self._attempt.end_event.wait()
         self._attempt.close()
 
     def _close(self) -> None:
         """Give up an srun whose evaluator is not wanted any more, begun or not."""
-        self._attempt.is_closed = True
+        self._attempt.ignores_frames = True
         self._give_up(self._attempt)
 
-    def _give_up(self, attempt: Attempt) -> None:
+    def _give_up(self, attempt: SrunProtocol) -> None:
         """End srun and its job, whatever the node does."""
-        self._commands.forget_job(attempt.name)
-        attempt.store.close_orders()
+        self._commands.unwatch_job(attempt.job_name)
+        attempt.store.close_stdin()
         self.end_srun(attempt)
-        self._commands.cancel_job(attempt.name)
+        self._commands.cancel_job(attempt.job_name)
 
-    def end_srun(self, attempt: Attempt) -> None:
+    def end_srun(self, attempt: SrunProtocol) -> None:
         """End srun, which may not follow SIGTERM."""
-        attempt.kill_srun(signal.SIGTERM)
-        if not attempt.ended.is_set:
-            late = self._clock.callLater(KILL_PATIENCE, attempt.kill_srun)
-            attempt.ended.add_callback(lambda _: late.active() and late.cancel())
+        attempt.signal_srun(signal.SIGTERM)
+        if not attempt.end_event.is_set:
+            late = self._clock.callLater(KILL_ANSWER_TIMEOUT, attempt.signal_srun)
+            attempt.end_event.add_callback(lambda _: late.active() and late.cancel())
 
     # What the run wants
 
     def send_command(self, command: bytes) -> None:
         """Send `TERMINATE` or `KILL` to the node; after `KILL` do not wait for long."""
         self._is_stopped = True
-        if self._is_left:
+        if self._is_handed_over:
             return
-        if not self._attempt.has_begun:  # it waits for another node
+        if not self._attempt.has_started_evaluator:  # it waits for another node
             self._close()
             return
         self._attempt.send(encode_command(command))
         if command == KILL and self._kill is None:
-            self._kill = self._clock.callLater(KILL_PATIENCE, self._on_deaf_node)
+            self._kill = self._clock.callLater(KILL_ANSWER_TIMEOUT, self._on_deaf_node)
 
     def _on_deaf_node(self) -> None:
         log.warn("a node does not answer; the job {job} of Slurm is given up", job=self.status.job)
@@ -416,46 +429,46 @@ class NodeTransport:
         self._grant(UNBOUNDED)
 
     def discard_output(self, before: int) -> None:
-        """Give back the memory of stdout before an offset, at most up to `delivered`."""
+        """Give back the memory of stdout before an offset that the run has got already."""
         if not self._attempt.store.is_closed:
-            self._attempt.store.output.discard(min(before, self.delivered))
+            self._attempt.store.stdout.discard_before(min(before, self.delivered_stdout_bytes))
 
     # What the node tells
 
-    def on_frame(self, attempt: Attempt, kind: FrameKind, content: bytes) -> None:
+    def on_frame(self, attempt: SrunProtocol, kind: FrameKind, content: bytes) -> None:
         """Take a frame of an attempt, which has stored it."""
         if kind is FrameKind.BEGUN:
-            self.status.job, self.status.node = attempt.store.begun or (None, None)
+            self.status.job, self.status.node = attempt.store.job_and_node or (None, None)
             self.status.queue_reason = None
-            self._commands.forget_job(attempt.name)
-            self._commands.counters.note_job(attempt.name, is_running=True)
+            self._commands.unwatch_job(attempt.job_name)
+            self._commands.counters.note_job(attempt.job_name, is_running=True)
             if self._run is not None:
                 self._run.restart_clock()
-            self.begun.set_value(None)
+            self.start_event.set_value(None)
         elif kind is FrameKind.STDOUT:
             self._has_printed = True
             self._plan()
         elif kind is FrameKind.STDERR:
             self._has_printed = True
-            if content and self._run is not None:  # connected by `begun`
+            if content and self._run is not None:  # connected by `start_event`
                 self._run.childDataReceived(2, content)
         elif kind is FrameKind.EXITED:
             self._exit()
         else:
             outcome = attempt.outcome = NodeOutcome.load(content)
             self._exit()
-            if outcome.is_good or attempt.ended.is_set:
+            if outcome.is_success or attempt.end_event.is_set:
                 self._finish()
             else:
                 waiting = self._clock.callLater(_END_PATIENCE, self._finish)
-                attempt.ended.add_callback(lambda _: waiting.active() and waiting.cancel())
+                attempt.end_event.add_callback(lambda _: waiting.active() and waiting.cancel())
 
     def _on_queue(self, job: QueuedJob | None) -> None:
         if job is None:
             log.warn("the job {job} of Slurm is gone, and its srun waits", job=self.status.job)
             self._give_up(self._attempt)
             return
-        self.status.job = self._attempt.identifier = job.identifier
+        self.status.job = self._attempt.job_identifier = job.identifier
         self.status.queue_reason = job.reason if job.state == "PENDING" else None
 
     def _exit(self) -> None:
@@ -465,37 +478,37 @@ class NodeTransport:
             self.is_running = False
             self._run.processExited(Failure(ProcessDone(0)))
 
-    def on_srun_end(self, attempt: Attempt, *, is_killed: bool) -> None:
+    def on_srun_end(self, attempt: SrunProtocol, *, is_killed: bool) -> None:
         """Take the end of srun: the outcome is here, or the job was lost."""
-        if self._is_left:
+        if self._is_handed_over:
             return
-        self._commands.forget_job(attempt.name)
-        self._commands.counters.note_end(attempt.name)
+        self._commands.unwatch_job(attempt.job_name)
+        self._commands.counters.note_job_end(attempt.job_name)
         self.status.queue_reason = None
         if attempt.outcome is not None:
             if is_killed:
-                self._commands.cancel_job(attempt.name)
-            if is_out_of_memory(attempt.srun_words) and not attempt.outcome.is_good:
-                self.loss = explain_loss({"JobState": "OUT_OF_MEMORY"}, "")
+                self._commands.cancel_job(attempt.job_name)
+            if reports_out_of_memory(attempt.stderr_text) and not attempt.outcome.is_success:
+                self.job_loss = explain_job_loss({"JobState": "OUT_OF_MEMORY"}, "")
             self._finish()
             return
         if self._run is not None:  # the evaluator does not run while Slurm is asked
             self._run.suspend_clock()
         run_in_background(self._explain(attempt), log, "defect: the end of a job is unknown")
 
-    async def _explain(self, attempt: Attempt) -> None:
+    async def _explain(self, attempt: SrunProtocol) -> None:
         """Find out why a job was lost, and begin it again, or end."""
-        words, identifier = attempt.srun_words, attempt.identifier
+        stderr, identifier = attempt.stderr_text, attempt.job_identifier
         job = {} if identifier is None else await self._find_job(identifier)
-        loss = explain_loss(job, words)
-        if attempt.stored_error is not None:
-            why = attempt.stored_error.strerror
+        loss = explain_job_loss(job, stderr)
+        if attempt.storage_error is not None:
+            why = attempt.storage_error.strerror
             loss = EvaluationFailure("lost", f"the daemon could not store the output: {why}")
-        self._commands.cancel_job(attempt.name)
-        if self._is_left:
+        self._commands.cancel_job(attempt.job_name)
+        if self._is_handed_over:
             return
         if not self._is_stopped:
-            self._commands.counters.lost[loss.reason] += 1
+            self._commands.counters.lost_jobs_by_reason[loss.reason] += 1
         if self._may_repeat and loss.reason in ("node", "preempted"):
             self._retries -= 1
             log.warn("{why}; the evaluator is begun again", why=loss.message)
@@ -508,18 +521,18 @@ class NodeTransport:
                 loss = EvaluationFailure("lost", "srun cannot be started; the log has the reason")
             else:
                 return
-        self.loss = loss
+        self.job_loss = loss
         if self._run is None:
             attempt.close()
-            self.begun.set_value(loss)
+            self.start_event.set_value(loss)
             return
         self._exit()
         self._finish()
 
     async def _find_job(self, identifier: str) -> Mapping[str, str]:
         """Return the fields of a job; ask again while Slurm does not answer, but not for long."""
-        deadline = self._clock.seconds() + SHOW_PATIENCE
-        while not (self._is_stopped or self._is_left):
+        deadline = self._clock.seconds() + JOB_QUERY_TIMEOUT
+        while not (self._is_stopped or self._is_handed_over):
             job = await self._commands.show_job(identifier)
             if job is not None:
                 return job
@@ -539,11 +552,11 @@ class NodeTransport:
         self.status.job = self.status.node = None
         lost = self._attempt
         started, store = await self._start_again(self.status.retries)
-        if self._is_left:
+        if self._is_handed_over:
             return
         self.adopt(started, store)
         lost.close()
-        self._commands.counters.repeated += 1
+        self._commands.counters.restarted_jobs += 1
         if self._is_stopped:  # meanwhile
             self._close()
 
@@ -553,14 +566,14 @@ class NodeTransport:
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
         attempt = self._attempt
-        attempt.store.close_orders()
-        if not attempt.ended.is_set:
-            late = self._clock.callLater(SRUN_PATIENCE, self._give_up, attempt)
-            attempt.ended.add_callback(lambda _: late.active() and late.cancel())
-        if self.begun.is_set:
+        attempt.store.close_stdin()
+        if not attempt.end_event.is_set:
+            late = self._clock.callLater(SRUN_END_TIMEOUT, self._give_up, attempt)
+            attempt.end_event.add_callback(lambda _: late.active() and late.cancel())
+        if self.start_event.is_set:
             self._plan()
         else:  # the node could not even begin
-            self.begun.set_value(None)
+            self.start_event.set_value(None)
 
     # What the run gets
 
@@ -573,17 +586,17 @@ class NodeTransport:
         """Deliver one piece, so that other runs have their turns."""
         self._is_turn_due = False
         store, run = self._attempt.store, self._run
-        is_behind = self.delivered < store.output.size
-        if self._is_left:
+        is_behind = self.delivered_stdout_bytes < store.stdout.size
+        if self._is_handed_over:
             return
         if is_behind and not self._is_paused:
-            content = store.output.read(self.delivered, _PIECE)
-            self.delivered += len(content)
+            content = store.stdout.read(self.delivered_stdout_bytes, _PIECE)
+            self.delivered_stdout_bytes += len(content)
             run.childDataReceived(1, content)
             if not self.is_kept:
-                self.discard_output(self.delivered)
-            if self.delivered + WINDOW - self._granted >= _GRANTED:
-                self._grant(self.delivered + WINDOW)
+                self.discard_output(self.delivered_stdout_bytes)
+            if self.delivered_stdout_bytes + WINDOW - self._granted >= _GRANTED:
+                self._grant(self.delivered_stdout_bytes + WINDOW)
             self._plan()
         elif not is_behind and self._is_over and not self._has_ended and not self.is_running:
             self._has_ended = True
@@ -610,7 +623,7 @@ async def wait_for_begin(transport: NodeTransport) -> None:
     A cancellation is raised after the end of srun.
     """
     try:
-        failure = await transport.begun.wait()
+        failure = await transport.start_event.wait()
     except CancelledError:
         await transport.abandon()
         raise

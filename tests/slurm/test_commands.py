@@ -13,9 +13,9 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.slurm.commands import (
-    DEADLINE,
-    POLL,
-    CommandFailed,
+    COMMAND_TIMEOUT,
+    POLL_PERIOD,
+    SlurmCommandFailed,
     SlurmCommands,
     build_command_environment,
 )
@@ -72,14 +72,14 @@ class CommandTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(done), "one\n")
         done = self.run_command("squeue")
         self.running.pop().end(complaint="Unable to contact slurm controller")
-        error = self.failureResultOf(done, CommandFailed).value
+        error = self.failureResultOf(done, SlurmCommandFailed).value
         self.assertEqual(str(error), "Unable to contact slurm controller")
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_deadline(self) -> None:
         """A command that hangs is killed, and failed."""
         done = self.run_command("squeue")
-        self.clock.advance(DEADLINE)
+        self.clock.advance(COMMAND_TIMEOUT)
         self.assertEqual(self.running[0].signals, [9])
         self.running[0].end()
         self.assertIn("no answer within 15 seconds", str(self.failureResultOf(done).value))
@@ -101,12 +101,12 @@ class CommandTests(SynchronousTestCase):
             self.commands.watch_job(name, states.append)
         self.running.pop().end("1|a|PENDING|Resources|\n")
         for _ in range(16):
-            self.clock.advance(POLL)
+            self.clock.advance(POLL_PERIOD)
             self.running.pop().end()
         self.assertEqual([job and job.state for job in told["a"]], ["PENDING", None])
         self.assertEqual(told["b"], [])
-        self.commands.forget_job("a")
-        self.commands.forget_job("b")
+        self.commands.unwatch_job("a")
+        self.commands.unwatch_job("b")
 
     def test_watch(self) -> None:
         """One squeue tells all watchers of their jobs, until the last is forgotten."""
@@ -116,11 +116,11 @@ class CommandTests(SynchronousTestCase):
         self.assertEqual(len(self.running), 1)
         self.running.pop().end("1|a|PENDING|Resources|\n2|b|RUNNING|None|one\n3|c|RUNNING||\n")
         self.assertEqual([job.identifier for job in told], ["1", "2"])
-        self.commands.forget_job("a")
-        self.clock.advance(POLL)
+        self.commands.unwatch_job("a")
+        self.clock.advance(POLL_PERIOD)
         self.running.pop().end(complaint="away")
-        self.commands.forget_job("b")
-        self.clock.advance(POLL)
+        self.commands.unwatch_job("b")
+        self.clock.advance(POLL_PERIOD)
         self.assertEqual(self.running, [])
 
     def test_cancel(self) -> None:
@@ -128,41 +128,41 @@ class CommandTests(SynchronousTestCase):
         self.commands.cancel_job("a")
         self.running.pop().end(complaint="away")
         for _ in range(2):
-            self.clock.advance(POLL)
+            self.clock.advance(POLL_PERIOD)
             self.running.pop().end("1|a|RUNNING||one\n")
             self.assertEqual(self.running[-1].argv, ("scancel", "1"))
             self.running.pop().end()
         for _ in range(4):
-            self.clock.advance(POLL)
+            self.clock.advance(POLL_PERIOD)
             if self.running:
                 self.running.pop().end()
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
     def test_many_cancelled(self) -> None:
         """One scancel is for all jobs: each may wait for its deadline, and the queue meanwhile."""
-        self.commands.cancel_left_jobs(lambda name: True)
+        self.commands.cancel_leftover_jobs(lambda name: True)
         self.running.pop().end("".join(f"{n}|d-{n}|PENDING||\n" for n in range(1, 301)))
         (scancel,) = self.running
         self.assertEqual(scancel.argv, ("scancel", *map(str, range(1, 301))))
         scancel.end(complaint="Invalid job id specified")
         self.running.clear()
-        self.clock.advance(POLL)
+        self.clock.advance(POLL_PERIOD)
         self.assertEqual(self.running[0].argv[0], "squeue")
         for _ in range(4):
             self.running.pop().end()
-            self.clock.advance(POLL)
+            self.clock.advance(POLL_PERIOD)
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
     def test_left(self) -> None:
         """Jobs that a killed daemon has left are cancelled, and no others."""
-        self.commands.cancel_left_jobs(lambda name: name.startswith("d-1-"))
+        self.commands.cancel_leftover_jobs(lambda name: name.startswith("d-1-"))
         self.running.pop().end(complaint="away")
-        self.clock.advance(POLL)
+        self.clock.advance(POLL_PERIOD)
         self.running.pop().end("1|d-1-a|PENDING||\n2|d-2-b|RUNNING||one\n3|e-1-c|RUNNING||one\n")
         self.assertEqual(self.running[0].argv, ("scancel", "1"))
         for _ in range(5):
             self.running.pop().end()
-            self.clock.advance(POLL)
+            self.clock.advance(POLL_PERIOD)
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
     def test_unknown(self) -> None:
@@ -178,8 +178,8 @@ class CommandTests(SynchronousTestCase):
         self.running.pop().end(complaint="away")
         done = Deferred.fromCoroutine(self.commands.show_job("7"))
         self.assertIsNone(self.successResultOf(done))
-        self.commands.forget_job("a")
-        self.clock.advance(POLL)
+        self.commands.unwatch_job("a")
+        self.clock.advance(POLL_PERIOD)
         Deferred.fromCoroutine(self.commands.show_job("7"))
         self.assertEqual(self.running[0].argv[-1], "7")
         self.running.pop().end()
@@ -190,11 +190,11 @@ class CommandTests(SynchronousTestCase):
         self.running.pop().end(complaint="Unable to contact slurm controller (connect failure)")
         self.assertIsNone(self.successResultOf(done))
         self.running.pop().end(complaint="away")
-        self.clock.advance(POLL)
+        self.clock.advance(POLL_PERIOD)
         again = Deferred.fromCoroutine(self.commands.show_job("7"))
         self.assertIsNone(self.successResultOf(again))
         self.running.pop().end()
-        self.clock.advance(POLL)
+        self.clock.advance(POLL_PERIOD)
         Deferred.fromCoroutine(self.commands.show_job("7"))
         (scontrol,) = self.running
         self.assertEqual(scontrol.argv[0], "scontrol")
@@ -210,13 +210,13 @@ class CommandTests(SynchronousTestCase):
         self.running.pop().end(queue)
         self.assertEqual([job.identifier for job in told], ["9999"])
         for _ in range(20):
-            self.clock.advance(POLL)
+            self.clock.advance(POLL_PERIOD)
             squeue = self.running.pop()
             squeue.end("1|a|PENDING|Resources|\n" * 400_000)
             self.assertEqual(squeue.signals, [9])
-        self.assertEqual((len(told), self.commands.counters.is_unreachable), (1, True))
-        self.commands.forget_job("b-9999")
-        self.clock.advance(POLL)
+        self.assertEqual((len(told), self.commands.counters.is_controller_unreachable), (1, True))
+        self.commands.unwatch_job("b-9999")
+        self.clock.advance(POLL_PERIOD)
 
     def test_environment(self) -> None:
         """Commands get the path of Slurm's configuration, and no secret."""

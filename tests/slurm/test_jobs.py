@@ -8,12 +8,12 @@ from tawebeval.config import JobSettings, LimitSettings, RunnerSettings
 from tawebeval.slurm.jobs import (
     QueuedJob,
     build_srun_options,
-    explain_loss,
+    explain_job_loss,
     find_job_identifier,
-    is_out_of_memory,
-    merge_settings,
-    parse_job,
-    parse_queue,
+    merge_job_settings,
+    parse_scontrol_job,
+    parse_squeue,
+    reports_out_of_memory,
 )
 
 QUEUE = """\
@@ -36,7 +36,7 @@ class OptionTests(SynchronousTestCase):
         environment = JobSettings(partition="gpu", gres="gpu:1")
         problem = JobSettings(partition="large", arguments=("--exclusive",))
         self.assertEqual(
-            merge_settings(runner, environment, problem),
+            merge_job_settings(runner, environment, problem),
             JobSettings("large", "group", "", "gpu:1", 2, ("--exclusive",)),
         )
 
@@ -55,14 +55,14 @@ class QueueTests(SynchronousTestCase):
 
     def test_queue(self) -> None:
         """Jobs by their names; a line of another form does no harm."""
-        found = parse_queue(QUEUE)
+        found = parse_squeue(QUEUE)
         name = "tawebeval-0123456789abcdef-0"
         self.assertEqual(found[name], QueuedJob("7", "PENDING", "Resources", ""))
         self.assertEqual(found["other"].node, "one")
 
     def test_job(self) -> None:
         """The fields of a job."""
-        job = parse_job(JOB)
+        job = parse_scontrol_job(JOB)
         self.assertEqual((job["JobId"], job["JobState"]), ("5", "NODE_FAIL"))
         self.assertEqual(job["UserId"], "nobody(65534)")
 
@@ -93,7 +93,7 @@ class LossTests(SynchronousTestCase):
             "COMPLETED": "lost",
         }
         for state, reason in reasons.items():
-            failure = explain_loss(parse_job(JOB.replace("NODE_FAIL", state)), "")
+            failure = explain_job_loss(parse_scontrol_job(JOB.replace("NODE_FAIL", state)), "")
             self.assertEqual(failure.reason, reason, state)
             self.assertIn("the job 5 of Slurm on the node one", failure.message)
 
@@ -107,15 +107,15 @@ class LossTests(SynchronousTestCase):
             "slurmstepd: error: *** STEP 5.0 ON one CANCELLED AT 2026-01-01 ***": "revoked",
         }
         for words, reason in reasons.items():
-            self.assertEqual(explain_loss({}, words).reason, reason, words)
+            self.assertEqual(explain_job_loss({}, words).reason, reason, words)
 
     def test_refused(self) -> None:
         """A job that Slurm does not take is a fault of the configuration, with srun's words."""
-        failure = explain_loss({}, "srun: error: invalid partition specified: none\n")
+        failure = explain_job_loss({}, "srun: error: invalid partition specified: none\n")
         self.assertEqual(failure.reason, "lost")
         self.assertIn("srun said: srun: error: invalid partition specified: none", failure.message)
 
     def test_memory(self) -> None:
         """What Slurm says of the kernel's choice."""
-        self.assertTrue(is_out_of_memory("srun: error: one: task 0: Out Of Memory"))
-        self.assertFalse(is_out_of_memory("srun: error: one: task 0: Killed"))
+        self.assertTrue(reports_out_of_memory("srun: error: one: task 0: Out Of Memory"))
+        self.assertFalse(reports_out_of_memory("srun: error: one: task 0: Killed"))

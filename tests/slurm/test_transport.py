@@ -18,13 +18,13 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.child import StartedProcess
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm import transport
-from tawebeval.slurm.attempt_store import AttemptStore, OutputFile
 from tawebeval.slurm.frames import KILL, TERMINATE, WINDOW, FrameKind, encode_frame
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
+from tawebeval.slurm.srun_files import OutputFile, SrunFiles
 from tawebeval.slurm.transport import (
-    KILL_PATIENCE,
-    SHOW_PATIENCE,
+    JOB_QUERY_TIMEOUT,
+    KILL_ANSWER_TIMEOUT,
     NodeTransport,
     wait_for_begin,
 )
@@ -99,7 +99,7 @@ class FakeCommands:
         """Note a watcher."""
         self.watched[name] = on_state
 
-    def forget_job(self, name: str) -> None:
+    def unwatch_job(self, name: str) -> None:
         """Forget it."""
         self.watched.pop(name, None)
 
@@ -157,7 +157,7 @@ class TransportTests(SynchronousTestCase):
             self.start_again,
             self.retries,
         )
-        self.transport.adopt(StartedProcess(9, -1, -1, -1), AttemptStore.create(orders, "job-0", 0))
+        self.transport.adopt(StartedProcess(9, -1, -1, -1), SrunFiles.create(orders, "job-0", 0))
         self.run_ = FakeRun()
         self.begun = Deferred.fromCoroutine(wait_for_begin(self.transport))
 
@@ -169,11 +169,11 @@ class TransportTests(SynchronousTestCase):
         self.addCleanup(os.close, reading)
         return reading, writing
 
-    async def start_again(self, attempt: int) -> tuple[StartedProcess, AttemptStore]:
+    async def start_again(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:
         """Start another srun, once `gate` is open."""
         await self.gate
         self.lines, orders = self.pipe()
-        store = AttemptStore.create(orders, f"job-{attempt}", attempt)
+        store = SrunFiles.create(orders, f"job-{attempt}", attempt)
         return StartedProcess(10, -1, -1, -1), store
 
     @property
@@ -278,9 +278,9 @@ class RunTests(TransportTests):
         self.transport.send_command(TERMINATE)
         self.transport.send_command(KILL)
         self.assertEqual(self.read_lines(), b"T\nK\n")
-        self.clock.advance(KILL_PATIENCE)
+        self.clock.advance(KILL_ANSWER_TIMEOUT)
         self.assertEqual((self.srun.signals, self.commands.cancelled), ([15], ["job-0"]))
-        self.clock.advance(KILL_PATIENCE)
+        self.clock.advance(KILL_ANSWER_TIMEOUT)
         self.assertEqual(self.srun.signals, [15, 9])
         self.srun.end(1)
         self.turn()
@@ -310,15 +310,15 @@ class RunTests(TransportTests):
         self.turn()
         self.assertEqual(self.run_.out, b"one")
         self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.loss is not None
-        self.assertEqual(self.transport.loss.reason, "node")
+        assert self.transport.job_loss is not None
+        self.assertEqual(self.transport.job_loss.reason, "node")
 
     def test_foreign(self) -> None:
         """What is no frame ends srun, which may not follow, and is told; no more is taken."""
         self.srun.protocol.childDataReceived(1, b"Welcome to the cluster!")
         self.assertEqual(self.srun.signals, [15])
         self.srun.protocol.childDataReceived(1, b"more")
-        self.clock.advance(KILL_PATIENCE)
+        self.clock.advance(KILL_ANSWER_TIMEOUT)
         self.assertEqual(self.srun.signals, [15, 9])
         self.srun.end(1)
         error = self.failureResultOf(self.begun, EvaluationFailure).value
@@ -336,9 +336,9 @@ class RunTests(TransportTests):
         self.assertEqual(self.srun.signals, [15])
         self.srun.end(1)
         self.turn()
-        assert self.transport.loss is not None
+        assert self.transport.job_loss is not None
         self.assertEqual(
-            str(self.transport.loss),
+            str(self.transport.job_loss),
             "the daemon could not store the output: No space left on device",
         )
 
@@ -369,14 +369,14 @@ class RunTests(TransportTests):
         self.commands.job = {"JobState": "NODE_FAIL", "NodeList": "one"}
         self.clock.pump([1] * 3)
         self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.loss is not None
-        self.assertEqual(self.transport.loss.reason, "node")
+        assert self.transport.job_loss is not None
+        self.assertEqual(self.transport.job_loss.reason, "node")
 
     def test_away_long(self) -> None:
         """A controller that stays away, a stop and another daemon end the wait for a reason."""
         self.commands.is_away = True
         for end, seconds in (
-            (lambda: None, SHOW_PATIENCE),
+            (lambda: None, JOB_QUERY_TIMEOUT),
             (lambda: self.transport.send_command(KILL), 2),
             (lambda: self.transport.leave(), 2),
         ):
@@ -384,8 +384,10 @@ class RunTests(TransportTests):
             self.srun.end(1)
             end()
             self.clock.pump([0.5] * int(seconds * 2 + 2))
-            is_left = self.transport._is_left
-            self.assertEqual(self.run_.told, [] if is_left else ["exited", "ProcessTerminated"])
+            is_handed_over = self.transport._is_handed_over
+            self.assertEqual(
+                self.run_.told, [] if is_handed_over else ["exited", "ProcessTerminated"]
+            )
             self.assertEqual([each.time for each in self.clock.getDelayedCalls()], [])
             self.setUp()
             self.commands.is_away = True
@@ -400,8 +402,8 @@ class RunTests(TransportTests):
         self.srun.end(1)
         self.turn()
         self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.loss is not None
-        self.assertEqual(self.transport.loss.reason, "memory")
+        assert self.transport.job_loss is not None
+        self.assertEqual(self.transport.job_loss.reason, "memory")
 
 
 class ResumeTests(TransportTests):
@@ -442,14 +444,14 @@ class ResumeTests(TransportTests):
             is_kept=True,
         )
         self.run_ = FakeRun()
-        loaded = AttemptStore.load([os.dup(each) for each in self.held])
+        loaded = SrunFiles.load([os.dup(each) for each in self.held])
 
         def connect(protocol: ProcessProtocol) -> Any:
             self.spawner.adopt_child(protocol, StartedProcess(9, -1, -1, -1))
             return self.srun
 
         self.transport.resume(self.run_, loaded, delivered, connect)
-        self.srun.protocol.childDataReceived(1, stored[loaded.position.frames :])
+        self.srun.protocol.childDataReceived(1, stored[loaded.resume_position.frame_offset :])
         self.turn()
 
     def test_exact(self) -> None:
@@ -473,7 +475,7 @@ class ResumeTests(TransportTests):
         for number in range(8):
             self.tell(FrameKind.STDOUT, bytes([97 + number]) * 20_000)
         self.turn()
-        self.assertGreater(self.transport._attempt.store.position.frames, 100_000)
+        self.assertGreater(self.transport._attempt.store.resume_position.frame_offset, 100_000)
         self.resume(30_000)
         printed = b"".join(bytes([97 + number]) * 20_000 for number in range(8))
         self.assertEqual(self.run_.out, printed[30_000:])
@@ -575,7 +577,7 @@ class RetryTests(TransportTests):
         self.srun.end(1)
         self.turn()
         self.assertEqual(counters.count_jobs(), {"waiting": 0, "running": 0})
-        self.assertEqual((counters.lost["node"], counters.repeated), (2, 1))
+        self.assertEqual((counters.lost_jobs_by_reason["node"], counters.restarted_jobs), (2, 1))
 
     def test_not_adopted(self) -> None:
         """A second srun that cannot be adopted ends the run, and is ended itself."""
@@ -587,8 +589,8 @@ class RetryTests(TransportTests):
         self.turn()
         self.assertEqual((killed, self.commands.cancelled), ([10], ["job-0", "job-1"]))
         self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.loss is not None
-        self.assertIn("Too many open files", str(self.transport.loss))
+        assert self.transport.job_loss is not None
+        self.assertIn("Too many open files", str(self.transport.job_loss))
 
     def test_not_started(self) -> None:
         """A second srun that cannot be started, for whatever reason, ends the run."""

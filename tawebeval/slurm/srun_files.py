@@ -28,17 +28,17 @@ _FILES = ("state", "output", "errors")
 _HOLE = 64 * 1024
 _POSITION = struct.Struct("<QQQ")
 _SIZE = struct.Struct("<H")
-_NAME_AT, _BEGUN_AT, _END = 64, 2048, 4096  # offsets in `state`
+_NAME_AT, _START_AT, _END = 64, 2048, 4096  # offsets in `state`
 _MOST = 1900  # bytes between them
 
 
 @attrs.frozen
 class FramePosition:
-    """A place between two frames: offsets in the frames, in stdout and in stderr."""
+    """A place between two frames of srun, and the bytes of stdout and stderr before it."""
 
-    frames: int = 0
-    stdout: int = 0
-    stderr: int = 0
+    frame_offset: int = 0
+    stdout_offset: int = 0
+    stderr_offset: int = 0
 
 
 class OutputFile:
@@ -65,94 +65,94 @@ class OutputFile:
         """Return bytes from an offset on, at most `size`."""
         return os.pread(self.descriptor, min(size, self.size - offset), offset)
 
-    def discard(self, before: int) -> None:
+    def discard_before(self, offset: int) -> None:
         """Give back the memory before an offset, in steps. If the kernel refuses, keep it."""
-        before -= before % _HOLE
-        if before > self._discarded:
+        offset -= offset % _HOLE
+        if offset > self._discarded:
             with contextlib.suppress(OSError):
-                punch_hole(self.descriptor, self._discarded, before)
-                self._discarded = before
+                punch_hole(self.descriptor, self._discarded, offset)
+                self._discarded = offset
 
 
 @attrs.define(eq=False)
-class AttemptStore:
-    """The files of one srun, and `orders`, the write end of its stdin.
+class SrunFiles:
+    """The files of one srun, and `stdin`, the write end of its stdin.
 
-    `name` is that of its job, `number` 0 for the first srun of a run. `begun` has the numbers of
-    job and node once the evaluator was started. `position` is where a later process goes on.
+    `attempt_number` is 0 for the first srun of a run. `job_and_node` is None until the evaluator
+    was started. `resume_position` is where a later process goes on.
     """
 
-    orders: int
+    stdin: int
     _state: int
-    output: OutputFile
-    errors: OutputFile
-    name: str = ""
-    number: int = 0
-    begun: tuple[str | None, str | None] | None = None
-    position: FramePosition = FramePosition()
+    stdout: OutputFile
+    stderr: OutputFile
+    job_name: str = ""
+    attempt_number: int = 0
+    job_and_node: tuple[str | None, str | None] | None = None
+    resume_position: FramePosition = FramePosition()
     is_closed: bool = False
 
     @classmethod
-    def create(cls, orders: int, name: str, number: int) -> AttemptStore:
-        """Make the files of a new srun. Raises: OSError; `orders` is the caller's then."""
+    def create(cls, stdin: int, job_name: str, attempt_number: int) -> SrunFiles:
+        """Make the files of a new srun. Raises: OSError; `stdin` is the caller's then."""
         made: list[int] = []
         try:
             made.extend(os.memfd_create(f"srun-{what}", os.MFD_CLOEXEC) for what in _FILES)
-            state, output, errors = made
+            state, stdout, stderr = made
             os.ftruncate(state, _END)
-            _write(state, _NAME_AT, [name, number])
+            _write(state, _NAME_AT, [job_name, attempt_number])
         except OSError:
             for descriptor in made:
                 os.close(descriptor)
             raise
-        return cls(orders, state, OutputFile(output), OutputFile(errors), name, number)
+        return cls(stdin, state, OutputFile(stdout), OutputFile(stderr), job_name, attempt_number)
 
     @classmethod
-    def load(cls, descriptors: Sequence[int]) -> AttemptStore:
+    def load(cls, descriptors: Sequence[int]) -> SrunFiles:
         """Return the files of an earlier process.
 
         Raises: OSError, ValueError, struct.error; the descriptors are the caller's then.
         """
-        orders, state, output, errors = descriptors
-        name, number = _read(state, _NAME_AT)
-        begun = _read(state, _BEGUN_AT)
+        stdin, state, stdout, stderr = descriptors
+        job_name, attempt_number = _read(state, _NAME_AT)
+        start = _read(state, _START_AT)
         return cls(
-            *(orders, state, OutputFile(output), OutputFile(errors), name, number),
-            None if begun is None else (begun[0], begun[1]),
+            *(stdin, state, OutputFile(stdout), OutputFile(stderr), job_name, attempt_number),
+            None if start is None else (start[0], start[1]),
             FramePosition(*_POSITION.unpack(os.pread(state, _POSITION.size, 0))),
         )
 
     @property
     def descriptors(self) -> Sequence[int]:
         """All descriptors, in the order of `load`."""
-        return self.orders, self._state, self.output.descriptor, self.errors.descriptor
+        return self.stdin, self._state, self.stdout.descriptor, self.stderr.descriptor
 
-    def write_begun(self, job: str | None, node: str | None) -> None:
+    def record_start(self, job: str | None, node: str | None) -> None:
         """Note that the evaluator was started. Raises: OSError, ValueError."""
-        _write(self._state, _BEGUN_AT, [job, node])
-        self.begun = job, node
+        _write(self._state, _START_AT, [job, node])
+        self.job_and_node = job, node
 
-    def write_position(self, position: FramePosition) -> None:
+    def write_resume_position(self, position: FramePosition) -> None:
         """Note from where a later process goes on. Raises: OSError."""
         os.pwrite(self._state, _POSITION.pack(*attrs.astuple(position)), 0)
-        self.position = position
+        self.resume_position = position
 
     def count_missing_stderr(self) -> int:
         """Return the bytes of stderr that a run that goes on does not get again."""
-        return max(0, self.errors.size - KEPT_STDERR_BYTES)
+        return max(0, self.stderr.size - KEPT_STDERR_BYTES)
 
-    def close_orders(self) -> None:
+    def close_stdin(self) -> None:
         """Close the stdin of srun."""
-        if self.orders >= 0:
-            os.close(self.orders)
-            self.orders = -1
+        if self.stdin >= 0:
+            os.close(self.stdin)
+            self.stdin = -1
 
     def close(self) -> None:
         """Close everything here; the keeper may have it still."""
-        self.close_orders()
+        self.close_stdin()
         if not self.is_closed:
             self.is_closed = True
-            for descriptor in (self._state, self.output.descriptor, self.errors.descriptor):
+            for descriptor in (self._state, self.stdout.descriptor, self.stderr.descriptor):
                 os.close(descriptor)
 
 
