@@ -112,12 +112,14 @@ def daemon(
     more: str = USUAL,
     counted: bool = False,
     lasting: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Daemon]:
     """Run the daemon. Raises CannotRun where the sandbox does not work.
 
     `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration. Of one
     that is `counted`, `Daemon.objects` is a socket which tells what objects there are in it. One
-    that is `lasting` has a keeper: its evaluations outlive it.
+    that is `lasting` has a keeper: its evaluations outlive it. `variables` are added to its
+    environment.
     """
     with TemporaryDirectory(prefix="tawebeval-benchmark-") as name, ExitStack() as stack:
         root = Path(name)
@@ -135,18 +137,19 @@ def daemon(
             *(sys.executable, *program, "--nodaemon", "--pidfile=", f"--logfile={root}/log"),
             *("tawebeval", f"--config={root}/tawebeval.toml"),
         ]
-        variables = {
+        environ = {
             **environment(),
+            **(variables or {}),
             "STATE_DIRECTORY": str(root / "state"),
             "CACHE_DIRECTORY": str(root / "cache"),
         }
         errors = root / "errors"
         stderr = stack.enter_context(errors.open("ab"))
         if lasting:
-            variables[KEEPER_VARIABLE] = stack.enter_context(_keeper(root, variables))
+            environ[KEEPER_VARIABLE] = stack.enter_context(_keeper(root, environ))
 
         def start() -> subprocess.Popen[bytes]:
-            return stack.enter_context(running(command, cwd=root, env=variables, stderr=stderr))
+            return stack.enter_context(running(command, cwd=root, env=environ, stderr=stderr))
 
         started = Daemon(start, port, root)
         try:

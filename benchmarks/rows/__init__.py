@@ -25,6 +25,7 @@ from benchmarks.rows import (
     roots,
     sandbox,
     shares,
+    slurm,
     spawning,
     start,
     stdout,
@@ -62,4 +63,5 @@ BENCHMARKS: dict[str, Benchmark] = {
     "workers": workers.measure,
     "restart": restart.measure,
     "lasting": lasting.measure,
+    "slurm": slurm.measure,
 }

@@ -78,9 +78,9 @@ def start_row(
     return Row(f"{what}, p50", "ms", samples[ours], samples[other], target, higher_is_better=False)
 
 
-def in_turn(ways: Mapping[str, Callable[[], float]]) -> Round:
+def in_turn(ways: Mapping[str, Callable[[], float]], starts: int = STARTS) -> Round:
     """Return the median of the milliseconds that a start takes in each way."""
-    times = _time_starts(ways, STARTS)
+    times = _time_starts(ways, starts)
     return {way: percentile(samples, 50) for way, samples in times.items()}
 
 

@@ -63,14 +63,14 @@ def _own_time(ours: Daemon) -> float:
     return ours.processor_time() + sum(child.processor_time() for child in children)
 
 
-def rush(ours: Daemon) -> Round:
+def rush(ours: Daemon, clients: int = CLIENTS) -> Round:
     """Let all clients do what they do; return evaluations per second."""
-    with Conversations(ours.port) as clients:
+    with Conversations(ours.port) as conversations:
         begin = time.perf_counter()
-        for _ in range(CLIENTS):
-            clients.begin(_evaluations(ours))
-        clients.finish(_PATIENCE)
-        return {"rate": CLIENTS * EACH / (time.perf_counter() - begin)}
+        for _ in range(clients):
+            conversations.begin(_evaluations(ours))
+        conversations.finish(_PATIENCE)
+        return {"rate": clients * EACH / (time.perf_counter() - begin)}
 
 
 def _evaluations(ours: Daemon) -> Conversation:
