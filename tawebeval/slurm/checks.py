@@ -180,4 +180,8 @@ def _judge_report(printed: str, token: str) -> str:
             f"runner.shared: {where} the directory has other files than here",
             "mount the same file system on this machine and all nodes",
         )
-    return f"{where} bubblewrap works (Python {told['python']}), and the shared directory is seen"
+    whose = "the whole evaluation" if told["has_memory_cgroup"] else "each process"
+    return (
+        f"{where} bubblewrap works (Python {told['python']}), the shared directory is seen, and"
+        f" limits.memory holds for {whose}"
+    )

@@ -7,8 +7,8 @@ stdout has the frames, stdin the daemon's lines. The end of stdin means that sru
 gone: then the evaluator is killed, and the job cancelled, which Slurm would keep without srun. If
 this program itself is killed, bwrap ends with it, and the evaluator with bwrap.
 
-Limits are those of resources (setrlimit(2)) and of the disk. Slurm limits the memory of the whole
-job. This program makes no cgroups: the job's belong to Slurm.
+Limits are those of resources (setrlimit(2)) and of the disk. Where Slurm gives the job's cgroup of
+memory to the job's user, the evaluator has a cgroup in it; elsewhere Slurm limits the whole job.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from zope.interface import implementer
 from tawebeval.config import Configuration, LimitSettings, SandboxSettings
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.group import CgroupManager, open_cgroups
 from tawebeval.linux.child import ProcessTransport, Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
@@ -66,6 +66,7 @@ from tawebeval.slurm.order import Order, WrongVersion, read_order
 
 _THREADS = 3  # two of them poll limits
 _PLACE = "tawebeval-node-"
+_GROUP = "node"
 _FRESH = 60.0  # seconds in which a new place may have no lock yet
 _GATHER = 0.002  # seconds between two frames of one stream
 _GATHERED = 64 * 1024  # bytes that wait for no time
@@ -332,19 +333,33 @@ def dump_failure(failure: EvaluationFailure) -> list[Any]:
     return [failure.reason, failure.message, dict(failure.extra_members)]
 
 
+@contextmanager
 def open_node_sandbox(
-    settings: SandboxSettings, limits: LimitSettings, place: Path, orphans: OrphanReaper
-) -> BubblewrapSandbox:
-    """Return the node's sandbox. Blocks. Raises: ConfigurationError, OSError.
+    settings: SandboxSettings, limits: LimitSettings, orphans: OrphanReaper
+) -> Iterator[BubblewrapSandbox]:
+    """Set up the node's sandbox, and remove it in the end. Blocks.
 
-    Its files lie in `place`, a directory of the node.
+    Raises: ConfigurationError, OSError.
     """
-    write_sandbox_files(place)
     configuration = msgspec.structs.replace(Configuration(), sandbox=settings, limits=limits)
-    sandbox = open_bubblewrap(configuration, place, CgroupManager([], {}, {}), orphans)
-    # The daemon reads files of the tree by the shared directory, so it is no overlay of this node.
-    sandbox.writable_trees.use_copies("on a node of a cluster")
-    return sandbox
+    with make_place() as place, _open_node_cgroups() as cgroups:
+        write_sandbox_files(place)
+        sandbox = open_bubblewrap(configuration, place, cgroups, orphans)
+        # The daemon reads files of the tree by the shared directory: no overlay of this node.
+        sandbox.writable_trees.use_copies("on a node of a cluster")
+        yield sandbox
+        close_sandbox(sandbox)
+
+
+@contextmanager
+def _open_node_cgroups() -> Iterator[CgroupManager]:
+    """Make the parent of the evaluator's cgroup in those of the job, where its user may."""
+    cgroups = open_cgroups(f"{_GROUP}-{os.getpid()}")
+    cgroups.remove_dead_parents(_GROUP)
+    try:
+        yield cgroups
+    finally:
+        cgroups.close()
 
 
 @contextmanager
@@ -389,8 +404,7 @@ def main() -> None:
     spawner = Spawner(reactor)
     orphans = OrphanReaper(reactor, spawner)
     threads = WorkerThreads.create(reactor, _THREADS, "work", abandons_running_calls=True)
-    with make_place() as place:
-        sandbox = open_node_sandbox(order.sandbox, order.limits, place, orphans)
+    with open_node_sandbox(order.sandbox, order.limits, orphans) as sandbox:
         threads.start()
         run = NodeRun(
             order,
@@ -409,7 +423,6 @@ def main() -> None:
 
         reactor.callWhenRunning(begin)
         reactor.run()
-        close_sandbox(sandbox)
     if run.is_deserted:
         cancel_own_job()
 
@@ -440,6 +453,7 @@ def check_node(path: Path) -> None:
         "python": platform.python_version(),
         "token": None,
         "problem": None,
+        "has_memory_cgroup": False,
     }
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -451,12 +465,11 @@ def check_node(path: Path) -> None:
         report["token"] = told["token"]
         sandbox = msgspec.convert(told["sandbox"], SandboxSettings)
         try:
-            with make_place() as place:
-                orphans = OrphanReaper(reactor, Spawner(reactor))
-                opened = open_node_sandbox(sandbox, LimitSettings(), place, orphans)
+            orphans = OrphanReaper(reactor, Spawner(reactor))
+            with open_node_sandbox(sandbox, LimitSettings(), orphans) as opened:
                 found = probe_bubblewrap(opened)
                 report["problem"] = found and list(found)
-                close_sandbox(opened)
+                report["has_memory_cgroup"] = "memory" in opened.cgroups.enforced_resources
         except ConfigurationError as error:
             report["problem"] = list(error.problem)
     print(json.dumps(report), flush=True)

@@ -44,7 +44,7 @@ SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/{tracking}
-TaskPlugin=task/none
+TaskPlugin=task/{task}
 MpiDefault=none
 SwitchType=switch/none
 SlurmdParameters=config_overrides
@@ -62,7 +62,7 @@ Feature=right
 PartitionName=main Nodes=one,two Default=YES State=UP
 PartitionName=low Nodes=one,two State=UP PreemptMode=CANCEL PriorityTier=1
 """
-_CGROUP_CONF = "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n"
+_CGROUP_CONF = "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\nConstrainRAMSpace={limits_memory}\n"
 
 
 def find_missing() -> str | None:
@@ -83,6 +83,7 @@ class Cluster:
         self.environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
         host = socket.gethostname().partition(".")[0]
         freezer = Path("/sys/fs/cgroup/freezer").is_dir()
+        self.limits_memory = os.access("/sys/fs/cgroup/memory", os.W_OK)
         ports = {name: free_port() for name in ("ctld", *NODES)}
         self.port = ports["ctld"]
         self.configuration.write_text(
@@ -93,10 +94,12 @@ class Cluster:
                 # Nodes of the same name share the cgroups of jobs of the same number.
                 first=1000 * self.port,
                 tracking="cgroup" if freezer else "linuxproc",
+                task="cgroup" if self.limits_memory else "none",
                 **ports,
             )
         )
-        (self.folder / "cgroup.conf").write_text(_CGROUP_CONF)
+        limits_memory = "yes" if self.limits_memory else "no"
+        (self.folder / "cgroup.conf").write_text(_CGROUP_CONF.format(limits_memory=limits_memory))
         (self.folder / "state").mkdir()
         self.python = provide_python(self.folder)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -184,6 +187,10 @@ class Cluster:
         """
         path = self.folder / "state" / "job_state"
         return path.read_bytes() if path.exists() else b""
+
+    def has_made(self, group: Path) -> bool:
+        """Tell whether a cgroup is one of a job of this cluster."""
+        return f"/job_{self.port}" in str(group)
 
     def list_jobs(self) -> list[str]:
         """Return the jobs that have not ended."""

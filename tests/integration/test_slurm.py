@@ -11,6 +11,7 @@ from tempfile import gettempdir
 
 from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutput
+from twisted.trial.unittest import SkipTest
 
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.errors import ConfigurationError
@@ -144,6 +145,25 @@ class RunTests(SlurmTestCase):
         failure(forks, "timeout")
         self.assertNotIn("unlimited", text(forks))
 
+    async def test_memory(self) -> None:
+        """Where the job has a cgroup, all processes share one limit, whatever the exit."""
+        if not self.cluster.limits_memory:
+            raise SkipTest("without the memory controller of cgroups v1")
+        begun = {
+            end: await self.begin(
+                f"{python(bombs.HEAP_OF_CHILDREN)}; {end}", **{"limits[memory]": "128M"}
+            )
+            for end in ("exit 3", "exit 0")
+        }
+        for end, identifier in begun.items():
+            usage = (await self.client.ended(identifier))["usage"]
+            self.assertGreater(usage["peak_memory_bytes"], 100 * MIB)
+            events = await self.client.follow(identifier)
+            self.assertEqual(failure(events, "memory")["limit"], "limits.memory", end)
+            self.assertNotIn("unlimited", text(events))
+        groups = Path("/sys/fs/cgroup/memory").glob("slurm_*/uid_*/job_*/**/tawebeval-*")
+        self.assertEqual([group for group in groups if self.cluster.has_made(group)], [])
+
     async def test_disk(self) -> None:
         """A file that was removed while it is open counts, too."""
         program = """
@@ -222,6 +242,8 @@ class DoctorTests(SlurmTestCase):
         said = await getProcessOutput(command[0], command[1:], environment, errortoo=True)
         self.assertIn(b"bubblewrap works (Python 3.", said)
         self.assertIn(b"the shared directory is seen", said)
+        whose = b"the whole evaluation" if self.cluster.limits_memory else b"each process"
+        self.assertIn(b"limits.memory holds for " + whose, said)
 
     async def test_faults(self) -> None:
         """Each fault is named by its setting."""
