@@ -59,7 +59,9 @@ NodeName=one NodeHostname={host} NodeAddr=127.0.0.1 Port={one} CPUs={cpus} RealM
 Feature=left
 NodeName=two NodeHostname={host} NodeAddr=127.0.0.1 Port={two} CPUs={cpus} RealMemory=64000 \
 Feature=right
-PartitionName=main Nodes=one,two Default=YES State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=main Nodes=one,two Default=YES State=UP PriorityTier=2
 PartitionName=low Nodes=one,two State=UP PreemptMode=CANCEL PriorityTier=1
 """
 _CGROUP_CONF = "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\nConstrainRAMSpace={limits_memory}\n"

@@ -17,6 +17,7 @@ from tawebeval.config import Configuration, parse_configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.sandbox.workspace import derive_log_name
 from tawebeval.slurm.checks import check_cluster
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import bombs
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import COMMAND, until
@@ -53,6 +54,7 @@ print([name for name in os.environ if name.startswith("SLURM")])
 print(sorted(os.listdir("/evaluation")))
 """
 MANY = int(os.environ.get("TAWEBEVAL_SLURM_JOBS", "4"))
+QUEUED = int(os.environ.get("TAWEBEVAL_SLURM_QUEUED", "30"))
 
 
 class RunTests(SlurmTestCase):
@@ -306,6 +308,49 @@ class QueueTests(SlurmTestCase):
         self.daemon.start()
         await self.daemon.ready()
         await until(lambda: not self.cluster.list_jobs(), "no job is left")
+
+
+class LongQueueTests(SlurmTestCase):
+    """Many jobs that wait, as many as TAWEBEVAL_SLURM_QUEUED says."""
+
+    template = QueueTests.template.replace("running = 4", f"running = {QUEUED + 2}")
+
+    async def test_controller(self) -> None:
+        """They outlast a restart of the controller, run in their turn, and leave when cancelled."""
+        running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(2)]
+        waiting = [await self.begin(f"echo {number}") for number in range(QUEUED)]
+        names = [derive_log_name(identifier).encode() for identifier in waiting]
+
+        def are_saved() -> bool:
+            saved = self.cluster.read_saved_jobs()
+            return all(name in saved for name in names)
+
+        await until(are_saved, "the controller has saved all jobs", LONG_PATIENCE)
+        self.cluster.kill_controller()
+        self.cluster.start_controller()
+        for identifier in running:
+            await self.client.cancel(identifier)
+        for number, identifier in enumerate(waiting[:2]):
+            self.assertEqual(joined(await self.client.follow(identifier)), [f"{number}\n"])
+        for identifier in waiting[2:]:
+            await self.client.cancel(identifier)
+        await until(lambda: not self.cluster.list_jobs(), "no job is left", LONG_PATIENCE)
+
+
+class PreemptionTests(SlurmTestCase):
+    """A partition whose jobs give way to others."""
+
+    template = SlurmTestCase.template + 'partition = "low"\n'
+
+    async def test_preempted(self) -> None:
+        """A job that gives way ends its evaluation with a reason of its own."""
+        identifier = await self.begin_and_wait("echo ready; sleep 600")
+        other = ("--parsable", "--partition=main", "--nodes=2", "--exclusive", "--output=/dev/null")
+        job = self.cluster.run("sbatch", "--chdir=/", *other, "--wrap=sleep 600")
+        events = await self.client.follow(identifier)
+        self.cluster.run("scancel", job.strip())
+        failure(events, "preempted")
+        self.assertEqual(text(events), "ready\n")
 
 
 class NodeLossTests(SlurmTestCase):
