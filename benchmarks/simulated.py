@@ -292,7 +292,7 @@ class _Cached:
         raise NotImplementedError
 
     async def check_out_commit(
-        self, repository: Repository, oid: str, caller: str, *, again: bool = False
+        self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
     ) -> Checkout:
         """Return a tree that is not looked at."""
         return Checkout(Commit(oid, "7" * 40), Path("/"), lambda: None)
@@ -329,8 +329,8 @@ class SimulatedDaemon:
         context = EvaluationContext(
             configuration=configuration,
             clock=clock,
-            random_bytes=self.random.randbytes,
-            threads=SimulatedThreads(clock, self.costs),  # type: ignore[arg-type]
+            generate_random_bytes=self.random.randbytes,
+            worker_threads=SimulatedThreads(clock, self.costs),  # type: ignore[arg-type]
             spawner=self,  # type: ignore[arg-type]
             checkout_source=_Cached(),
             sandbox=SimulatedSandbox(configuration.limits),

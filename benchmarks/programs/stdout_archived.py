@@ -12,7 +12,7 @@ from tawebeval.archive.recorder import DiskArchive
 from tawebeval.archive.store import ArchiveStore
 from tawebeval.config import ArchiveSettings
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.status import format_time
+from tawebeval.evaluations.status import format_rfc3339_time
 
 
 def record(store: Store) -> None:
@@ -23,7 +23,7 @@ def record(store: Store) -> None:
     threads.start()
     reactor.addSystemEventTrigger("after", "shutdown", threads.stop)
     files = ArchiveStore(folder / "archive", ArchiveSettings(enabled=True), 0)
-    archive = DiskArchive(files, threads, threads, reactor, format_time)
+    archive = DiskArchive(files, threads, threads, reactor, format_rfc3339_time)
     archive.open()
     archive.begin_recording("some", "", store.ring, store.share)
     atexit.register(check, archive)

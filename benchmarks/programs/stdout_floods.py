@@ -50,7 +50,7 @@ class Store:
         self._ring = EventRing()
         budget = RingBudget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
         parser = SegiParser(markers, max_value=VALUE, max_file=FILE)
-        share = budget.allocate_ring(on_room=lambda: self._pump.on_ring_room())
+        share = budget.allocate_ring(on_room=lambda: self._pump.on_ring_has_room())
         self._pump = StdoutPump(self._clock, parser, self._ring, share, self)
         self._pump.start(self)
         self._file = bytes(FILE)
@@ -69,7 +69,7 @@ class Store:
         begin = time.thread_time()
         self._pump.on_stdout_end()
         yield time.thread_time() - begin
-        assert self._pump.output_stored.is_set
+        assert self._pump.output_stored_event.is_set
 
     def pauseProducing(self) -> None:
         """Give no more."""

@@ -53,7 +53,7 @@ class Store:
         self.ring = EventRing(read_wall_clock=time.time)
         budget = RingBudget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
         parser = SegiParser(Markers.generate(os.urandom))
-        self.share = budget.allocate_ring(on_room=lambda: self.pump.on_ring_room())
+        self.share = budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room())
         self.pump = StdoutPump(reactor, parser, self.ring, self.share, self)
 
     def on_new_events(self) -> None:

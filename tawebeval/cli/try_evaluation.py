@@ -26,7 +26,7 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.status import format_time
+from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.group import CgroupManager
 from tawebeval.linux.child import Spawner
@@ -81,7 +81,7 @@ class WorkingTreeSource:
         return NO_COMMIT
 
     async def check_out_commit(
-        self, repository: Repository, oid: str, caller: str, *, again: bool = False
+        self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
     ) -> Checkout:
         """Return a copy of the directory without `.git`. Raises EvaluationError."""
         tree = self.excluded_path / "checkout"
@@ -158,8 +158,8 @@ class LocalEnvironment:
         surroundings = EvaluationContext(
             configuration=configuration,
             clock=reactor,
-            random_bytes=os.urandom,
-            threads=threads,
+            generate_random_bytes=os.urandom,
+            worker_threads=threads,
             spawner=spawn,
             checkout_source=WorkingTreeSource(
                 root, place, TreeLimits(limits.tree_files, limits.tree_bytes), threads
@@ -186,11 +186,11 @@ class LocalEnvironment:
         reaping = LoopingCall(self._orphans.reap_ended_orphans)
         reaping.clock = self._reactor
         reaping.start(_REAP)
-        self.context.threads.start()
+        self.context.worker_threads.start()
         try:
             yield
         finally:
-            self.context.threads.stop()
+            self.context.worker_threads.stop()
             reaping.stop()
             close_sandbox(self.context.sandbox)
 
@@ -240,7 +240,7 @@ async def read_pages(
     after: str | None = None
     ring, limit = evaluation.ring, 2**16
     while True:
-        page = read_page(ring, after, limit, format_time if times else None)
+        page = read_page(ring, after, limit, format_rfc3339_time if times else None)
         if page.events.count:
             yield parse_page(page.encode_json(), after)
             ring.acknowledge(ring.begin_cursor + page.events.count)

@@ -164,8 +164,8 @@ class LocalEvaluation:
         def on_cancel() -> None:
             nonlocal cancelled
             stop()
-            if cancelled and evaluation.run is not None:
-                evaluation.run.kill()
+            if cancelled and evaluation.evaluator_run is not None:
+                evaluation.evaluator_run.kill()
             cancelled = True
 
         unread: OutputError | None = None
@@ -202,7 +202,7 @@ class LocalEvaluation:
         if last is None:
             note_nothing(self._screen)
         error = last if isinstance(last, ErrorEvent) and last.final else None
-        stderr = evaluation.run_result.stderr if evaluation.run_result is not None else ""
+        stderr = evaluation.run_result.stderr_text if evaluation.run_result is not None else ""
         if stderr and (error is None or "stderr" not in error.members):
             self._screen.show_message("stderr:")
             self._screen.show_stderr(stderr)

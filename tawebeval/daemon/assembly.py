@@ -40,9 +40,9 @@ from tawebeval.deferreds import UNLIMITED_QUEUE, FairQueue, WorkerThreads, resol
 from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.restart import FoundEvaluations, read_bundles
+from tawebeval.evaluations.restart import RecoveredEvaluations, recover_evaluations
 from tawebeval.evaluations.run_keeper import RunKeeper
-from tawebeval.evaluations.status import format_time
+from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
@@ -129,7 +129,7 @@ class BuilderParts:
     sandbox: Sandbox
     keyring: Keyring
     run_keeper: RunKeeper | None
-    found: FoundEvaluations
+    found: RecoveredEvaluations
 
 
 @attrs.frozen
@@ -195,7 +195,7 @@ def build_daemon(
     if keeper is not None:
         if keeper.client.cgroups:
             cgroups = attach_cgroups(cgroups, keeper.client.cgroups)
-        found = read_bundles(keeper, configuration.runner.kind)
+        found = recover_evaluations(keeper, configuration.runner.kind)
     sandbox = open_sandbox(
         configuration,
         directories.account_files,
@@ -219,7 +219,7 @@ def build_daemon(
             sandbox,
             keyring,
             keeper,
-            found or FoundEvaluations(),
+            found or RecoveredEvaluations(),
         )
     )
     registry, repositories, monitoring = parts.registry, parts.repositories, parts.monitoring
@@ -237,7 +237,7 @@ def build_daemon(
         repositories,
         parts.callbacks,
         parts.context,
-        found or FoundEvaluations(),
+        found or RecoveredEvaluations(),
         directories.uploads,
         parts.archive,
     )
@@ -382,8 +382,8 @@ def _make_context(
     return EvaluationContext(
         configuration=configuration,
         clock=reactor,
-        random_bytes=os.urandom,
-        threads=pools.work_threads,
+        generate_random_bytes=os.urandom,
+        worker_threads=pools.work_threads,
         spawner=base.spawner,
         checkout_source=repositories,
         sandbox=_open_runner(base),
@@ -442,7 +442,7 @@ def _make_archive(base: BuilderParts) -> DiskArchive | None:
         pools.archive_threads,
         pools.archive_reader_threads,
         base.reactor,
-        format_time,
+        format_rfc3339_time,
     )
 
 

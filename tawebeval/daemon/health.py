@@ -93,7 +93,7 @@ class Readiness:
         """
         found = []
         try:
-            self._registry.check_admission(plans_retry=False)
+            self._registry.check_admission(should_schedule_retry=False)
         except ServerBusy as error:
             found.append(error.detail)
         found += [

@@ -93,7 +93,7 @@ class Monitoring:
             metrics,
             RequestLog(configuration.log.access),
             ReactorLag(clock),
-            SandboxProbe(context.counters, probe_sandbox, context.threads, clock),
+            SandboxProbe(context.counters, probe_sandbox, context.worker_threads, clock),
             readers,
             readiness,
             OperatorSources(

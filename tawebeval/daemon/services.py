@@ -25,7 +25,7 @@ from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.restart import FoundEvaluations
+from tawebeval.evaluations.restart import RecoveredEvaluations
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
@@ -63,7 +63,7 @@ class EvaluationService(Service):
         repositories: RepositoryCache,
         callbacks: CallbackQueue,
         context: EvaluationContext,
-        found: FoundEvaluations,
+        found: RecoveredEvaluations,
         uploads: Path,
         archive: DiskArchive | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class EvaluationService(Service):
             self.registry.restore_evaluations(
                 self._found, self._uploads, self.repositories.resume_checkout
             )
-        self._found = FoundEvaluations()
+        self._found = RecoveredEvaluations()
         if self.archive is not None:
             self.archive.discard_orphaned_recordings()
 
@@ -117,7 +117,7 @@ class EvaluationService(Service):
     def _stop_without_keeper(self) -> None:
         """Stop, after clients have read what is left: systemd starts the keeper and the daemon."""
         if self.outlasts_daemon:
-            self.registry.leave_evaluations()
+            self.registry.hand_over_evaluations()
             log.error("stopping: the connection to the keeper of evaluators is lost")
         else:
             what = "the keeper of evaluators has ended, and with the keeper all evaluators"
@@ -132,7 +132,7 @@ class EvaluationService(Service):
 
     async def _stop(self) -> bool:
         if self.outlasts_daemon:
-            self.registry.leave_evaluations()
+            self.registry.hand_over_evaluations()
             await self.repositories.close()
             await self._close_archive()
             if self.context.run_keeper is not None:
@@ -151,7 +151,7 @@ class EvaluationService(Service):
 
     def kill_all(self) -> None:
         """Kill all evaluations and give up all webhook deliveries."""
-        self.registry.end_drain()
+        self.registry.end_drain_early()
         self.callbacks.give_up_deliveries()
 
 

@@ -14,7 +14,7 @@ from tawebeval.config import Configuration
 from tawebeval.daemon.directories import DaemonDirectories, locate_directories
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.evaluations.restart import FoundEvaluations
+from tawebeval.evaluations.restart import RecoveredEvaluations
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
 from tawebeval.linux.cgroups.group import CgroupManager
@@ -67,7 +67,7 @@ class StartupChecks(Service):
         pools: Sequence[ThreadPool],
         disk_threads: WorkerThreads,
         configuration: Configuration,
-        found: FoundEvaluations | None = None,
+        found: RecoveredEvaluations | None = None,
     ) -> None:
         self.directories = directories
         self._found = found
@@ -121,13 +121,13 @@ class StartupChecks(Service):
             directories.remove_leftovers()
             return free
         kill_stale_processes(directories.repositories)
-        for name in self._cgroups.list_evaluation_cgroups() - found.group_names:
+        for name in self._cgroups.list_evaluation_cgroups() - found.cgroup_names:
             try:
                 self._cgroups.remove_evaluation_cgroup(name)
             except OSError as error:
                 log.warn("cgroup {name} is not removed: {error}", name=name, error=error)
         free = [path for path in free if path not in found.quota_directories]
-        directories.remove_leftovers(found.directory_names | found.upload_names, free)
+        directories.remove_leftovers(found.directory_names | found.upload_directory_names, free)
         return free
 
     def lock_environments(self, configuration: Configuration) -> None:

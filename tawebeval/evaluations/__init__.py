@@ -31,5 +31,5 @@ Stdout reaches the ring through three modules: `linux.child` reads the pipe, `ru
 `core.segi` parses. An `EvaluatorRun` knows the evaluator only as a `linux.child.ProcessTransport`,
 which delivers stdout, stderr and the exit, and can be paused. `Evaluation` obtains it from
 `SandboxedRun.start_evaluator`, and from `Spawner.adopt_child` or, if evaluators outlive the daemon,
-`KeptSpawner.adopt_child`.
+`KeeperSpawner.adopt_child`.
 """

@@ -33,7 +33,7 @@ from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
 from tawebeval.evaluations.archive import EvaluationArchive
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.filters import EvaluationFilter
-from tawebeval.evaluations.records import ReaderConnection, Subscription, UnprobedConnection
+from tawebeval.evaluations.records import ReaderConnection, Subscription, UnmeasuredConnection
 from tawebeval.evaluations.status import build_listing_entry, build_status
 
 _PIECE_BYTES = 64 * 1024  # bytes of events that a thread reads at once, for a stream
@@ -54,7 +54,7 @@ def make_recording_end(evaluation: Evaluation, sequence_number: int) -> Recordin
         evaluation.state_times["ended"],
         {**status, "events": events, "buffered_bytes": 0, "archived": True},
         build_listing_entry(evaluation),
-        evaluation.workspace if evaluation.is_submission_kept else None,
+        evaluation.workspace if evaluation.has_kept_submission else None,
     )
 
 
@@ -74,10 +74,10 @@ class ListedEvaluation:
             return build_listing_entry(self.evaluation_or_row)
         return _decode_entry(self.evaluation_or_row)
 
-    def matches(self, wanted: EvaluationFilter) -> bool:
+    def matches(self, evaluation_filter: EvaluationFilter) -> bool:
         """Return whether the filter holds."""
         if isinstance(self.evaluation_or_row, Evaluation):
-            return wanted.matches(self.evaluation_or_row)
+            return evaluation_filter.matches(self.evaluation_or_row)
         return bool(self.evaluation_or_row.listing_entry)
 
 
@@ -104,10 +104,10 @@ class ArchivedSubscription:
     between no file is open.
     """
 
-    position: int
+    read_cursor: int
     _event_count: int
     _read_piece: Callable[[int, bool], Awaitable[EventBatch | None]]
-    reader_connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
+    reader_connection: ReaderConnection = attrs.field(factory=UnmeasuredConnection)
     with_times: bool = False
     _next: EventBatch | None = EMPTY_BATCH
     _is_reading: bool = False
@@ -122,7 +122,7 @@ class ArchivedSubscription:
     @property
     def has_ended(self) -> bool:
         """Whether all events were read."""
-        return self.position == self._event_count
+        return self.read_cursor == self._event_count
 
     def read_events(self, limit: int) -> EventBatch:
         """Return the piece that was read last.
@@ -132,7 +132,7 @@ class ArchivedSubscription:
         batch, self._next = self._next, EMPTY_BATCH
         if batch is None:
             raise DiscardedCursor(str(self._event_count))
-        self.position += batch.count
+        self.read_cursor += batch.count
         return batch
 
     def wait_for_events(self) -> Deferred[None]:
@@ -147,7 +147,7 @@ class ArchivedSubscription:
         self._next = None
         try:
             with suppress(ServerBusy):
-                self._next = await self._read_piece(self.position, self.with_times)
+                self._next = await self._read_piece(self.read_cursor, self.with_times)
         finally:
             self._is_reading = False
             self._was_read.notify(None)
@@ -161,7 +161,7 @@ class ArchivedSubscription:
 
     def acknowledge(self, cursor: int) -> bool:
         """Return whether the events before `cursor` were sent."""
-        return cursor <= self.position
+        return cursor <= self.read_cursor
 
 
 EventSubscription = Subscription | ArchivedSubscription
@@ -247,9 +247,20 @@ class ArchiveReader:
         return ArchivedSubscription(position, count, read_piece)
 
     async def list_evaluations(
-        self, caller: str, after: int, until: int, limit: int, wanted: EvaluationFilter
+        self,
+        caller: str,
+        after_sequence_number: int,
+        last_sequence_number: int,
+        limit: int,
+        evaluation_filter: EvaluationFilter,
     ) -> list[ListedEvaluation]:
         """Return archived evaluations; the parameters are those of `ArchiveQuery`."""
-        query = ArchiveQuery(caller, after, until, limit, partial(_matches_row, wanted))
+        query = ArchiveQuery(
+            caller,
+            after_sequence_number,
+            last_sequence_number,
+            limit,
+            partial(_matches_row, evaluation_filter),
+        )
         rows = await self._archive.list_rows(query)
         return [ListedEvaluation(row.sequence_number, row) for row in rows]

@@ -11,7 +11,7 @@ from twisted.logger import Logger
 
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.run_keeper import RunKeeper
-from tawebeval.evaluations.snapshot import KeptCallback
+from tawebeval.evaluations.snapshot import UndeliveredCallback
 from tawebeval.evaluations.status import build_status
 from tawebeval.webhooks.callback import CallbackRecord
 from tawebeval.webhooks.deliveries import CallbackQueue
@@ -29,7 +29,7 @@ class EvaluationCallbacks:
 
     queue: CallbackQueue
     _keeper: RunKeeper | None
-    found: dict[str, KeptCallback] = attrs.field(factory=dict)
+    found: dict[str, UndeliveredCallback] = attrs.field(factory=dict)
 
     def start_delivery(self, evaluation: Evaluation) -> None:
         """Send the callback of an evaluation that has ended, if its form asks for one."""
@@ -49,11 +49,11 @@ class EvaluationCallbacks:
             return document
 
         def on_end() -> None:
-            evaluation.save()
+            evaluation.save_snapshot()
             self._drop(name)
 
         if kept is not None:
-            callback.event = kept.event
+            callback.event = kept.webhook_event
         self.queue.start_delivery(callback, name, make_document, on_end)
 
     def resume_forgotten(self, known: Collection[str]) -> None:
@@ -61,7 +61,7 @@ class EvaluationCallbacks:
         for name in self.found.keys() - known:
             kept = self.found.pop(name)
             self.queue.start_delivery(
-                CallbackRecord(kept.url, kept.caller, event=kept.event),
+                CallbackRecord(kept.url, kept.caller, event=kept.webhook_event),
                 name,
                 partial(bytes, kept.document),
                 partial(self._drop, name),
@@ -70,7 +70,7 @@ class EvaluationCallbacks:
     def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
         """Keep a callback and its document for another process of the daemon."""
         if self._keeper is not None:
-            kept = KeptCallback(callback.url, callback.caller, callback.event, document)
+            kept = UndeliveredCallback(callback.url, callback.caller, callback.event, document)
             try:
                 self._keeper.keep_callback(name, kept.pack())
             except OSError as error:

@@ -52,11 +52,11 @@ class CheckoutSource(Protocol):
         """
 
     async def check_out_commit(
-        self, repository: Repository, oid: str, caller: str, *, again: bool = False
+        self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
     ) -> Checkout:
         """Return a commit and its tree, which the evaluation releases. Raises: EvaluationFailure.
 
-        `again` is true for the second request of the same evaluation.
+        `is_retry` is true for the second request of the same evaluation.
         """
 
 
@@ -64,15 +64,15 @@ class CheckoutSource(Protocol):
 class EvaluationContext:
     """Dependencies that all evaluations share; a reload replaces `configuration`.
 
-    `random_bytes(n)` returns n random bytes, as `os.urandom`; `read_wall_clock()` is in seconds
-    since the epoch. `fetch_slots` bounds fetches over a network, beside the run slots.
+    `generate_random_bytes(n)` returns n random bytes, as `os.urandom`; `read_wall_clock()` is in
+    seconds since the epoch. `fetch_slots` bounds fetches over a network, beside the run slots.
     `cleanup_queue` repeats removals that have failed.
     """
 
     configuration: Configuration
     clock: Any
-    random_bytes: Callable[[int], bytes]
-    threads: WorkerThreads
+    generate_random_bytes: Callable[[int], bytes]
+    worker_threads: WorkerThreads
     spawner: Spawner
     checkout_source: CheckoutSource
     sandbox: Sandbox
@@ -85,5 +85,5 @@ class EvaluationContext:
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive = attrs.field(factory=NoArchive)
     cleanup_queue: RetryQueue = attrs.field(
-        default=attrs.Factory(lambda self: RetryQueue(self.threads), takes_self=True)
+        default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )

@@ -39,14 +39,14 @@ from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
-from tawebeval.evaluations.kept_journal import KeptJournal
-from tawebeval.evaluations.restart import FoundEvaluation
+from tawebeval.evaluations.kept_journal import KeeperJournal
+from tawebeval.evaluations.restart import RecoveredEvaluation
 from tawebeval.evaluations.run import EvaluatorRun, RunProgress, RunResult, StdoutPump
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     RUN,
+    KeeperSpawner,
     KeptRun,
-    KeptSpawner,
     RunRecorder,
 )
 from tawebeval.evaluations.snapshot import (
@@ -77,7 +77,7 @@ from tawebeval.webhooks.callback import CallbackRecord
 
 _UNCOUNTED = 1024  # bytes of form and stderr that count as the fixed cost of an evaluation
 
-CheckoutResumer = Callable[[Commit, Path], Checkout]
+ResumeCheckout = Callable[[Commit, Path], Checkout]
 """Function that returns a checkout that an evaluation uses already, by its path."""
 
 # Parts of log lines.
@@ -97,12 +97,12 @@ log = Logger()
 class Evaluation:
     """One run of an evaluator on one submission, and the owner of its `StdoutPump`.
 
-    - `keeps_submission`: whether its files and its request are to be left in the workspace at the
-      end; `is_submission_kept`: whether they are there.
+    - `should_keep_submission`: whether its files and its request are to be left in the workspace at
+      the end; `has_kept_submission`: whether they are there.
     - `upload_directory`: the directory of the form's files, None once the workspace has them.
     - `ring`: the events; `ring_allocation`: its part of the memory for all events.
-    - `run`: set while the evaluator runs; `run_result`: set after that.
-    - `results`: what the evaluator has reported, None before the start.
+    - `evaluator_run`: set while the evaluator runs; `run_result`: set after that.
+    - `result_summary`: what the evaluator has reported, None before the start.
     - `state_times`: when each state began, in seconds since the epoch.
     - `change_condition`: notified of new events and of the end.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
@@ -124,9 +124,9 @@ class Evaluation:
     workspace: Workspace
     context: EvaluationContext
     caller: str = ANONYMOUS_CALLER
-    keeps_submission: bool = False
-    is_submission_kept: bool = False
-    is_forgotten: bool = False
+    should_keep_submission: bool = False
+    has_kept_submission: bool = False
+    is_forgotten_by_registry: bool = False
     _on_full: Callable[[Evaluation], object] = lambda evaluation: None
     ring: EventRing = attrs.field(factory=EventRing)
     ring_allocation: RingAllocation = attrs.field(init=False)
@@ -134,9 +134,9 @@ class Evaluation:
     failure: EvaluationFailure | None = None
     callback: CallbackRecord | None = None
     commit: Commit | None = None
-    run: EvaluatorRun | None = None
+    evaluator_run: EvaluatorRun | None = None
     run_result: RunResult | None = None
-    results: ResultSummary | None = None
+    result_summary: ResultSummary | None = None
     markers: Markers | None = None
     state_times: dict[str, float] = attrs.field(factory=dict)
     _since: float = 0.0  # when its state began, in seconds of the clock
@@ -148,14 +148,14 @@ class Evaluation:
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
     _stop_reason: EvaluationFailure | None = None
-    runner: RunnerStatus | None = None  # where the evaluator runs, None on this machine
+    runner_status: RunnerStatus | None = None  # where the evaluator runs, None on this machine
     _slots: RunSlots | None = None
     _startup: Deferred[None] | None = None
     _is_launching: bool = False
     _stray_marker: str | None = None
     _last_event: bytes = b""  # that of the failure
     _is_pause_unsaved: bool = False
-    journal: KeptJournal | None = None
+    journal: KeeperJournal | None = None
     _is_left: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -215,7 +215,7 @@ class Evaluation:
         """Enter the queue, and run as soon as there is a slot."""
         self.state_times["created"] = self.context.read_wall_clock()
         self._since = self.context.clock.seconds()
-        self.save()
+        self.save_snapshot()
         self.context.counters.record_accepted()
         log.info("{evaluation}: {state}; caller {caller!r}, commit {commit}", **self._log_fields())
         self._startup = self._in_background(self._fetch_and_start(slots))
@@ -225,17 +225,17 @@ class Evaluation:
             coroutine, log, "{evaluation}: defect of the daemon", evaluation=self.log_name
         )
 
-    def stop(self, reason: EvaluationFailure) -> None:
-        """End the evaluation; `reason` becomes the final event. No effect after the end."""
+    def stop(self, failure: EvaluationFailure) -> None:
+        """End the evaluation; `failure` becomes the final event. No effect after the end."""
         if self._stop_reason is None and not (self.state.has_ended or self._is_left):
-            self._stop_reason = reason
-            if self.run is not None:
-                self.run.stop(reason)
+            self._stop_reason = failure
+            if self.evaluator_run is not None:
+                self.evaluator_run.stop(failure)
             elif self._startup is not None and not self._is_launching:
                 self._startup.cancel()
-            self.save()
+            self.save_snapshot()
 
-    def abandon(self) -> None:
+    def stop_abandoned(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""
         seconds = self.context.configuration.evaluations.abandon_after
         words = f"no client has asked for the events in {seconds:g} seconds"
@@ -253,25 +253,25 @@ class Evaluation:
     def discard_journaled_events(self) -> None:
         """Give back what neither clients nor the archive need of the journal."""
         if self.journal is not None:
-            self.journal.discard_events(
+            self.journal.discard_acknowledged_events(
                 self.ring.begin_cursor,
                 self.take_snapshot,
                 self.context.archive.get_written_cursor(self.identifier),
             )
 
-    def check_reader_timeout(self, cursor: int, *, wanted: bool) -> None:
+    def check_reader_timeout(self, read_cursor: int, *, is_slot_wanted: bool) -> None:
         """Stop the evaluation if it has waited too long for its readers. Save a new pause.
 
-        `cursor` is the last cursor up to which a client has read. `wanted` is whether another
-        evaluation waits for the slot.
+        `read_cursor` is the last cursor up to which a client has read. `is_slot_wanted` is whether
+        another evaluation waits for the slot.
         """
-        if self.run is not None:
+        if self.evaluator_run is not None:
             limit = self.context.configuration.evaluations.paused
-            self.run.check_reader_timeout(
-                limit, self.ring.measure_bytes_before(cursor), wanted=wanted
+            self.evaluator_run.check_reader_timeout(
+                limit, self.ring.measure_bytes_before(read_cursor), is_slot_wanted=is_slot_wanted
             )
         if self._is_pause_unsaved:  # once a second: pauses may come with each page
-            self.save()
+            self.save_snapshot()
 
     def discard_events(self, final_state: EvaluationState) -> None:
         """Discard all events of a cleaned-up evaluation; its state becomes DRAINED or EXPIRED.
@@ -279,13 +279,13 @@ class Evaluation:
         The journal stays until the archive has the evaluation.
         """
         if self.context.archive.get_written_cursor(self.identifier) is not None:
-            self.save()
+            self.save_snapshot()
         journal, self.journal = self.journal, None
         self._enter(final_state)
         self.ring.acknowledge(self.ring.end_cursor)
         self.ring_allocation.release()
         if journal is not None:
-            self.context.archive.call_when_archived(self.identifier, journal.drop)
+            self.context.archive.call_when_archived(self.identifier, journal.discard)
 
     async def _fetch_and_start(self, slots: RunSlots) -> None:
         """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
@@ -298,7 +298,7 @@ class Evaluation:
             await self._wait_for_slot(slots)
             await self._resolve_branch()
             checkout = self._checkout = await repositories.check_out_commit(
-                *self._checkout_arguments(), again=fetched
+                *self._checkout_arguments(), is_retry=fetched
             )
             self.commit = checkout.commit
             if self.context.quota_directories is not None:
@@ -310,12 +310,14 @@ class Evaluation:
                 self.workspace, checkout, limits, self._environment
             )
             sandboxed.problem = self.request.problem
-            self.runner = sandboxed.runner
-            self.markers = Markers.generate(self.context.random_bytes)
+            self.runner_status = sandboxed.runner
+            self.markers = Markers.generate(self.context.generate_random_bytes)
             parser = self._make_parser()
             run = self._make_run(sandboxed, parser)
             self._is_launching = True  # no cancelling from here on: the child would be lost
-            started = await self.context.threads.run_in_thread(self.launch, sandboxed, checkout)
+            started = await self.context.worker_threads.run_in_thread(
+                self.launch, sandboxed, checkout
+            )
             if sandboxed.has_own_queue:
                 await self._wait_for_begin(sandboxed, started)
             self._adopt(run, started, parser)
@@ -401,9 +403,11 @@ class Evaluation:
         """Return the run that the started evaluator will drive."""
         context, clock = self.context, self.context.clock
         grace = context.configuration.evaluations.grace
-        self.results = parser.result_summary
+        self.result_summary = parser.result_summary
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_allocation, self)
-        return EvaluatorRun(clock, pump, grace, sandboxed, context.threads, self.save, progress)
+        return EvaluatorRun(
+            clock, pump, grace, sandboxed, context.worker_threads, self.save_snapshot, progress
+        )
 
     def _make_parser(self, checkpoint: bytes = b"") -> SegiParser:
         """Return the parser of stdout, or the one that goes on at a checkpoint."""
@@ -411,8 +415,8 @@ class Evaluation:
         limits = self.limits
         make = partial(SegiParser.resume, checkpoint) if checkpoint else SegiParser
         parser = make(self.markers, max_value=limits.data_value, max_file=limits.file)
-        if checkpoint and self.results is not None:
-            parser.result_summary = self.results
+        if checkpoint and self.result_summary is not None:
+            parser.result_summary = self.result_summary
         return parser
 
     def launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
@@ -423,7 +427,7 @@ class Evaluation:
         assert self.upload_directory is not None, "only this method takes it"
         self.workspace.create_directories(self.upload_directory, sandboxed.workspace_view)
         self.upload_directory = None
-        if self.keeps_submission:
+        if self.should_keep_submission:
             self.workspace.request_file.write_bytes(self._pack_for_rerun())
         directory = self.workspace.locate_working_directory(self.request.directory, checkout.path)
         return self.launch_in_directory(directory, sandboxed)
@@ -464,7 +468,7 @@ class Evaluation:
         self._drop_start_fields()
         self._enter(EvaluationState.RUNNING)
         self._supervise(run)
-        self.save()
+        self.save_snapshot()
         if self._stop_reason is not None:
             run.stop(self._stop_reason)
             run.kill()  # no grace time: no client has seen it run
@@ -474,7 +478,7 @@ class Evaluation:
         keeper = self.context.run_keeper
         if keeper is None:
             return self.context.spawner
-        return KeptSpawner(keeper, self.log_name + RUN, sandboxed.list_descriptors)
+        return KeeperSpawner(keeper, self.log_name + RUN, sandboxed.list_descriptors)
 
     def _record_events(
         self, run: EvaluatorRun, process: ProcessTransport, parser: SegiParser
@@ -482,32 +486,32 @@ class Evaluation:
         """Record the events of an evaluator that the keeper holds."""
         assert self._pump is not None, "made with the run"
         assert self.journal is not None, "made with the keeper"
-        stored = cast("StoredProcess", process)  # as the processes of a `KeptSpawner` are
-        self._pump.recorder = RunRecorder(self.journal.write_events, parser, run, stored)
+        stored = cast("StoredProcess", process)  # as the processes of a `KeeperSpawner` are
+        self._pump.event_recorder = RunRecorder(self.journal.write_events, parser, run, stored)
 
     def _supervise(self, run: EvaluatorRun) -> None:
         """Supervise the connected run to its end."""
         assert self._sandboxed is not None, "made before the start"
         context, sandboxed = self.context, self._sandboxed
-        self.run = run
+        self.evaluator_run = run
         self._startup = None
         context.limit_monitor.add_run(sandboxed, run.stop)
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
-            spawner = KeptSpawner(context.run_keeper, self.log_name + BROKER)
-        sandboxed.serve_submissions(context.clock, context.threads, spawner)
+            spawner = KeeperSpawner(context.run_keeper, self.log_name + BROKER)
+        sandboxed.serve_submissions(context.clock, context.worker_threads, spawner)
         run.run_ended.add_callback(self._on_run_ended)
 
     def _on_run_ended(self, run: EvaluatorRun) -> None:
         assert self._sandboxed is not None, "made before the start"
         self.context.limit_monitor.remove_run(self._sandboxed)
-        if run.stderr:
+        if run.stderr_text:
             words = "{evaluation}: end of stderr: {stderr!r}"
-            log.info(words, **self._log_fields(), stderr=run.stderr)
+            log.info(words, **self._log_fields(), stderr=run.stderr_text)
         if self._pump is not None and run.failure is None:
-            self._stray_marker = self._pump.stray_marker
+            self._stray_marker = self._pump.stray_marker_advice
         # A run holds its parser, and the parser up to a whole data block or file: drop both.
-        self.run_result, self.run, self._pump = run.result, None, None
+        self.run_result, self.evaluator_run, self._pump = run.result, None, None
         self._in_background(self._conclude(run.failure))
 
     def _drop_start_fields(self) -> None:
@@ -517,7 +521,7 @@ class Evaluation:
     def _on_room(self) -> None:
         """Go on: the ring is not full any more."""
         if self._pump is not None:
-            self._pump.on_ring_room()
+            self._pump.on_ring_has_room()
 
     # StdoutPumpOwner
 
@@ -527,22 +531,22 @@ class Evaluation:
 
     def on_pause_change(self, paused: bool) -> None:
         """Stop the clock of the run while the ring is full."""
-        assert self.run is not None, "the pump has a run"
-        self.run.set_paused(paused)
+        assert self.evaluator_run is not None, "the pump has a run"
+        self.evaluator_run.set_paused(paused)
         self._is_pause_unsaved = True
 
     def on_lost_events(self) -> None:
         """Kill the run: its events are not complete any more."""
-        assert self.run is not None, "the pump has a run"
-        self.run.on_lost_events()
+        assert self.evaluator_run is not None, "the pump has a run"
+        self.evaluator_run.on_lost_events()
 
-    async def read_referenced_file(self, wanted: FileReference) -> bytes:
+    async def read_referenced_file(self, reference: FileReference) -> bytes:
         """Return the content of a file that the evaluator names. Raises: FileRefused."""
-        assert self.run is not None, "the pump has a run"
-        content = await self.context.threads.run_in_thread(self._read_file, wanted.path)
+        assert self.evaluator_run is not None, "the pump has a run"
+        content = await self.context.worker_threads.run_in_thread(self._read_file, reference.path)
         size = compute_base64_size(len(content))
-        if self.run.count_output(size) < size:
-            raise FileRefused(f"{wanted.path!r} exceeds the rest of limits.output")
+        if self.evaluator_run.count_output(size) < size:
+            raise FileRefused(f"{reference.path!r} exceeds the rest of limits.output")
         return content
 
     def _read_file(self, path: str) -> bytes:
@@ -626,7 +630,7 @@ class Evaluation:
         self._drop_start_fields()
         self._close_ring()
         self._stop_reason = None
-        self.save()
+        self.save_snapshot()
         self.change_condition.notify(None)
 
     def _close_ring(self) -> None:
@@ -641,40 +645,40 @@ class Evaluation:
         """Bytes of the caller and the evaluator, besides events, that are kept after the end."""
         stderr = self.run_result.stderr_tail if self.run_result is not None else b""
         url = self.callback.url if self.callback is not None else ""
-        results = self.results.memory_bytes if self.results is not None else 0
+        results = self.result_summary.memory_bytes if self.result_summary is not None else 0
         return len(self._request) + len(stderr) + len(url) + results
 
     # Journal
 
-    def save(self) -> None:
+    def save_snapshot(self) -> None:
         """Write a snapshot to the journal, if there is one and it differs from the last."""
         self._is_pause_unsaved = False
         if self.journal is not None:
             self.journal.write_snapshot(self.take_snapshot())
 
-    def save_end(self) -> None:
+    def save_final_snapshot(self) -> None:
         """Write the last state of a cleaned-up evaluation, and drop old ones."""
-        self.save()
+        self.save_snapshot()
         if self.journal is not None:
             self.journal.drop_old_snapshots(self.take_snapshot)
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Change nothing any more, for another process goes on; an end that has begun goes on here.
 
         Clients read what is in the ring.
         """
         if self.journal is not None and self.journal.is_open and not self.state.has_ended:
             self._is_left = True
-            self.journal.leave()
-            if self.run is not None:
-                self.run.leave()
+            self.journal.hand_over()
+            if self.evaluator_run is not None:
+                self.evaluator_run.hand_over()
             if self._sandboxed is not None:
                 self._sandboxed.leave()
         self.change_condition.notify(None)
 
     def take_snapshot(self) -> EvaluationSnapshot:
         """Return the present state, for the journal."""
-        callback, run = self.callback, self.run
+        callback, run = self.callback, self.evaluator_run
         limits, environment = self._limits, self._environment
         upload = self.upload_directory
         failure = self.failure or self._stop_reason
@@ -683,27 +687,29 @@ class Evaluation:
         has_ended = self.state.has_ended
         return EvaluationSnapshot(
             identifier=self.identifier,
-            request=self._request,
+            packed_request=self._request,
             seed=self.seed,
             state=self.state.value,
             caller=self.caller,
-            upload=None if upload is None else upload.name,
-            keeps_submission=self.keeps_submission,
-            is_submission_kept=self.is_submission_kept,
+            upload_directory=None if upload is None else upload.name,
+            should_keep_submission=self.should_keep_submission,
+            has_kept_submission=self.has_kept_submission,
             is_cleaned_up=self.cleanup_event.is_set,
-            is_forgotten=self.is_forgotten,
-            times=dict(self.state_times),
+            is_forgotten_by_registry=self.is_forgotten_by_registry,
+            state_times=dict(self.state_times),
             callback=None if callback is None else dump_callback(callback),
             commit=_dump(self.commit),
             limits=None if limits is None else dump_limits(limits),
             environment=None if environment is None else dump_environment(environment),
             run=None if run is None or has_ended else self._take_run_snapshot(run),
-            result=_dump(self.run_result),
-            results=self.results.pack() if self.results is not None else b"",
+            run_result=_dump(self.run_result),
+            packed_result_summary=self.result_summary.pack()
+            if self.result_summary is not None
+            else b"",
             failure=_dump(failure),
-            newest=self.ring.end_cursor,
-            last_event=self._last_event,
-            runner=_dump(self.runner),
+            end_cursor=self.ring.end_cursor,
+            failure_event=self._last_event,
+            runner_status=_dump(self.runner_status),
         )
 
     def _take_run_snapshot(self, run: EvaluatorRun) -> RunSnapshot:
@@ -712,12 +718,12 @@ class Evaluation:
         assert self.markers is not None, "made with the run"
         quota = self.workspace.quota_directory
         return RunSnapshot(
-            pid=run.first_pid,
-            checkout=str(self._checkout.path),
+            pid=run.main_pid,
+            checkout_path=str(self._checkout.path),
             markers=attrs.astuple(self.markers),
-            sandbox=self._sandboxed.describe(),
+            sandbox_description=self._sandboxed.describe(),
             progress=attrs.asdict(run.progress),
-            moment=self.context.clock.seconds(),
+            progress_time=self.context.clock.seconds(),
             quota_directory=None if quota is None else str(quota),
         )
 
@@ -733,35 +739,39 @@ class Evaluation:
         if state.has_ended:
             self.state = state
         ring = self.ring
-        ring.begin_cursor = ring.end_cursor = content.cursor
-        self.state_times = dict(snapshot.times)
+        ring.begin_cursor = ring.end_cursor = content.begin_cursor
+        self.state_times = dict(snapshot.state_times)
         now = self.context.read_wall_clock()
         begun = self.state_times.get(snapshot.state, self.state_times.get("created", now))
         lasted = max(0.0, now - begun)
         self._since = self.context.clock.seconds() - lasted
-        self.is_submission_kept = snapshot.is_submission_kept
+        self.has_kept_submission = snapshot.has_kept_submission
         if snapshot.commit is not None:
             self.commit = load_commit(snapshot.commit)
         if snapshot.limits is not None:
             self._limits = load_limits(snapshot.limits)
         if snapshot.environment is not None:
             self._environment = load_environment(snapshot.environment)
-        self.results = ResultSummary.unpack(snapshot.results) if snapshot.results else None
+        self.result_summary = (
+            ResultSummary.unpack(snapshot.packed_result_summary)
+            if snapshot.packed_result_summary
+            else None
+        )
         for each in content.batches:
             ring.append_batch(each.batch, each.time_ms)
-            if each.cursor >= snapshot.newest and self.results is not None:
-                summarize_events(self.results, each.batch)
-        if snapshot.result is not None:
-            self.run_result = load_result(snapshot.result)
+            if each.begin_cursor >= snapshot.end_cursor and self.result_summary is not None:
+                summarize_events(self.result_summary, each.batch)
+        if snapshot.run_result is not None:
+            self.run_result = load_result(snapshot.run_result)
         self.failure = load_failure(snapshot.failure)
-        self.runner = load_runner(snapshot.runner)
+        self.runner_status = load_runner(snapshot.runner_status)
         if state.has_ended:
-            self._last_event = snapshot.last_event
-            if ring.end_cursor < snapshot.newest:
+            self._last_event = snapshot.failure_event
+            if ring.end_cursor < snapshot.end_cursor:
                 time_ms = int(self.state_times["ended"] * 1000)
                 ring.append_batch(EventBatch(1, self._last_event), time_ms)
 
-    def restore_end(self, snapshot: EvaluationSnapshot) -> None:
+    def restore_ended(self, snapshot: EvaluationSnapshot) -> None:
         """Take over an evaluation that has ended, after `restore`."""
         self._close_ring()
         if snapshot.is_cleaned_up:
@@ -774,7 +784,7 @@ class Evaluation:
 
         Blocks, hardly.
         """
-        self._limits = self._environment = self.runner = None
+        self._limits = self._environment = self.runner_status = None
         failure, self.failure = self.failure, None
         upload = self.upload_directory
         with suppress(OSError):  # the start finds what is missing
@@ -792,8 +802,8 @@ class Evaluation:
 
     def resume_run(
         self,
-        found: FoundEvaluation,
-        resume_checkout: CheckoutResumer,
+        found: RecoveredEvaluation,
+        resume_checkout: ResumeCheckout,
         last_heartbeat: float | None,
         slots: RunSlots,
     ) -> None:
@@ -813,30 +823,44 @@ class Evaluation:
             self.end_as_lost()
 
     def _resume_run(
-        self, found: FoundEvaluation, resume_checkout: CheckoutResumer, last_heartbeat: float | None
+        self,
+        found: RecoveredEvaluation,
+        resume_checkout: ResumeCheckout,
+        last_heartbeat: float | None,
     ) -> None:
-        snapshot, content, kept, context = found.snapshot, found.content, found.run, self.context
+        snapshot, content, kept, context = (
+            found.snapshot,
+            found.journal_content,
+            found.kept_run,
+            self.context,
+        )
         run_snapshot = snapshot.run
         assert kept is not None, "the evaluator runs"
         assert run_snapshot is not None, "the evaluator runs"
         assert context.run_keeper is not None, "it holds the evaluator"
-        sandboxed = self._resume_sandbox(run_snapshot, kept, found.broker, resume_checkout)
+        sandboxed = self._resume_sandbox(
+            run_snapshot, kept, found.submission_broker, resume_checkout
+        )
         checkpoint = content.batches[-1].checkpoint if content.batches else ParserCheckpoint()
         self.markers = Markers(*run_snapshot.markers)
-        parser = self._make_parser(checkpoint.state)
+        parser = self._make_parser(checkpoint.parser_state)
         progress = load_progress(run_snapshot.progress)
         ran = 0.0
         if last_heartbeat is not None and not (progress.is_paused or progress.is_suspended):
-            ran = max(0.0, last_heartbeat - run_snapshot.moment)
+            ran = max(0.0, last_heartbeat - run_snapshot.progress_time)
         progress = attrs.evolve(
             progress,
             time_left=progress.time_left - ran,
             output_bytes=checkpoint.output_bytes,
-            stderr_bytes=sandboxed.count_missing_stderr(kept.process),
+            stderr_bytes=sandboxed.count_missing_stderr(kept.process_descriptors),
         )
         run = self._make_run(sandboxed, parser, progress)
         process = sandboxed.resume_process(
-            *(run, kept.process, partial(context.run_keeper.connect_run, self.log_name + RUN)),
+            *(
+                run,
+                kept.process_descriptors,
+                partial(context.run_keeper.connect_run, self.log_name + RUN),
+            ),
             self._make_spawner(sandboxed),
         )
         self._record_events(run, process, parser)
@@ -844,7 +868,7 @@ class Evaluation:
         self._supervise(run)
         self.on_acknowledge()  # the ring may be full
         failure, self.failure = self.failure, None
-        self.save()
+        self.save_snapshot()
         if failure is not None:
             run.stop(failure)
 
@@ -853,7 +877,7 @@ class Evaluation:
         snapshot: RunSnapshot,
         kept: KeptRun,
         broker: KeptRun | None,
-        resume_checkout: CheckoutResumer,
+        resume_checkout: ResumeCheckout,
     ) -> SandboxedRun:
         """Return the sandbox of a run that goes on. If that fails, close what drives nothing."""
         assert self.commit is not None, "checked out before the start"
@@ -864,17 +888,19 @@ class Evaluation:
             connect_broker = None
             if broker is not None:
                 failing.callback(broker.close_process)
-                connect_broker = partial(connect, self.log_name + BROKER, process=broker.process)
+                connect_broker = partial(
+                    connect, self.log_name + BROKER, process=broker.process_descriptors
+                )
             quota = snapshot.quota_directory
             if quota is not None:
                 self.workspace = attrs.evolve(self.workspace, quota_directory=Path(quota))
-            self._checkout = resume_checkout(self.commit, Path(snapshot.checkout))
+            self._checkout = resume_checkout(self.commit, Path(snapshot.checkout_path))
             sandboxed = self._sandboxed = self.context.sandbox.make_run(
                 self.workspace, self._checkout, self.limits, self._environment
             )
             sandboxed.problem = self.request.problem
-            self.runner = sandboxed.runner
-            sandboxed.resume(snapshot.sandbox, kept.others, connect_broker)
+            self.runner_status = sandboxed.runner
+            sandboxed.resume(snapshot.sandbox_description, kept.sandbox_descriptors, connect_broker)
             failing.pop_all()
         return sandboxed
 
@@ -885,7 +911,9 @@ class Evaluation:
         if self._is_left:
             return
         # Of an evaluation that has not started; otherwise it is in the workspace.
-        request = self._pack_for_rerun() if self.upload_directory and self.keeps_submission else b""
+        request = (
+            self._pack_for_rerun() if self.upload_directory and self.should_keep_submission else b""
+        )
         try:
             self._end(failure)
         finally:
@@ -902,7 +930,7 @@ class Evaluation:
             self._checkout,
         )
         self._sandboxed = self._checkout = None
-        keeps = self.keeps_submission
+        keeps = self.should_keep_submission
         if self.context.run_keeper is not None:
             drop = partial(self.context.run_keeper.drop_run, self.log_name)
             if sandboxed is None:
@@ -927,7 +955,7 @@ class Evaluation:
                     workspace.remove_content()
                 if upload is not None:
                     remove_tree(upload)
-            self.is_submission_kept = keep
+            self.has_kept_submission = keep
 
         try:
             await self.context.cleanup_queue.attempt_call(

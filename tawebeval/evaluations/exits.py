@@ -42,23 +42,23 @@ _CANNOT_EXECUTE, _NOT_FOUND = 126, 127  # exit statuses of shells
 
 
 def explain_exit(
-    end: EvaluatorExit,
+    evaluator_exit: EvaluatorExit,
     stderr: str,
     limits: LimitSettings,
     *,
     has_network: bool,
     has_output: bool,
-    stray_marker: str | None = None,
+    stray_marker_advice: str | None = None,
 ) -> str:
     """Return the message about a bad exit. `stderr` is the last part of stderr."""
-    if end.signal is not None:
-        name = signal.strsignal(end.signal)
-        message = f"the evaluator was ended by signal {end.signal} ({name})"
+    if evaluator_exit.signal is not None:
+        name = signal.strsignal(evaluator_exit.signal)
+        message = f"the evaluator was ended by signal {evaluator_exit.signal} ({name})"
     else:
-        message = f"the evaluator exited with status {end.status}"
-    if stray_marker:
-        message += f"; {stray_marker}"
-    hint = _find_hint(end, stderr, limits, has_network)
+        message = f"the evaluator exited with status {evaluator_exit.status}"
+    if stray_marker_advice:
+        message += f"; {stray_marker_advice}"
+    hint = _find_hint(evaluator_exit, stderr, limits, has_network)
     if hint:
         return f"{message}; {hint}"
     return message if has_output else f"{message}; it printed nothing"
@@ -73,7 +73,7 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
         )
     if end.status == _NOT_FOUND:
         return "a command was not found: check its path, or ask the operator to install it"
-    match find_setting(end, stderr, has_network=has_network):
+    match find_likely_setting(end, stderr, has_network=has_network):
         case "sandbox.network":
             return "the sandbox has no network (sandbox.network)"
         case "limits.memory":
@@ -89,18 +89,18 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
     return ""
 
 
-def find_denied_files(end: EvaluatorExit, stderr: str) -> list[str]:
+def find_denied_files(evaluator_exit: EvaluatorExit, stderr: str) -> list[str]:
     """Return the paths that a shell may not execute, "" for one that stderr does not name."""
-    if end.status != _CANNOT_EXECUTE:
+    if evaluator_exit.status != _CANNOT_EXECUTE:
         return []
     before = _DENIED.split(stderr)[:-1]
     return [_WORD_END.split(part.removesuffix(": "))[-1] for part in before]
 
 
-def find_setting(end: EvaluatorExit, stderr: str, *, has_network: bool) -> str:
+def find_likely_setting(evaluator_exit: EvaluatorExit, stderr: str, *, has_network: bool) -> str:
     """Return the setting that is the likely reason of a bad exit; "" if none is known."""
-    if end.signal in _SIGNALS:
-        return _SIGNALS[end.signal]
+    if evaluator_exit.signal in _SIGNALS:
+        return _SIGNALS[evaluator_exit.signal]
     for setting, pattern in _STDERR.items():
         if pattern.search(stderr) and not (setting == "sandbox.network" and has_network):
             return setting

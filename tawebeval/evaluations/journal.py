@@ -35,10 +35,10 @@ import attrs
 from tawebeval.core.events import EventBatch
 from tawebeval.linux.memory_file import PAGE_BYTES, punch_hole
 
-VERSION = 1
+FORMAT_VERSION = 1
 """Version of journals that are written. The release before this one reads it, too."""
 
-READ_VERSIONS = (1,)
+READABLE_VERSIONS = (1,)
 """Versions that are read: those that the release before and the one after this may write."""
 
 _MAGIC = b"tawebeval journal"
@@ -68,20 +68,20 @@ class UnknownJournalVersion(JournalError):
 class ParserCheckpoint:
     """Where parsing goes on: in front of the byte `stdout_offset` of stdout.
 
-    `state` is that of `SegiParser.make_checkpoint`, and `output_bytes` the output that has counted
-    against `limits.output` until there.
+    `parser_state` is that of `SegiParser.make_checkpoint`, and `output_bytes` the output that has
+    counted against `limits.output` until there.
     """
 
     stdout_offset: int = 0
     output_bytes: int = 0
-    state: bytes = b""
+    parser_state: bytes = b""
 
 
 @attrs.frozen
 class JournaledBatch:
-    """Events after the cursor `cursor`, stored at `time_ms`, milliseconds since the epoch."""
+    """Events after the cursor `begin_cursor`, stored at `time_ms`, milliseconds since the epoch."""
 
-    cursor: int
+    begin_cursor: int
     batch: EventBatch
     time_ms: int
     checkpoint: ParserCheckpoint
@@ -91,13 +91,13 @@ class JournaledBatch:
 class JournalContent:
     """What a journal says: the last snapshot, the live events and the cursor before them.
 
-    `acknowledged` is the cursor up to which clients have acknowledged events.
+    `acknowledged_cursor` is the cursor up to which clients have acknowledged events.
     """
 
     snapshot: bytes
-    cursor: int
+    begin_cursor: int
     batches: list[JournaledBatch]
-    acknowledged: int = 0
+    acknowledged_cursor: int = 0
 
 
 class EvaluationJournal:
@@ -124,7 +124,7 @@ class EvaluationJournal:
         """Make an empty journal. Raises: OSError."""
         journal = cls(os.memfd_create("journal", os.MFD_CLOEXEC))
         with _close_on_error(journal):
-            _write(journal.descriptor, [_HEADER.pack(_MAGIC, VERSION)], 0)
+            _write(journal.descriptor, [_HEADER.pack(_MAGIC, FORMAT_VERSION)], 0)
         return journal
 
     @classmethod
@@ -146,12 +146,12 @@ class EvaluationJournal:
         self._snapshot_at, self._snapshot_size = self._end, len(snapshot)
         self._write_frame(_SNAPSHOT, [snapshot])
 
-    def rewrite(self, snapshot: bytes) -> EvaluationJournal:
+    def copy_live_events(self, snapshot: bytes) -> EvaluationJournal:
         """Return a new journal with the live events and this snapshot alone. Raises: OSError."""
         _, content = EvaluationJournal.load(self.descriptor)
         journal = EvaluationJournal.create()
         with _close_on_error(journal):
-            journal._cursor, journal._acknowledged = content.cursor, self._acknowledged
+            journal._cursor, journal._acknowledged = content.begin_cursor, self._acknowledged
             for batch in content.batches:
                 journal.write_events(batch)
             journal.write_snapshot(snapshot)
@@ -161,26 +161,33 @@ class EvaluationJournal:
         """Write events before a client can see them."""
         checkpoint = batch.checkpoint
         head = _BATCH.pack(
-            batch.cursor,
+            batch.begin_cursor,
             batch.batch.count,
             checkpoint.stdout_offset,
             checkpoint.output_bytes,
             batch.time_ms,
-            len(checkpoint.state),
+            len(checkpoint.parser_state),
         )
-        self._write_frame(_EVENTS, [head, checkpoint.state, batch.batch.lines])
-        self._mark(batch.cursor + batch.batch.count)
+        self._write_frame(_EVENTS, [head, checkpoint.parser_state, batch.batch.lines])
+        self._mark(batch.begin_cursor + batch.batch.count)
 
-    def discard_events(
-        self, before: int, make_snapshot: Callable[[], bytes], needed: int | None = None
+    def discard_acknowledged_events(
+        self,
+        acknowledged_cursor: int,
+        make_snapshot: Callable[[], bytes],
+        needed_cursor: int | None = None,
     ) -> None:
-        """Note that the events before the cursor `before` are acknowledged.
+        """Note that the events before the cursor `acknowledged_cursor` are acknowledged.
 
-        Give back their frames, if it is worth it, but none after the cursor `needed`.
+        Give back their frames, if it is worth it, but none after the cursor `needed_cursor`.
         """
-        is_new = before > self._acknowledged
-        self._acknowledged = max(before, self._acknowledged)
-        last = before if needed is None else min(before, needed)
+        is_new = acknowledged_cursor > self._acknowledged
+        self._acknowledged = max(acknowledged_cursor, self._acknowledged)
+        last = (
+            acknowledged_cursor
+            if needed_cursor is None
+            else min(acknowledged_cursor, needed_cursor)
+        )
         found = None
         for cursor, offset in islice(self._marks, max(0, len(self._marks) - 1)):
             if cursor > last:
@@ -245,11 +252,11 @@ class EvaluationJournal:
         if len(first) < _HEADER.size or not first.startswith(_MAGIC):
             raise JournalError("the file is not a journal")
         _, version = _HEADER.unpack_from(first)
-        if version not in READ_VERSIONS:
-            known = ", ".join(map(str, READ_VERSIONS))
+        if version not in READABLE_VERSIONS:
+            known = ", ".join(map(str, READABLE_VERSIONS))
             raise UnknownJournalVersion(f"journal version {version}; this daemon reads {known}")
-        if version < VERSION:  # from now on frames of this version follow
-            _write(self.descriptor, [_HEADER.pack(_MAGIC, VERSION)], 0)
+        if version < FORMAT_VERSION:  # from now on frames of this version follow
+            _write(self.descriptor, [_HEADER.pack(_MAGIC, FORMAT_VERSION)], 0)
         self._read_slots(first)
         snapshot, batches = None, list[JournaledBatch]()
         at = self._begin
@@ -262,7 +269,7 @@ class EvaluationJournal:
                 self._snapshot_size = len(content)
             else:
                 batches.append(_unpack_batch(content))
-                self._marks.append((batches[-1].cursor + batches[-1].batch.count, at))
+                self._marks.append((batches[-1].begin_cursor + batches[-1].batch.count, at))
         if snapshot is None:
             raise JournalError("the journal has no snapshot")
         return JournalContent(snapshot, self._cursor, batches, self._acknowledged)

@@ -15,7 +15,7 @@ from tawebeval.evaluations.journal import EvaluationJournal, JournaledBatch
 from tawebeval.evaluations.snapshot import EvaluationSnapshot
 from tawebeval.linux.keeper_client import KeeperClient
 
-JOURNAL = ".journal"
+JOURNAL_SUFFIX = ".journal"
 """End of the names of journals with the keeper."""
 
 _SUPERSEDED = 8 * 1024  # bytes of old snapshots, at most
@@ -24,7 +24,7 @@ log = Logger()
 
 
 @attrs.define(eq=False)
-class KeptJournal:
+class KeeperJournal:
     """Journal that the keeper holds, too, under the evaluation's name in the log.
 
     A write that fails closes the journal: the evaluation then ends with the daemon. `members` are
@@ -38,12 +38,12 @@ class KeptJournal:
     _saved: int | None = None  # digest of the last snapshot
 
     @classmethod
-    def create(cls, client: KeeperClient, name: str, members: Mapping[str, Any]) -> KeptJournal:
+    def create(cls, client: KeeperClient, name: str, members: Mapping[str, Any]) -> KeeperJournal:
         """Return a new journal, which is closed already if the kernel has no memory for it."""
         kept = cls(client, name, members)
         try:
             kept._journal = EvaluationJournal.create()
-            client.keep(name + JOURNAL, [kept._journal.descriptor])
+            client.keep(name + JOURNAL_SUFFIX, [kept._journal.descriptor])
         except OSError as error:
             kept._fail(error)
         return kept
@@ -65,18 +65,21 @@ class KeptJournal:
         """Write events before a client can see them."""
         self._call(EvaluationJournal.write_events, batch)
 
-    def discard_events(
+    def discard_acknowledged_events(
         self,
-        before: int,
+        acknowledged_cursor: int,
         take_snapshot: Callable[[], EvaluationSnapshot],
-        needed: int | None = None,
+        needed_cursor: int | None = None,
     ) -> None:
-        """Note that the events before the cursor `before` are acknowledged.
+        """Note that the events before the cursor `acknowledged_cursor` are acknowledged.
 
-        Those after the cursor `needed` stay all the same.
+        Those after the cursor `needed_cursor` stay all the same.
         """
         self._call(
-            EvaluationJournal.discard_events, before, lambda: self._pack(take_snapshot()), needed
+            EvaluationJournal.discard_acknowledged_events,
+            acknowledged_cursor,
+            lambda: self._pack(take_snapshot()),
+            needed_cursor,
         )
 
     def drop_old_snapshots(self, take_snapshot: Callable[[], EvaluationSnapshot]) -> None:
@@ -88,26 +91,26 @@ class KeptJournal:
         if old is None or old.superseded_bytes <= _SUPERSEDED:
             return
         with suppress(OSError):  # then the old one stays
-            journal = old.rewrite(self._pack(take_snapshot()))
+            journal = old.copy_live_events(self._pack(take_snapshot()))
             try:
-                self._client.keep(self._name + JOURNAL, [journal.descriptor])
+                self._client.keep(self._name + JOURNAL_SUFFIX, [journal.descriptor])
             except OSError:
                 journal.close()
                 raise
             self._journal = journal
             old.close()
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Close the journal here: another process of the daemon goes on."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Close the journal here and in the keeper: the evaluation is forgotten with the daemon."""
         if self._journal is not None:
-            self._client.drop(self._name + JOURNAL)
-            self.leave()
+            self._client.drop(self._name + JOURNAL_SUFFIX)
+            self.hand_over()
 
     def _pack(self, snapshot: EvaluationSnapshot) -> bytes:
         return msgspec.structs.replace(snapshot, **self._members).pack()
@@ -123,4 +126,4 @@ class KeptJournal:
     def _fail(self, error: OSError) -> None:
         words = "{evaluation}: the evaluation ends with the daemon: no journal: {error}"
         log.error(words, evaluation=self._name, error=error)
-        self.drop()
+        self.discard()

@@ -5,7 +5,7 @@ stream the kernels of both ends, and proxies between them, hold megabytes that a
 connection is cut. So a stream notes for each piece the position in the connection's bytes at which
 the piece ends; when the ring needs room, the connection says up to which position the client has
 read. A client may also acknowledge events itself; then only its acknowledgements count. If a
-connection shows no progress for `RESUME_SECONDS`, the bytes that the client's kernel has
+connection shows no progress for `STREAM_RESUME_TIMEOUT`, the bytes that the client's kernel has
 acknowledged count as read, where that is needed or harmless.
 
 Observers read, too, but acknowledge nothing: the ring discards events whether or not observers have
@@ -33,9 +33,9 @@ from tawebeval.core.ring import EventRetention, StreamPosition
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import DiscardedCursor, EvaluationNotFound
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.status import format_time
+from tawebeval.evaluations.status import format_rfc3339_time
 
-RESUME_SECONDS = 30.0
+STREAM_RESUME_TIMEOUT = 30.0
 """Seconds for which events are kept for the client of a stream that was cut, or that rests."""
 
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
@@ -47,49 +47,50 @@ class ReceivedForm:
     """A form that has arrived, with its files below `directory`.
 
     `idempotency_key` is the `Idempotency-Key`, None without one; `form_digest` identifies the
-    form's content. `size` is the number of bytes that the form takes of the space for uploads;
-    `linked` is in place of it the share of the submission whose files it links, counted as a user.
+    form's content. `upload_bytes` is the number of bytes that the form takes of the space for
+    uploads; `linked_upload` is in place of it the share of the submission whose files it links,
+    counted as a user.
     """
 
     request: EvaluationRequest
     directory: Path
     idempotency_key: str | None = None
     form_digest: bytes = b""
-    size: int = 0
-    linked: SharedUpload | None = None
+    upload_bytes: int = 0
+    linked_upload: SharedUpload | None = None
 
 
 class ReaderConnection(Protocol):
     """A connection that knows how much of its output the client has read."""
 
-    def measure_progress(self) -> tuple[int, int]:
+    def count_written_and_read_bytes(self) -> tuple[int, int]:
         """Return the bytes written to the connection, and the bytes that the client has read."""
 
-    def set_keepalive_probing(self, wanted: bool) -> None:
+    def set_keepalive_probing(self, enabled: bool) -> None:
         """Start or stop asking the client's machine for its acknowledgements.
 
         Without new data that machine need not report that the client has read more.
         """
 
-    def count_acknowledged_bytes(self, unread: int) -> None:
+    def treat_acknowledged_as_read(self, max_unread_bytes: int) -> None:
         """Count bytes that the client's kernel has acknowledged as read by the client.
 
-        Do nothing if the connection is sound and the client may have more than `unread` bytes
-        unread.
+        Do nothing if the connection is sound and the client may have more than `max_unread_bytes`
+        bytes unread.
         """
 
 
-class UnprobedConnection:
+class UnmeasuredConnection:
     """A connection without knowledge of the client: all bytes written count as read."""
 
-    def measure_progress(self) -> tuple[int, int]:
+    def count_written_and_read_bytes(self) -> tuple[int, int]:
         """Return that no byte is on the way."""
         return 0, 0
 
-    def set_keepalive_probing(self, wanted: bool) -> None:
+    def set_keepalive_probing(self, enabled: bool) -> None:
         """Do nothing."""
 
-    def count_acknowledged_bytes(self, unread: int) -> None:
+    def treat_acknowledged_as_read(self, max_unread_bytes: int) -> None:
         """Do nothing."""
 
 
@@ -97,40 +98,40 @@ class UnprobedConnection:
 class EvaluationReaders:
     """The readers of one evaluation: streams, and clients that ask for pages.
 
-    A client of pages is expected back until `next_page_deadline`, in seconds of the clock. (A
+    A client of pages is expected back until `page_reader_deadline`, in seconds of the clock. (A
     client that waits longer for a page has all events.) `was_sent_completely` is whether a stream
     has sent all events and the end. `furthest_read_cursor` is the last cursor up to which a client
-    has read. `waiting_polls` and `observers` count the requests for pages that wait, and the
-    streams and waiting requests of observers.
+    has read. `waiting_poll_count` and `observer_count` count the requests for pages that wait, and
+    the streams and waiting requests of observers.
     """
 
     evaluation: Evaluation
     retention: EventRetention
     clock: IReactorTime
-    next_page_deadline: float = float("-inf")
+    page_reader_deadline: float = float("-inf")
     was_sent_completely: bool = False
     furthest_read_cursor: int = 0
-    waiting_polls: int = 0
-    observers: int = 0
-    _streams: dict[ReaderSubscription, None] = attrs.field(factory=dict)
+    waiting_poll_count: int = 0
+    observer_count: int = 0
+    _streams: dict[AcknowledgingSubscription, None] = attrs.field(factory=dict)
     _retry: IDelayedCall | None = None
 
-    def add_stream(self, stream: ReaderSubscription) -> StreamPosition:
+    def add_stream(self, stream: AcknowledgingSubscription) -> StreamPosition:
         """Keep the events that the client of a stream has yet to read."""
         self._streams[stream] = None
-        return self.retention.add_stream(stream.position)
+        return self.retention.add_stream(stream.read_cursor)
 
     def remove_stream(
-        self, stream: ReaderSubscription, reader: StreamPosition, *, cut: bool
+        self, stream: AcknowledgingSubscription, stream_position: StreamPosition, *, was_cut: bool
     ) -> None:
-        """Remove a stream; if it was `cut` the client has `RESUME_SECONDS` seconds to come back."""
+        """Remove a stream; if it `was_cut`, its client has `STREAM_RESUME_TIMEOUT` to come back."""
         del self._streams[stream]
-        if cut:
+        if was_cut:
             self.retention.keep_events_for_resume(
-                reader, stream.position, self.clock.seconds() + RESUME_SECONDS
+                stream_position, stream.read_cursor, self.clock.seconds() + STREAM_RESUME_TIMEOUT
             )
         else:
-            self.retention.remove_stream(reader)
+            self.retention.remove_stream(stream_position)
         self.make_ring_room()
 
     def acknowledge(self, after: int) -> None:
@@ -145,9 +146,9 @@ class EvaluationReaders:
         To be called when a reader needs less, and when the ring has become full.
         """
         for stream in self._streams:
-            stream.update_taken_cursor()
+            stream.update_received_cursor()
         now = self.clock.seconds()
-        paged = now < self.next_page_deadline
+        paged = now < self.page_reader_deadline
         self.retention.discard_received_events(
             self.evaluation.ring_allocation.limit, now=now, has_page_reader=paged
         )
@@ -159,7 +160,10 @@ class EvaluationReaders:
 
         All streams may have read all events, and then nothing else would call it.
         """
-        times = (self.next_page_deadline, self.retention.resume_deadline or self.next_page_deadline)
+        times = (
+            self.page_reader_deadline,
+            self.retention.resume_deadline or self.page_reader_deadline,
+        )
         expected = [time - now for time in times if time > now]
         held = bool(len(self.retention) and expected) and self.evaluation.ring_allocation.is_full
         if held and self._retry is None:
@@ -177,17 +181,17 @@ class EvaluationReaders:
 class Subscription:
     """A stream's subscription to the events of an evaluation, and a context manager.
 
-    This one is an observer's: it keeps no event. `position` is the cursor after the last event read
-    from the ring. `registered` are all subscriptions of the registry; `on_left()` is called after
-    the context. Set `reader_connection` before the context if the connection knows what the client
-    has read. Events have their times if `with_times` is set.
+    This one is an observer's: it keeps no event. `read_cursor` is the cursor after the last event
+    read from the ring. `registered` are all subscriptions of the registry; `on_left()` is called
+    after the context. Set `reader_connection` before the context if the connection knows what the
+    client has read. Events have their times if `with_times` is set.
     """
 
-    position: int
+    read_cursor: int
     _readers: EvaluationReaders
     _registered: set[Subscription]
     _on_left: Callable[[], object]
-    reader_connection: ReaderConnection = attrs.field(factory=UnprobedConnection)
+    reader_connection: ReaderConnection = attrs.field(factory=UnmeasuredConnection)
     with_times: bool = False
 
     def __enter__(self) -> None:
@@ -200,16 +204,16 @@ class Subscription:
         self._on_left()
 
     def _enter(self) -> None:
-        self._readers.observers += 1
+        self._readers.observer_count += 1
 
     def _leave(self, *, is_complete: bool) -> None:
-        self._readers.observers -= 1
+        self._readers.observer_count -= 1
 
     @property
     def has_ended(self) -> bool:
         """Whether all events were read, and no event will follow."""
         ring = self._readers.evaluation.ring
-        return ring.has_ended and self.position == ring.end_cursor
+        return ring.has_ended and self.read_cursor == ring.end_cursor
 
     def read_events(self, limit: int) -> EventBatch:
         """Read the next events, at most `limit` bytes but at least one event if there are any.
@@ -217,13 +221,13 @@ class Subscription:
         Raises: DiscardedCursor.
         """
         ring = self._readers.evaluation.ring
-        if self.position < ring.begin_cursor:
+        if self.read_cursor < ring.begin_cursor:
             raise DiscardedCursor(str(ring.begin_cursor))
         if self.with_times:
-            batch = ring.read_timed_events(self.position, limit, format_time)
+            batch = ring.read_timed_events(self.read_cursor, limit, format_rfc3339_time)
         else:
-            batch = ring.read_events(self.position, limit)
-        self.position += batch.count
+            batch = ring.read_events(self.read_cursor, limit)
+        self.read_cursor += batch.count
         return batch
 
     def wait_for_events(self) -> Deferred[None]:
@@ -247,48 +251,51 @@ class Subscription:
         From the first acknowledgement on, only acknowledgements count. Return False for a cursor
         beyond the events sent.
         """
-        return cursor <= self.position
+        return cursor <= self.read_cursor
 
 
 @attrs.define(eq=False)
-class ReaderSubscription(Subscription):
+class AcknowledgingSubscription(Subscription):
     """The subscription of a stream whose client is a reader.
 
     Within the context no event is discarded that the client has yet to read, and the stream reads
     on even if the evaluation is forgotten.
     """
 
-    reader: StreamPosition = attrs.field(init=False)
+    stream_position: StreamPosition = attrs.field(init=False)
     _has_acknowledged: bool = False  # whether the client acknowledges events itself
     # Ends of pieces: bytes written to the connection, and the cursor after the events.
-    written_pieces: deque[tuple[int, int]] = attrs.field(factory=deque)
+    unconfirmed_pieces: deque[tuple[int, int]] = attrs.field(factory=deque)
     # While the evaluator may wait for the client: the bytes that it has read, and since when.
     _standstill: tuple[int, float] | None = None
 
     def _enter(self) -> None:
-        self.reader = self._readers.add_stream(self)
+        self.stream_position = self._readers.add_stream(self)
         # If the ring is full and this stream has read all of it, nothing else would make room.
         self._readers.make_ring_room()
 
     def _leave(self, *, is_complete: bool) -> None:
         if is_complete:
             self._readers.was_sent_completely = True
-        self._readers.remove_stream(self, self.reader, cut=not is_complete)
+        self._readers.remove_stream(self, self.stream_position, was_cut=not is_complete)
 
     def note_events_written(self) -> None:
         """Record that all events read so far were written to the connection."""
         if not self._has_acknowledged:
-            written, _ = self.reader_connection.measure_progress()
-            if len(self.written_pieces) > 1 and written - self.written_pieces[-2][0] < _NOTED:
-                self.written_pieces.pop()
-            self.written_pieces.append((written, self.position))
+            written, _ = self.reader_connection.count_written_and_read_bytes()
+            if (
+                len(self.unconfirmed_pieces) > 1
+                and written - self.unconfirmed_pieces[-2][0] < _NOTED
+            ):
+                self.unconfirmed_pieces.pop()
+            self.unconfirmed_pieces.append((written, self.read_cursor))
         self._readers.make_ring_room()
 
     def probe_client(self) -> bool:
         """Do as `Subscription` says."""
         held = (
             self._readers.evaluation.ring_allocation.is_full
-            and self.reader.received_cursor < self.position
+            and self.stream_position.received_cursor < self.read_cursor
         )
         is_measured = held and not self._has_acknowledged
         self.reader_connection.set_keepalive_probing(is_measured)
@@ -299,42 +306,42 @@ class ReaderSubscription(Subscription):
         return held
 
     def _end_standstill(self) -> None:
-        """Count acknowledged bytes as read after `RESUME_SECONDS` without progress.
+        """Count acknowledged bytes as read after `STREAM_RESUME_TIMEOUT` without progress.
 
         A sound connection's client may really have them unread. A cut must not cost it events, so
         then they count only if the ring has them anyway: half of it is less than it keeps.
         """
         now = self._readers.clock.seconds()
-        _, read = self.reader_connection.measure_progress()
+        _, read = self.reader_connection.count_written_and_read_bytes()
         if self._standstill is None or self._standstill[0] != read:
             self._standstill = read, now
-        elif now - self._standstill[1] >= RESUME_SECONDS:
-            self.reader_connection.count_acknowledged_bytes(
+        elif now - self._standstill[1] >= STREAM_RESUME_TIMEOUT:
+            self.reader_connection.treat_acknowledged_as_read(
                 self._readers.evaluation.ring_allocation.limit // 2
             )
             self._standstill = None
 
-    def update_taken_cursor(self) -> None:
+    def update_received_cursor(self) -> None:
         """Record what the client has read by now: those events may be discarded."""
         if self._has_acknowledged:
-            self.written_pieces.clear()
-        elif self.written_pieces:
-            _, read = self.reader_connection.measure_progress()
-            while self.written_pieces and self.written_pieces[0][0] <= read:
-                self._take(self.written_pieces.popleft()[1])
+            self.unconfirmed_pieces.clear()
+        elif self.unconfirmed_pieces:
+            _, read = self.reader_connection.count_written_and_read_bytes()
+            while self.unconfirmed_pieces and self.unconfirmed_pieces[0][0] <= read:
+                self._take(self.unconfirmed_pieces.popleft()[1])
 
     def acknowledge(self, cursor: int) -> bool:
         """Do as `Subscription` says."""
-        if cursor > self.position:
+        if cursor > self.read_cursor:
             return False
         self._has_acknowledged = True
-        if cursor > self.reader.received_cursor:
+        if cursor > self.stream_position.received_cursor:
             self._take(cursor)
             self._readers.make_ring_room()
         return True
 
     def _take(self, cursor: int) -> None:
-        self.reader.received_cursor = cursor
+        self.stream_position.received_cursor = cursor
         self._readers.furthest_read_cursor = max(self._readers.furthest_read_cursor, cursor)
 
 
@@ -365,13 +372,13 @@ class EvaluationRecord:
         reader there is no end.
         """
         evaluation, readers = self.evaluation, self.readers
-        if readers.waiting_polls or len(readers.retention):
+        if readers.waiting_poll_count or len(readers.retention):
             return True
-        is_watched = readers.observers > 0 or evaluation.callback is not None
+        is_watched = readers.observer_count > 0 or evaluation.callback is not None
         is_due = is_watched and not evaluation.cleanup_event.is_set
         return is_due and not evaluation.ring_allocation.is_full
 
-    def release_if_unused(self) -> None:
+    def discard_events_if_unused(self) -> None:
         """Release the events once the record is forgotten, the run over, and no stream reads."""
         if (
             self.final_state is not None
@@ -385,7 +392,7 @@ class EvaluationRecord:
 class RecordIndex:
     """Index of the records that are not forgotten.
 
-    `accepted_count` is the number of all until now, `kept_counts` that of the ended evaluations of
+    `accepted_count` is the number of all until now, `ended_counts` that of the ended evaluations of
     each caller. `on_forgotten` is called with each record that is dropped.
     """
 
@@ -400,7 +407,7 @@ class RecordIndex:
     # Of `_kept`, those that a stream has sent to the end.
     _sent: dict[str, EvaluationRecord] = attrs.field(factory=dict)
     _keys: dict[tuple[str, str], EvaluationRecord] = attrs.field(factory=dict)
-    kept_counts: Counter[str] = attrs.field(factory=Counter)
+    ended_counts: Counter[str] = attrs.field(factory=Counter)
     accepted_count: int = 0
 
     def __contains__(self, identifier: str) -> bool:
@@ -413,18 +420,18 @@ class RecordIndex:
         return self._records[identifier]
 
     @property
-    def kept_count(self) -> int:
+    def ended_count(self) -> int:
         """Number of evaluations that have ended and are not forgotten."""
         return len(self._kept)
 
     def find_record(
-        self, identifier: str, caller: str, *, reads: bool = True
+        self, identifier: str, caller: str, *, is_reader: bool = True
     ) -> EvaluationRecord | None:
         """Return a record, None for a forgotten one. Raises: EvaluationNotFound.
 
-        The request keeps the evaluation from being expired. If the request `reads` no events, or
-        acknowledges none, it does so only while the evaluator runs and the ring has room: otherwise
-        events that no client reads would be kept for ever.
+        The request keeps the evaluation from being expired. If the request `is_reader` no events,
+        or acknowledges none, it does so only while the evaluator runs and the ring has room:
+        otherwise events that no client reads would be kept for ever.
         """
         record = self._records.get(identifier)
         if (record is None or record.caller != caller) and not self._identities.is_issued(
@@ -432,23 +439,23 @@ class RecordIndex:
         ):
             raise EvaluationNotFound(malformed=not _IDENTIFIER.fullmatch(identifier))
         if record is not None:
-            if reads:
+            if is_reader:
                 self.note_client_request(record)
             else:
-                self.note_observer(record)
+                self.note_observer_request(record)
         return record
 
     def find_by_idempotency_key(self, key: str | None, caller: str) -> EvaluationRecord | None:
         """Return the caller's record with an `Idempotency-Key`, if there is one."""
         return None if key is None else self._keys.get((caller, key))
 
-    def find_abandoned(self, seconds: float) -> list[EvaluationRecord]:
-        """Return running and queued evaluations that no client has asked for in `seconds`."""
-        return self._find_unasked(self._active, seconds)
+    def find_abandoned_evaluations(self, idle_seconds: float) -> list[EvaluationRecord]:
+        """Return running and queued evaluations that no client has asked for in `idle_seconds`."""
+        return self._find_unasked(self._active, idle_seconds)
 
-    def find_unread(self, seconds: float) -> list[EvaluationRecord]:
-        """Return ended evaluations that no client has asked for in `seconds`."""
-        return self._find_unasked(self._kept, seconds)
+    def find_unread_evaluations(self, idle_seconds: float) -> list[EvaluationRecord]:
+        """Return ended evaluations that no client has asked for in `idle_seconds`."""
+        return self._find_unasked(self._kept, idle_seconds)
 
     def _find_unasked(
         self, records: OrderedDict[str, EvaluationRecord], seconds: float
@@ -462,13 +469,13 @@ class RecordIndex:
                 found.append(record)
         return found
 
-    def find_records_read_by_pages(self) -> list[str]:
+    def find_evaluations_read_by_pages(self) -> list[str]:
         """Return the identifiers of evaluations whose next page a client is expected to ask for."""
         now = self._clock.seconds()
         return [
             name
             for name, record in self._records.items()
-            if now < record.readers.next_page_deadline
+            if now < record.readers.page_reader_deadline
         ]
 
     def list_records(self, caller: str, after: int, limit: int) -> list[EvaluationRecord]:
@@ -486,7 +493,7 @@ class RecordIndex:
         self._records = {record.evaluation.identifier: record for record in in_order}
 
     def add_record(
-        self, evaluation: Evaluation, upload: ReceivedForm, share: SharedUpload, caller: str
+        self, evaluation: Evaluation, form: ReceivedForm, shared_upload: SharedUpload, caller: str
     ) -> EvaluationRecord:
         """Add the record of a new evaluation, and return it."""
         self.accepted_count += 1
@@ -494,19 +501,19 @@ class RecordIndex:
         readers = EvaluationReaders(evaluation, EventRetention(evaluation.ring), self._clock)
         record = self._records[identifier] = self._active[identifier] = EvaluationRecord(
             evaluation,
-            upload.idempotency_key,
-            upload.form_digest if upload.idempotency_key is not None else b"",
-            share,
+            form.idempotency_key,
+            form.form_digest if form.idempotency_key is not None else b"",
+            shared_upload,
             caller,
             self.accepted_count,
             self._clock.seconds(),
             readers,
         )
-        if upload.idempotency_key is not None:
-            self._keys[caller, upload.idempotency_key] = record
+        if form.idempotency_key is not None:
+            self._keys[caller, form.idempotency_key] = record
         return record
 
-    def note_observer(self, record: EvaluationRecord) -> None:
+    def note_observer_request(self, record: EvaluationRecord) -> None:
         """Record a request that reads no events or acknowledges none, unless a reader is needed."""
         evaluation = record.evaluation
         if not evaluation.state.has_ended and not evaluation.ring_allocation.is_full:
@@ -521,7 +528,7 @@ class RecordIndex:
 
     def free_ring_space(self, record: EvaluationRecord) -> None:
         """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
-        if record.evaluation.callback is not None or record.readers.observers:
+        if record.evaluation.callback is not None or record.readers.observer_count:
             self.note_client_request(record)  # until now the callback or an observer has kept it
         record.readers.make_ring_room()
 
@@ -530,14 +537,14 @@ class RecordIndex:
         identifier = record.evaluation.identifier
         if self._active.pop(identifier, None) is not None:
             self._kept[identifier] = record
-            self.kept_counts[record.caller] += 1
+            self.ended_counts[record.caller] += 1
             self._note_left(record)
-        record.release_if_unused()
+        record.discard_events_if_unused()
 
     def note_stream_end(self, record: EvaluationRecord) -> None:
         """Record that a stream of an evaluation has ended."""
         self._note_left(record)
-        record.release_if_unused()
+        record.discard_events_if_unused()
 
     def _note_left(self, record: EvaluationRecord) -> None:
         self.note_client_request(record)
@@ -552,16 +559,16 @@ class RecordIndex:
         if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
             self._sent.pop(identifier, None)
-            self.kept_counts[record.caller] -= 1
-            if not self.kept_counts[record.caller]:
-                del self.kept_counts[record.caller]
+            self.ended_counts[record.caller] -= 1
+            if not self.ended_counts[record.caller]:
+                del self.ended_counts[record.caller]
         if record.idempotency_key is not None:
             del self._keys[record.caller, record.idempotency_key]
         record.final_state = final_state
-        record.evaluation.is_forgotten = True
+        record.evaluation.is_forgotten_by_registry = True
         self._on_forgotten(record)
-        record.release_if_unused()
-        record.evaluation.save()
+        record.discard_events_if_unused()
+        record.evaluation.save_snapshot()
 
     def forget_fully_sent_evaluation(self, caller: str | None = None) -> bool:
         """Forget one evaluation that a stream has sent to the end; return whether there was one.
@@ -571,7 +578,7 @@ class RecordIndex:
         """
         now = self._clock.seconds()
         for identifier, record in self._sent.items():
-            is_read = record.is_client_waiting or now < record.readers.next_page_deadline
+            is_read = record.is_client_waiting or now < record.readers.page_reader_deadline
             if caller in (None, record.caller) and not is_read:
                 self.forget_record(identifier, EvaluationState.EXPIRED)
                 return True

@@ -51,20 +51,20 @@ from tawebeval.evaluations.archive_reader import (
 )
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.evaluation import CheckoutResumer, Evaluation
+from tawebeval.evaluations.evaluation import Evaluation, ResumeCheckout
 from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
-from tawebeval.evaluations.kept_journal import KeptJournal
+from tawebeval.evaluations.kept_journal import KeeperJournal
 from tawebeval.evaluations.records import (
+    AcknowledgingSubscription,
     EvaluationRecord,
-    ReaderSubscription,
     ReceivedForm,
     RecordIndex,
     Subscription,
 )
-from tawebeval.evaluations.restart import FoundEvaluation, FoundEvaluations
-from tawebeval.evaluations.shutdown import Drain
+from tawebeval.evaluations.restart import RecoveredEvaluation, RecoveredEvaluations
+from tawebeval.evaluations.shutdown import EvaluationDrain
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, load_callback
-from tawebeval.evaluations.status import build_status, format_time
+from tawebeval.evaluations.status import build_status, format_rfc3339_time
 from tawebeval.evaluations.submission_store import KeptSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
@@ -73,7 +73,7 @@ from tawebeval.webhooks.deliveries import CallbackQueue
 
 _RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
-LISTING_PAGE_SIZE = 100  # evaluations in one answer, at most
+MAX_LISTED_EVALUATIONS = 100  # evaluations in one answer, at most
 # Evaluations that a filter examines for one answer, at most: about 2 ms.
 MAX_EVALUATIONS_EXAMINED_PER_TURN = 500
 
@@ -84,14 +84,14 @@ log = Logger()
 class EvaluationListing:
     """Some evaluations of one caller, in the order of their acceptance.
 
-    `begin` is the cursor before the first of them, None at the start of the list; `end` is the
-    cursor after the last of them, None if no other evaluation follows now. `data` are the
-    summaries.
+    `begin_cursor` is the cursor before the first of them, None at the start of the list;
+    `end_cursor` is the cursor after the last of them, None if no other evaluation follows now.
+    `entries` are the summaries.
     """
 
-    begin: str | None
-    end: str | None
-    data: list[dict[str, Any]]
+    begin_cursor: str | None
+    end_cursor: str | None
+    entries: list[dict[str, Any]]
 
 
 class EvaluationRegistry:
@@ -114,20 +114,20 @@ class EvaluationRegistry:
     ) -> None:
         self.context = context
         self._clock = context.clock
-        self._started = format_time(context.read_wall_clock())
+        self._started = format_rfc3339_time(context.read_wall_clock())
         self._identities = identities
         self._root = root
         self._callbacks = EvaluationCallbacks(callbacks, context.run_keeper)
         self.submissions = SubmissionStore(context, root)
         self.records = RecordIndex(identities, context.clock, self.submissions.discard)
         # In the cursors of lists: those of another start of the daemon are refused by it.
-        self.cursor_mark = context.random_bytes(START_ID_BYTES).hex()
+        self.cursor_mark = context.generate_random_bytes(START_ID_BYTES).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
         self._retries = RetrySchedule(self.run_queue.slot_count)
         # Evaluations with a process or a directory left, also those without a record.
         self._alive: dict[str, EvaluationRecord] = {}
         self.subscriptions: set[Subscription] = set()
-        self._drain = Drain(self._alive, self.records, self.subscriptions, self._clock)
+        self._drain = EvaluationDrain(self._alive, self.records, self.subscriptions, self._clock)
         self.archived = ArchiveReader(context.archive)
 
     # Admission
@@ -137,15 +137,15 @@ class EvaluationRegistry:
         if self._drain.has_begun:
             raise ServerStopping
 
-    def check_admission(self, caller: str = "", *, plans_retry: bool = True) -> None:
+    def check_admission(self, caller: str = "", *, should_schedule_retry: bool = True) -> None:
         """Raise the error with which a new evaluation would be refused.
 
         This is ServerStopping, CallerQuotaExceeded, which the caller can remedy, or ServerBusy, in
         this order. Before a refusal the registry forgets evaluations that a stream has sent to the
         end: they are kept only for clients that have lost some of the events.
 
-        If `plans_retry`, a refusal for the length of the queue has the time at which the client is
-        to come back, which no other client gets.
+        If `should_schedule_retry`, a refusal for the length of the queue has the time at which the
+        client is to come back, which no other client gets.
         """
         self.check_not_stopping()
         while self._has_kept_share(caller) and self.records.forget_fully_sent_evaluation(caller):
@@ -174,13 +174,13 @@ class EvaluationRegistry:
             raise CallerQuotaExceeded(
                 "too many of your evaluations are queued (callers.queued); try again later",
                 self._plan_retry(caller, self.run_queue.waiting_caller_count)
-                if plans_retry
+                if should_schedule_retry
                 else _RETRY_LATER,
             )
         if self.run_queue.is_full(caller):
             raise ServerBusy(
                 "the queue is full (evaluations.queued); try again later",
-                self._plan_retry() if plans_retry else _RETRY_LATER,
+                self._plan_retry() if should_schedule_retry else _RETRY_LATER,
             )
 
     def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
@@ -203,7 +203,7 @@ class EvaluationRegistry:
 
     def _has_too_much_kept(self) -> bool:
         return (
-            self.records.kept_count >= self.context.configuration.evaluations.kept
+            self.records.ended_count >= self.context.configuration.evaluations.kept
             or self.context.ring_budget.is_only_reserve_free
         )
 
@@ -213,11 +213,11 @@ class EvaluationRegistry:
         share = configuration.callers.kept
         if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.kept:
             return False
-        return self.records.kept_counts[caller] >= share
+        return self.records.ended_counts[caller] >= share
 
     # Life of an evaluation
 
-    def accept_form(self, upload: ReceivedForm, caller: str = "") -> str:
+    def accept_form(self, form: ReceivedForm, caller: str = "") -> str:
         """Queue a new evaluation and return its identifier.
 
         A form with an `Idempotency-Key` that the caller has used before is discarded; its answer
@@ -226,22 +226,24 @@ class EvaluationRegistry:
         Raises: IdempotencyKeyReused (the first form was another one), InvalidField (the daemon does
         not call the `callback_url`), and as `check_admission`.
         """
-        first = self.find_idempotent_answer(upload.idempotency_key, upload.form_digest, caller)
+        first = self.find_idempotent_answer(form.idempotency_key, form.form_digest, caller)
         if first is not None:
-            self.submissions.discard_upload(upload.directory, upload.size)
-            if upload.linked is not None:
-                upload.linked.remove_reference()
+            self.submissions.discard_upload(form.directory, form.upload_bytes)
+            if form.linked_upload is not None:
+                form.linked_upload.remove_reference()
             return first
-        url = upload.request.callback_url
+        url = form.request.callback_url
         callback = None if url is None else self._callbacks.queue.create_callback(url, caller)
         self.check_admission(caller)
-        evaluation = self._make_evaluation(upload, caller, callback)
+        evaluation = self._make_evaluation(form, caller, callback)
         number = self.records.accepted_count + 1
-        share = upload.linked or SharedUpload(self.submissions.budget, upload.size, number)
-        record = self.records.add_record(evaluation, upload, share, caller)
+        share = form.linked_upload or SharedUpload(
+            self.submissions.budget, form.upload_bytes, number
+        )
+        record = self.records.add_record(evaluation, form, share, caller)
         self._alive[evaluation.identifier] = record
         if self.context.run_keeper is not None:
-            evaluation.journal = KeptJournal.create(
+            evaluation.journal = KeeperJournal.create(
                 self.context.run_keeper.client, evaluation.log_name, _list_members(record)
             )
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
@@ -254,7 +256,7 @@ class EvaluationRegistry:
     # Another process of the daemon goes on
 
     def restore_evaluations(
-        self, found: FoundEvaluations, uploads: Path, resume_checkout: CheckoutResumer
+        self, found: RecoveredEvaluations, uploads: Path, resume_checkout: ResumeCheckout
     ) -> None:
         """Take over the evaluations of an earlier process.
 
@@ -276,40 +278,42 @@ class EvaluationRegistry:
             try:
                 self._restore(each, uploads, resume, shares)
             except Exception:  # noqa: BLE001  (the others go on; its journal stays)
-                log.failure("defect: {evaluation} cannot be restored", evaluation=each.name)
+                log.failure("defect: {evaluation} cannot be restored", evaluation=each.log_name)
         self.records.sort_records()
         self._callbacks.resume_forgotten(
-            {each.name for each in found.evaluations if not each.snapshot.is_notified}
+            {each.log_name for each in found.evaluations if not each.snapshot.is_only_callback_left}
         )
         self.records.accepted_count = max(accepted, found.accepted_count)
 
     def _restore(
         self,
-        found: FoundEvaluation,
+        found: RecoveredEvaluation,
         uploads: Path,
         resume: Callable[[Evaluation], None],
         shares: dict[int, SharedUpload],
     ) -> None:
         snapshot = found.snapshot
-        request = unpack_request(snapshot.request)
-        directory = uploads / (snapshot.upload or found.name)
-        key, size = snapshot.key, snapshot.upload_size
+        request = unpack_request(snapshot.packed_request)
+        directory = uploads / (snapshot.upload_directory or found.log_name)
+        key, size = snapshot.idempotency_key, snapshot.upload_size
         upload = ReceivedForm(request, directory, key, snapshot.form_digest, size)
         callback = None
         if snapshot.callback is not None:
             callback = load_callback(snapshot.callback, snapshot.caller)
         evaluation = self._make_evaluation(upload, snapshot.caller, callback, snapshot)
-        evaluation.restore(snapshot, found.content)
+        evaluation.restore(snapshot, found.journal_content)
         has_ended = found.state.has_ended
         if not (has_ended and self.context.archive.is_archived(evaluation.identifier)):
             self._begin_recording(evaluation)
-        evaluation.ring.acknowledge(min(found.content.acknowledged, evaluation.ring.end_cursor))
-        self.records.accepted_count = snapshot.number - 1
-        share = shares.get(snapshot.share)
+        evaluation.ring.acknowledge(
+            min(found.journal_content.acknowledged_cursor, evaluation.ring.end_cursor)
+        )
+        self.records.accepted_count = snapshot.sequence_number - 1
+        share = shares.get(snapshot.shared_upload_number)
         if share is None:
             self.submissions.budget.stored_bytes += size
-            share = shares[snapshot.share] = SharedUpload(
-                self.submissions.budget, size, snapshot.share
+            share = shares[snapshot.shared_upload_number] = SharedUpload(
+                self.submissions.budget, size, snapshot.shared_upload_number
             )
         else:
             share.add_reference()
@@ -317,12 +321,14 @@ class EvaluationRegistry:
         self._alive[evaluation.identifier] = record
         assert self.context.run_keeper is not None, "it has the journal"
         client = self.context.run_keeper.client
-        evaluation.journal = KeptJournal(client, found.name, _list_members(record), found.journal)
+        evaluation.journal = KeeperJournal(
+            client, found.log_name, _list_members(record), found.journal
+        )
         evaluation.ring_allocation.resize(evaluation.ring.memory_bytes)
         self.context.counters.record_restored(found.state)
         if has_ended:
-            evaluation.restore_end(snapshot)
-        elif found.run is not None:
+            evaluation.restore_ended(snapshot)
+        elif found.kept_run is not None:
             self.run_queue.take_slot_unconditionally(evaluation.identifier, snapshot.caller)
             resume(evaluation)
         elif found.is_lost:
@@ -330,15 +336,15 @@ class EvaluationRegistry:
         else:
             evaluation.requeue(self.run_queue)
         evaluation.cleanup_event.add_callback(
-            self._keep_ended if snapshot.is_notified else self._on_cleaned_up
+            self._keep_ended if snapshot.is_only_callback_left else self._on_cleaned_up
         )
-        if snapshot.is_forgotten:
+        if snapshot.is_forgotten_by_registry:
             self.records.forget_record(evaluation.identifier, EvaluationState.EXPIRED)
 
     def end_lost_runs(self) -> None:
         """Stop running evaluations: the keeper has ended, and with the keeper their evaluators."""
         for record in list(self._alive.values()):
-            if record.evaluation.run is not None:
+            if record.evaluation.evaluator_run is not None:
                 record.evaluation.stop(
                     EvaluationFailure("lost", "the keeper of evaluators has ended; submit again")
                 )
@@ -390,11 +396,11 @@ class EvaluationRegistry:
             identifier = self._identities.issue_identifier(caller)
             seed = upload.request.seed
             if seed is None:
-                seed = draw_seed(self.context.random_bytes)
+                seed = draw_seed(self.context.generate_random_bytes)
             keeps = self.context.configuration.evaluations.keep_submissions
         else:
             identifier, seed = restored.identifier, restored.seed
-            keeps = restored.keeps_submission
+            keeps = restored.should_keep_submission
         return Evaluation(
             identifier=identifier,
             request=upload.request,
@@ -405,7 +411,7 @@ class EvaluationRegistry:
             caller=caller,
             callback=callback,
             on_full=self._on_full,
-            keeps_submission=keeps,
+            should_keep_submission=keeps,
         )
 
     def _on_full(self, evaluation: Evaluation) -> None:
@@ -427,7 +433,7 @@ class EvaluationRegistry:
             self.records.note_evaluation_end(record)
             del self._alive[evaluation.identifier]
             self.submissions.keep_or_release(record)
-            evaluation.save_end()
+            evaluation.save_final_snapshot()
             self._retries.record_evaluation_end(
                 self._clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
             )
@@ -447,12 +453,12 @@ class EvaluationRegistry:
 
     # Rerun
 
-    def find_ended(self, identifier: str, caller: str = "") -> Evaluation:
+    def find_ended_evaluation(self, identifier: str, caller: str = "") -> Evaluation:
         """Return an evaluation that has ended.
 
         Raises: EvaluationNotFound, EvaluationExpired, EvaluationNotEnded.
         """
-        record = self.records.find_record(identifier, caller, reads=False)
+        record = self.records.find_record(identifier, caller, is_reader=False)
         if record is None:
             raise EvaluationExpired(self._started)
         if not record.evaluation.state.has_ended:
@@ -465,12 +471,12 @@ class EvaluationRegistry:
     ) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
-        Within the context the files make no room for uploads. Raises: as `find_ended`;
+        Within the context the files make no room for uploads. Raises: as `find_ended_evaluation`;
         SubmissionDiscarded; ServerBusy and OSError for archived files.
         """
         async with AsyncExitStack() as stack:
             try:
-                use = self.submissions.use_kept(self.find_ended(identifier, caller))
+                use = self.submissions.use_kept(self.find_ended_evaluation(identifier, caller))
                 kept = await stack.enter_async_context(use)
             except (EvaluationExpired, SubmissionDiscarded):
                 if await self.archived.read_status(identifier, caller) is None:
@@ -485,7 +491,7 @@ class EvaluationRegistry:
         Raises: EvaluationNotFound, EvaluationExpired, SubmissionDiscarded; ServerBusy and OSError
         for archived files.
         """
-        record = self.records.find_record(identifier, caller, reads=False)
+        record = self.records.find_record(identifier, caller, is_reader=False)
         try:
             if record is not None and not record.evaluation.state.has_ended:
                 workspace, upload = record.evaluation.workspace, record.evaluation.upload_directory
@@ -498,14 +504,14 @@ class EvaluationRegistry:
 
     async def _read_files(self, roots: Sequence[Workspace]) -> list[dict[str, Any]]:
         directories = [root.submission_directory for root in roots]
-        return await self.context.threads.run_in_thread(read_submitted_files, directories)
+        return await self.context.worker_threads.run_in_thread(read_submitted_files, directories)
 
     async def cancel_evaluation(self, identifier: str, caller: str = "") -> None:
         """Stop an evaluation and return when only its events are left.
 
         An evaluation that has ended is left as it is. Raises: EvaluationNotFound.
         """
-        record = self.records.find_record(identifier, caller, reads=False)
+        record = self.records.find_record(identifier, caller, is_reader=False)
         record = record or self._alive.get(identifier)
         if record is not None:
             record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
@@ -529,7 +535,7 @@ class EvaluationRegistry:
             return make_empty_last_page()
         page = self._read(record, after, limit, with_times)
         begin = resolve_cursor(record.evaluation.ring, page.begin_cursor)
-        self._drain.add_page_reader(identifier)
+        self._drain.expect_page_reader(identifier)
         self._expect_next_page(record)
         record.readers.acknowledge(begin)
         return page
@@ -562,40 +568,40 @@ class EvaluationRegistry:
         self,
         identifier: str,
         after: str | None,
-        wait: float,
+        wait_seconds: float,
         caller: str = "",
         limit: int | None = None,
         *,
         with_times: bool = False,
-        observes: bool = False,
+        is_observer: bool = False,
     ) -> EventPage:
-        """Return the page of `read_page` when there are new events, or after `wait` seconds.
+        """Return the page of `read_page` when there are new events, or after `wait_seconds`.
 
-        That of `peek_page` if the client only `observes`. To be called right after this method has
-        returned a page without news. Raises: as `read_page`.
+        That of `peek_page` if the client `is_observer`. To be called right after this method
+        has returned a page without news. Raises: as `read_page`.
         """
         if identifier not in self.records:
             raise EvaluationExpired(self._started)
         record = self.records[identifier]
-        with suppress(WaitTimedOut), self._count_waiting_poll(record, observes):
-            await record.evaluation.change_condition.wait().addTimeout(wait, self._clock)
-        read = self.peek_page if observes else self.read_page
+        with suppress(WaitTimedOut), self._count_waiting_poll(record, is_observer):
+            await record.evaluation.change_condition.wait().addTimeout(wait_seconds, self._clock)
+        read = self.peek_page if is_observer else self.read_page
         return read(identifier, after, caller, limit, with_times=with_times)
 
     @contextmanager
     def _count_waiting_poll(self, record: EvaluationRecord, observes: bool) -> Iterator[None]:
         readers = record.readers
         if observes:
-            readers.observers += 1
+            readers.observer_count += 1
         else:
-            readers.waiting_polls += 1
+            readers.waiting_poll_count += 1
         try:
             yield
         finally:  # also when the client has gone: a reader may ask again
             if observes:
-                readers.observers -= 1
+                readers.observer_count -= 1
             else:
-                readers.waiting_polls -= 1
+                readers.waiting_poll_count -= 1
                 self._expect_next_page(record)
 
     def subscribe(
@@ -605,25 +611,25 @@ class EvaluationRegistry:
         caller: str = "",
         skip: int = 0,
         *,
-        observes: bool = False,
+        is_observer: bool = False,
     ) -> Subscription | None:
         """Return a subscription to the events from `skip` events after the cursor `after` on.
 
-        If the client `observes`, the subscription acknowledges nothing. Otherwise the cursor of the
-        very end acknowledges all events, as with pages: the evaluation is forgotten. In both cases
-        the answer to that cursor is None. Raises: as `peek_page`.
+        If the client `is_observer`, the subscription acknowledges nothing. Otherwise the cursor of
+        the very end acknowledges all events, as with pages: the evaluation is forgotten. In both
+        cases the answer to that cursor is None. Raises: as `peek_page`.
         """
-        record = self._find_at(identifier, after, caller, reads=not observes)
+        record = self._find_at(identifier, after, caller, reads=not is_observer)
         if record is None:
-            if not observes:
+            if not is_observer:
                 self._drop_read(identifier)
             return None
-        make_subscription = Subscription if observes else ReaderSubscription
+        make_subscription = Subscription if is_observer else AcknowledgingSubscription
         return make_subscription(
             resolve_cursor(record.evaluation.ring, after or None, skip),
             record.readers,
             self.subscriptions,
-            lambda: self._on_unsubscribed(record, observes),
+            lambda: self._on_unsubscribed(record, is_observer),
         )
 
     def can_subscribe(
@@ -643,7 +649,7 @@ class EvaluationRegistry:
     ) -> EvaluationRecord | None:
         """Return the record in which to read after a cursor; None after the very end."""
         cursor = parse_cursor(after)
-        record = self.records.find_record(identifier, caller, reads=reads)
+        record = self.records.find_record(identifier, caller, is_reader=reads)
         if record is None and cursor != ALL_RECEIVED_CURSOR:
             raise EvaluationExpired(self._started)
         if cursor == ALL_RECEIVED_CURSOR and (record is None or record.evaluation.ring.has_ended):
@@ -653,22 +659,22 @@ class EvaluationRegistry:
     def _read(
         self, record: EvaluationRecord, after: str | None, limit: int | None, with_times: bool
     ) -> EventPage:
-        times = format_time if with_times else None
+        times = format_rfc3339_time if with_times else None
         return read_page(
-            record.evaluation.ring, after or None, self.compute_page_limit(limit), times
+            record.evaluation.ring, after or None, self.compute_page_bytes(limit), times
         )
 
-    def compute_page_limit(self, limit: int | None) -> int:
+    def compute_page_bytes(self, limit: int | None) -> int:
         """Return the bytes of events that a page may have if a client asks for `limit`."""
         most = self.context.configuration.buffers.page
         return most if limit is None else min(limit, most)
 
     def _expect_next_page(self, record: EvaluationRecord) -> None:
-        record.readers.next_page_deadline = self._clock.seconds() + _NEXT_PAGE
+        record.readers.page_reader_deadline = self._clock.seconds() + _NEXT_PAGE
 
     def _on_unsubscribed(self, record: EvaluationRecord, observes: bool) -> None:
         if observes:
-            self.records.note_observer(record)
+            self.records.note_observer_request(record)
         else:
             self.records.note_stream_end(record)
         self.run_queue.dispatch_slots()  # what the stream has sent may have been in a caller's way
@@ -686,7 +692,7 @@ class EvaluationRegistry:
 
         A look at the status does not keep an evaluation that waits for a reader of its events.
         """
-        record = self.records.find_record(identifier, caller, reads=False)
+        record = self.records.find_record(identifier, caller, is_reader=False)
         if record is None:
             raise EvaluationExpired(self._started)
         return build_status(record.evaluation, self.run_queue.find_waiter_position(identifier))
@@ -695,7 +701,7 @@ class EvaluationRegistry:
         self,
         after: str | None,
         caller: str = "",
-        wanted: EvaluationFilter = MATCH_ALL_FILTER,
+        evaluation_filter: EvaluationFilter = MATCH_ALL_FILTER,
         limit: int | None = None,
     ) -> EvaluationListing:
         """Return up to 100 evaluations of a caller, or `limit`, that were accepted after a cursor.
@@ -705,13 +711,13 @@ class EvaluationRegistry:
         ServerBusy, if the disk of the archive does not answer.
         """
         number = self._parse_list_cursor(after) if after else 0
-        size = limit or LISTING_PAGE_SIZE
-        examined = size if wanted.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
+        size = limit or MAX_LISTED_EVALUATIONS
+        examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
         newest = self.records.accepted_count
         present = self.records.list_records(caller, number, examined + 1)
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
         archived = await self.archived.list_evaluations(
-            caller, number, newest, examined + 1, wanted
+            caller, number, newest, examined + 1, evaluation_filter
         )
         found = {one.sequence_number: one for one in archived}
         found |= {
@@ -723,7 +729,7 @@ class EvaluationRegistry:
         end = None
         for one, following in pairwise((*in_order, None)):
             assert one is not None, "only the last is None"
-            if one.matches(wanted):
+            if one.matches(evaluation_filter):
                 listed.append(one)
             examined -= 1
             if following is not None and (len(listed) == size or not examined):
@@ -748,35 +754,35 @@ class EvaluationRegistry:
         To be called about once a second.
         """
         settings = self.context.configuration.evaluations
-        for record in self.records.find_abandoned(settings.abandon_after):
-            record.evaluation.abandon()
+        for record in self.records.find_abandoned_evaluations(settings.abandon_after):
+            record.evaluation.stop_abandoned()
             self.records.forget_record(record.evaluation.identifier, EvaluationState.EXPIRED)
-        for record in self.records.find_unread(settings.retain):
+        for record in self.records.find_unread_evaluations(settings.retain):
             self.records.forget_record(record.evaluation.identifier, EvaluationState.EXPIRED)
         for identifier, wanted in self.run_queue.list_slot_holders():
             record = self._alive[identifier]
             record.evaluation.check_reader_timeout(
-                record.readers.furthest_read_cursor, wanted=wanted
+                record.readers.furthest_read_cursor, is_slot_wanted=wanted
             )
         self.run_queue.dispatch_slots()  # the time in which pages are expected may have passed
 
-    def leave_evaluations(self) -> None:
+    def hand_over_evaluations(self) -> None:
         """Accept nothing more, and answer the clients that wait: another process goes on."""
         self._drain.has_begun = True
         for record in (*self.records, *self._alive.values()):
-            record.evaluation.leave()
+            record.evaluation.hand_over()
 
-    def end_drain(self) -> None:
+    def end_drain_early(self) -> None:
         """End the time that `close` gives to running evaluations."""
-        self._drain.end_drain()
+        self._drain.end_drain_early()
 
-    async def close(self, drain: float = 0) -> bool:
+    async def close(self, drain_seconds: float = 0) -> bool:
         """Accept nothing more, end all evaluations and return when their processes are gone.
 
-        Running evaluations have `drain` seconds to end by themselves; readers then have some
-        seconds for the last events. Return whether there was an evaluation or a reader.
+        Running evaluations have `drain_seconds` seconds to end by themselves; readers then have
+        some seconds for the last events. Return whether there was an evaluation or a reader.
         """
-        had_work = await self._drain.drain_evaluations(drain)
+        had_work = await self._drain.drain_evaluations(drain_seconds)
         await self.context.archive.flush()  # it takes the submissions that are removed next
         await self.submissions.remove_all()
         return had_work
@@ -785,9 +791,9 @@ class EvaluationRegistry:
 def _list_members(record: EvaluationRecord) -> dict[str, Any]:
     """Return what an evaluation's snapshots have of its record."""
     return {
-        "number": record.sequence_number,
+        "sequence_number": record.sequence_number,
         "upload_size": record.shared_upload.size,
-        "share": record.shared_upload.upload_number,
-        "key": record.idempotency_key,
+        "shared_upload_number": record.shared_upload.upload_number,
+        "idempotency_key": record.idempotency_key,
         "form_digest": record.form_digest,
     }

@@ -1,7 +1,7 @@
 """What an earlier process of the daemon has left with the keeper.
 
-`read_bundles` reads all journals before the daemon removes anything. What no journal names is
-removed: processes, cgroups and directories of evaluations that had not begun, or had ended.
+`recover_evaluations` reads all journals before the daemon removes anything. What no journal names
+is removed: processes, cgroups and directories of evaluations that had not begun, or had ended.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tawebeval.evaluations.journal import (
     JournalError,
     UnknownJournalVersion,
 )
-from tawebeval.evaluations.kept_journal import JOURNAL
+from tawebeval.evaluations.kept_journal import JOURNAL_SUFFIX
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     CALLBACK,
-    HEARTBEAT_BUNDLE,
+    HEARTBEAT_BUNDLE_NAME,
     RUN,
     KeptRun,
     RunKeeper,
 )
 from tawebeval.evaluations.snapshot import (
     EvaluationSnapshot,
-    KeptCallback,
     RunSnapshot,
+    UndeliveredCallback,
     unpack_callback,
     unpack_snapshot,
 )
@@ -53,24 +53,24 @@ log = Logger()
 
 
 @attrs.frozen
-class FoundEvaluation:
+class RecoveredEvaluation:
     """An evaluation of an earlier process of the daemon.
 
-    `run` and `broker` are the descriptors of a run that goes on, None for others.
+    `kept_run` and `submission_broker` are the descriptors of a run that goes on, None for others.
     """
 
-    name: str
+    log_name: str
     journal: EvaluationJournal
-    content: JournalContent
+    journal_content: JournalContent
     snapshot: EvaluationSnapshot
-    run: KeptRun | None = None
-    broker: KeptRun | None = None
+    kept_run: KeptRun | None = None
+    submission_broker: KeptRun | None = None
 
     @property
     def state(self) -> EvaluationState:
         """The state in which it goes on."""
         state = EvaluationState(self.snapshot.state)
-        if state.has_ended or self.run is not None:
+        if state.has_ended or self.kept_run is not None:
             return state
         return EvaluationState.QUEUED
 
@@ -83,25 +83,27 @@ class FoundEvaluation:
     def is_lost(self) -> bool:
         """Whether clients may have seen events of an evaluator that is gone."""
         ran = self.snapshot.state == EvaluationState.RUNNING.value  # the form is not whole any more
-        return self.is_waiting and bool(ran or self.content.batches or self.content.cursor)
+        return self.is_waiting and bool(
+            ran or self.journal_content.batches or self.journal_content.begin_cursor
+        )
 
 
 @attrs.frozen
-class FoundEvaluations:
+class RecoveredEvaluations:
     """All evaluations of an earlier process, in the order of their acceptance.
 
     `last_heartbeat` is the last time at which it was alive, in seconds of the monotonic clock.
     `callbacks` are those that it had begun to deliver, by the names of their evaluations.
     """
 
-    evaluations: Collection[FoundEvaluation] = ()
+    evaluations: Collection[RecoveredEvaluation] = ()
     last_heartbeat: float | None = None
-    callbacks: Mapping[str, KeptCallback] = attrs.field(factory=dict)
+    callbacks: Mapping[str, UndeliveredCallback] = attrs.field(factory=dict)
 
     @property
     def accepted_count(self) -> int:
         """The number of evaluations accepted so far, at least."""
-        return max((one.snapshot.number for one in self.evaluations), default=0)
+        return max((one.snapshot.sequence_number for one in self.evaluations), default=0)
 
     @property
     def directory_names(self) -> set[str]:
@@ -109,14 +111,18 @@ class FoundEvaluations:
         return {derive_directory_name(one.snapshot.identifier) for one in self.evaluations}
 
     @property
-    def upload_names(self) -> set[str]:
+    def upload_directory_names(self) -> set[str]:
         """The names of directories of uploaded files that are still needed."""
-        return {one.snapshot.upload for one in self.evaluations if one.snapshot.upload}
+        return {
+            one.snapshot.upload_directory
+            for one in self.evaluations
+            if one.snapshot.upload_directory
+        }
 
     @property
-    def group_names(self) -> set[str]:
+    def cgroup_names(self) -> set[str]:
         """The names of cgroups in which an evaluator runs."""
-        return {run.sandbox["group"] for run in self._runs}
+        return {run.sandbox_description["group"] for run in self._runs}
 
     @property
     def quota_directories(self) -> set[Path]:
@@ -130,42 +136,44 @@ class FoundEvaluations:
 
     @property
     def _runs(self) -> list[RunSnapshot]:
-        return [one.snapshot.run for one in self.evaluations if one.run and one.snapshot.run]
+        return [one.snapshot.run for one in self.evaluations if one.kept_run and one.snapshot.run]
 
 
-def read_bundles(keeper: RunKeeper, kind: str = "local") -> FoundEvaluations:
+def recover_evaluations(keeper: RunKeeper, runner_kind: str = "local") -> RecoveredEvaluations:
     """Read what the keeper holds, and have it drop what is of no use. Blocks.
 
-    `kind` is `runner.kind`: evaluators of the other kind, under the limits of another machine, end.
-    Raises: ConfigurationError, for a journal of an unknown version.
+    `runner_kind` is `runner.runner_kind`: evaluators of the other kind, under the limits of another
+    machine, end. Raises: ConfigurationError, for a journal of an unknown version.
     """
     bundles = keeper.bundles
     found = []
-    callbacks = dict[str, KeptCallback]()
+    callbacks = dict[str, UndeliveredCallback]()
     for name, bundle in bundles.items():
         if name.endswith(CALLBACK):
             with suppress(msgspec.MsgspecError, IndexError):
                 descriptor = bundle.descriptors[0]
                 packed = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
                 callbacks[name.removesuffix(CALLBACK)] = unpack_callback(packed)
-        if name.endswith(JOURNAL):
-            evaluation = _read_journal(name.removesuffix(JOURNAL), bundle, bundles, kind)
+        if name.endswith(JOURNAL_SUFFIX):
+            evaluation = _read_journal(
+                name.removesuffix(JOURNAL_SUFFIX), bundle, bundles, runner_kind
+            )
             if evaluation is not None:
                 found.append(evaluation)
     _kill_unclaimed(keeper.address.pid, {bundle.pid for bundle in bundles.values()})
-    used = {HEARTBEAT_BUNDLE, *keeper.address.launchers}
+    used = {HEARTBEAT_BUNDLE_NAME, *keeper.address.launchers}
     for each in found:
-        used.add(each.name + JOURNAL)
-        used.update(each.name + end for end in (RUN, BROKER) if each.run is not None)
+        used.add(each.log_name + JOURNAL_SUFFIX)
+        used.update(each.log_name + end for end in (RUN, BROKER) if each.kept_run is not None)
     for name, bundle in bundles.items():
         if name not in used:
             if name.removesuffix(CALLBACK) not in callbacks:
                 keeper.client.drop(name)
             for descriptor in bundle.descriptors:
                 os.close(descriptor)
-    in_order = sorted(found, key=lambda each: each.snapshot.number)
-    return FoundEvaluations(
-        in_order, keeper.resume_heartbeat(bundles.get(HEARTBEAT_BUNDLE)), callbacks
+    in_order = sorted(found, key=lambda each: each.snapshot.sequence_number)
+    return RecoveredEvaluations(
+        in_order, keeper.resume_heartbeat(bundles.get(HEARTBEAT_BUNDLE_NAME)), callbacks
     )
 
 
@@ -184,7 +192,7 @@ def _kill_unclaimed(keeper: int, claimed: Collection[int]) -> None:
 
 def _read_journal(
     name: str, bundle: DescriptorBundle, bundles: Mapping[str, DescriptorBundle], kind: str
-) -> FoundEvaluation | None:
+) -> RecoveredEvaluation | None:
     """Return the evaluation of a journal; None if the journal is damaged."""
     try:
         journal, content = EvaluationJournal.load(bundle.descriptors[0])
@@ -201,12 +209,12 @@ def _read_journal(
         return None
     run = bundles.get(name + RUN)
     if snapshot.state != EvaluationState.RUNNING.value or run is None:
-        return FoundEvaluation(name, journal, content, snapshot)
+        return RecoveredEvaluation(name, journal, content, snapshot)
     before = kind if snapshot.run is None else snapshot.run.runner_kind
     if before != kind:
         words = "{evaluation}: the evaluator ends: runner.kind was {before}, and is {now}"
         log.warn(words, evaluation=name, before=before, now=kind)
-        return FoundEvaluation(name, journal, content, snapshot)
+        return RecoveredEvaluation(name, journal, content, snapshot)
     broker = bundles.get(name + BROKER)
     try:
         kept = _unpack(run, content)
@@ -214,8 +222,8 @@ def _read_journal(
     except _UNREADABLE as error:
         words = "{evaluation}: the evaluator is lost: the descriptors are not as expected: {error}"
         log.error(words, evaluation=name, error=error)  # noqa: TRY400
-        return FoundEvaluation(name, journal, content, snapshot)
-    return FoundEvaluation(name, journal, content, snapshot, kept, kept_broker)
+        return RecoveredEvaluation(name, journal, content, snapshot)
+    return RecoveredEvaluation(name, journal, content, snapshot, kept, kept_broker)
 
 
 def _unpack(bundle: DescriptorBundle, content: JournalContent | None = None) -> KeptRun:

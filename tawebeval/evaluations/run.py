@@ -52,7 +52,7 @@ PARTIAL_LINE_DELAY = 0.02
 STDERR_TAIL_BYTES = 8 * 1024
 """Bytes of stderr that are kept, and bytes of UTF-8 that are shown (contract, section 4)."""
 
-MIN_READ_RATE = 64 * 1024
+MIN_READ_BYTES_PER_SECOND = 64 * 1024
 """Bytes of events per second that make up for a second in which a run waits for its readers."""
 
 _WANTED = 4  # divides `evaluations.paused` for a run whose slot another evaluation waits for
@@ -98,7 +98,7 @@ class StdoutPumpOwner(Protocol):
 class EventRecorder(Protocol):
     """Recorder of events, for a later process of the daemon."""
 
-    def record_batch(self, cursor: int, batch: EventBatch, time_ms: int) -> None:
+    def record_batch(self, begin_cursor: int, batch: EventBatch, time_ms: int) -> None:
         """Record the events after a cursor, which no client has seen yet.
 
         The parser has just returned them; an empty batch is its progress alone. `time_ms` is their
@@ -110,10 +110,11 @@ class EventRecorder(Protocol):
 class StdoutPump:
     """Pump from the stdout of one evaluator through the parser into its ring.
 
-    A `recorder` records the events. While the ring's `share` of the buffers is full the pump parses
-    nothing, reads no file and pauses the producer; the share calls `on_ring_room` when that ends.
-    `output_stored` is set when stdout has ended and all its events are in the ring. `has_failed` is
-    set when a defect of the daemon has lost events; the pump then drops the rest of stdout.
+    A `event_recorder` records the events. While the ring's `share` of the buffers is full the pump
+    parses nothing, reads no file and pauses the producer; the share calls `on_ring_has_room` when
+    that ends. `output_stored_event` is set when stdout has ended and all its events are in the
+    ring. `has_failed` is set when a defect of the daemon has lost events; the pump then drops the
+    rest of stdout.
     """
 
     _clock: IReactorTime
@@ -121,8 +122,8 @@ class StdoutPump:
     _ring: EventRing
     _share: RingAllocation
     _owner: StdoutPumpOwner
-    recorder: EventRecorder | None = None
-    output_stored: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
+    event_recorder: EventRecorder | None = None
+    output_stored_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     has_failed: bool = False
     _producer: StdoutProducer | None = None
     _full: bool = False
@@ -137,7 +138,7 @@ class StdoutPump:
     _turn: IDelayedCall | None = None
 
     @property
-    def stray_marker(self) -> str | None:
+    def stray_marker_advice(self) -> str | None:
         """Advice about a begin marker that was text, None without one."""
         return self._parser.stray_marker_advice
 
@@ -154,7 +155,7 @@ class StdoutPump:
         self._ended = True
         self._attempt(self._plan)
         if self.has_failed:
-            self.output_stored.set_value(None)
+            self.output_stored_event.set_value(None)
 
     def on_acknowledge(self) -> None:
         """Handle a discard of events: the ring may have room, or other rings may have taken it."""
@@ -171,16 +172,16 @@ class StdoutPump:
         self._draining = True
         self._attempt(self._share.disable_limit)
 
-    def refuse_files(self) -> None:
+    def refuse_referenced_files(self) -> None:
         """Refuse files for which the ring has no room: a stopped run waits for no reader."""
         self._refusing = True
         self._attempt(self._plan)
 
-    def on_ring_room(self) -> None:
+    def on_ring_has_room(self) -> None:
         """Go on: the ring is not full any more."""
         self._attempt(self._plan)
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Stop for good: another process goes on with what was recorded."""
         self._is_left = True
         self._cancel_calls()
@@ -200,7 +201,7 @@ class StdoutPump:
         self._cancel_calls()
         self._owner.on_lost_events()
         if self._ended:
-            self.output_stored.set_value(None)
+            self.output_stored_event.set_value(None)
         elif self._producer is not None:
             self._producer.resumeProducing()  # the end of stdout is still needed
 
@@ -212,8 +213,8 @@ class StdoutPump:
     def _put(self, batch: EventBatch) -> None:
         cursor, time_ms = self._ring.end_cursor, int(self._ring.read_wall_clock() * 1000)
         self._ring.append_batch(batch, time_ms)
-        if self.recorder is not None:
-            self.recorder.record_batch(cursor, batch, time_ms)
+        if self.event_recorder is not None:
+            self.event_recorder.record_batch(cursor, batch, time_ms)
         self._share.resize(self._ring.memory_bytes)
         if batch.count:
             self._owner.on_new_events()
@@ -299,7 +300,7 @@ class StdoutPump:
         self._cancel_calls()
         self._put(self._parser.finish())
         self._share.disable_limit()  # no pause lasts beyond the end of stdout
-        self.output_stored.set_value(None)
+        self.output_stored_event.set_value(None)
 
 
 @attrs.frozen
@@ -316,7 +317,7 @@ class RunResult:
     stderr_tail: bytes = attrs.field(repr=False)
 
     @property
-    def stderr(self) -> str:
+    def stderr_text(self) -> str:
         """The tail of stderr as text of at most `STDERR_TAIL_BYTES` bytes of UTF-8."""
         # U+FFFD is longer than the byte that it replaces.
         shown = self.stderr_tail.decode("utf-8", "replace").encode()
@@ -347,7 +348,7 @@ class _Pauses:
     """Pauses of a run that waits for its readers, in seconds.
 
     `total` is the sum of all pauses. `owed` grows by the same seconds, and shrinks by a second for
-    each `MIN_READ_RATE` bytes read, down to 0.
+    each `MIN_READ_BYTES_PER_SECOND` bytes read, down to 0.
     """
 
     total: float = 0.0
@@ -375,7 +376,7 @@ class _Pauses:
     def reduce_owed(self, read: int) -> None:
         """Reduce `owed`; `read` is the number of bytes that readers have read in all."""
         more = max(0, read - self._read)  # `read` shrinks if a batch read to its end has grown
-        self.owed = max(0.0, self.owed - more / MIN_READ_RATE)
+        self.owed = max(0.0, self.owed - more / MIN_READ_BYTES_PER_SECOND)
         self._read += more
 
 
@@ -428,9 +429,9 @@ class EvaluatorRun(ProcessProtocol):
         self._process: ProcessTransport
 
     @property
-    def stderr(self) -> str:
+    def stderr_text(self) -> str:
         """The tail of stderr, as text."""
-        return self.result.stderr
+        return self.result.stderr_text
 
     @property
     def result(self) -> RunResult:
@@ -438,7 +439,7 @@ class EvaluatorRun(ProcessProtocol):
         return RunResult(self.exit_status, self.usage, self.paused_seconds, self._stderr)
 
     @property
-    def first_pid(self) -> int:
+    def main_pid(self) -> int:
         """The first process."""
         return self._process.pid
 
@@ -512,33 +513,39 @@ class EvaluatorRun(ProcessProtocol):
             self._time_left -= self._clock.seconds() - self._running_since
             self._running_since = None
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Leave the process alone from now on: another process of the daemon goes on with it."""
         self._is_left = True
-        self._pump.leave()
+        self._pump.hand_over()
         self._stop_clock()
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
 
-    def check_reader_timeout(self, limit: float, read: int, *, wanted: bool) -> None:
+    def check_reader_timeout(
+        self, max_paused_seconds: float, total_read_bytes: int, *, is_slot_wanted: bool
+    ) -> None:
         """Stop a paused run that has waited too long for its readers.
 
-        `limit` is `evaluations.paused`, in seconds. `read` is the number of bytes of events that
-        the readers have read in all. `wanted` is whether another evaluation waits for the slot. To
-        be called about once a second.
+        `max_paused_seconds` is `evaluations.paused`, in seconds. `total_read_bytes` is the number
+        of bytes of events that the readers have read in all. `is_slot_wanted` is whether another
+        evaluation waits for the slot. To be called about once a second.
         """
         pauses = self._pauses
         pauses.count(self._clock.seconds())
-        pauses.reduce_owed(read)
-        most = limit / _WANTED if wanted else limit
+        pauses.reduce_owed(total_read_bytes)
+        most = max_paused_seconds / _WANTED if is_slot_wanted else max_paused_seconds
         if not pauses.is_paused:
             return
-        why = " while other evaluations waited for its run slot" if wanted else ""
+        why = " while other evaluations waited for its run slot" if is_slot_wanted else ""
         if pauses.owed >= most:
-            self.stop(build_slow_reader_failure(limit, f"for {pauses.owed:.0f} seconds{why}"))
+            self.stop(
+                build_slow_reader_failure(max_paused_seconds, f"for {pauses.owed:.0f} seconds{why}")
+            )
         elif pauses.total >= most * PAUSES_IN_ALL:
             self.stop(
-                build_slow_reader_failure(limit, f"for {pauses.total:.0f} seconds in all{why}")
+                build_slow_reader_failure(
+                    max_paused_seconds, f"for {pauses.total:.0f} seconds in all{why}"
+                )
             )
 
     def _on_timeout(self) -> None:
@@ -548,7 +555,7 @@ class EvaluatorRun(ProcessProtocol):
             build_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
         )
 
-    def stop(self, reason: EvaluationFailure) -> None:
+    def stop(self, failure: EvaluationFailure) -> None:
         """End the process tree. The first reason becomes the failure.
 
         All processes get TERM, and KILL after the grace time. A run over the limit of a resource
@@ -557,15 +564,15 @@ class EvaluatorRun(ProcessProtocol):
         """
         if self._is_left:
             return
-        running, at_once = self._process.is_running, reason.reason in _AT_ONCE
-        if self.failure is None and (running or not self._pump.output_stored.is_set):
-            self.failure = reason
+        running, at_once = self._process.is_running, failure.reason in _AT_ONCE
+        if self.failure is None and (running or not self._pump.output_stored_event.is_set):
+            self.failure = failure
             self._on_change()
             if running and not at_once:
                 self._kill = self._clock.callLater(self._grace, self.kill)
                 self._signal(signal.SIGTERM)
             elif self._tree_ended.is_set:
-                self._pump.refuse_files()
+                self._pump.refuse_referenced_files()
         if at_once:
             self.kill()
 
@@ -638,7 +645,7 @@ class EvaluatorRun(ProcessProtocol):
         finally:
             self._tree_ended.set_value(None)
             if self.failure is not None:
-                self._pump.refuse_files()
+                self._pump.refuse_referenced_files()
             # The rest in the pipe is little: read it, so that the run can end.
             self._pump.accept_remaining_output()
             self._process.read_remaining_output()
@@ -655,7 +662,7 @@ class EvaluatorRun(ProcessProtocol):
 
     async def _conclude(self, status: int | None, number: int | None) -> None:
         await self._tree_ended.wait()
-        await self._pump.output_stored.wait()
+        await self._pump.output_stored_event.wait()
         if self._pump.has_failed:
             self.failure = self.failure or _LOST
         elif self._process.lost_reason is not None:
@@ -695,7 +702,9 @@ class EvaluatorRun(ProcessProtocol):
             self.usage = attrs.evolve(usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
 
     def _with_stderr(self, error: EvaluationFailure) -> EvaluationFailure:
-        return attrs.evolve(error, extra_members={**error.extra_members, "stderr": self.stderr})
+        return attrs.evolve(
+            error, extra_members={**error.extra_members, "stderr": self.stderr_text}
+        )
 
     def _explain_exit(self, end: EvaluatorExit) -> EvaluationFailure:
         """Return the failure for a bad exit, which may come from a limit of one process."""
@@ -705,11 +714,11 @@ class EvaluatorRun(ProcessProtocol):
             return build_cpu_failure(limits)
         message = explain_exit(
             end,
-            self.stderr,
+            self.stderr_text,
             limits,
             has_network=self._sandboxed.has_network,
             has_output=bool(self._stdout_size or self._stderr_size),
-            stray_marker=self._pump.stray_marker,
+            stray_marker_advice=self._pump.stray_marker_advice,
         )
         members = {"status": status or 0} if number is None else {"signal": number}
         return self._with_stderr(EvaluationFailure("exit", message, members))

@@ -29,7 +29,7 @@ from tawebeval.linux.launcher_client import LAUNCHER
 RUN, BROKER, CALLBACK = ".run", ".broker", ".callback"
 """Ends of the names of bundles."""
 
-HEARTBEAT_BUNDLE = "daemon.heart"
+HEARTBEAT_BUNDLE_NAME = "daemon.heart"
 
 _BEAT = struct.Struct("<d")
 _STEP = 64 * 1024  # bytes of stdout that are parsed without an event until that is recorded
@@ -39,12 +39,12 @@ _STEP = 64 * 1024  # bytes of stdout that are parsed without an event until that
 class KeptRun:
     """A run or a broker that the keeper holds: its process, and the sandbox's descriptors."""
 
-    process: kept_process.KeptDescriptors
-    others: Sequence[int] = ()
+    process_descriptors: kept_process.KeptDescriptors
+    sandbox_descriptors: Sequence[int] = ()
 
     def close_process(self) -> None:
         """Close the descriptors of a process that nothing drives."""
-        process = self.process
+        process = self.process_descriptors
         pipes = process.stdout, process.stderr
         for descriptor in (process.pidfd, *pipes, process.output, process.errors):
             os.close(descriptor)
@@ -74,7 +74,7 @@ class RunKeeper:
             found = os.pread(self._heart, _BEAT.size, 0)
             return float(_BEAT.unpack(found)[0]) if len(found) == _BEAT.size else None
         self._heart = os.memfd_create("heart", os.MFD_CLOEXEC)
-        self.client.keep(HEARTBEAT_BUNDLE, [self._heart])
+        self.client.keep(HEARTBEAT_BUNDLE_NAME, [self._heart])
         return None
 
     def record_heartbeat(self) -> None:
@@ -95,7 +95,9 @@ class RunKeeper:
         """Let the keeper close a callback."""
         self.client.drop(name + CALLBACK)
 
-    def keep_run(self, name: str, started: StartedProcess, others: Sequence[int] = ()) -> KeptRun:
+    def keep_run(
+        self, name: str, started: StartedProcess, sandbox_descriptors: Sequence[int] = ()
+    ) -> KeptRun:
         """Give the keeper a started process, as the bundle `name`. Raises: OSError."""
         with ExitStack() as failing:
             files = []
@@ -107,11 +109,18 @@ class RunKeeper:
             )
             self.client.keep(
                 name,
-                [kept.pidfd, kept.stdout, kept.stderr, kept.output, kept.errors, *others],
+                [
+                    kept.pidfd,
+                    kept.stdout,
+                    kept.stderr,
+                    kept.output,
+                    kept.errors,
+                    *sandbox_descriptors,
+                ],
                 kept.pid,
             )
             failing.pop_all()
-            return KeptRun(kept, others)
+            return KeptRun(kept, sandbox_descriptors)
 
     def connect_run(
         self, name: str, protocol: ProcessProtocol, process: kept_process.KeptDescriptors
@@ -127,7 +136,7 @@ class RunKeeper:
 
 
 @attrs.frozen
-class KeptSpawner:
+class KeeperSpawner:
     """Adopter of processes that the keeper holds in a bundle `name`, one after the other.
 
     `list_descriptors` returns what the bundle has besides (`SandboxedRun.list_descriptors`).
@@ -140,7 +149,7 @@ class KeptSpawner:
     def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> KeptProcess:
         """Let the keeper hold a process, which drives a protocol from now on. Raises: OSError."""
         kept = self._keeper.keep_run(self._name, started, self._list_descriptors())
-        return self._keeper.connect_run(self._name, protocol, kept.process)
+        return self._keeper.connect_run(self._name, protocol, kept.process_descriptors)
 
 
 @attrs.define
@@ -153,7 +162,7 @@ class RunRecorder:
     _process: StoredProcess
     _recorded: int = 0
 
-    def record_batch(self, cursor: int, batch: EventBatch, time_ms: int) -> None:
+    def record_batch(self, begin_cursor: int, batch: EventBatch, time_ms: int) -> None:
         """Do as `EventRecorder` says."""
         offset, state = self._parser.make_checkpoint()
         if not batch.count and offset - self._recorded < _STEP:
@@ -161,5 +170,5 @@ class RunRecorder:
         self._recorded = offset
         counted = self._run.output_bytes - (self._process.delivered - offset)
         checkpoint = ParserCheckpoint(offset, counted, state)
-        self._write(JournaledBatch(cursor, batch, time_ms, checkpoint))
+        self._write(JournaledBatch(begin_cursor, batch, time_ms, checkpoint))
         self._process.discard_output(offset)

@@ -21,7 +21,7 @@ log = Logger()
 
 
 @attrs.define
-class Drain:
+class EvaluationDrain:
     """Shutdown of the registry, from the last accepted evaluation until nothing is left.
 
     `alive` are the evaluations with a process or a directory. The registry calls
@@ -41,18 +41,18 @@ class Drain:
         """Check again whether `drain_evaluations` can go on."""
         self._progress.notify(None)
 
-    def add_page_reader(self, identifier: str) -> None:
+    def expect_page_reader(self, identifier: str) -> None:
         """Expect a client to read the pages of an evaluation to their end, once the drain runs."""
         if self.has_begun:
             self._page_readers[identifier] = None
 
-    def end_drain(self) -> None:
+    def end_drain_early(self) -> None:
         """End the time that running evaluations have."""
         self._is_urgent = True
         self.on_drain_progress()
 
-    async def drain_evaluations(self, drain: float) -> bool:
-        """End queued evaluations at once and running ones after `drain` seconds; await readers.
+    async def drain_evaluations(self, drain_seconds: float) -> bool:
+        """End queued evaluations at once, running ones after `drain_seconds`; await readers.
 
         Readers have some seconds for the last events. Return whether there was an evaluation or a
         reader.
@@ -60,19 +60,19 @@ class Drain:
         self.has_begun = True
         was_active = bool(self._alive)
         self._stop([one for one in self._evaluations() if one.state is EvaluationState.QUEUED])
-        if drain and self._alive and not self._is_urgent:
+        if drain_seconds and self._alive and not self._is_urgent:
             log.info(
                 "stopping: {count} evaluations have {drain:g} seconds to end (service.drain);"
                 " another signal ends them at once",
                 count=len(self._alive),
-                drain=drain,
+                drain=drain_seconds,
             )
-            await self._wait(lambda: self._is_urgent or not self._alive, drain)
+            await self._wait(lambda: self._is_urgent or not self._alive, drain_seconds)
         ends = [evaluation.cleanup_event.wait() for evaluation in self._evaluations()]
         self._stop(self._evaluations())
         await gatherResults(ends)
-        for identifier in self._records.find_records_read_by_pages():
-            self.add_page_reader(identifier)
+        for identifier in self._records.find_evaluations_read_by_pages():
+            self.expect_page_reader(identifier)
         was_active = was_active or bool(self._subscriptions or self._page_readers)
         await self._wait(self._is_all_read, _LAST_READ)
         return was_active

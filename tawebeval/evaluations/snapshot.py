@@ -24,23 +24,50 @@ from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 
 T = TypeVar("T")
 
+# Keys in journals that older releases have written.
+_RUN_KEYS = {
+    "checkout_path": "checkout",
+    "sandbox_description": "sandbox",
+    "progress_time": "moment",
+}
+_EVALUATION_KEYS = {
+    "packed_request": "request",
+    "sequence_number": "number",
+    "upload_directory": "upload",
+    "shared_upload_number": "share",
+    "should_keep_submission": "keeps_submission",
+    "has_kept_submission": "is_submission_kept",
+    "is_forgotten_by_registry": "is_forgotten",
+    "idempotency_key": "key",
+    "state_times": "times",
+    "run_result": "result",
+    "packed_result_summary": "results",
+    "end_cursor": "newest",
+    "failure_event": "last_event",
+    "runner_status": "runner",
+}
 
-class CallbackSnapshot(msgspec.Struct, omit_defaults=True):
+
+class CallbackSnapshot(
+    msgspec.Struct,
+    omit_defaults=True,
+    rename={"attempt_count": "attempts", "webhook_event": "event"},
+):
     """A callback and its progress, as `webhooks.callback.CallbackRecord`."""
 
     url: str
     state: str
-    attempts: int = 0
+    attempt_count: int = 0
     last_error: str | None = None
-    event: str = ""
+    webhook_event: str = ""
 
 
-class KeptCallback(msgspec.Struct):
+class UndeliveredCallback(msgspec.Struct, rename={"webhook_event": "event"}):
     """A callback that is not delivered yet, also after its evaluation is forgotten."""
 
     url: str
     caller: str
-    event: str
+    webhook_event: str
     document: bytes
 
     def pack(self) -> bytes:
@@ -48,77 +75,80 @@ class KeptCallback(msgspec.Struct):
         return msgspec.msgpack.encode(self)
 
 
-def unpack_callback(packed: bytes) -> KeptCallback:
+def unpack_callback(packed: bytes) -> UndeliveredCallback:
     """Return a kept callback. Raises: msgspec.MsgspecError."""
-    return msgspec.msgpack.decode(packed, type=KeptCallback)
+    return msgspec.msgpack.decode(packed, type=UndeliveredCallback)
 
 
-class RunSnapshot(msgspec.Struct, omit_defaults=True):
+class RunSnapshot(msgspec.Struct, omit_defaults=True, rename=_RUN_KEYS):
     """An evaluator that runs.
 
-    - `pid`: its first process. `sandbox`: what `SandboxedRun.describe` has returned.
-    - `checkout`: the path of its checkout. `quota_directory`: None without quotas.
-    - `progress`: the members of `RunProgress`, as they were at `moment`, in seconds of the
+    - `pid`: its first process. `sandbox_description`: what `SandboxedRun.describe` has returned.
+    - `checkout_path`: the path of its checkout. `quota_directory`: None without quotas.
+    - `progress`: the members of `RunProgress`, as they were at `progress_time`, in seconds of the
       monotonic clock.
     """
 
     pid: int
-    checkout: str
+    checkout_path: str
     markers: tuple[bytes, bytes, bytes, bytes]
-    sandbox: dict[str, Any]
+    sandbox_description: dict[str, Any]
     progress: dict[str, Any]
-    moment: float
+    progress_time: float
     quota_directory: str | None = None
 
     @property
     def runner_kind(self) -> str:
         """The word of `runner.kind` under which it began."""
-        return str(self.sandbox.get("kind", "local"))
+        return str(self.sandbox_description.get("kind", "local"))
 
 
-class EvaluationSnapshot(msgspec.Struct, omit_defaults=True):
+class EvaluationSnapshot(msgspec.Struct, omit_defaults=True, rename=_EVALUATION_KEYS):
     """An evaluation and its record in the registry.
 
-    - `number`: the place in the order of acceptance. `request`: packed (`core.form`).
-    - `upload`: the directory of the form's files, None once the workspace has them; `upload_size`:
-      its bytes; `share`: the key of their `SharedUpload`.
-    - `is_forgotten`: whether the registry has forgotten it; the archive may still need it.
-    - `failure`, `last_event`: the failure, and its event, which is the last one before the cursor
-      `newest`. Before the end the failure is the reason of a stop. `results`: packed.
+    - `sequence_number`: the place in the order of acceptance. `packed_request`: packed
+      (`core.form`).
+    - `upload_directory`: the directory of the form's files, None once the workspace has them;
+      `upload_size`: its bytes; `shared_upload_number`: that of their `SharedUpload`.
+    - `is_forgotten_by_registry`: whether the registry has forgotten it; the archive may still need
+      it.
+    - `failure`, `failure_event`: the failure, and its event, which is the last one before the
+      cursor `end_cursor`. Before the end the failure is the reason of a stop.
+
     """
 
     identifier: str
-    request: bytes
+    packed_request: bytes
     seed: int
     state: str
-    number: int = 0
+    sequence_number: int = 0
     caller: str = ANONYMOUS_CALLER
-    upload: str | None = None
+    upload_directory: str | None = None
     upload_size: int = 0
-    share: int = 0
-    keeps_submission: bool = False
-    is_submission_kept: bool = False
+    shared_upload_number: int = 0
+    should_keep_submission: bool = False
+    has_kept_submission: bool = False
     is_cleaned_up: bool = False
-    is_forgotten: bool = False
-    key: str | None = None
+    is_forgotten_by_registry: bool = False
+    idempotency_key: str | None = None
     form_digest: bytes = b""
-    times: dict[str, float] = {}
+    state_times: dict[str, float] = {}
     callback: CallbackSnapshot | None = None
     commit: dict[str, Any] | None = None
     limits: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     run: RunSnapshot | None = None
-    result: dict[str, Any] | None = None
-    results: bytes = b""
+    run_result: dict[str, Any] | None = None
+    packed_result_summary: bytes = b""
     failure: dict[str, Any] | None = None
-    newest: int = 0
-    last_event: bytes = b""
-    runner: dict[str, Any] | None = None
+    end_cursor: int = 0
+    failure_event: bytes = b""
+    runner_status: dict[str, Any] | None = None
 
     @property
-    def is_notified(self) -> bool:
+    def is_only_callback_left(self) -> bool:
         """Whether only a kept callback is left of the callback."""
-        return self.is_forgotten and self.is_cleaned_up
+        return self.is_forgotten_by_registry and self.is_cleaned_up
 
     def pack(self) -> bytes:
         """Return the content of a frame."""
@@ -144,7 +174,9 @@ def dump_callback(callback: CallbackRecord) -> CallbackSnapshot:
 def load_callback(found: CallbackSnapshot, caller: str) -> CallbackRecord:
     """Return the callback of a snapshot."""
     state = CallbackState(found.state)
-    return CallbackRecord(found.url, caller, state, found.attempts, found.last_error, found.event)
+    return CallbackRecord(
+        found.url, caller, state, found.attempt_count, found.last_error, found.webhook_event
+    )
 
 
 def dump_limits(limits: LimitSettings) -> dict[str, Any]:

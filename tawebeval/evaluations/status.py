@@ -19,7 +19,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
     """
     request, commit, ring = evaluation.request, evaluation.commit, evaluation.ring
     limits, result = evaluation.limits, evaluation.run_result
-    run = evaluation.run or result
+    run = evaluation.evaluator_run or result
     document: dict[str, Any] = {
         "evaluation_id": evaluation.identifier,
         "log_name": evaluation.log_name,
@@ -43,9 +43,9 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "usage": None,
         "error": None,
         "results": _build_results(evaluation),
-        "runner": evaluation.runner and attrs.asdict(evaluation.runner),
+        "runner": evaluation.runner_status and attrs.asdict(evaluation.runner_status),
         "callback": None,
-        "stderr": run.stderr if run else "",
+        "stderr": run.stderr_text if run else "",
         "events": {"buffered": ring.end_cursor - ring.begin_cursor, "discarded": ring.begin_cursor},
         "buffered_bytes": ring.line_bytes,
         "paused_seconds": round(run.paused_seconds, 3) if run else 0,
@@ -102,14 +102,16 @@ def _build_environment(evaluation: Evaluation, name: str | None) -> dict[str, An
 
 
 def _build_results(evaluation: Evaluation) -> dict[str, Any] | None:
-    return None if evaluation.results is None else evaluation.results.build_json_object()
+    return (
+        None if evaluation.result_summary is None else evaluation.result_summary.build_json_object()
+    )
 
 
 def _time(evaluation: Evaluation, name: str) -> str | None:
     moment = evaluation.state_times.get(name)
-    return None if moment is None else format_time(moment)
+    return None if moment is None else format_rfc3339_time(moment)
 
 
-def format_time(moment: float) -> str:
+def format_rfc3339_time(timestamp: float) -> str:
     """Format a time, in seconds since the epoch, as in RFC 3339."""
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")

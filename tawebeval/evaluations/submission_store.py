@@ -55,7 +55,7 @@ class SubmissionStore:
 
         They are discarded at once if the evaluation is forgotten.
         """
-        if record.evaluation.is_submission_kept:
+        if record.evaluation.has_kept_submission:
             self._kept[record.evaluation.identifier] = record
             if record.final_state is not None:
                 self.discard(record)
@@ -74,7 +74,7 @@ class SubmissionStore:
         try:
             try:
                 read = workspace.request_file.read_bytes
-                packed = await self._context.threads.run_in_thread(read)
+                packed = await self._context.worker_threads.run_in_thread(read)
             except FileNotFoundError:
                 raise SubmissionDiscarded from None
             record = self._kept.get(identifier)
@@ -90,13 +90,15 @@ class SubmissionStore:
 
         Raises: SubmissionDiscarded; ServerBusy; OSError.
         """
-        directory = self._root / self._context.random_bytes(16).hex()
+        directory = self._root / self._context.generate_random_bytes(16).hex()
         try:
             found = await self._context.archive.extract_submission(identifier, caller, directory)
             if found is None:
                 raise SubmissionDiscarded
             self.budget.add_stored_bytes(found.size)
-            key = -int.from_bytes(self._context.random_bytes(7))  # no number of an evaluation
+            key = -int.from_bytes(
+                self._context.generate_random_bytes(7)
+            )  # no number of an evaluation
             share = SharedUpload(self.budget, found.size, key)
             try:
                 yield KeptSubmission(found.evaluation_request, found.workspace, share)

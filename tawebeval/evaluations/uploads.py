@@ -26,7 +26,7 @@ _PER_FILE = 1024  # bytes of memory that a file takes besides its content
 log = Logger()
 
 
-class UploadSource(Protocol):
+class UploadRequest(Protocol):
     """The request that a form arrives in."""
 
     def pause_body(self) -> None:
@@ -61,7 +61,7 @@ class UploadWriter:
     """
 
     directory: Path
-    _source: UploadSource
+    _source: UploadRequest
     _spool: UploadBudget
     _threads: WorkerThreads
     has_begun_writing: bool = False

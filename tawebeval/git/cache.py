@@ -60,7 +60,7 @@ class _CommitBudget:
 class _CheckoutRequest:
     """A commit to check out, and the credential to fetch it with.
 
-    `again` as in `check_out_commit`. `budget` bounds its submodules.
+    `again` is `is_retry` of `check_out_commit`. `budget` bounds its submodules.
     """
 
     repository: Repository
@@ -181,17 +181,17 @@ class RepositoryCache:
         oid: str,
         caller: str = ANONYMOUS_CALLER,
         *,
-        again: bool = False,
+        is_retry: bool = False,
     ) -> Checkout:
         """Return the checkout of a commit, which is fetched first unless the cache has it.
 
-        `caller` chooses the credential. `again`: not the first request of the
+        `caller` chooses the credential. `is_retry`: not the first request of the
         evaluation, and so not counted. Raises: EvaluationError.
         """
         limits = self._limits
         deadline = limits.clock.seconds() + limits.timeout
         budget = _CommitBudget(limits.tree_limits, deadline, FetchBudget(limits.max_bytes))
-        return await self._check_out(repository, oid, caller, again, budget)
+        return await self._check_out(repository, oid, caller, is_retry, budget)
 
     async def _check_out(
         self, repository: Repository, oid: str, caller: str, again: bool, budget: _CommitBudget

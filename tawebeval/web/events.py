@@ -176,7 +176,7 @@ async def _subscribe(
     """Return a subscription, from the archive if the evaluation is gone from memory."""
     registry, caller = context.registry, request.caller
     try:
-        return registry.subscribe(identifier, after, caller, skip, observes=request.is_read_only)
+        return registry.subscribe(identifier, after, caller, skip, is_observer=request.is_read_only)
     except EvaluationExpired as error:
         archived = registry.archived.subscribe(identifier, after, caller, skip)
         return await read_archived_or_raise(archived, error)
@@ -292,14 +292,14 @@ class EventPoll:
                 self.caller,
                 self.limit,
                 with_times=self.with_times,
-                observes=self.observes,
+                is_observer=self.observes,
             )
         except EvaluationExpired as error:
             archived = registry.archived.read_page(
                 self.identifier,
                 self.after,
                 self.caller,
-                registry.compute_page_limit(self.limit),
+                registry.compute_page_bytes(self.limit),
                 with_times=self.with_times,
             )
             return await read_archived_or_raise(archived, error)

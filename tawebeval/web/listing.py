@@ -5,12 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-import attrs
-
 from tawebeval.core.evaluation_lists import MergedListCursor, make_list_page, merge_list_pages
 from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
-from tawebeval.evaluations.registry import LISTING_PAGE_SIZE
+from tawebeval.evaluations.registry import MAX_LISTED_EVALUATIONS
 from tawebeval.web.context import WebContext
 from tawebeval.web.peers import OWN_LIST_HEADER, ListRequest
 from tawebeval.web.responses import (
@@ -36,11 +34,12 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
         own_limit,
     )
     own = {} if own_limit is None else {"daemon": service.name}
-    return {**own, **attrs.asdict(listing)}
+    page = {"begin": listing.begin_cursor, "end": listing.end_cursor, "data": listing.entries}
+    return {**own, **page}
 
 
 async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
-    """Return the list over all daemons: a part of each, `LISTING_PAGE_SIZE` in all."""
+    """Return the list over all daemons: a part of each, `MAX_LISTED_EVALUATIONS` in all."""
     service = context.configuration.service
     own, others = service.name, service.other_daemons
     after = get_query_argument(request, "after") or ""
@@ -48,14 +47,14 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     wanted = parse_filter(parameters)
     before = MergedListCursor.parse(after, (own, *others))
     cursors = before.find_unfinished_lists((own, *others))
-    limit = max(1, LISTING_PAGE_SIZE // max(1, len(cursors)))
+    limit = max(1, MAX_LISTED_EVALUATIONS // max(1, len(cursors)))
     parts = {}
     if own in cursors:
         with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
             listing = await context.registry.list_evaluations(
                 cursors[own], request.caller, wanted, limit
             )
-            parts[own] = make_list_page(listing.end, listing.data)
+            parts[own] = make_list_page(listing.end_cursor, listing.entries)
     asked = {name: url for name, url in others.items() if name in cursors}
     authorization = request.requestHeaders.getRawHeaders(b"Authorization", [])
     parts |= await context.peers.fetch_list_pages(
@@ -75,8 +74,8 @@ def _parse_own_limit(request: ApiRequest) -> int | None:
     text = get_header(request.requestHeaders, OWN_LIST_HEADER)
     if text is None:
         return None
-    if not NUMBER.fullmatch(text) or not 0 < int(text) <= LISTING_PAGE_SIZE:
+    if not NUMBER.fullmatch(text) or not 0 < int(text) <= MAX_LISTED_EVALUATIONS:
         raise MalformedRequest(
-            f"{OWN_LIST_HEADER}: {text[:80]!r} is not a number from 1 to {LISTING_PAGE_SIZE}"
+            f"{OWN_LIST_HEADER}: {text[:80]!r} is not a number from 1 to {MAX_LISTED_EVALUATIONS}"
         )
     return int(text)

@@ -29,7 +29,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.archive_reader import read_archived_or_raise
 from tawebeval.evaluations.filters import is_filter_parameter
-from tawebeval.evaluations.status import format_time
+from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path
@@ -189,7 +189,7 @@ def make_app(context: WebContext) -> Klein:
             link, expires = await context.links.make_link(identifier, caller, lifetime)
         except OSError as error:
             raise problems.report_storage_error(error, "link") from None
-        document = {"link": link, "expires": format_time(expires)}
+        document = {"link": link, "expires": format_rfc3339_time(expires)}
         return prepare_json_response(request, document)
 
     @app.route(LINKS_ROUTE, methods=["DELETE"])

@@ -23,7 +23,7 @@ from tawebeval.core.framing import StreamFraming
 from tawebeval.deferreds import Condition
 from tawebeval.errors import DiscardedCursor
 from tawebeval.evaluations.archive_reader import EventSubscription
-from tawebeval.evaluations.records import ReaderConnection, UnprobedConnection
+from tawebeval.evaluations.records import ReaderConnection, UnmeasuredConnection
 from tawebeval.web.server.transport import SocketProgress, unwrap_tls
 
 MAX_PIECE_BYTES = 64 * 1024
@@ -83,7 +83,7 @@ async def write_events(
         while not subscription.has_ended:
             batch = subscription.read_events(MAX_PIECE_BYTES)
             if batch.count:
-                write(framing.encode_events(subscription.position - batch.count, batch))
+                write(framing.encode_events(subscription.read_cursor - batch.count, batch))
             elif subscription.probe_client():
                 await _await_change(
                     subscription.wait_for_events().addTimeout(_PROBE_INTERVAL, flow.clock)
@@ -149,6 +149,8 @@ def measure_connection(transport: Any) -> ReaderConnection:
     transport = unwrap_tls(transport)
     handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None
     if not isinstance(handle, socket):
-        return UnprobedConnection()
+        return UnmeasuredConnection()
     handle.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
-    return SocketProgress(handle) if handle.family in (AF_INET, AF_INET6) else UnprobedConnection()
+    return (
+        SocketProgress(handle) if handle.family in (AF_INET, AF_INET6) else UnmeasuredConnection()
+    )

@@ -49,7 +49,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.submission_store import KeptSubmission
-from tawebeval.evaluations.uploads import UploadSource, UploadWriter
+from tawebeval.evaluations.uploads import UploadRequest, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.problems import report_storage_error
@@ -324,7 +324,7 @@ def make_form_receiver(
     headers: Headers,
     length: int | None,
     caller: str,
-    source: UploadSource,
+    source: UploadRequest,
     problem: str | None = None,
     rerun_of: str | None = None,
     permitted_problems: Collection[str] | None = None,
@@ -391,7 +391,7 @@ def _make_rerun_preset(
     """Return what is known of the form of a rerun before the request of the evaluation is read."""
     fields = RERUN_FORM_FIELDS if permitted_problems is None else PROBLEM_FORM_FIELDS
     try:
-        problem = context.registry.find_ended(identifier, caller).labels.problem
+        problem = context.registry.find_ended_evaluation(identifier, caller).labels.problem
     except EvaluationExpired:
         if not context.registry.archived.is_enabled:
             raise

@@ -187,7 +187,7 @@ async def send_websocket_messages(
     code = _COMPLETE
     if subscription is not None:
         subscription.reader_connection = connection
-        begin = subscription.position
+        begin = subscription.read_cursor
         events.acknowledge_events = lambda count: subscription.acknowledge(begin + count)
         flow = StreamFlowControl(clock)
         request.registerProducer(flow, True)

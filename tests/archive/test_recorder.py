@@ -24,7 +24,7 @@ from tawebeval.core.budget import RingAllocation, RingBudget
 from tawebeval.core.events import EventBatch
 from tawebeval.core.ring import EventRing
 from tawebeval.errors import ServerBusy
-from tawebeval.evaluations.status import format_time
+from tawebeval.evaluations.status import format_rfc3339_time
 from tests.cases.archive import NOW, ArchiveTestCase, make_batch, make_end
 from tests.fakes.world import InlineThreads, SlowThreads
 
@@ -46,7 +46,7 @@ class RecorderTestCase(ArchiveTestCase):
         """Return the archive of a process."""
         readers: Any = InlineThreads()
         threads: Any = self.threads
-        archive = DiskArchive(self.store, threads, readers, self.clock, format_time)
+        archive = DiskArchive(self.store, threads, readers, self.clock, format_rfc3339_time)
         self.newest = archive.open()
         return archive
 
@@ -162,7 +162,7 @@ class RecordingTests(RecorderTestCase):
     def test_read_in_vain(self) -> None:
         """A reader does not wait for a disk that hangs, and not any number of reads waits."""
         readers: Any = SlowThreads()
-        self.archive = DiskArchive(self.store, readers, readers, self.clock, format_time)
+        self.archive = DiskArchive(self.store, readers, readers, self.clock, format_rfc3339_time)
         reads = [
             Deferred.fromCoroutine(
                 self.archive.read_evaluation("one", "alice", ArchiveFile.read_end_line)

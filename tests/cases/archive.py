@@ -20,7 +20,7 @@ from tawebeval.archive.store import (
 )
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch, encode_data_event
-from tawebeval.evaluations.status import format_time
+from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.sandbox.workspace import Workspace
 
 NOW = 1_700_000_000.0
@@ -37,7 +37,7 @@ def make_batch(first: int, count: int, size: int = 40) -> EventBatch:
 
 def make_events(first: int, count: int, size: int = 40) -> RecordedEvents:
     """Return events as the store gets them."""
-    return RecordedEvents(first, make_batch(first, count, size), format_time(NOW))
+    return RecordedEvents(first, make_batch(first, count, size), format_rfc3339_time(NOW))
 
 
 def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> RecordingEnd:

@@ -181,7 +181,7 @@ class RunTestCase(SynchronousTestCase):
             self.clock,
             SegiParser(MARKERS),
             self.ring,
-            budget.allocate_ring(on_room=lambda: self.pump.on_ring_room()),
+            budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room()),
             self,
         )
         self.sandboxed = FakeSandboxedRun(
@@ -254,7 +254,7 @@ class PumpTestCase(SynchronousTestCase):
         self.budget = RingBudget(
             2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call)
         )
-        self.share = self.budget.allocate_ring(on_room=lambda: self.pump.on_ring_room())
+        self.share = self.budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room())
         self.changes = 0
         self.held: list[bool] = []
         self.loss_counts = 0
@@ -302,9 +302,9 @@ class PumpTestCase(SynchronousTestCase):
 
     def end(self) -> None:
         """End stdout, and hold that all is done then."""
-        self.assertFalse(self.pump.output_stored.is_set)
+        self.assertFalse(self.pump.output_stored_event.is_set)
         self.pump.on_stdout_end()
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -350,7 +350,7 @@ class RegistryTestCase(SynchronousTestCase):
     def list_all(self) -> list[dict[str, Any]]:
         """Return the list."""
         listed = Deferred.fromCoroutine(self.registry.list_evaluations(None))
-        return self.successResultOf(listed).data
+        return self.successResultOf(listed).entries
 
     def accept(self, **settings: Any) -> str:
         """Begin an evaluation."""

@@ -19,7 +19,7 @@ from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES,
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import RESUME_SECONDS, Subscription
+from tawebeval.evaluations.records import STREAM_RESUME_TIMEOUT, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.sandbox.workspace import derive_directory_name
 from tawebeval.web.streams import StreamFlowControl, write_events
@@ -306,8 +306,8 @@ class Comparison(RuleBasedStateMachine):
         """Remove a stream that has ended, or was cut."""
         self.streams.remove(one)
         model = self.models[one.identifier]
-        if not (model.closed and one.subscription.position == model.newest):
-            model.cut = self.now + RESUME_SECONDS
+        if not (model.closed and one.subscription.read_cursor == model.newest):
+            model.cut = self.now + STREAM_RESUME_TIMEOUT
         self.gone.append(one)
         if not self.models[one.identifier].forgotten:
             self.models[one.identifier].asked = self.now

@@ -264,7 +264,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual((made, done), (expected, []))
         evaluations = self.evaluations(daemon)
         context: Any = evaluations.context
-        self.assertEqual(context.threads.name, "work")
+        self.assertEqual(context.worker_threads.name, "work")
         ((_, *watching),) = monitors
         self.assertEqual([pool.name for pool in watching], ["watch", "count"])
         daemon.privilegedStartService()
@@ -333,7 +333,7 @@ class ServiceTests(SynchronousTestCase):
             return False
 
         self.patch(registry, "close", close)
-        self.patch(registry, "end_drain", lambda: told.append(0))
+        self.patch(registry, "end_drain_early", lambda: told.append(0))
         idle = Connection(self.site())
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual(calls, [])
@@ -619,7 +619,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
         for content, problems in ((generate_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
             Path(tokens).write_text(content)
-            found = factory.on_reload({}).problems
+            found = factory.on_reload({}).error_messages
             self.assertEqual(len(found), len(problems), found)
             for said, word in zip(found, problems, strict=True):
                 self.assertIn(word, said)

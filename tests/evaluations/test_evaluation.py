@@ -430,7 +430,7 @@ class ClusterTests(EvaluationTestCase):
         self.begin()
         self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
         self.world.clock.advance(1000)
-        self.assertIsNone(self.evaluation.run)
+        self.assertIsNone(self.evaluation.evaluator_run)
         self.world.sandbox.begin.open()
         self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
         self.world.child.end()

@@ -41,7 +41,7 @@ class ExitTests(SynchronousTestCase):
             *(FAILED, "MemoryError", LimitSettings()),
             has_network=True,
             has_output=True,
-            stray_marker="EVALUATION_DATA_BEGIN is not at the start of a line",
+            stray_marker_advice="EVALUATION_DATA_BEGIN is not at the start of a line",
         )
         self.assertTrue(said.startswith(f"{MESSAGE}; EVALUATION_DATA_BEGIN is not"), said)
 

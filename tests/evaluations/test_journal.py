@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.events import EventBatch
 from tawebeval.evaluations.journal import (
-    READ_VERSIONS,
+    READABLE_VERSIONS,
     EvaluationJournal,
     JournalContent,
     JournaledBatch,
@@ -70,31 +70,31 @@ class JournalTests(SynchronousTestCase):
         self.journal.write_snapshot(b"old")
         for cursor in range(10):
             self.journal.write_events(batch(cursor, 1, 20_000))
-        self.journal.discard_events(7, lambda: b"new")
+        self.journal.discard_acknowledged_events(7, lambda: b"new")
         other, content = EvaluationJournal.load(os.dup(self.journal.descriptor))
         self.addCleanup(other.close)
         other.write_events(batch(10, 1, 5))
         self.assertEqual(content.snapshot, b"new")
-        self.assertEqual([each.cursor for each in self.read().batches], [*range(7, 11)])
+        self.assertEqual([each.begin_cursor for each in self.read().batches], [*range(7, 11)])
 
     def test_needed(self) -> None:
         """Acknowledged events that the archive has not written yet stay, until it has."""
         self.journal.write_snapshot(b"old")
         for cursor in range(10):
             self.journal.write_events(batch(cursor, 1, 20_000))
-        self.journal.discard_events(9, lambda: b"new", needed=2)
+        self.journal.discard_acknowledged_events(9, lambda: b"new", needed_cursor=2)
         content = self.read()
-        self.assertLessEqual(content.cursor, 2)
-        self.assertEqual(content.acknowledged, 9)
-        self.journal.discard_events(9, lambda: b"new")
-        self.assertEqual([each.cursor for each in self.read().batches], [9])
+        self.assertLessEqual(content.begin_cursor, 2)
+        self.assertEqual(content.acknowledged_cursor, 9)
+        self.journal.discard_acknowledged_events(9, lambda: b"new")
+        self.assertEqual([each.begin_cursor for each in self.read().batches], [9])
 
     def test_memory(self) -> None:
         """Memory is bounded by the events that are not discarded, whatever was written before."""
         self.journal.write_snapshot(b"state")
         for cursor in range(0, 3000, 3):
             self.journal.write_events(batch(cursor, 3, 1000))
-            self.journal.discard_events(cursor, lambda: b"state")
+            self.journal.discard_acknowledged_events(cursor, lambda: b"state")
         self.assertLess(held(self.journal), 6 * 64 * 1024)
         self.assertEqual(self.read().snapshot, b"state")
 
@@ -118,9 +118,9 @@ class JournalTests(SynchronousTestCase):
             self.journal.write_events(batch(cursor, 1, 40_000))
             states.append(self.read())
         for before in (4, 8):  # with the second the rest moves to the beginning of the file
-            self.journal.discard_events(before, lambda: b"later")
+            self.journal.discard_acknowledged_events(before, lambda: b"later")
             states.append(self.read())
-            states.append(attrs.evolve(states[-2], snapshot=b"later", acknowledged=before))
+            states.append(attrs.evolve(states[-2], snapshot=b"later", acknowledged_cursor=before))
         for descriptor in snapshots:
             self.assertIn(self.read(descriptor), states)
 
@@ -151,8 +151,8 @@ class JournalTests(SynchronousTestCase):
         for cursor in range(20):
             self.journal.write_snapshot(b"x" * 9000)
             self.journal.write_events(batch(cursor, 1, 10))
-        self.journal.discard_events(4, lambda: b"state")
-        journal = self.journal.rewrite(b"last")
+        self.journal.discard_acknowledged_events(4, lambda: b"state")
+        journal = self.journal.copy_live_events(b"last")
         self.addCleanup(journal.close)
         self.assertEqual(
             self.read(os.dup(journal.descriptor)), attrs.evolve(self.read(), snapshot=b"last")
@@ -164,7 +164,7 @@ class JournalTests(SynchronousTestCase):
         """A journal of a version before or after those that are read is not taken for damaged."""
         self.journal.write_snapshot(b"state")
         at = len(b"tawebeval journal")
-        for version in (min(READ_VERSIONS) - 1, max(READ_VERSIONS) + 1):
+        for version in (min(READABLE_VERSIONS) - 1, max(READABLE_VERSIONS) + 1):
             os.pwrite(self.journal.descriptor, version.to_bytes(2, "little"), at)
             self.assertRaises(UnknownJournalVersion, self.read)
 
@@ -202,16 +202,16 @@ class JournalTests(SynchronousTestCase):
                 journal.write_snapshot(b"%d" % number)
             else:
                 oldest = max(oldest, int(newest * values[0]))
-                journal.discard_events(oldest, lambda number=number: b"%d" % number)
+                journal.discard_acknowledged_events(oldest, lambda number=number: b"%d" % number)
         _, content = EvaluationJournal.load(journal.descriptor)
         journal.close()
         self.assertEqual(content.snapshot, b"%d" % number)
-        self.assertLessEqual(content.cursor, oldest)
-        cursor = content.cursor
+        self.assertLessEqual(content.begin_cursor, oldest)
+        cursor = content.begin_cursor
         for each in content.batches:
-            self.assertEqual(each.cursor, cursor)
+            self.assertEqual(each.begin_cursor, cursor)
             self.assertEqual(each.batch.lines.count(b"\n"), each.batch.count)
             cursor += each.batch.count
         self.assertEqual(cursor, newest)
-        self.assertEqual(content.acknowledged, oldest)
+        self.assertEqual(content.acknowledged_cursor, oldest)
         self.assertTrue(content.batches or not newest, "the last checkpoint stays")

@@ -22,17 +22,17 @@ class FakeConnection:
         self.acknowledged = 0
         self.allowed: list[int] = []  # bytes that may be unread, for each call
 
-    def measure_progress(self) -> tuple[int, int]:
+    def count_written_and_read_bytes(self) -> tuple[int, int]:
         """Return both."""
         return self.given, self.read
 
-    def set_keepalive_probing(self, wanted: bool) -> None:
+    def set_keepalive_probing(self, enabled: bool) -> None:
         """Note whether the client is asked."""
-        self.probed = wanted
+        self.probed = enabled
 
-    def count_acknowledged_bytes(self, unread: int) -> None:
+    def treat_acknowledged_as_read(self, max_unread_bytes: int) -> None:
         """Count what was acknowledged as read."""
-        self.allowed.append(unread)
+        self.allowed.append(max_unread_bytes)
         self.read = max(self.read, self.acknowledged)
 
 
@@ -115,12 +115,14 @@ class SubscriptionTests(RegistryTestCase):
         for _ in range(2000):
             self.child.print(b"x\n")
             self.send()
-        self.assertLess(len(self.subscription.written_pieces), self.connection.given // 8192 + 3)
+        self.assertLess(
+            len(self.subscription.unconfirmed_pieces), self.connection.given // 8192 + 3
+        )
         self.connection.read = self.connection.given - 1
-        self.subscription.update_taken_cursor()
+        self.subscription.update_received_cursor()
         self.connection.read += 1
-        self.subscription.update_taken_cursor()
-        self.assertEqual(len(self.subscription.written_pieces), 0)
+        self.subscription.update_received_cursor()
+        self.assertEqual(len(self.subscription.unconfirmed_pieces), 0)
 
     def test_asks(self) -> None:
         """The client is asked what it has read while the evaluator may wait for that, no longer."""
@@ -174,7 +176,7 @@ class SubscriptionTests(RegistryTestCase):
         """What a client says counts from then on, and not what its connection shows."""
         self.fill()
         self.send()
-        sent = self.subscription.position
+        sent = self.subscription.read_cursor
         self.assertTrue(self.subscription.acknowledge(1))
         self.connection.read = self.connection.given
         self.subscription.note_events_written()

@@ -42,7 +42,7 @@ class RetryTests(RegistryTestCase):
         # A look that is no request, such as a proxy's, takes no client's time.
         for _ in range(9):
             with self.assertRaises(ServerBusy):
-                self.registry.check_admission(plans_retry=False)
+                self.registry.check_admission(should_schedule_retry=False)
         for expected in (3, 6, 9):
             self.assertLessEqual(abs(self.refuse() - expected), 1)
         self.world.clock.advance(100)
@@ -142,7 +142,7 @@ class KeptTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.stream(identifier)
-        self.assertEqual(self.registry.records.kept_count, 0)
+        self.assertEqual(self.registry.records.ended_count, 0)
         threads.tidied.open()
         other, _ = self.fill()
         self.assert_refused(EvaluationExpired, identifier)
@@ -270,7 +270,7 @@ class PausedTests(RegistryTestCase):
 
     def test_read_by_a_stream(self) -> None:
         """What a stream takes counts at once, though much of it stays behind it."""
-        self.patch(run, "MIN_READ_RATE", 64)
+        self.patch(run, "MIN_READ_BYTES_PER_SECOND", 64)
         buffers = BufferSettings(evaluation=40_960, page=1024)
         self.configuration = Configuration(buffers=buffers)
         self.setUp()
@@ -439,14 +439,14 @@ class TotalTests(RegistryTestCase):
             self.world.clock.advance(300)
             self.assertEqual(self.successResultOf(in_vain).events.count, 0)
             self.assert_held(subscription, child)
-            newest = str(subscription.position)
+            newest = str(subscription.read_cursor)
             left = self.ask(identifier, newest, 300)
             self.world.clock.advance(200)
             left.cancel()
             self.failureResultOf(left, CancelledError)
             self.assert_held(subscription, child)
             child.print(b"a\n")
-            at_once = self.ask(identifier, str(subscription.position), 300)
+            at_once = self.ask(identifier, str(subscription.read_cursor), 300)
             self.assertGreater(self.successResultOf(at_once).events.count, 0)
             self.assert_held(subscription, child)
 
@@ -533,7 +533,7 @@ class SpoolTests(RegistryTestCase):
         """Begin an evaluation with an upload of that size."""
         self.registry.submissions.budget.add_stored_bytes(size)
         return self.registry.accept_form(
-            ReceivedForm(make_request(), Path("/uploads/some"), size=size, **settings)
+            ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=size, **settings)
         )
 
     def test_until_it_is_over(self) -> None:

@@ -263,7 +263,7 @@ class KeptShareTests(KeptShareTestCase):
         """One that nobody has asked for in time makes room, too; nothing is left of the count."""
         self.leave("alice", 2)
         self.expire(600)
-        self.assertFalse(self.registry.records.kept_counts)
+        self.assertFalse(self.registry.records.ended_counts)
         self.leave("alice", 2)
         self.check_over("alice")
 

@@ -49,7 +49,7 @@ class KindTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(restart, "_kill_unclaimed", lambda *_: None)
 
-    def read(self, state: str, sandbox: dict[str, Any], kind: str) -> restart.FoundEvaluation:
+    def read(self, state: str, sandbox: dict[str, Any], kind: str) -> restart.RecoveredEvaluation:
         """Return what a daemon with `runner.kind` finds of a run that was described so."""
         run = RunSnapshot(PID, "/checkout", MARKERS, {"group": None, **sandbox}, {}, 0.0)
         snapshot = EvaluationSnapshot("one", pack_request(make_request()), 1, state, run=run)
@@ -61,10 +61,10 @@ class KindTests(SynchronousTestCase):
             "one.run": DescriptorBundle(self.open_files(5), PID),
         }
         self.keeper = FakeKeeper(bundles)
-        found = restart.read_bundles(self.keeper, kind)  # type: ignore[arg-type]
+        found = restart.recover_evaluations(self.keeper, kind)  # type: ignore[arg-type]
         self.assertEqual(found.runner_kinds, {sandbox.get("kind", "local")})
         (evaluation,) = found.evaluations
-        for descriptor in bundles["one.run"].descriptors if evaluation.run else ():
+        for descriptor in bundles["one.run"].descriptors if evaluation.kept_run else ():
             os.close(descriptor)
         return evaluation
 
@@ -76,7 +76,7 @@ class KindTests(SynchronousTestCase):
         """A run of the same kind goes on; a journal without a kind is of this machine."""
         for sandbox, kind in (({}, "local"), ({"kind": "slurm"}, "slurm")):
             found = self.read("running", sandbox, kind)
-            self.assertIsNotNone(found.run)
+            self.assertIsNotNone(found.kept_run)
             self.assertFalse(found.is_lost)
             self.assertEqual(self.keeper.dropped, [])
 
@@ -84,7 +84,7 @@ class KindTests(SynchronousTestCase):
         """A run of the other kind is lost, and its process ends."""
         for sandbox, kind in (({}, "slurm"), ({"kind": "slurm"}, "local")):
             found = self.read("running", sandbox, kind)
-            self.assertIsNone(found.run)
+            self.assertIsNone(found.kept_run)
             self.assertTrue(found.is_lost)
             self.assertEqual(self.keeper.dropped, ["one.run"])
 
@@ -112,7 +112,7 @@ class LostTests(EvaluationTestCase):
         journal = EvaluationJournal.create()
         self.addCleanup(journal.close)
         content = JournalContent(b"", 0, [])
-        found = restart.FoundEvaluation("one", journal, content, snapshot, run, broker)
+        found = restart.RecoveredEvaluation("one", journal, content, snapshot, run, broker)
         dropped: list[str] = []
         keeper: Any = SimpleNamespace(connect_run=dropped.append, drop_run=dropped.append)
         self.evaluation.context = attrs.evolve(self.evaluation.context, run_keeper=keeper)

@@ -203,15 +203,15 @@ class StderrTests(RunTestCase):
             self.child.complain(b"%d\n" % number)
         everything = "".join(f"{number}\n" for number in range(5000))
         self.assertEqual(STDERR_TAIL_BYTES, 8192)
-        self.assertEqual(self.run.stderr, everything[-8192:])
+        self.assertEqual(self.run.stderr_text, everything[-8192:])
         self.child.complain(b"x" * 10000)
-        self.assertEqual(self.run.stderr, "x" * 8192)
+        self.assertEqual(self.run.stderr_text, "x" * 8192)
 
     def test_bytes(self) -> None:
         """It is shown as UTF-8, with what is not replaced; it is no part of the events."""
         self.child.complain(b"\xff\xc3")
         self.child.complain(b"\xa9")
-        self.assertEqual(self.run.stderr, "\ufffd\u00e9")
+        self.assertEqual(self.run.stderr_text, "\ufffd\u00e9")
         self.assertEqual(self.ring.end_cursor, 0)
 
     def test_begins_with_a_character(self) -> None:
@@ -222,14 +222,14 @@ class StderrTests(RunTestCase):
                 for at in range(0, len(printed), size):
                     self.child.complain(printed[at : at + size])
                 characters = (STDERR_TAIL_BYTES - len(end)) // 4
-                self.assertEqual(self.run.stderr, "😀" * characters + end)
+                self.assertEqual(self.run.stderr_text, "😀" * characters + end)
 
     def test_stray_bytes(self) -> None:
         """With what is not UTF-8 replaced it is no longer either."""
         self.child.complain(b"\xff" * 10_000 + b"end")
-        self.assertEqual(self.run.stderr, "\ufffd" * 2729 + "end")
+        self.assertEqual(self.run.stderr_text, "\ufffd" * 2729 + "end")
         self.child.complain(b"\x80")
-        self.assertEqual(self.run.stderr, "\ufffd" * 2728 + "end\ufffd")
+        self.assertEqual(self.run.stderr_text, "\ufffd" * 2728 + "end\ufffd")
 
 
 class StopTests(RunTestCase):

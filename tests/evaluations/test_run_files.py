@@ -99,9 +99,9 @@ class FileTests(FilesTestCase):
         """Where stdout ends while a file is read, all is done when the file is there."""
         self.print(b"before\n" + self.block(b"a") + b"after" + b"\nhalf")
         self.pump.on_stdout_end()
-        self.assertFalse(self.pump.output_stored.is_set)
+        self.assertFalse(self.pump.output_stored_event.is_set)
         self.supply(b"a")
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         file = PrintedFile("a", "application/octet-stream", b"a")
         self.assertEqual(join_text(self.events()), ["before", file, "after\nhalf"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -111,10 +111,10 @@ class FileTests(FilesTestCase):
         self.print(self.block(b"a") + self.block(b"b"))
         self.pump.on_stdout_end()
         self.supply(b"a")
-        self.assertFalse(self.pump.output_stored.is_set)
+        self.assertFalse(self.pump.output_stored_event.is_set)
         self.assertEqual(self.files[-1][0].path, "b")
         self.supply(b"b")
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         self.assertEqual(self.contents(), [b"a", b"b"])
 
 
@@ -141,13 +141,15 @@ class RoomTests(FilesTestCase):
         self.pump.on_stdout_end()
         contents: list[Event] = []
         for count in range(1, 4):
-            self.assertEqual((len(self.files), self.pump.output_stored.is_set), (count, False))
+            self.assertEqual(
+                (len(self.files), self.pump.output_stored_event.is_set), (count, False)
+            )
             self.supply(b"x" * self.capacity)
             self.turn(5)
             contents += self.contents()
             self.read_all()
             self.turn()
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         self.assertEqual(contents, [*[b"x" * self.capacity] * 3, "text"])
 
     def test_released(self) -> None:
@@ -158,10 +160,10 @@ class RoomTests(FilesTestCase):
         self.turn(5)
         self.pump.accept_remaining_output()
         self.turn(5)
-        self.assertEqual((self.pump.output_stored.is_set, self.held), (False, [True]))
-        self.pump.refuse_files()
+        self.assertEqual((self.pump.output_stored_event.is_set, self.held), (False, [True]))
+        self.pump.refuse_referenced_files()
         self.turn(5)
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         self.assertEqual(self.events()[1:], [ErrorEvent(), "some text", ErrorEvent()])
         self.assertIn(b"before the buffers had room", self.ring.read_events(1, 10**9).lines)
         self.assertEqual(len(self.files), 1)

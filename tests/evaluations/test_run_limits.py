@@ -8,7 +8,7 @@ import attrs
 
 from tawebeval.config import LimitSettings
 from tawebeval.errors import EvaluationFailure, build_limit_failure
-from tawebeval.evaluations.run import MIN_READ_RATE, EvaluatorRun
+from tawebeval.evaluations.run import MIN_READ_BYTES_PER_SECOND, EvaluatorRun
 from tawebeval.linux.cgroups.group import ResourceUsage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
 from tests.cases.strategies import MARKERS
@@ -376,7 +376,7 @@ class PauseTests(RunTestCase):
         """Look once a second, for so long, whether it has waited for too long; tell whether."""
         for _ in range(int(seconds)):
             self.clock.advance(1)
-            self.run.check_reader_timeout(self.LIMIT, self.taken, wanted=wanted)
+            self.run.check_reader_timeout(self.LIMIT, self.taken, is_slot_wanted=wanted)
         return bool(self.child.signals)
 
     def test_not_read(self) -> None:
@@ -455,9 +455,9 @@ class PauseTests(RunTestCase):
         """However much is read, all pauses together are ten times as long at most."""
         self.run.set_paused(True)
         for second in range(5999):
-            self.taken = MIN_READ_RATE * second
+            self.taken = MIN_READ_BYTES_PER_SECOND * second
             self.assertFalse(self.check(1))
-        self.taken = MIN_READ_RATE * 6000
+        self.taken = MIN_READ_BYTES_PER_SECOND * 6000
         self.assertTrue(self.check(1))
         failure = self.run.failure
         assert failure is not None
@@ -469,7 +469,7 @@ class PauseTests(RunTestCase):
         self.run.set_paused(True)
         for second in range(1500):
             self.assertEqual(self.child.signals, [])
-            self.taken = MIN_READ_RATE * second
+            self.taken = MIN_READ_BYTES_PER_SECOND * second
             self.check(1, wanted=True)
         failure = self.run.failure
         assert failure is not None

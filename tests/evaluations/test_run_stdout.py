@@ -270,7 +270,7 @@ class TurnTests(PumpTestCase):
         self.pump.feed(self.flood + MARKERS.data_end + b"\nhalf a line")
         self.pump.on_stdout_end()
         turns = 0
-        while not self.pump.output_stored.is_set:
+        while not self.pump.output_stored_event.is_set:
             self.turn(2)
             self.read_all()
             turns += 1
@@ -285,9 +285,9 @@ class TurnTests(PumpTestCase):
         self.pump.feed(self.flood)
         self.pump.on_stdout_end()
         self.pump.accept_remaining_output()
-        self.assertFalse(self.pump.output_stored.is_set)
+        self.assertFalse(self.pump.output_stored_event.is_set)
         self.turn(100)
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         self.assertEqual(self.events()[-1], ErrorEvent())
         self.assertEqual(self.ring.end_cursor, 32_001)
 
@@ -313,7 +313,7 @@ class DefectTests(PumpTestCase):
         self.turn(5)
         self.assertFalse(self.producer.paused)
         self.pump.on_stdout_end()
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         self.pump.accept_remaining_output()
         self.assertEqual((self.loss_counts, self.clock.getDelayedCalls()), (1, []))
 
@@ -360,7 +360,7 @@ class DefectTests(PumpTestCase):
         self.break_(SegiParser, "finish")
         self.pump.feed(b"a\nb")
         self.pump.on_stdout_end()
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         self.assert_lost()
 
     def test_finish_later(self) -> None:
@@ -368,9 +368,9 @@ class DefectTests(PumpTestCase):
         self.break_(SegiParser, "finish")
         self.pump.feed(TurnTests.flood)
         self.pump.on_stdout_end()
-        self.assertFalse(self.pump.output_stored.is_set)
+        self.assertFalse(self.pump.output_stored_event.is_set)
         self.turn(100)
-        self.assertTrue(self.pump.output_stored.is_set)
+        self.assertTrue(self.pump.output_stored_event.is_set)
         self.assert_lost()
 
     def test_ring(self) -> None:
@@ -461,7 +461,7 @@ class PropertyTests(PumpTestCase):
         reading = cycle(reads)
         events: list[str | bytes] = []
         idle = 0
-        while not self.pump.output_stored.is_set:
+        while not self.pump.output_stored_event.is_set:
             if self.files and not self.files[-1][1].called:
                 wanted, content = self.files[-1]
                 found = read_file(wanted.path.encode("utf-8", "surrogateescape"))

@@ -189,7 +189,7 @@ class DrainTests(CloseTests):
         """Whoever is in a hurry ends it at once, also before it has begun."""
         _, child = self.start()
         closed = self.close(20)
-        self.registry.end_drain()
+        self.registry.end_drain_early()
         self.assertEqual(child.signals, [15])
         self.finish(child)
         self.assertTrue(self.successResultOf(closed))

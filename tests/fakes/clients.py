@@ -28,7 +28,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.signed_links import LinkSigner
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.status import format_time
+from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext
@@ -276,7 +276,7 @@ class Service:
         """Return an archive in a directory of its own, with what is in it."""
         threads: Any = InlineThreads()
         store = ArchiveStore(self.root / "archive", self.configuration.archive, 0)
-        archive = DiskArchive(store, threads, threads, self.reactor, format_time)
+        archive = DiskArchive(store, threads, threads, self.reactor, format_rfc3339_time)
         archive.open()
         return archive
 

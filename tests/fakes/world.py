@@ -181,7 +181,7 @@ class FakeRepositories:
         return self.branches[repository.branch]
 
     async def check_out_commit(
-        self, repository: Repository, oid: str, caller: str, *, again: bool = False
+        self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
     ) -> Checkout:
         """Return the commit and `tree`, with what the test has put there; count its users."""
         self.callers.append(caller)
@@ -240,8 +240,8 @@ class World:
         return EvaluationContext(
             configuration=self.configuration,
             clock=self.clock,
-            random_bytes=self.random,
-            threads=self.threads,
+            generate_random_bytes=self.random,
+            worker_threads=self.threads,
             spawner=self.spawn,
             checkout_source=self.repositories,
             sandbox=self.sandbox,

@@ -77,12 +77,12 @@ class CheckOutTests(CacheTestCase):
         self.assertRaises(EvaluationFailure, needs, "https://127.0.0.1/x")
 
     def test_counts(self) -> None:
-        """Hits, misses and fetches are counted, but not twice for a request made `again`."""
+        """Hits, misses and fetches are counted, but not twice for a request made `is_retry`."""
         self.get()
         self.get()
         self.fetches = [NO_ROUTE]
         self.refuse(URL + "x")
-        again = self.cache.check_out_commit(Repository(URL), OID, again=True)
+        again = self.cache.check_out_commit(Repository(URL), OID, is_retry=True)
         self.successResultOf(Deferred.fromCoroutine(again)).release()
         tally = self.cache.counters
         looked = {("commits", "hit"): 1, ("commits", "miss"): 2}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tawebeval.daemon.lasting import KEEPER_VARIABLE
-from tawebeval.evaluations.kept_journal import JOURNAL
+from tawebeval.evaluations.kept_journal import JOURNAL_SUFFIX
 from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.patience import PATIENCE
@@ -133,7 +133,7 @@ class KeptDaemonTestCase(RepositoryTestCase):
     def open_journal(self, identifier: str) -> int:
         """Return a descriptor of the journal of an evaluation."""
         keeper = KeeperClient.connect(str(self.daemon.socket))
-        name = derive_log_name(identifier) + JOURNAL
+        name = derive_log_name(identifier) + JOURNAL_SUFFIX
         found = -1
         for each, bundle in keeper.list_bundles().items():
             for descriptor in bundle.descriptors:

@@ -10,13 +10,13 @@ import shutil
 from pathlib import Path
 
 import tawebeval
-from tawebeval.evaluations.journal import READ_VERSIONS, VERSION
+from tawebeval.evaluations.journal import FORMAT_VERSION, READABLE_VERSIONS
 from tawebeval.linux import launcher
 
 PACKAGE = Path(tawebeval.__file__).parent
 MEMBER = "of the next release"
 NEXT, AFTER_NEXT = "99.1", "99.2"
-UNREAD_VERSION = max(READ_VERSIONS) + 1
+UNREAD_VERSION = max(READABLE_VERSIONS) + 1
 """The version of journals that this release does not read."""
 
 _MORE = f"""
@@ -64,8 +64,10 @@ def make_next_release(folder: Path) -> Path:
     number = launcher.VERSION
     _change(folder, "linux/launcher.py", f"\nVERSION = {number}", f"\nVERSION = {number + 1}")
     journal = "evaluations/journal.py"
-    read = (*READ_VERSIONS, UNREAD_VERSION)
-    _change(folder, journal, f"READ_VERSIONS = {READ_VERSIONS}", f"READ_VERSIONS = {read}")
+    read = (*READABLE_VERSIONS, UNREAD_VERSION)
+    _change(
+        folder, journal, f"READABLE_VERSIONS = {READABLE_VERSIONS}", f"READABLE_VERSIONS = {read}"
+    )
     _change(folder, journal, "kind in (_SNAPSHOT, _EVENTS)", "kind in (_SNAPSHOT, _EVENTS, 3)")
     _change(
         folder,
@@ -81,7 +83,12 @@ def make_release_after_next(folder: Path) -> Path:
     make_next_release(folder)
     _change(folder, "__init__.py", NEXT, AFTER_NEXT)
     journal = "evaluations/journal.py"
-    _change(folder, journal, f"\nVERSION = {VERSION}", f"\nVERSION = {UNREAD_VERSION}")
+    _change(
+        folder,
+        journal,
+        f"\nFORMAT_VERSION = {FORMAT_VERSION}",
+        f"\nFORMAT_VERSION = {UNREAD_VERSION}",
+    )
     written = "self._write_frame(_SNAPSHOT, [snapshot])"
     _change(folder, journal, written, f"{written}\n        self._write_frame(3, [b'note'])")
     return folder

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides, providedBy
 
 from tawebeval.core.events import EventBatch
-from tawebeval.evaluations.records import RESUME_SECONDS, Subscription, UnprobedConnection
+from tawebeval.evaluations.records import STREAM_RESUME_TIMEOUT, Subscription, UnmeasuredConnection
 from tawebeval.web import streams
 from tests.cases.web import CAPACITY, END, StreamTestCase
 from tests.fakes.streams import (
@@ -259,7 +259,7 @@ class BackPressureTests(StreamTestCase):
         slow.lose()
         self.service.reactor.pump([0] * 199)
         self.assertTrue(self.child.paused)
-        self.service.reactor.pump([RESUME_SECONDS] + [0] * 199)
+        self.service.reactor.pump([STREAM_RESUME_TIMEOUT] + [0] * 199)
         self.assertFalse(self.child.paused)
         self.assertGreater(len("".join(quick.payloads)), 99_000)
 
@@ -442,13 +442,13 @@ class ConnectionTests(SynchronousTestCase):
                 protocol.makeConnection(transport)
                 transport = protocol
             # A socket that is no TCP socket shows no progress.
-            self.assertIsInstance(streams.measure_connection(transport), UnprobedConnection)
+            self.assertIsInstance(streams.measure_connection(transport), UnmeasuredConnection)
             size = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             self.assertEqual(size, 2 * 64 * 1024)
 
     def test_no_socket(self) -> None:
         """A transport without a socket stays as it is."""
-        self.assertIsInstance(streams.measure_connection(StringTransport()), UnprobedConnection)
+        self.assertIsInstance(streams.measure_connection(StringTransport()), UnmeasuredConnection)
 
 
 class DefectTests(StreamTestCase):

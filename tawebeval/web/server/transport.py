@@ -99,7 +99,7 @@ class SocketProgress:
     counts as the client.
 
     A kernel that received segments late or in small pieces may offer a smaller window from then on,
-    although the client reads everything. `count_acknowledged_bytes` corrects that.
+    although the client reads everything. `treat_acknowledged_as_read` corrects that.
     """
 
     _socket: socket
@@ -107,32 +107,32 @@ class SocketProgress:
     _empty: int = 0  # bytes of the window that are taken for an empty receive buffer
     _idle: int | None = None  # while probes are wanted: the seconds before the first one otherwise
 
-    def measure_progress(self) -> tuple[int, int]:
+    def count_written_and_read_bytes(self) -> tuple[int, int]:
         """Return the bytes given to the kernel, and those the client has read."""
         acknowledged, unsent, sent, again, window = self._get_info()
         self._widest = max(self._widest, window)
         self._empty = max(self._empty, window)
         return sent - again + unsent, acknowledged + window - self._empty
 
-    def count_acknowledged_bytes(self, unread: int) -> None:
+    def treat_acknowledged_as_read(self, max_unread_bytes: int) -> None:
         """Take the client's window of now for an empty receive buffer.
 
-        Do nothing if the client may have more than `unread` bytes unread, unless a segment was
+        Do nothing if the client may have more than `max_unread_bytes` unread, unless a segment was
         lost: then the window tells too little to wait for.
         """
         _, _, _, again, window = self._get_info()
-        if again or self._widest - window <= unread:
+        if again or self._widest - window <= max_unread_bytes:
             self._empty = window
 
     def _get_info(self) -> tuple[int, ...]:
         return _INFO.unpack(self._socket.getsockopt(IPPROTO_TCP, TCP_INFO, _INFO.size))
 
-    def set_keepalive_probing(self, wanted: bool) -> None:
+    def set_keepalive_probing(self, enabled: bool) -> None:
         """Start or stop asking the client's kernel for its window each second (keep-alive)."""
-        if wanted and self._idle is None:
+        if enabled and self._idle is None:
             self._idle = self._socket.getsockopt(IPPROTO_TCP, TCP_KEEPIDLE)
             _set_keepalive(self._socket, idle=1)
-        elif self._idle is not None and not wanted:
+        elif self._idle is not None and not enabled:
             _set_keepalive(self._socket, self._idle)
             self._idle = None
 

@@ -97,7 +97,7 @@ class RoutesBelowTests(RawTestCase):
 
     def test_listing(self) -> None:
         """The list of evaluations goes on below the path."""
-        self.patch(registry, "LISTING_PAGE_SIZE", 1)
+        self.patch(registry, "MAX_LISTED_EVALUATIONS", 1)
         for _ in range(2):
             self.begin("/evaluate")
         answer = self.ask_raw(f"GET {BELOW}/evaluations")

@@ -468,38 +468,38 @@ class SmallerWindowTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.kernel = KernelInfo(0, 1000)
         self.progress = SocketProgress(self.kernel)  # type: ignore[arg-type]
-        self.progress.measure_progress()
+        self.progress.count_written_and_read_bytes()
         self.kernel.acknowledged, self.kernel.window = 5000, 400
 
     def test_not_counted(self) -> None:
         """What may be unread does not count by itself, nor if less may be."""
         for unread in (0, 599):
-            self.progress.count_acknowledged_bytes(unread)
-            self.assertEqual(self.progress.measure_progress(), (5000, 4400))
+            self.progress.treat_acknowledged_as_read(unread)
+            self.assertEqual(self.progress.count_written_and_read_bytes(), (5000, 4400))
 
     def test_counted(self) -> None:
         """It counts if so much may be unread; from then on the smaller window is an empty one."""
-        self.progress.count_acknowledged_bytes(600)
-        self.assertEqual(self.progress.measure_progress(), (5000, 5000))
+        self.progress.treat_acknowledged_as_read(600)
+        self.assertEqual(self.progress.count_written_and_read_bytes(), (5000, 5000))
         self.kernel.acknowledged, self.kernel.window = 5300, 100
-        self.assertEqual(self.progress.measure_progress(), (5300, 5000))
+        self.assertEqual(self.progress.count_written_and_read_bytes(), (5300, 5000))
         self.kernel.window = 700
-        self.assertEqual(self.progress.measure_progress(), (5300, 5300))
+        self.assertEqual(self.progress.count_written_and_read_bytes(), (5300, 5300))
         self.kernel.window = 600
-        self.assertEqual(self.progress.measure_progress(), (5300, 5200))
+        self.assertEqual(self.progress.count_written_and_read_bytes(), (5300, 5200))
 
     def test_counted_twice(self) -> None:
         """All that may be unread is compared each time, not only what is new."""
-        self.progress.count_acknowledged_bytes(600)
+        self.progress.treat_acknowledged_as_read(600)
         self.kernel.acknowledged, self.kernel.window = 5300, 100
-        self.progress.count_acknowledged_bytes(600)
-        self.assertEqual(self.progress.measure_progress(), (5300, 5000))
+        self.progress.treat_acknowledged_as_read(600)
+        self.assertEqual(self.progress.count_written_and_read_bytes(), (5300, 5000))
 
     def test_lost_segment(self) -> None:
         """After a lost segment it counts however much may be unread."""
         self.kernel.sent_again = 1
-        self.progress.count_acknowledged_bytes(0)
-        self.assertEqual(self.progress.measure_progress(), (5000, 5000))
+        self.progress.treat_acknowledged_as_read(0)
+        self.assertEqual(self.progress.count_written_and_read_bytes(), (5000, 5000))
 
 
 class SocketProgressTests(SynchronousTestCase):
@@ -533,7 +533,7 @@ class SocketProgressTests(SynchronousTestCase):
     def test_nothing_is_read(self) -> None:
         """What is in the client's kernel does not count, nor what is on its way there."""
         self.send()
-        given, read = self.progress.measure_progress()
+        given, read = self.progress.count_written_and_read_bytes()
         self.assertEqual(given, self.sent)
         self.assertLessEqual(read, GROWN)
 
@@ -546,11 +546,11 @@ class SocketProgressTests(SynchronousTestCase):
             while self.sent < self.received + size:
                 self.send()
                 self.receive(min(size, self.sent - self.received))
-            given, read = self.progress.measure_progress()
+            given, read = self.progress.count_written_and_read_bytes()
             self.assertEqual(given, self.sent)
             self.assertLessEqual(read, self.received + GROWN)
         self.receive(self.sent - self.received)
-        while self.progress.measure_progress()[1] < self.sent:
+        while self.progress.count_written_and_read_bytes()[1] < self.sent:
             # Only what is sent has the client's kernel say what there is room for.
             self.sent += self.server.send(b"x")
             self.receive(1)
