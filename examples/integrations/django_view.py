@@ -16,7 +16,7 @@ from django.http import HttpRequest, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_GET, require_POST
 
-from tawebeval.client import Client, EvaluationError, InvalidRequest, Named, Text, Unavailable
+from tawebeval.client import Client, EvaluationError, InvalidRequest, NamedFile, Text, Unavailable
 
 # Threads share it, and processes that a server forks.
 client = Client(settings.TAWEBEVAL_SERVER, settings.TAWEBEVAL_TOKEN)
@@ -43,7 +43,7 @@ def submit(request: HttpRequest) -> JsonResponse:
     file = request.FILES.get("file")
     if not isinstance(file, UploadedFile) or file.size > 65_536:
         return JsonResponse({"error": "choose a file of at most 64 KiB"}, status=400)
-    source = Named(file.name or "source", file.read())
+    source = NamedFile(file.name or "source", file.read())
     try:
         identifier = client.evaluate_problem(request.POST.get("problem", ""), {"source": source})
     except InvalidRequest as error:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
-from tawebeval.client import AsyncClient, ClientError, Data, EvaluationError, Event, Named, Text
+from tawebeval.client import AsyncClient, ClientError, Data, EvaluationError, Event, NamedFile, Text
 
 MOST_EVALUATIONS, MOST_BYTES = 100, 65_536  # that viewers may still open; of a file
 
@@ -77,7 +77,7 @@ async def submit(problem: str, filename: str, request: Request) -> dict[str, str
     """Begin an evaluation of the body: `fetch(url, { method: "POST", body: file })`."""
     if int(request.headers.get("Content-Length", MOST_BYTES)) >= MOST_BYTES:
         raise HTTPException(413, f"send a file of less than {MOST_BYTES} bytes")
-    source = Named(filename, await request.body())
+    source = NamedFile(filename, await request.body())
     try:
         identifier = await client.evaluate_problem(problem, {"source": source})
     except (ClientError, ValueError) as error:

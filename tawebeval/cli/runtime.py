@@ -91,14 +91,14 @@ class ServerAccess:
         return Client(
             self.url,
             self.token,
-            told=notes.on_retry,
-            answered=notes.on_recovery,
-            uploaded=UploadBar(screen).show,
+            on_retry=notes.on_retry,
+            on_recovery=notes.on_recovery,
+            on_upload=UploadBar(screen).show,
         )
 
     def make_quiet_client(self) -> Client:
         """Return a client that shows nothing, and makes one attempt of each request."""
-        return Client(self.url, self.token, asking=_ONE_ATTEMPT)
+        return Client(self.url, self.token, request_backoff=_ONE_ATTEMPT)
 
 
 @attrs.define

@@ -38,7 +38,7 @@ from tawebeval.client.errors import (
     UnknownEvaluation,
 )
 from tawebeval.client.events import Data, EvaluationError, Event, File, Page, Text, Unknown
-from tawebeval.client.forms import Named
+from tawebeval.client.forms import NamedFile
 from tawebeval.client.sync_client import Client
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ __all__ = [
     "File",
     "Forbidden",
     "InvalidRequest",
-    "Named",
+    "NamedFile",
     "Page",
     "Refused",
     "Text",

@@ -17,16 +17,16 @@ import httpx
 
 from tawebeval.client.async_methods import AsyncMethods
 from tawebeval.client.forms import FormBody
-from tawebeval.client.http import Failure, FailureKind, Send
+from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure
 from tawebeval.client.httpx_values import (
     EXCHANGE_ERRORS,
-    POOL_ERRORS,
     POOL_SETTINGS,
+    PROXY_SETTING_ERRORS,
     BodyCollector,
     classify_error,
     make_tls_context,
 )
-from tawebeval.client.operations import Outcome, Pause
+from tawebeval.client.operations import Pause, RequestResult
 
 
 @attrs.define(eq=False, slots=False)
@@ -60,7 +60,7 @@ class AsyncClient(AsyncMethods):
         if pool is not None:
             await pool.aclose()
 
-    async def do_step(self, step: Send | Pause) -> Outcome | None:
+    async def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read."""
         if isinstance(step, Pause):
             await anyio.sleep(step.seconds)
@@ -80,15 +80,15 @@ class AsyncClient(AsyncMethods):
 
     async def _exchange(
         self,
-        send: Send,
+        send: HttpRequest,
         headers: dict[str, str],
         content: AsyncIterator[bytes] | None,
         timeout: float,
-    ) -> Outcome:
+    ) -> RequestResult:
         try:
             pool = self._get_pool()
-        except POOL_ERRORS as error:
-            return Failure(FailureKind.INVALID_PROXY, str(error))
+        except PROXY_SETTING_ERRORS as error:
+            return RequestFailure(FailureKind.INVALID_PROXY, str(error))
         limits = httpx.Timeout(timeout, connect=send.connect_timeout)
         try:
             with anyio.fail_after(timeout):
@@ -104,7 +104,7 @@ class AsyncClient(AsyncMethods):
 
     async def _count(self, body: FormBody, *, in_threads: bool) -> AsyncIterator[bytes]:
         sent = 0
-        pieces = body.pieces()
+        pieces = body.iterate_pieces()
         while True:
             if in_threads:
                 piece = await anyio.to_thread.run_sync(next, pieces, b"")
@@ -114,7 +114,7 @@ class AsyncClient(AsyncMethods):
                 return
             yield piece
             sent += len(piece)
-            self.uploaded(sent, body.length)
+            self.on_upload(sent, body.length)
 
     def _get_pool(self) -> httpx.AsyncClient:
         loop = _get_loop()

@@ -9,14 +9,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import attrs
 
 from tawebeval.client import operations
-from tawebeval.client.http import Send
+from tawebeval.client.http import HttpRequest
 from tawebeval.client.operations import (
-    Items,
     Operation,
-    Outcome,
     Pause,
+    RequestResult,
     Stream,
-    document_method,
+    StreamItems,
+    copy_documentation,
 )
 from tawebeval.client.settings import ClientSettings
 
@@ -31,7 +31,7 @@ def _wait(
 
     async def run(client: AsyncMethods, /, *args: P.args, **kwargs: P.kwargs) -> T:
         steps = operation(client, *args, **kwargs)
-        outcome: Outcome | None = None
+        outcome: RequestResult | None = None
         while True:
             try:
                 step = steps.send(outcome)
@@ -40,7 +40,7 @@ def _wait(
                 return result
             outcome = await client.do_step(step)
 
-    document_method(run, operation)
+    copy_documentation(run, operation)
     return run
 
 
@@ -53,20 +53,20 @@ def _iterate(
         client: AsyncMethods, /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncIterator[T]:
         steps = stream(client, *args, **kwargs)
-        outcome: Outcome | None = None
+        outcome: RequestResult | None = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration:
                 return
-            if isinstance(step, Items):
+            if isinstance(step, StreamItems):
                 for item in step.items:
                     yield item
                 outcome = None
             else:
                 outcome = await client.do_step(step)
 
-    document_method(iterate, stream)
+    copy_documentation(iterate, stream)
     return iterate
 
 
@@ -90,5 +90,5 @@ class AsyncMethods(ClientSettings, ABC):
     problem = _wait(operations.problem)
 
     @abstractmethod
-    async def do_step(self, step: Send | Pause) -> Outcome | None:
+    async def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read."""

@@ -24,15 +24,15 @@ _ESCAPES = str.maketrans({'"': "%22", "\r": "%0D", "\n": "%0A"})  # as in browse
 
 
 @attrs.frozen
-class Named:
+class NamedFile:
     """A file of a submission: its content or path, sent under `filename`."""
 
     filename: str
     content: bytes | Path
 
 
-Content: TypeAlias = str | bytes | Path | Named
-"""The content of a field: text or bytes without a file name, a file, or a `Named` file."""
+Content: TypeAlias = str | bytes | Path | NamedFile
+"""The content of a field: text or bytes without a file name, a file, or a `NamedFile` file."""
 
 
 @attrs.frozen
@@ -100,7 +100,7 @@ class FormBody:
         self._parts = parts
         self.length = sum(len(one) if isinstance(one, bytes) else one.size for one in parts)
 
-    def pieces(self) -> Iterator[bytes]:
+    def iterate_pieces(self) -> Iterator[bytes]:
         """Yield the bytes. Raises OSError, also for a file that has shrunk. Blocks."""
         for part in self._parts:
             if isinstance(part, bytes):
@@ -130,13 +130,13 @@ def _escape(name: str) -> str:
 
 
 def _filename(content: Content) -> str | None:
-    if isinstance(content, Named):
+    if isinstance(content, NamedFile):
         return get_base_name(content.filename)
     return get_base_name(content.name) if isinstance(content, Path) else None
 
 
 def _source(content: Content) -> bytes | Path:
-    if isinstance(content, Named):
+    if isinstance(content, NamedFile):
         return content.content
     return content.encode() if isinstance(content, str) else content
 

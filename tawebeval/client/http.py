@@ -1,7 +1,8 @@
 """Requests and responses as values, and what a client does about each response or failure.
 
 The functions here only decide. The drivers (`sync_client`, `async_client`, `twisted_client`) send
-a `Send` and return a `Response` or, if none has come, a `Failure`, whose kind they find out.
+an `HttpRequest` and return a `Response` or, if none has come, a `RequestFailure`, whose kind they
+find out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tawebeval.client.errors import make_printable
 from tawebeval.client.forms import SubmissionForm
 from tawebeval.errors import format_size
 
-MAX_BODY = 256 << 20
+MAX_RESPONSE_BODY = 256 << 20
 """The largest body of a response that a client takes, in bytes after decompression."""
 
 _SLOWEST = 4096  # bytes per second of an upload; the daemon cuts off slower ones
@@ -29,7 +30,7 @@ Parsed = TypeVar("Parsed")
 
 
 @attrs.frozen
-class Send:
+class HttpRequest:
     """A request for a driver to send once, following no redirect.
 
     `timeout` is in seconds for the whole exchange, however slowly bytes arrive; `connect_timeout`
@@ -66,27 +67,31 @@ class FailureKind(Enum):
 
     TIMED_OUT = "no answer from {base} within {detail} seconds"
     UNREACHABLE = "cannot connect to {base}: {detail}"
-    REFUSED = "cannot connect to {base}: connection refused"
+    CONNECTION_REFUSED = "cannot connect to {base}: connection refused"
     UNKNOWN_HOST = (
         "cannot connect to {base}: no address is known for the host {host}; check the URL, and the"
         " name service (DNS) of this machine"
     )
-    BROKEN = "the connection to {base} broke: {detail}"
+    BROKEN_CONNECTION = "the connection to {base} broke: {detail}"
     INVALID_URL = "cannot connect to {base}: {detail}; check the URL"
-    UNTRUSTED = (
+    UNTRUSTED_CERTIFICATE = (
         "the certificate of {base} is not trusted ({detail}); if you trust it, set SSL_CERT_FILE"
         " to the file of its authority's certificate"
     )
-    OTHER_HOST = "the certificate of {base} is for another host; check the URL"
-    NO_TLS = "{base} does not speak TLS as expected ({detail}); check the URL"
+    WRONG_HOST_CERTIFICATE = "the certificate of {base} is for another host; check the URL"
+    NOT_TLS = "{base} does not speak TLS as expected ({detail}); check the URL"
     PLAIN_HTTP = "{base} speaks plain HTTP, not TLS; use {plain}"
-    NO_HTTP = "{base} does not speak HTTP; check the URL{secure}"
-    PROXY = "the proxy for {base} answers: {detail}; check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
+    NOT_HTTP = "{base} does not speak HTTP; check the URL{secure}"
+    PROXY_ERROR = (
+        "the proxy for {base} answers: {detail}; check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
+    )
     INVALID_PROXY = (
         "{base} cannot be reached by the proxies of the environment: {detail}; check HTTP_PROXY,"
         " HTTPS_PROXY, ALL_PROXY and NO_PROXY"
     )
-    TOO_LARGE = f"the answer of {{base}} is larger than {format_size(MAX_BODY)}; check the URL"
+    TOO_LARGE = (
+        f"the answer of {{base}} is larger than {format_size(MAX_RESPONSE_BODY)}; check the URL"
+    )
     NOT_JSON = "{base} is not a tawebeval server: it sends {detail} instead of JSON; check the URL"
     UNEXPECTED = "{base}: {detail}"
 
@@ -94,15 +99,15 @@ class FailureKind(Enum):
 _PASSING = (
     FailureKind.TIMED_OUT,
     FailureKind.UNREACHABLE,
-    FailureKind.REFUSED,
-    FailureKind.BROKEN,
-    FailureKind.PROXY,
+    FailureKind.CONNECTION_REFUSED,
+    FailureKind.BROKEN_CONNECTION,
+    FailureKind.PROXY_ERROR,
 )
-_MAY_BE_PLAIN_HTTP = (FailureKind.TIMED_OUT, FailureKind.BROKEN, FailureKind.NO_TLS)
+_MAY_BE_PLAIN_HTTP = (FailureKind.TIMED_OUT, FailureKind.BROKEN_CONNECTION, FailureKind.NOT_TLS)
 
 
 @attrs.frozen
-class Failure:
+class RequestFailure:
     """No response, or none that can be used. `detail` may quote the server."""
 
     kind: FailureKind
@@ -119,16 +124,16 @@ class Failure:
             secure=secure,
         )
 
-    def is_final(self, base: str, *, has_answered: bool, can_wait: bool) -> bool:
+    def is_permanent(self, base: str, *, server_has_answered: bool, can_wait: bool) -> bool:
         """Tell whether the next attempt would fail in the same way.
 
-        `has_answered` says that the server has answered before: its name is known, and it may be
-        restarting. With `can_wait` a server on this machine may also be about to start.
+        A server that has answered before has a known name, and may be restarting. With `can_wait` a
+        server on this machine may also be about to start.
         """
         if self.kind is FailureKind.UNKNOWN_HOST:
-            return not has_answered
-        if self.kind is FailureKind.REFUSED and is_loopback(base):
-            return not (has_answered or can_wait)
+            return not server_has_answered
+        if self.kind is FailureKind.CONNECTION_REFUSED and is_loopback(base):
+            return not (server_has_answered or can_wait)
         return self.kind not in _PASSING
 
     @property
@@ -137,15 +142,15 @@ class Failure:
         return self.kind in _MAY_BE_PLAIN_HTTP
 
 
-def make_probe(base: str) -> Send:
+def make_plain_http_probe(base: str) -> HttpRequest:
     """Return the request that asks the server of an https URL without TLS, and without a token."""
     parts = urlsplit(base)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     url = f"http://{host}:{parts.port or 443}{parts.path}/health"
-    return Send("GET", url, timeout=5.0, connect_timeout=5.0)
+    return HttpRequest("GET", url, timeout=5.0, connect_timeout=5.0)
 
 
-def is_plain_answer(outcome: Response | Failure) -> bool:
+def is_plain_http_answer(outcome: Response | RequestFailure) -> bool:
     """Tell whether the answer to a probe is one of tawebeval; proxies answer in HTML."""
     return isinstance(outcome, Response) and _is_json(outcome.body)
 
@@ -159,16 +164,20 @@ def is_loopback(base: str) -> bool:
         return False
 
 
-def parse_response(response: Response, parse: Callable[[Response], Parsed]) -> Parsed | Failure:
+def parse_response(
+    response: Response, parse: Callable[[Response], Parsed]
+) -> Parsed | RequestFailure:
     """Return the result of `parse`, or why there is none."""
     try:
         return parse(response)
     except ValueError as error:
         kind = response.get_header("Content-Type").partition(";")[0].strip().lower()
         if kind != _JSON:
-            return Failure(FailureKind.NOT_JSON, kind or "a body of no declared type")
+            return RequestFailure(FailureKind.NOT_JSON, kind or "a body of no declared type")
         whole = _is_json(response.body)
-        return Failure(FailureKind.UNEXPECTED if whole else FailureKind.BROKEN, str(error))
+        return RequestFailure(
+            FailureKind.UNEXPECTED if whole else FailureKind.BROKEN_CONNECTION, str(error)
+        )
 
 
 def _is_json(body: bytes) -> bool:

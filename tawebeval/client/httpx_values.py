@@ -11,9 +11,15 @@ from typing import Any
 
 import httpx
 
-from tawebeval.client.http import MAX_BODY, Failure, FailureKind, Response, Send
+from tawebeval.client.http import (
+    MAX_RESPONSE_BODY,
+    FailureKind,
+    HttpRequest,
+    RequestFailure,
+    Response,
+)
 
-POOL_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
+PROXY_SETTING_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
 """What httpx raises for proxies of the environment that it cannot use."""
 EXCHANGE_ERRORS = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 """What httpx raises for a request that gets no response."""
@@ -28,43 +34,49 @@ _ENCODINGS = ("", "identity", "gzip")
 _DISCONNECTED = "the server closed the connection"
 
 
-def classify_error(error: Exception, send: Send, timeout: float) -> Failure:
+def classify_error(error: Exception, send: HttpRequest, timeout: float) -> RequestFailure:
     """Return why a request got no response within `timeout` seconds."""
     match error:
         case httpx.ConnectTimeout():
-            return Failure(FailureKind.TIMED_OUT, f"{min(timeout, send.connect_timeout):.0f}")
+            return RequestFailure(
+                FailureKind.TIMED_OUT, f"{min(timeout, send.connect_timeout):.0f}"
+            )
         case httpx.TimeoutException() | TimeoutError():
-            return Failure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
+            return RequestFailure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
         case BodyTooLarge():
-            return Failure(FailureKind.TOO_LARGE)
+            return RequestFailure(FailureKind.TOO_LARGE)
         case UnexpectedEncoding():
-            return Failure(FailureKind.UNEXPECTED, str(error))
+            return RequestFailure(FailureKind.UNEXPECTED, str(error))
         case httpx.ProxyError():
-            return Failure(FailureKind.PROXY, str(error))
+            return RequestFailure(FailureKind.PROXY_ERROR, str(error))
         case httpx.InvalidURL() | httpx.UnsupportedProtocol() | UnicodeError():
-            return Failure(FailureKind.INVALID_URL, str(error))
+            return RequestFailure(FailureKind.INVALID_URL, str(error))
         case httpx.RemoteProtocolError() if str(error).startswith("illegal status line"):
-            return Failure(FailureKind.NO_HTTP)
-    kind = FailureKind.UNREACHABLE if isinstance(error, httpx.ConnectError) else FailureKind.BROKEN
+            return RequestFailure(FailureKind.NOT_HTTP)
+    kind = (
+        FailureKind.UNREACHABLE
+        if isinstance(error, httpx.ConnectError)
+        else FailureKind.BROKEN_CONNECTION
+    )
     for cause in _causes(error):
         match cause:
             case ssl.SSLCertVerificationError() if "ostname mismatch" in cause.verify_message or (
                 "IP address mismatch" in cause.verify_message
             ):
-                return Failure(FailureKind.OTHER_HOST)
+                return RequestFailure(FailureKind.WRONG_HOST_CERTIFICATE)
             case ssl.SSLCertVerificationError():
-                return Failure(FailureKind.UNTRUSTED, cause.verify_message)
+                return RequestFailure(FailureKind.UNTRUSTED_CERTIFICATE, cause.verify_message)
             case ssl.SSLEOFError() | ssl.SSLZeroReturnError() | ssl.SSLSyscallError():
-                return Failure(FailureKind.BROKEN, _DISCONNECTED)
+                return RequestFailure(FailureKind.BROKEN_CONNECTION, _DISCONNECTED)
             case ssl.SSLError():
-                return Failure(FailureKind.NO_TLS, _describe_tls_error(cause))
+                return RequestFailure(FailureKind.NOT_TLS, _describe_tls_error(cause))
             case socket.gaierror():
-                return Failure(FailureKind.UNKNOWN_HOST)
+                return RequestFailure(FailureKind.UNKNOWN_HOST)
             case ConnectionRefusedError():
-                return Failure(FailureKind.REFUSED)
+                return RequestFailure(FailureKind.CONNECTION_REFUSED)
             case OSError(errno=int(number)):
-                return Failure(kind, os.strerror(number).lower())
-    return Failure(kind, str(error).strip(" .") or _DISCONNECTED)
+                return RequestFailure(kind, os.strerror(number).lower())
+    return RequestFailure(kind, str(error).strip(" .") or _DISCONNECTED)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -85,7 +97,7 @@ def _describe_tls_error(error: ssl.SSLError) -> str:
 
 
 class BodyCollector:
-    """The body of a response, up to `MAX_BODY` bytes.
+    """The body of a response, up to `MAX_RESPONSE_BODY` bytes.
 
     Raises UnexpectedEncoding: httpx decodes a piece whole, and 1 KiB compressed twice may be 1 GiB.
     """
@@ -96,7 +108,7 @@ class BodyCollector:
             raise UnexpectedEncoding(f"the answer has the Content-Encoding {encoding!r}, not gzip")
         self._response = response
         self._pieces: list[bytes] = []
-        self._room = MAX_BODY
+        self._room = MAX_RESPONSE_BODY
 
     def add(self, piece: bytes) -> None:
         """Add a piece. Raises BodyTooLarge."""
@@ -114,7 +126,7 @@ class BodyCollector:
 
 
 class BodyTooLarge(httpx.TransportError):
-    """A body of more than `MAX_BODY` bytes."""
+    """A body of more than `MAX_RESPONSE_BODY` bytes."""
 
 
 class UnexpectedEncoding(httpx.TransportError):

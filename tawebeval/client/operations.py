@@ -1,9 +1,9 @@
 """The operations of the API as generators, which say what to do and take what has come of it.
 
-An operation yields a `Send` and gets a `Response` or a `Failure`, or yields a `Pause` and gets
-None; its result is that of the operation. A stream also yields `Items`, whose items its caller has
-to take before the next step. The modules `sync_client`, `async_client` and `twisted_client` do the
-steps.
+An operation yields an `HttpRequest` and gets a `Response` or a `RequestFailure`, or yields a
+`Pause` and gets None; its result is that of the operation. A stream also yields `StreamItems`,
+whose items its caller has to take before the next step. The modules `sync_client`, `async_client`
+and `twisted_client` do the steps.
 
 Every request of the API can be repeated: a form by its `Idempotency-Key`, all others by themselves.
 """
@@ -33,13 +33,13 @@ from tawebeval.client.errors import (
 from tawebeval.client.events import Event, Page, parse_page, split_cursor
 from tawebeval.client.forms import Content, SubmissionForm
 from tawebeval.client.http import (
-    Failure,
     FailureKind,
+    HttpRequest,
     Parsed,
+    RequestFailure,
     Response,
-    Send,
-    is_plain_answer,
-    make_probe,
+    is_plain_http_answer,
+    make_plain_http_probe,
     parse_response,
 )
 from tawebeval.client.settings import ClientSettings
@@ -66,18 +66,18 @@ class Pause:
 
 
 @attrs.frozen
-class Items(Generic[T]):
+class StreamItems(Generic[T]):
     """Items of a stream for its caller."""
 
     items: Sequence[T]
 
 
-Outcome: TypeAlias = Response | Failure
-Operation: TypeAlias = Generator[Send | Pause, Outcome | None, T]
-Stream: TypeAlias = Generator[Send | Pause | Items[T], Outcome | None, None]
+RequestResult: TypeAlias = Response | RequestFailure
+Operation: TypeAlias = Generator[HttpRequest | Pause, RequestResult | None, T]
+Stream: TypeAlias = Generator[HttpRequest | Pause | StreamItems[T], RequestResult | None, None]
 
 
-def document_method(method: Callable[..., object], operation: Callable[..., object]) -> None:
+def copy_documentation(method: Callable[..., object], operation: Callable[..., object]) -> None:
     """Give a method the name, description and parameters of the operation that it does."""
     functools.update_wrapper(method, operation)
     signature = inspect.signature(operation)
@@ -113,7 +113,7 @@ def _send_request(
     backoff: Backoff,
     parse: Callable[[Response], Parsed],
 ) -> Operation[Parsed]:
-    """Send a request until `parse` accepts a response, and return its result.
+    """HttpRequest a request until `parse` accepts a response, and return its result.
 
     `parse` raises ValueError for a body that is not one of this API. Raises Refused for a status
     that a repetition would get as well; Unavailable when the attempts are used up, another one
@@ -127,17 +127,17 @@ def _send_request(
             meaning = classify_status(outcome.status)
             if meaning is RequestOutcome.ACCEPTED:
                 parsed = parse_response(outcome, parse)
-                if not isinstance(parsed, Failure):
+                if not isinstance(parsed, RequestFailure):
                     if made:
-                        client.answered()
+                        client.on_recovery()
                     return parsed
                 outcome = parsed
-        if isinstance(outcome, Failure):
-            refused = outcome.kind is FailureKind.REFUSED
+        if isinstance(outcome, RequestFailure):
+            refused = outcome.kind is FailureKind.CONNECTION_REFUSED
             why = outcome.explain(client.server)
-            if outcome.is_final(
+            if outcome.is_permanent(
                 client.server,
-                has_answered=client.has_answered,
+                server_has_answered=client.server_has_answered,
                 can_wait=request.can_wait_for_daemon,
             ):
                 raise Unavailable(why, refused)
@@ -149,24 +149,24 @@ def _send_request(
             refused, why = False, f"{client.server}: {refusal}"
             asked = _get_retry_after(client, outcome)
         made += 1
-        pause = backoff.draw_delay(made, client.chance(), asked)
+        pause = backoff.draw_delay(made, client.draw_random(), asked)
         if pause is None:
             later = f"; the server asks to retry after {asked:.0f} seconds" if asked else ""
             raise Unavailable(f"{why}{later}", refused)
-        client.told(why, pause)
+        client.on_retry(why, pause)
         yield Pause(pause)
 
 
-def _attempt(client: ClientSettings, request: _Request, made: int) -> Operation[Outcome]:
-    """Send a request once; find out whether the server of an https URL speaks plain HTTP."""
+def _attempt(client: ClientSettings, request: _Request, made: int) -> Operation[RequestResult]:
+    """HttpRequest a request once; find out whether the server of an https URL speaks plain HTTP."""
     headers = {"User-Agent": f"tawebeval/{__version__}", **request.headers}
     if client.token:
         headers["Authorization"] = f"Bearer {client.token}"
     if request.form is not None:
         headers["Content-Type"] = request.form.content_type
-    is_first = client.server.startswith("https:") and not client.has_answered and not made
+    is_first = client.server.startswith("https:") and not client.server_has_answered and not made
     outcome = yield from _exchange(
-        Send(
+        HttpRequest(
             request.method,
             client.server + request.path,
             headers,
@@ -176,15 +176,15 @@ def _attempt(client: ClientSettings, request: _Request, made: int) -> Operation[
         )
     )
     if isinstance(outcome, Response):
-        client.has_answered = True
+        client.server_has_answered = True
     elif is_first and outcome.may_be_plain_http:
-        probed = yield from _exchange(make_probe(client.server))
-        if is_plain_answer(probed):
-            return Failure(FailureKind.PLAIN_HTTP)
+        probed = yield from _exchange(make_plain_http_probe(client.server))
+        if is_plain_http_answer(probed):
+            return RequestFailure(FailureKind.PLAIN_HTTP)
     return outcome
 
 
-def _exchange(send: Send) -> Operation[Outcome]:
+def _exchange(send: HttpRequest) -> Operation[RequestResult]:
     outcome = yield send
     assert outcome is not None
     return outcome
@@ -193,7 +193,7 @@ def _exchange(send: Send) -> Operation[Outcome]:
 def _get_retry_after(client: ClientSettings, response: Response) -> float:
     """Return the seconds that `Retry-After` asks for, 0 without the header."""
     header = response.get_header("Retry-After").encode("latin-1", "replace")
-    return parse_retry_after(header, client.time())
+    return parse_retry_after(header, client.get_time())
 
 
 def evaluate(
@@ -216,7 +216,7 @@ def evaluate(
     """Begin an evaluation and return its identifier.
 
     `submission` maps each field to its content: text or bytes, which become the file
-    `<field>.txt`, a `Path`, sent under its own name, or a `Named`. All other fields are those
+    `<field>.txt`, a `Path`, sent under its own name, or a `NamedFile`. All other fields are those
     of `POST /evaluate` (docs/api.md); `limits` maps names such as `memory` to numbers, or to
     texts such as "256M". `metadata` maps names of labels to texts. `key` is the
     `Idempotency-Key`: repeated attempts begin one evaluation. A program that may be restarted
@@ -300,11 +300,11 @@ def _begin(
     fields: Mapping[str, str | float | None],
     key: str | None,
 ) -> Operation[str]:
-    """Send a form without the fields that are None, and return the identifier."""
+    """HttpRequest a form without the fields that are None, and return the identifier."""
     given = {name: str(value) for name, value in fields.items() if value is not None}
     headers = {"Idempotency-Key": key or uuid4().hex}
     request = _Request("POST", path, headers, SubmissionForm(given, submission))
-    return (yield from _send_request(client, request, client.asking, _identifier))
+    return (yield from _send_request(client, request, client.request_backoff, _identifier))
 
 
 def events(
@@ -362,7 +362,7 @@ def _follow(
         )
         try:
             page, pause = yield from _send_request(
-                client, request, client.following, functools.partial(_page, client, after)
+                client, request, client.events_backoff, functools.partial(_page, client, after)
             )
         except UnknownEvaluation as error:
             if not known:
@@ -374,7 +374,7 @@ def _follow(
         rest = page.events[skip:]
         skip -= len(page.events) - len(rest)
         if rest:
-            yield Items(unpack(attrs.evolve(page, events=rest)))
+            yield StreamItems(unpack(attrs.evolve(page, events=rest)))
         elif pause:
             yield Pause(pause)
         after = page.end
@@ -391,7 +391,7 @@ def _page(client: ClientSettings, after: str | None, response: Response) -> tupl
 def status(client: ClientSettings, identifier: str) -> Operation[Document]:
     """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
     request = _Request("GET", _path_of(identifier))
-    return (yield from _send_request(client, request, client.asking, _document))
+    return (yield from _send_request(client, request, client.request_backoff, _document))
 
 
 def submission(client: ClientSettings, identifier: str) -> Operation[list[Document]]:
@@ -401,7 +401,7 @@ def submission(client: ClientSettings, identifier: str) -> Operation[list[Docume
     files are discarded.
     """
     request = _Request("GET", f"{_path_of(identifier)}/submission")
-    return (yield from _send_request(client, request, client.asking, _files))
+    return (yield from _send_request(client, request, client.request_backoff, _files))
 
 
 def make_link(
@@ -412,25 +412,25 @@ def make_link(
     A link takes the place of a token. `lifetime` is in seconds; None leaves it to the server.
     """
     path = f"{_path_of(identifier)}/links{_query(lifetime=lifetime)}"
-    return (yield from _send_request(client, _Request("POST", path), client.asking, _link))
+    return (yield from _send_request(client, _Request("POST", path), client.request_backoff, _link))
 
 
 def revoke_links(client: ClientSettings, identifier: str) -> Operation[None]:
     """Revoke all links of an evaluation, and end the requests that use them."""
     request = _Request("DELETE", f"{_path_of(identifier)}/links")
-    yield from _send_request(client, request, client.asking, _check_deleted)
+    yield from _send_request(client, request, client.request_backoff, _check_deleted)
 
 
 def cancel(client: ClientSettings, identifier: str) -> Operation[None]:
     """Cancel an evaluation; return when none of its processes runs. May be repeated."""
     request = _Request("DELETE", _path_of(identifier))
-    yield from _send_request(client, request, client.asking, _check_deleted)
+    yield from _send_request(client, request, client.request_backoff, _check_deleted)
 
 
 def environments(client: ClientSettings) -> Operation[list[Document]]:
     """Return the environments of the server: name, description and digest of each."""
     request = _Request("GET", "/environments")
-    return (yield from _send_request(client, request, client.asking, _environments))
+    return (yield from _send_request(client, request, client.request_backoff, _environments))
 
 
 def evaluations(
@@ -469,7 +469,7 @@ def problems(client: ClientSettings) -> Stream[Document]:
 def problem(client: ClientSettings, name: str) -> Operation[Document]:
     """Return a problem with its `statement`. Raises InvalidRequest for an unknown problem."""
     request = _Request("GET", _path_of_problem(name))
-    asking = _send_request(client, request, client.asking, _problem)
+    asking = _send_request(client, request, client.request_backoff, _problem)
     return (yield from _name_unknown_problem(asking))
 
 
@@ -489,7 +489,7 @@ def _list(
         request = _Request("GET", path + _query(after=after, **wanted))
         try:
             listing = yield from _send_request(
-                client, request, client.asking, functools.partial(_listing, kind)
+                client, request, client.request_backoff, functools.partial(_listing, kind)
             )
         except InvalidRequest:
             # A daemon was restarted since the last part: the list begins again.
@@ -501,7 +501,7 @@ def _list(
         found = {entry[identifier]: entry for entry in listing.data}
         new = [entry for name, entry in found.items() if name not in yielded]
         yielded.update(found)
-        yield Items(new)
+        yield StreamItems(new)
         after = listing.end
         if after is None:
             if listing.away:

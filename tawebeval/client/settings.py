@@ -49,14 +49,14 @@ class ClientSettings:
 
     - `server`: its URL, http or https. Raises ValueError for any other.
     - `token`: the bearer token; None or empty sends none. Raises ValueError for spaces in it.
-    - `asking`, `following`: the back-off of requests, and of those for events. A request is
-      repeated when no response comes, a broken one, or one that says "later" (429, 5xx), never
-      before its `Retry-After`.
-    - `told(why, seconds)`: called before each pause.
-    - `answered()`: called when a response comes after a pause.
-    - `uploaded(sent, total)`: called for each piece of a form that is sent, in bytes.
-    - `chance`: draws from 0 to 1, for the jitter of pauses.
-    - `time`: returns seconds since the epoch.
+    - `request_backoff`, `events_backoff`: the back-off of requests, and of those for events. A
+      request is repeated when no response comes, a broken one, or one that says "later" (429, 5xx),
+      never before its `Retry-After`.
+    - `on_retry(why, seconds)`: called before each pause.
+    - `on_recovery()`: called when a response comes after a pause.
+    - `on_upload(sent, total)`: called for each piece of a form that is sent, in bytes.
+    - `draw_random()`: returns a number from 0 to 1, for the jitter of pauses.
+    - `get_time()`: returns seconds since the epoch.
 
     A refused request raises `Refused` at once. `Unavailable` says that the attempts are used up,
     that the server asks for a longer pause than `longest_retry_after`, that no tawebeval answers,
@@ -66,16 +66,16 @@ class ClientSettings:
 
     server: str = attrs.field(converter=normalize_server_url)
     token: str | None = attrs.field(default=None, repr=False, validator=_check_token)
-    asking: Backoff = attrs.field(default=REQUEST_BACKOFF, kw_only=True, repr=False)
-    following: Backoff = attrs.field(default=FOLLOW_BACKOFF, kw_only=True, repr=False)
-    told: Callable[[str, float], object] = attrs.field(
+    request_backoff: Backoff = attrs.field(default=REQUEST_BACKOFF, kw_only=True, repr=False)
+    events_backoff: Backoff = attrs.field(default=FOLLOW_BACKOFF, kw_only=True, repr=False)
+    on_retry: Callable[[str, float], object] = attrs.field(
         default=lambda why, seconds: None, kw_only=True, repr=False
     )
-    answered: Callable[[], object] = attrs.field(default=lambda: None, kw_only=True, repr=False)
-    uploaded: Callable[[int, int], object] = attrs.field(
+    on_recovery: Callable[[], object] = attrs.field(default=lambda: None, kw_only=True, repr=False)
+    on_upload: Callable[[int, int], object] = attrs.field(
         default=lambda sent, total: None, kw_only=True, repr=False
     )
-    chance: Callable[[], float] = attrs.field(default=random.random, kw_only=True, repr=False)
-    time: Callable[[], float] = attrs.field(default=time.time, kw_only=True, repr=False)
-    has_answered: bool = attrs.field(default=False, init=False, repr=False)
+    draw_random: Callable[[], float] = attrs.field(default=random.random, kw_only=True, repr=False)
+    get_time: Callable[[], float] = attrs.field(default=time.time, kw_only=True, repr=False)
+    server_has_answered: bool = attrs.field(default=False, init=False, repr=False)
     """Whether the server has sent any response."""

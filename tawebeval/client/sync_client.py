@@ -19,22 +19,22 @@ import httpcore
 import httpx
 
 from tawebeval.client import operations
-from tawebeval.client.http import Failure, FailureKind, Send
+from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure
 from tawebeval.client.httpx_values import (
     EXCHANGE_ERRORS,
-    POOL_ERRORS,
     POOL_SETTINGS,
+    PROXY_SETTING_ERRORS,
     BodyCollector,
     classify_error,
     make_tls_context,
 )
 from tawebeval.client.operations import (
-    Items,
     Operation,
-    Outcome,
     Pause,
+    RequestResult,
     Stream,
-    document_method,
+    StreamItems,
+    copy_documentation,
 )
 from tawebeval.client.settings import ClientSettings
 
@@ -52,7 +52,7 @@ def _block(
 
     def run(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         steps = operation(client, *args, **kwargs)
-        outcome: Outcome | None = None
+        outcome: RequestResult | None = None
         while True:
             try:
                 step = steps.send(outcome)
@@ -61,7 +61,7 @@ def _block(
                 return result
             outcome = client.do_step(step)
 
-    document_method(run, operation)
+    copy_documentation(run, operation)
     return run
 
 
@@ -72,19 +72,19 @@ def _iterate(
 
     def iterate(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         steps = stream(client, *args, **kwargs)
-        outcome: Outcome | None = None
+        outcome: RequestResult | None = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration:
                 return
-            if isinstance(step, Items):
+            if isinstance(step, StreamItems):
                 yield from step.items
                 outcome = None
             else:
                 outcome = client.do_step(step)
 
-    document_method(iterate, stream)
+    copy_documentation(iterate, stream)
     return iterate
 
 
@@ -134,7 +134,7 @@ class Client(ClientSettings):
     problems = _iterate(operations.problems)
     problem = _block(operations.problem)
 
-    def do_step(self, step: Send | Pause) -> Outcome | None:
+    def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read. Blocks."""
         if isinstance(step, Pause):
             time.sleep(step.seconds)
@@ -145,16 +145,20 @@ class Client(ClientSettings):
                 body = step.form.open_body(opened)
                 length = body.length
                 headers["Content-Length"] = str(length)
-                content = self._count(body.pieces(), length)
+                content = self._count(body.iterate_pieces(), length)
             return self._exchange(step, headers, content, step.get_timeout(length))
 
     def _exchange(
-        self, send: Send, headers: dict[str, str], content: Iterator[bytes] | None, timeout: float
-    ) -> Outcome:
+        self,
+        send: HttpRequest,
+        headers: dict[str, str],
+        content: Iterator[bytes] | None,
+        timeout: float,
+    ) -> RequestResult:
         try:
             pool = self._get_pool()
-        except POOL_ERRORS as error:
-            return Failure(FailureKind.INVALID_PROXY, str(error))
+        except PROXY_SETTING_ERRORS as error:
+            return RequestFailure(FailureKind.INVALID_PROXY, str(error))
         self._deadline.at = time.monotonic() + timeout
         limits = httpx.Timeout(timeout, connect=send.connect_timeout)
         try:
@@ -173,7 +177,7 @@ class Client(ClientSettings):
         for piece in pieces:
             yield piece
             sent += len(piece)
-            self.uploaded(sent, total)
+            self.on_upload(sent, total)
 
     def _get_pool(self) -> httpx.Client:
         with self._making:
@@ -266,7 +270,7 @@ class _DeadlineStream(httpcore.NetworkStream):
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
+        """HttpRequest bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
         for start in range(0, len(buffer), _PIECE):
             left = self._deadline.cap(timeout, httpcore.WriteTimeout)
             self._stream.write(buffer[start : start + _PIECE], left)

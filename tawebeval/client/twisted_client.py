@@ -34,8 +34,14 @@ from zope.interface import implementer
 
 from tawebeval.client.async_methods import AsyncMethods
 from tawebeval.client.forms import FormBody
-from tawebeval.client.http import MAX_BODY, Failure, FailureKind, Response, Send
-from tawebeval.client.operations import Outcome, Pause
+from tawebeval.client.http import (
+    MAX_RESPONSE_BODY,
+    FailureKind,
+    HttpRequest,
+    RequestFailure,
+    Response,
+)
+from tawebeval.client.operations import Pause, RequestResult
 
 T = TypeVar("T")
 
@@ -82,7 +88,7 @@ class TwistedClient(AsyncMethods):
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
-    async def do_step(self, step: Send | Pause) -> Outcome | None:
+    async def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read."""
         if isinstance(step, Pause):
             await deferLater(self.reactor, step.seconds)
@@ -92,7 +98,7 @@ class TwistedClient(AsyncMethods):
             if step.form is not None:
                 body = step.form.open_body(opened)
                 length = body.length
-                producer = FormProducer(body, self._cooperator, self.uploaded)
+                producer = FormProducer(body, self._cooperator, self.on_upload)
                 opened.callback(producer.stopProducing)
             timeout = step.get_timeout(length)
             exchange = Deferred.fromCoroutine(self._exchange(step, producer))
@@ -100,13 +106,13 @@ class TwistedClient(AsyncMethods):
             try:
                 return await exchange
             except TookTooLong:
-                return Failure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
+                return RequestFailure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
             except CancelledError:
                 if producer is not None and producer.error is not None:
                     raise producer.error from None
                 raise
 
-    async def _exchange(self, send: Send, producer: FormProducer | None) -> Outcome:
+    async def _exchange(self, send: HttpRequest, producer: FormProducer | None) -> RequestResult:
         headers = Headers({name: [value] for name, value in send.headers.items()})
         try:
             url = _RequestURL.from_text(send.url).to_uri().to_text().encode("ascii")
@@ -124,15 +130,15 @@ class TwistedClient(AsyncMethods):
                 raise CancelledError from None
             return _classify(error.reasons)
         except _BodyTooLarge:
-            return Failure(FailureKind.TOO_LARGE)
+            return RequestFailure(FailureKind.TOO_LARGE)
         except DNSLookupError:
-            return Failure(FailureKind.UNKNOWN_HOST)
+            return RequestFailure(FailureKind.UNKNOWN_HOST)
         except ConnectionRefused:
-            return Failure(FailureKind.REFUSED)
+            return RequestFailure(FailureKind.CONNECTION_REFUSED)
         except (ConnectError, ConnectionClosed, PotentialDataLoss) as error:
-            return Failure(FailureKind.UNREACHABLE, _describe_connect_error(error))
+            return RequestFailure(FailureKind.UNREACHABLE, _describe_connect_error(error))
         except ValueError as error:  # an invalid host name
-            return Failure(FailureKind.INVALID_URL, str(error))
+            return RequestFailure(FailureKind.INVALID_URL, str(error))
 
 
 class _RequestURL(URL):
@@ -170,13 +176,13 @@ class FormProducer:
         self._task: CooperativeTask[Any] | None = None
 
     def startProducing(self, consumer: IConsumer) -> Deferred[None]:
-        """Send the form."""
+        """HttpRequest the form."""
         self._task = self._cooperator.cooperate(self._send(consumer))
         return self._task.whenDone().addCallbacks(lambda _: None, self._on_error)
 
     def _send(self, consumer: IConsumer) -> Iterator[None]:
         sent = 0
-        for piece in self._body.pieces():
+        for piece in self._body.iterate_pieces():
             consumer.write(piece)
             sent += len(piece)
             self._on_progress(sent, self.length)
@@ -208,29 +214,31 @@ class FormProducer:
             task.stop()
 
 
-def _classify(reasons: Iterable[TwistedFailure]) -> Failure:
+def _classify(reasons: Iterable[TwistedFailure]) -> RequestFailure:
     """Return why a connection ended without a response."""
     reasons = list(reasons)
     for reason in reasons:
         if reason.check(*_NO_TLS) and not reason.check(*_BROKEN_TLS):
             return _classify_tls_error(reason)
         if reason.check(*_NO_HTTP):
-            return Failure(FailureKind.NO_HTTP)
+            return RequestFailure(FailureKind.NOT_HTTP)
     words = dict.fromkeys(_plain_words(reason.value) for reason in reasons)
-    return Failure(FailureKind.BROKEN, "; ".join(words))
+    return RequestFailure(FailureKind.BROKEN_CONNECTION, "; ".join(words))
 
 
-def _classify_tls_error(reason: TwistedFailure) -> Failure:
+def _classify_tls_error(reason: TwistedFailure) -> RequestFailure:
     """Return the failure of TLS; OpenSSL lists (library, function, reason)."""
     if reason.check(_OTHER_HOST):
-        return Failure(FailureKind.OTHER_HOST)
+        return RequestFailure(FailureKind.WRONG_HOST_CERTIFICATE)
     error: Any = reason.value
     match error.args:
         case ([*errors],) if errors:
             why = "; ".join(str(each[-1]) for each in errors if isinstance(each, tuple))
         case _:
             why = str(error)
-    return Failure(FailureKind.UNTRUSTED if "certificate" in why else FailureKind.NO_TLS, why)
+    return RequestFailure(
+        FailureKind.UNTRUSTED_CERTIFICATE if "certificate" in why else FailureKind.NOT_TLS, why
+    )
 
 
 def _describe_connect_error(error: Exception) -> str:
@@ -247,7 +255,7 @@ def _plain_words(error: BaseException | None) -> str:
 
 
 class _BodyTooLarge(Exception):
-    """A body of more than `MAX_BODY` bytes."""
+    """A body of more than `MAX_RESPONSE_BODY` bytes."""
 
 
 class _BodyCollector(Protocol):
@@ -257,7 +265,7 @@ class _BodyCollector(Protocol):
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._room = MAX_BODY
+        self._room = MAX_RESPONSE_BODY
         self.done: Deferred[bytes] = Deferred(lambda _: self.transport.stopProducing())
 
     def dataReceived(self, data: bytes) -> None:

@@ -67,8 +67,8 @@ class Line:
         arguments = {
             "reactor": service.reactor,
             "agent": agent,
-            "chance": random.Random(1).random,
-            "told": lambda why, seconds: told.append((why, seconds)),
+            "draw_random": random.Random(1).random,
+            "on_retry": lambda why, seconds: told.append((why, seconds)),
             **(client or {}),
         }
         made = TwistedClient("http://localhost:8080/", token, **arguments)

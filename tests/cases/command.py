@@ -14,8 +14,8 @@ from tawebeval.cli import runtime
 from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import CommandContext, Interruptions, ServerAccess
 from tawebeval.client import Client
-from tawebeval.client.http import Send
-from tawebeval.client.operations import Outcome, Pause
+from tawebeval.client.http import HttpRequest
+from tawebeval.client.operations import Pause, RequestResult
 from tawebeval.errors import RequestError
 from tests.cases.client import ClientTestCase, Line
 from tests.fakes.world import OID
@@ -35,10 +35,10 @@ class LineClient(Client):
 
     def __init__(self, line: Line, meanwhile: Callable[[], object], **settings: Any) -> None:
         found = line.client
-        super().__init__(found.server, found.token, chance=found.chance, **settings)
+        super().__init__(found.server, found.token, draw_random=found.draw_random, **settings)
         self.line, self.meanwhile = line, meanwhile
 
-    def do_step(self, step: Send | Pause) -> Outcome | None:
+    def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation."""
         return self.line.wait(self.line.client.do_step(step), self.meanwhile)
 
@@ -61,7 +61,7 @@ class CommandTestCase(ClientTestCase):
             return make_client(server, screen)
 
         def connect(url: str, token: str | None, **settings: Any) -> Client:
-            is_quiet = "told" not in settings
+            is_quiet = "on_retry" not in settings
             meanwhile = (lambda: None) if is_quiet else (lambda: self.meanwhile())
             return LineClient(self.line, meanwhile, **settings)
 

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import AsyncClient, Text, Unavailable
 from tawebeval.client import httpx_values as values_module
-from tawebeval.client.http import Send
+from tawebeval.client.http import HttpRequest
 from tawebeval.core.backoff import Backoff
 
 ONCE = Backoff(1, 0, 0)
@@ -76,7 +76,7 @@ class AsyncClientTests(SynchronousTestCase):
         client = AsyncClient(
             "http://a",
             transport=httpx.MockTransport(answer),
-            uploaded=lambda *piece: sent.append(piece),
+            on_upload=lambda *piece: sent.append(piece),
         )
 
         async def main() -> list[Any]:
@@ -98,7 +98,7 @@ class AsyncClientTests(SynchronousTestCase):
         answers = iter([httpx.Response(503), httpx.Response(200, json={"state": "queued"})] * 2)
         client = AsyncClient(
             "http://a",
-            asking=Backoff(2, 0.01, 0.01),
+            request_backoff=Backoff(2, 0.01, 0.01),
             transport=httpx.MockTransport(lambda _: next(answers)),
         )
 
@@ -115,11 +115,11 @@ class AsyncClientTests(SynchronousTestCase):
             (Failing(httpx.ReadError("cut.")), "the connection to it broke: cut"),
             (httpx.MockTransport(lambda _: httpx.Response(200, content=b"xx")), "larger than"),
         ):
-            self.patch(values_module, "MAX_BODY", 1)
+            self.patch(values_module, "MAX_RESPONSE_BODY", 1)
             client = AsyncClient("http://a", transport=transport)
 
             async def main(client: AsyncClient = client) -> Any:
-                return await client.do_step(Send("GET", "http://a/", timeout=0.05))
+                return await client.do_step(HttpRequest("GET", "http://a/", timeout=0.05))
 
             for run in LOOPS.values():
                 self.assertIn(words, run(main).explain("it"))
@@ -127,7 +127,7 @@ class AsyncClientTests(SynchronousTestCase):
     def test_proxies(self) -> None:
         """Proxies of the environment that cannot be used are told."""
         self.patch(os, "environ", {**os.environ, "HTTP_PROXY": "other://a", "NO_PROXY": ""})
-        client = AsyncClient("http://judge.example.org", asking=ONCE)
+        client = AsyncClient("http://judge.example.org", request_backoff=ONCE)
 
         async def main() -> None:
             await client.status("x")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from multipart import MultipartParser
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.client.forms import Content, Named, SubmissionForm
+from tawebeval.client.forms import Content, NamedFile, SubmissionForm
 from tawebeval.core.text import get_base_name
 
 
@@ -20,7 +20,7 @@ def encode(form: SubmissionForm) -> bytes:
     """Return the body, whose length must be the announced one."""
     with ExitStack() as opened:
         body = form.open_body(opened)
-        encoded = b"".join(body.pieces())
+        encoded = b"".join(body.iterate_pieces())
     assert len(encoded) == body.length
     return encoded
 
@@ -49,8 +49,8 @@ class FormTests(SynchronousTestCase):
                 "text": "c++ ü",
                 "raw": b"\0\r\n--",
                 "file": file,
-                "named": Named("a/b.c", b"x"),
-                "other": Named("z.py", file),
+                "named": NamedFile("a/b.c", b"x"),
+                "other": NamedFile("z.py", file),
                 "empty": b"",
             },
         )
@@ -68,13 +68,13 @@ class FormTests(SynchronousTestCase):
             ],
         )
         self.assertTrue(form.has_files)
-        self.assertFalse(SubmissionForm({}, {"a": "x", "b": Named("c", b"")}).has_files)
+        self.assertFalse(SubmissionForm({}, {"a": "x", "b": NamedFile("c", b"")}).has_files)
 
     # A server cannot tell "%22" from an escaped quotation mark, nor can it of a browser's form.
     @given(st.text(min_size=1, max_size=20).filter(lambda name: "%" not in name), st.text())
     def test_any(self, filename: str, text: str) -> None:
         """Any name and text arrives as it was, or is refused before it is sent."""
-        submission: dict[str, Content] = {"a": Named(filename, b"x"), "b": text}
+        submission: dict[str, Content] = {"a": NamedFile(filename, b"x"), "b": text}
         try:
             form = SubmissionForm({"c": text}, submission)
         except ValueError:
@@ -91,7 +91,7 @@ class FormTests(SynchronousTestCase):
     def test_refused(self) -> None:
         """What cannot be sent is told before anything is."""
         for fields, submission, words in (
-            ({}, {"a": Named("..", b"")}, "no file name"),
+            ({}, {"a": NamedFile("..", b"")}, "no file name"),
             ({}, {"a": Path("..")}, "no file name"),
             ({}, {"source": "\udcff"}, "submission[source]: must be UTF-8"),
             ({"seed": "\udcff"}, {}, "seed: must be UTF-8"),
@@ -104,7 +104,7 @@ class FormTests(SynchronousTestCase):
         os.mkfifo(self.folder / "pipe")
         for name, kind in (("absent", FileNotFoundError), ("pipe", OSError), (".", OSError)):
             path = self.folder / name
-            form = SubmissionForm({}, {"a": Named("a", path)})
+            form = SubmissionForm({}, {"a": NamedFile("a", path)})
             error = self.assertRaises(kind, encode, form)
             self.assertEqual(str(error.filename), str(path))
 
@@ -119,7 +119,7 @@ class FormTests(SynchronousTestCase):
                 body = form.open_body(opened)
                 os.truncate(path, size)
                 if works:
-                    self.assertEqual(len(b"".join(body.pieces())), body.length)
+                    self.assertEqual(len(b"".join(body.iterate_pieces())), body.length)
                 else:
-                    error = self.assertRaises(OSError, list, body.pieces())
+                    error = self.assertRaises(OSError, list, body.iterate_pieces())
                     self.assertIn("has changed", error.strerror)

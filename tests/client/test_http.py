@@ -5,13 +5,13 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client.http import (
-    Failure,
     FailureKind,
+    HttpRequest,
+    RequestFailure,
     Response,
-    Send,
     is_loopback,
-    is_plain_answer,
-    make_probe,
+    is_plain_http_answer,
+    make_plain_http_probe,
     parse_response,
 )
 
@@ -19,34 +19,38 @@ BASE = "https://judge.example.org/base"
 
 
 class FailureTests(SynchronousTestCase):
-    """`Failure`."""
+    """`RequestFailure`."""
 
     def test_words(self) -> None:
         """Each kind has a sentence of one line, whatever the server has said."""
         for kind in FailureKind:
             for base in (BASE, "http://[::1]:8080"):
-                words = Failure(kind, "\x1b[31m{base}\n" * 5).explain(base)
+                words = RequestFailure(kind, "\x1b[31m{base}\n" * 5).explain(base)
                 self.assertTrue(words.isprintable(), words)
                 self.assertIn(base, words)
-        self.assertIn("or try https://a", Failure(FailureKind.NO_HTTP).explain("http://a"))
-        self.assertIn("; use http://a:81", Failure(FailureKind.PLAIN_HTTP).explain("https://a:81"))
+        self.assertIn("or try https://a", RequestFailure(FailureKind.NOT_HTTP).explain("http://a"))
+        self.assertIn(
+            "; use http://a:81", RequestFailure(FailureKind.PLAIN_HTTP).explain("https://a:81")
+        )
 
     def test_final(self) -> None:
         """A failure is final if the next attempt would fail in the same way."""
-        for kind, base, has_answered, can_wait, final in (
-            (FailureKind.BROKEN, BASE, False, False, False),
+        for kind, base, server_has_answered, can_wait, final in (
+            (FailureKind.BROKEN_CONNECTION, BASE, False, False, False),
             (FailureKind.TIMED_OUT, BASE, False, False, False),
-            (FailureKind.UNTRUSTED, BASE, True, True, True),
+            (FailureKind.UNTRUSTED_CERTIFICATE, BASE, True, True, True),
             (FailureKind.NOT_JSON, BASE, True, True, True),
             (FailureKind.UNKNOWN_HOST, BASE, False, True, True),
             (FailureKind.UNKNOWN_HOST, BASE, True, False, False),
-            (FailureKind.REFUSED, BASE, False, False, False),
-            (FailureKind.REFUSED, "http://localhost", False, False, True),
-            (FailureKind.REFUSED, "http://localhost", True, False, False),
-            (FailureKind.REFUSED, "http://localhost", False, True, False),
+            (FailureKind.CONNECTION_REFUSED, BASE, False, False, False),
+            (FailureKind.CONNECTION_REFUSED, "http://localhost", False, False, True),
+            (FailureKind.CONNECTION_REFUSED, "http://localhost", True, False, False),
+            (FailureKind.CONNECTION_REFUSED, "http://localhost", False, True, False),
         ):
-            found = Failure(kind).is_final(base, has_answered=has_answered, can_wait=can_wait)
-            self.assertEqual(found, final, (kind, base, has_answered, can_wait))
+            found = RequestFailure(kind).is_permanent(
+                base, server_has_answered=server_has_answered, can_wait=can_wait
+            )
+            self.assertEqual(found, final, (kind, base, server_has_answered, can_wait))
 
     def test_loopback(self) -> None:
         """The names and addresses of this machine are known."""
@@ -70,7 +74,7 @@ class ProbeTests(SynchronousTestCase):
             (BASE, "http://judge.example.org:443/base/health"),
             ("https://[::1]:81", "http://[::1]:81/health"),
         ):
-            probe = make_probe(base)
+            probe = make_plain_http_probe(base)
             self.assertEqual((probe.method, probe.url, probe.headers), ("GET", url, {}))
 
     def test_answer(self) -> None:
@@ -79,9 +83,9 @@ class ProbeTests(SynchronousTestCase):
             (Response(401, {}, b'{"message":"no"}'), True),
             (Response(200, {}, b"<html>"), False),
             (Response(502, {}, b"[" * 100_000), False),
-            (Failure(FailureKind.BROKEN), False),
+            (RequestFailure(FailureKind.BROKEN_CONNECTION), False),
         ):
-            self.assertIs(is_plain_answer(outcome), expected)
+            self.assertIs(is_plain_http_answer(outcome), expected)
 
 
 class ResponseTests(SynchronousTestCase):
@@ -101,10 +105,10 @@ class ResponseTests(SynchronousTestCase):
 
         json = {"content-type": "Application/JSON; charset=utf-8"}
         for headers, body, expected in (
-            ({}, b"{}", Failure(FailureKind.NOT_JSON, "a body of no declared type")),
-            ({"content-type": "text/html"}, b"", Failure(FailureKind.NOT_JSON, "text/html")),
-            (json, b"{}", Failure(FailureKind.UNEXPECTED, "odd")),
-            (json, b'{"a', Failure(FailureKind.BROKEN, "odd")),
+            ({}, b"{}", RequestFailure(FailureKind.NOT_JSON, "a body of no declared type")),
+            ({"content-type": "text/html"}, b"", RequestFailure(FailureKind.NOT_JSON, "text/html")),
+            (json, b"{}", RequestFailure(FailureKind.UNEXPECTED, "odd")),
+            (json, b'{"a', RequestFailure(FailureKind.BROKEN_CONNECTION, "odd")),
         ):
             self.assertEqual(parse_response(Response(200, headers, body), refuse), expected)
         response = Response(200, json, b"1")
@@ -112,4 +116,4 @@ class ResponseTests(SynchronousTestCase):
 
     def test_timeout(self) -> None:
         """A form has the time to be sent at 4096 bytes per second."""
-        self.assertEqual(Send("POST", "", timeout=60).get_timeout(40_960), 70)
+        self.assertEqual(HttpRequest("POST", "", timeout=60).get_timeout(40_960), 70)

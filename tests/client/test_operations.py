@@ -24,14 +24,14 @@ from tawebeval.client import (
     File,
     Forbidden,
     InvalidRequest,
-    Named,
+    NamedFile,
     Refused,
     Text,
     Unavailable,
     UnknownEvaluation,
     operations,
 )
-from tawebeval.client.http import Failure, FailureKind, Response, Send
+from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure, Response
 from tawebeval.client.operations import Pause
 from tawebeval.client.settings import ClientSettings, normalize_server_url
 from tawebeval.config import Configuration, PollSettings, ProblemSettings
@@ -61,8 +61,8 @@ class EvaluateTests(ClientTestCase):
                 "source": folder / "my prog.py",
                 "language": "c++ · ü",
                 "raw": b"\x00\xff\r\n--",
-                "other": Named('a "b" · c.txt', b"x"),
-                "again": Named("z.py", folder / "my prog.py"),
+                "other": NamedFile('a "b" · c.txt', b"x"),
+                "again": NamedFile("z.py", folder / "my prog.py"),
             }
         )
         self.assertEqual(
@@ -129,7 +129,7 @@ class EvaluateTests(ClientTestCase):
     def test_uploaded(self) -> None:
         """Each piece that is sent is counted, up to the length of the whole form."""
         pieces: list[tuple[int, int]] = []
-        self.line = self.make(client={"uploaded": lambda *piece: pieces.append(piece)})
+        self.line = self.make(client={"on_upload": lambda *piece: pieces.append(piece)})
         self.line.begin(submission={"source": b"x" * 300_000})
         counts, totals = zip(*pieces, strict=True)
         self.assertEqual(list(counts), sorted(counts))
@@ -141,7 +141,7 @@ class EvaluateTests(ClientTestCase):
         """What cannot be a name of a file is told before anything is sent."""
         for name in ("", "..", "a/", "x" * 256, "\udcff"):
             with self.assertRaises(ValueError):
-                self.line.begin(submission={"source": Named(name, b"")})
+                self.line.begin(submission={"source": NamedFile(name, b"")})
         with self.assertRaises(FileNotFoundError):
             self.line.begin(submission={"source": Path("/nonexistent/a")})
         self.assertEqual(self.line.agent.asked, [])
@@ -476,7 +476,7 @@ class BreakingLineTests(SynchronousTestCase):
     ) -> list[Event]:
         """Follow one evaluation, of which all requests break as often as `breaks` says."""
         bad = [fate for fate in Fate if fate.passes]
-        line.client.asking = line.client.following = Backoff(10**6, 0.5, 5)
+        line.client.request_backoff = line.client.events_backoff = Backoff(10**6, 0.5, 5)
         line.wait(gathered(line.client.evaluations()))  # the daemon is known to run
         line.agent.fate = lambda: chance.choice(bad) if chance.random() < breaks else Fate.WELL
         identifier = line.begin()
@@ -519,7 +519,7 @@ def play(operation: Any, *outcomes: Any) -> tuple[list[Any], Any]:
             return steps, end.value
         except ClientError as error:
             return steps, error
-        outcome = next(coming) if isinstance(steps[-1], Send) else None
+        outcome = next(coming) if isinstance(steps[-1], HttpRequest) else None
 
 
 def json_response(body: str, status: int = 200, **headers: str) -> Response:
@@ -528,7 +528,7 @@ def json_response(body: str, status: int = 200, **headers: str) -> Response:
 
 
 RUNNING = json_response('{"state":"running"}')
-BROKEN = Failure(FailureKind.BROKEN, "cut")
+BROKEN = RequestFailure(FailureKind.BROKEN_CONNECTION, "cut")
 
 
 class StepTests(SynchronousTestCase):
@@ -543,12 +543,12 @@ class StepTests(SynchronousTestCase):
         return ClientSettings(
             server,
             token,
-            asking=Backoff(2, 8, 8, 100),
-            following=Backoff(2, 8, 8, 100),
-            told=lambda why, seconds: self.told.append(why),
-            answered=lambda: self.told.append("answered"),
-            chance=lambda: 0.5,
-            time=lambda: 1000.0,
+            request_backoff=Backoff(2, 8, 8, 100),
+            events_backoff=Backoff(2, 8, 8, 100),
+            on_retry=lambda why, seconds: self.told.append(why),
+            on_recovery=lambda: self.told.append("answered"),
+            draw_random=lambda: 0.5,
+            get_time=lambda: 1000.0,
         )
 
     def test_request(self) -> None:
@@ -597,19 +597,19 @@ class StepTests(SynchronousTestCase):
             steps, result = play(operations.status(self.client, "x"), response, response)
             self.assertIsInstance(result, kind)
             self.assertEqual([step for step in steps if isinstance(step, Pause)], pauses, status)
-        self.assertEqual(len([step for step in steps if isinstance(step, Send)]), 1)
+        self.assertEqual(len([step for step in steps if isinstance(step, HttpRequest)]), 1)
 
     def test_plain_http(self) -> None:
         """The server of an https URL is asked without TLS once, before it has answered."""
         for first, probed, words, sent in (
             (BROKEN, json_response("{}"), "use http://a", 2),
             (BROKEN, Response(502, {}, b"<html>"), "broke", 3),
-            (Failure(FailureKind.UNTRUSTED), None, "not trusted", 1),
+            (RequestFailure(FailureKind.UNTRUSTED_CERTIFICATE), None, "not trusted", 1),
         ):
             outcomes = [one for one in (first, probed, BROKEN) if one is not None]
             steps, result = play(operations.status(self.make("https://a", "t"), "x"), *outcomes)
             self.assertIn(words, str(result))
-            sends = [step for step in steps if isinstance(step, Send)]
+            sends = [step for step in steps if isinstance(step, HttpRequest)]
             self.assertEqual(len(sends), sent)
             self.assertEqual(sends[0].connect_timeout, 5)
             if sent > 1:
@@ -713,7 +713,7 @@ class StepTests(SynchronousTestCase):
         refusal = json_response("{}", 400)
         steps, result = play(operations.problems(self.client), *[part, refusal] * 6)
         self.assertIsInstance(result, InvalidRequest)
-        self.assertEqual(len([step for step in steps if isinstance(step, Send)]), 12)
+        self.assertEqual(len([step for step in steps if isinstance(step, HttpRequest)]), 12)
 
     def test_deep(self) -> None:
         """A document that is nested too deeply is no answer."""

@@ -23,7 +23,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
 from tawebeval.client import httpx_values as values_module
-from tawebeval.client.http import Send
+from tawebeval.client.http import HttpRequest
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.patience import PATIENCE
@@ -143,7 +143,7 @@ class SyncClientTests(SynchronousTestCase):
 
     def fail_request(self, server: str, **settings: Any) -> str:
         """Return the words of a request that fails."""
-        with Client(server, asking=ONCE, **settings) as client:
+        with Client(server, request_backoff=ONCE, **settings) as client:
             error = self.assertRaises(Unavailable, client.status, "x")
         return str(error)
 
@@ -200,7 +200,7 @@ class SyncClientTests(SynchronousTestCase):
             server = self.serve(lambda connection, head=head: dribble(connection, head=head))
             with Client(server.url) as client:
                 begun = time.monotonic()
-                outcome = client.do_step(Send("GET", f"{server.url}/", timeout=0.3))
+                outcome = client.do_step(HttpRequest("GET", f"{server.url}/", timeout=0.3))
                 self.assertLess(time.monotonic() - begun, PATIENCE / 2)
             self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
 
@@ -212,12 +212,14 @@ class SyncClientTests(SynchronousTestCase):
 
         client = Client("http://a", transport=httpx.MockTransport(time_out))
         for timeout, words in ((60, "within 5 seconds"), (2, "within 2 seconds")):
-            outcome = client.do_step(Send("GET", "http://a/", timeout=timeout, connect_timeout=5))
+            outcome = client.do_step(
+                HttpRequest("GET", "http://a/", timeout=timeout, connect_timeout=5)
+            )
             self.assertIn(words, outcome.explain("it"))
 
     def test_too_large(self) -> None:
         """A body over the limit is not read further."""
-        self.patch(values_module, "MAX_BODY", 1000)
+        self.patch(values_module, "MAX_RESPONSE_BODY", 1000)
         server = self.serve(say(answer(b" " * 2000)))
         self.assertIn("is larger than", self.fail_request(server.url))
 
@@ -295,7 +297,7 @@ class SyncClientTests(SynchronousTestCase):
         )
 
         async def ask(url: str) -> Any:
-            async with AsyncClient(url, tls=trusting, asking=ONCE) as client:
+            async with AsyncClient(url, tls=trusting, request_backoff=ONCE) as client:
                 return await client.status("x")
 
         with Client(named, tls=trusting) as client:
@@ -364,8 +366,8 @@ class SyncClientTests(SynchronousTestCase):
 
         client = Client(
             "http://a",
-            asking=SOON,
-            uploaded=lambda *piece: sent.append(piece),
+            request_backoff=SOON,
+            on_upload=lambda *piece: sent.append(piece),
             transport=httpx.MockTransport(handle),
         )
         self.assertEqual(client.evaluate({"source": file, "t": "é"}, **FIELDS), "a")

@@ -29,7 +29,7 @@ from tawebeval.client import (
     UnknownEvaluation,
     twisted_client,
 )
-from tawebeval.client.http import Send
+from tawebeval.client.http import HttpRequest
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.agents import BreakingAgent, Fate, MadeResponse
@@ -44,7 +44,7 @@ class RepeatTests(ClientTestCase):
     def test_each_fate(self) -> None:
         """Each kind of failure is reported, and the same request repeated; so is the recovery."""
         answered: list[bool] = []
-        self.line = self.make(client={"answered": lambda: answered.append(True)})
+        self.line = self.make(client={"on_recovery": lambda: answered.append(True)})
         identifier = self.line.begin()
         self.assertEqual(answered, [])
         failures = [fate for fate in Fate if fate.passes]
@@ -64,7 +64,7 @@ class RepeatTests(ClientTestCase):
 
     def test_retry_after(self) -> None:
         """Retry-After is respected, in seconds or as a date; too long a pause is refused."""
-        self.line = self.make(client={"time": lambda: 1000.0})
+        self.line = self.make(client={"get_time": lambda: 1000.0})
         identifier = self.line.begin()
         for value, least in ((b"7", 7), (datetimeToString(1005), 5), (b"soon", 0), (b"100", 100)):
             self.line.fail_once(Fate.BUSY)
@@ -157,7 +157,7 @@ class RepeatTests(ClientTestCase):
             base,
             reactor=self.line.service.reactor,
             agent=self.line.agent,
-            asking=Backoff(2, 1, 10),
+            request_backoff=Backoff(2, 1, 10),
         )
         with self.assertRaises(Unavailable) as caught:
             self.line.wait(client.status("x"))
@@ -214,7 +214,7 @@ class RepeatTests(ClientTestCase):
             "https://a",
             reactor=self.line.service.reactor,
             agent=self.line.agent,
-            asking=Backoff(2, 1, 10),
+            request_backoff=Backoff(2, 1, 10),
         )
         with self.assertRaises(Unavailable) as caught:
             self.line.wait(secure.status("x"))
@@ -281,7 +281,7 @@ class RepeatTests(ClientTestCase):
                     protocol.connectionLost(Failure(ResponseDone()))
 
             client = TwistedClient(
-                "http://a", reactor=Clock(), agent=Encoded(), asking=Backoff(1, 0, 0)
+                "http://a", reactor=Clock(), agent=Encoded(), request_backoff=Backoff(1, 0, 0)
             )
             asked = Deferred.fromCoroutine(client.status("x"))
             if encoding == b"gzip":
@@ -300,7 +300,7 @@ class RepeatTests(ClientTestCase):
         self.patch(twisted_client, "Agent", make_agent)
         client = TwistedClient("http://a", reactor=self.line.service.reactor)
         for seconds in (5, 30):
-            send = Send("GET", "http://a/health", connect_timeout=seconds)
+            send = HttpRequest("GET", "http://a/health", connect_timeout=seconds)
             self.line.wait(client.do_step(send))
         self.assertEqual(limits, [5, 30])
 
@@ -354,7 +354,7 @@ class RepeatTests(ClientTestCase):
     def test_in_the_end(self) -> None:
         """After the last attempt the error tells what was wrong with it."""
         self.line.agent.fate = lambda: Fate.LOST
-        self.line.client.asking = Backoff(3, 1, 10)
+        self.line.client.request_backoff = Backoff(3, 1, 10)
         with self.assertRaises(Unavailable) as caught:
             self.line.begin()
         self.assertIn("http://localhost:8080", str(caught.exception))

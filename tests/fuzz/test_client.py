@@ -25,7 +25,7 @@ from zope.interface import implementer
 
 from tawebeval.client import Client, ClientError, Event, Page, sync_client
 from tawebeval.client.events import split_cursor
-from tawebeval.client.http import Send
+from tawebeval.client.http import HttpRequest
 from tawebeval.client.operations import Outcome, Pause
 from tawebeval.client.twisted_client import TwistedClient
 from tests.cases.client import REQUEST
@@ -199,7 +199,7 @@ class LyingServer:
 class HastyClient(Client):
     """A client without pauses."""
 
-    def do_step(self, step: Send | Pause) -> Outcome | None:
+    def do_step(self, step: HttpRequest | Pause) -> Outcome | None:
         """Do a step, unless it is a pause."""
         return None if isinstance(step, Pause) else super().do_step(step)
 
@@ -273,7 +273,7 @@ class ClientTests(SynchronousTestCase):
             "http://127.0.0.1:1/",
             reactor=reactor,
             agent=Agent.usingEndpointFactory(reactor, server, HTTPConnectionPool(reactor)),
-            chance=random.Random(1).random,
+            draw_random=random.Random(1).random,
         )
 
         async def ask() -> Any:
@@ -306,7 +306,7 @@ class ClientTests(SynchronousTestCase):
     @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
     def test_any_blocking(self, asking: str, lies: Sequence[Lie]) -> None:
         """The client that blocks has a result or an error of its own, too."""
-        client = HastyClient("http://127.0.0.1:1/", chance=random.Random(1).random)
+        client = HastyClient("http://127.0.0.1:1/", draw_random=random.Random(1).random)
         pool: Any = client._get_pool()._transport
         pool._pool._network_backend = sync_client._DeadlineBackend(
             LyingNetwork(lies), client._deadline

@@ -205,7 +205,7 @@ class LibraryReader(ResumingReader):
 
     async def read_events(self) -> None:
         """Read to the end."""
-        async with TwistedClient(self.client.url, following=_BACKOFF) as client:
+        async with TwistedClient(self.client.url, events_backoff=_BACKOFF) as client:
             async for event in client.events(self.identifier):
                 if isinstance(event, library.Text):
                     self.events.append({"type": "text", "payload": event.text})

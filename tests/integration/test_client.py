@@ -47,7 +47,9 @@ class ClientTests(DaemonTestCase):
         proxy = CuttingProxy(self.daemon.port, seed, longest=longest)
         port = await proxy.listen()
         self.addCleanup(proxy.stop)
-        client = TwistedClient(f"http://127.0.0.1:{port}", asking=SOON, following=SOON)
+        client = TwistedClient(
+            f"http://127.0.0.1:{port}", request_backoff=SOON, events_backoff=SOON
+        )
         self.addCleanup(client.close)
         return client, proxy
 
@@ -87,7 +89,7 @@ class ClientTests(DaemonTestCase):
                 print("", os.environ["EVALUATION_DATA_BEGIN"], value, sep="\\n")
                 print(os.environ["EVALUATION_DATA_END"])
             """
-        async with TwistedClient(self.daemon.url, following=SOON) as client:
+        async with TwistedClient(self.daemon.url, events_backoff=SOON) as client:
             command = python(textwrap.dedent(program))
             identifier = await client.evaluate({"source": "x"}, **self.fields(command))
             events = [event async for event in client.events(identifier)]

@@ -43,7 +43,7 @@ for package in (tawebeval.client, tawebeval.core):
         if not module.name.endswith("twisted_client"):
             __import__(module.name)
 once = tawebeval.core.backoff.Backoff(1, 0, 0)
-client = tawebeval.client.Client("http://127.0.0.1:9", asking=once)
+client = tawebeval.client.Client("http://127.0.0.1:9", request_backoff=once)
 try:
     client.status("x")
 except tawebeval.client.Unavailable as error:
