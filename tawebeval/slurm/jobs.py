@@ -26,6 +26,7 @@ SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
 _MIB = 2**20
 _QUEUED = re.compile(r"job (\d+) (?:queued|has been allocated)|allocation (\d+)")
 _STDERR_SHOWN = 300  # characters of srun's stderr in a message
+_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|[ \t].*)$\n?", re.MULTILINE)
 
 
 @attrs.frozen
@@ -110,7 +111,7 @@ def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFail
     for sign, reason, what in _SIGNS:
         if re.search(sign, srun_stderr):
             return EvaluationFailure(reason, f"{named} {what}")
-    said = re.sub(r"\s+", " ", srun_stderr).strip()[-_STDERR_SHOWN:]
+    said = re.sub(r"\s+", " ", _TRACEBACK.sub("", srun_stderr)).strip()[-_STDERR_SHOWN:]
     said = f"; srun said: {said}" if said else ""
     if not number:
         return EvaluationFailure("lost", f"the evaluator was not run by Slurm{said}")

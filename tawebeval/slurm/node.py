@@ -68,7 +68,7 @@ _THREADS = 3  # two of them poll limits
 _PLACE = "tawebeval-node-"
 _GROUP = "node"
 _FRESH = 60.0  # seconds in which a new place may have no lock yet
-_GATHER = 0.002  # seconds between two frames of one stream
+_GATHER, _MOST_GATHER = 0.002, 0.016  # seconds between two frames of one stream
 _GATHERED = 64 * 1024  # bytes that wait for no time
 
 
@@ -139,8 +139,9 @@ class OrderReader:
 class OutputGatherer:
     """Sender of one stream of the evaluator, in few frames.
 
-    A frame takes the daemon 20 microseconds, whatever its size: an evaluator that prints each byte
-    by itself would keep the daemon from everything else. The first bytes after a pause do not wait.
+    A frame takes the daemon 20 microseconds, whatever its size: evaluators that print each byte by
+    itself would keep the daemon from everything else. The first bytes after a pause do not wait;
+    without a pause the time between two frames doubles, so that a stream has 63 frames per second.
     """
 
     def __init__(self, clock: Any, send: Callable[[bytes], object]) -> None:
@@ -148,6 +149,7 @@ class OutputGatherer:
         self._send = send
         self._data = bytearray()
         self._is_waiting = False
+        self._pause = _GATHER
 
     def add(self, data: bytes) -> None:
         """Send bytes now or soon."""
@@ -167,7 +169,10 @@ class OutputGatherer:
         self._is_waiting = bool(self._data)
         if self._is_waiting:
             self.flush()
-            self._clock.callLater(_GATHER, self._on_time)
+            self._clock.callLater(self._pause, self._on_time)
+            self._pause = min(2 * self._pause, _MOST_GATHER)
+        else:
+            self._pause = _GATHER
 
 
 class NodeRun(ProcessProtocol):

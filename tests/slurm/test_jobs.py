@@ -115,6 +115,21 @@ class LossTests(SynchronousTestCase):
         self.assertEqual(failure.reason, "lost")
         self.assertIn("srun said: srun: error: invalid partition specified: none", failure.message)
 
+    def test_traceback(self) -> None:
+        """Of a program that fails on the node clients see the last line, and no traceback."""
+        lines = (
+            "srun: job 5 queued and waiting for resources",
+            "Traceback (most recent call last):",
+            '  File "/shared/secret/node.py", line 5, in <module>',
+            "    import msgspec",
+            "ModuleNotFoundError: No module named 'msgspec'",
+            "srun: error: one: task 0: Exited with exit code 1",
+        )
+        message = explain_job_loss({}, "\n".join(lines)).message
+        self.assertTrue(message.endswith(" ".join((lines[0], *lines[4:]))), message)
+        cut = explain_job_loss({}, "\n".join(lines[2:])).message
+        self.assertNotIn("/shared/secret", cut)
+
     def test_memory(self) -> None:
         """What Slurm says of the kernel's choice."""
         self.assertTrue(reports_out_of_memory("srun: error: one: task 0: Out Of Memory"))

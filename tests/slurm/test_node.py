@@ -77,7 +77,7 @@ class OutputTests(SynchronousTestCase):
         self.assertEqual(self.frames, [(FrameKind.STDOUT, b"x")])
         self.clock.advance(0.002)
         self.assertEqual(self.frames[1:], [(FrameKind.STDOUT, b"x" * 999)])
-        self.clock.advance(0.002)
+        self.clock.advance(0.004)
         self.assertEqual(self.clock.getDelayedCalls(), [])
         for data in (b"a", b"b", b"c" * 100_000, b"d"):
             self.run_.outReceived(data)
@@ -89,6 +89,19 @@ class OutputTests(SynchronousTestCase):
             self.frames[5:],
             [(FrameKind.STDOUT, b"d"), (FrameKind.STDERR, b"f"), (FrameKind.OUTCOME, b"{}")],
         )
+
+    def test_many_writes(self) -> None:
+        """A stream without pauses has few frames; after a pause it begins anew."""
+        for _ in range(1000):
+            self.run_.outReceived(b"x")
+            self.clock.advance(0.001)
+        self.assertLess(len(self.frames), 70)
+        self.clock.pump([0.02] * 3)
+        before = len(self.frames)
+        self.run_.outReceived(b"y")
+        self.run_.outReceived(b"z")
+        self.clock.advance(0.002)
+        self.assertEqual(self.frames[before:], [(FrameKind.STDOUT, b"y"), (FrameKind.STDOUT, b"z")])
 
     def test_grants(self) -> None:
         """It stops at the largest offset that was granted."""
