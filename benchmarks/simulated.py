@@ -37,7 +37,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.linux.cgroups.group import CgroupManager, ResourceUsage
+from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
@@ -101,7 +101,7 @@ class SimulatedProcess:
     on_ended: Callable[[SimulatedProcess], object]
     resource_usage: struct_rusage | None = None
     is_running: bool = True
-    slow_read_seconds: float = 0.0
+    slow_read_cpu_seconds: float = 0.0
     lost_reason: str | None = None
 
     def end(self, number: int | None = None) -> None:

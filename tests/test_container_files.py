@@ -11,7 +11,7 @@ import yaml
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
-from tawebeval.linux.container import DOCKER, PODMAN, PROFILE
+from tawebeval.linux.container import DOCKER, PODMAN, SECCOMP_PROFILE_PATH
 from tawebeval.sandbox import seccomp
 from tests.cases.scripts import load_script
 from tests.integration.containers import OPTIONS
@@ -81,7 +81,7 @@ class ProfileTests(SynchronousTestCase):
         decided = {
             name
             for name, decision in seccomp._DECISIONS.items()
-            if seccomp.ALLOW in (decision.default_answer, *(c.answer for c in decision.cases))
+            if seccomp.ALLOW in (decision.default_action, *(rule.action for rule in decision.rules))
         }
         self.assertEqual(sorted((calls | decided) - permitted()), [])
         self.assertIn("clone", decided)
@@ -158,4 +158,4 @@ class ComposeTests(SynchronousTestCase):
             self.assertEqual(self.service[key], values)
             option = f"--{key.replace('_', '-')}={values[0]}"
             self.assertIn(option, OPTIONS, "the tests' containers have it, too")
-        self.assertTrue((ROOT / "etc" / PROFILE.rpartition("/etc/")[2]).is_file())
+        self.assertTrue((ROOT / "etc" / SECCOMP_PROFILE_PATH.rpartition("/etc/")[2]).is_file())

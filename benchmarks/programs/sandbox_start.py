@@ -20,17 +20,17 @@ from pathlib import Path
 from benchmarks.measure import percentile
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner, wait_for_exit
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.launcher import enter_user_namespace
 from tawebeval.linux.privileges import ProcessCredentials, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.broker_client import SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.seccomp import make_seccomp_filter
-from tawebeval.sandbox.submissions import SOCKET_NAME
 from tawebeval.sandbox.workspace import Workspace
 
 COMMAND = "/bin/echo hello"
@@ -53,7 +53,7 @@ def _runs() -> Iterator[Callable[[], SandboxedRun]]:
         sandbox = open_bubblewrap(
             Configuration(), accounts, CgroupManager([], {}, {}), OrphanReaper(None, Spawner(None))
         )
-        sandbox.writable_trees.use_overlays(paths=sandbox.list_shown_paths())
+        sandbox.writable_trees.use_overlays(paths=sandbox.list_needed_paths())
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
         workspace.create_directories(upload, workspace.make_sandboxed_view(Path("/")))

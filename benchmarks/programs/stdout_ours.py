@@ -20,7 +20,7 @@ from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.runtime import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.run import EvaluatorRun, StdoutPump
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import NoSandbox, UnsandboxedRun

@@ -85,7 +85,7 @@ def keeper(config: Path | None, socket: Path | None) -> None:
     """  # noqa: D301
     # Imported late: they import much of the daemon.
     from tawebeval.daemon.reload import read_configuration
-    from tawebeval.linux.cgroups.group import open_cgroups
+    from tawebeval.linux.cgroups.manager import open_cgroups
     from tawebeval.linux.keeper_client import execute_keeper
     from tawebeval.linux.privileges import ProcessCredentials, find_privileges
 

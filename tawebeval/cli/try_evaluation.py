@@ -28,7 +28,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.git.commits import TreeLimits
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files

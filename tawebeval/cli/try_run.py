@@ -39,9 +39,9 @@ from tawebeval.daemon.startup import check_environments, check_readable_paths
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.linux.cgroups.group import open_cgroups
+from tawebeval.linux.cgroups.manager import open_cgroups
 from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
-from tawebeval.linux.filetree import LIST_RIGHTS, open_directory, remove_tree
+from tawebeval.linux.filetree import LIST_MODE_BITS, open_directory, remove_tree
 from tawebeval.linux.privileges import Privileges, ProcessCredentials, find_privileges
 from tawebeval.linux.reaper import kill_stale_processes
 
@@ -282,7 +282,7 @@ def _remove_stale(around: Path) -> None:
     """Remove the directories that killed processes of this user have left in `around`."""
     for place in around.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another user's, locked, or just removed
-            descriptor = open_directory(str(place), None, LIST_RIGHTS)
+            descriptor = open_directory(str(place), None, LIST_MODE_BITS)
             try:
                 if os.fstat(descriptor).st_uid == os.geteuid():
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -296,7 +296,7 @@ def _make_locked(around: Path) -> tuple[Path, int]:
     """Return a new directory and the descriptor that holds its lock."""
     while True:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=around))
-        lock = open_directory(str(place), None, LIST_RIGHTS)
+        lock = open_directory(str(place), None, LIST_MODE_BITS)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if place.exists():
             return place, lock

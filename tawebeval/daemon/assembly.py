@@ -50,7 +50,7 @@ from tawebeval.git.keyring import Keyring
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
-from tawebeval.linux.cgroups.group import CgroupManager, attach_cgroups
+from tawebeval.linux.cgroups.manager import CgroupManager, open_keeper_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
@@ -194,11 +194,11 @@ def build_daemon(
     found = None
     if keeper is not None:
         if keeper.client.cgroups:
-            cgroups = attach_cgroups(cgroups, keeper.client.cgroups)
+            cgroups = open_keeper_cgroups(cgroups, keeper.client.cgroups)
         found = recover_evaluations(keeper, configuration.runner.kind)
     sandbox = open_sandbox(
         configuration,
-        directories.account_files,
+        directories.account_directory,
         cgroups,
         orphans,
         None if keeper is None else keeper.address,
@@ -258,7 +258,11 @@ def build_daemon(
             orphans.reap_ended_orphans,
             startup.restore_directories,
             parts.context.cleanup_queue.retry_next_calls,
-            *(() if keeper is None else (keeper.record_heartbeat, keeper.client.reap_others)),
+            *(
+                ()
+                if keeper is None
+                else (keeper.record_heartbeat, keeper.client.reap_unclaimed_children)
+            ),
         ),
         *(
             repositories.save_recent_uses,
@@ -338,8 +342,8 @@ def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> Repositor
         base.spawner,
         settings.protocols,
         settings.memory,
-        open_command_sandbox(base.sandbox, directories.account_files),
-        base.cgroups.git_membership_files,
+        open_command_sandbox(base.sandbox, directories.account_directory),
+        base.cgroups.git_procs_files,
         base.cgroups.niceness,
     )
     limits = FetchLimits(

@@ -57,7 +57,7 @@ class DaemonDirectories:
     daemon_label: str
     uploads: Path
     evaluations: Path
-    account_files: Path
+    account_directory: Path
     repositories: Path
     identifier_key: bytes = attrs.field(repr=False)
     state: Path
@@ -70,7 +70,7 @@ class DaemonDirectories:
         The key is not restored: an operator who removes it wants a new one at the next start.
         """
         restored = []
-        for path in (self.uploads, self.evaluations, self.account_files, self.repositories):
+        for path in (self.uploads, self.evaluations, self.account_directory, self.repositories):
             if not path.is_dir():
                 path.mkdir(mode=0o700)
                 restored.append(path)

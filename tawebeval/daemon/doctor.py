@@ -39,7 +39,7 @@ from tawebeval.daemon.startup import (
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.git.command import check_git_version
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.group import CgroupManager, Resource, open_cgroups
+from tawebeval.linux.cgroups.manager import CgroupManager, Resource, open_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.ownership import get_user_name
@@ -98,7 +98,7 @@ class SystemChecks:
         yield from self.storage.run_checks()
         yield from run_checks(
             ("limits", self._check_limits),
-            ("limits", rlimits.find_lowered_limits),
+            ("limits", rlimits.find_lowered_hard_limits),
             ("descriptors", self._check_descriptors),
             ("processes", lambda: _compare(rlimits.compute_process_headroom(self.configuration))),
         )
@@ -201,8 +201,8 @@ class SystemChecks:
 
     def _check_cgroups(self, cgroups: CgroupManager) -> Iterator[str | SetupProblem | Finding]:
         remedy = (
-            str(cgroups.missing_resources_remedy.verify_command())
-            if cgroups.missing_resources
+            str(cgroups.unenforced_resources_remedy.verify_command())
+            if cgroups.unenforced_resources
             else ""
         )
         for what in get_args(Resource):
@@ -216,7 +216,10 @@ class SystemChecks:
             "memory" in cgroups.enforced_resources
         ):  # without the limit no number of watches is enough
             yield from run_checks(
-                ("watches", lambda: _compare(rlimits.compute_watch_headroom(self.configuration)))
+                (
+                    "watches",
+                    lambda: _compare(rlimits.compute_epoll_watch_headroom(self.configuration)),
+                )
             )
 
     def _check_endpoint(self, endpoint: str) -> Iterator[str]:

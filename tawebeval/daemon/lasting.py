@@ -17,7 +17,7 @@ from tawebeval.config import Configuration
 from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.run_keeper import RunKeeper
-from tawebeval.linux.cgroups.group import find_pids_controller_parent
+from tawebeval.linux.cgroups.manager import find_pids_controller_parent
 from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.linux.rlimits import (
     check_hard_limits,

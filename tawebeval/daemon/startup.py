@@ -17,14 +17,14 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.restart import RecoveredEvaluations
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.filetree import describe_disk_error
 from tawebeval.linux.reaper import kill_stale_processes
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.environment_store import locate_store
-from tawebeval.sandbox.environments import EnvironmentLocks, find_root_problem, remove_shells
+from tawebeval.sandbox.environments import EnvironmentLocks, find_root_problem, remove_shell_copies
 from tawebeval.sandbox.probe import ProbeDirectories, close_sandbox, verify_sandbox
 from tawebeval.sandbox.project_quotas import check_quota_directories, probe_quota_enforcement
 from tawebeval.web.auth import (
@@ -89,8 +89,8 @@ class StartupChecks(Service):
         self.lock_environments(self._configuration)
         try:
             quotas = self._remove_leftovers()
-            remove_shells(directories.account_files)
-            write_sandbox_files(directories.account_files)
+            remove_shell_copies(directories.account_directory)
+            write_sandbox_files(directories.account_directory)
             check_quota_directories(directories.quota_directories, self._configuration)
             probe_quota_enforcement(quotas)
             check_git_version()
@@ -156,8 +156,8 @@ class StartupChecks(Service):
 
     def _restore(self) -> Sequence[Path]:
         gone = self.directories.restore_missing()
-        if self.directories.account_files in gone:
-            write_sandbox_files(self.directories.account_files)
+        if self.directories.account_directory in gone:
+            write_sandbox_files(self.directories.account_directory)
         return gone
 
     def stopService(self) -> None:

@@ -26,7 +26,7 @@ from tawebeval.daemon.runtime import (
 from tawebeval.daemon.startup import check_environments, check_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.group import CgroupManager, open_cgroups
+from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
 from tawebeval.linux.privileges import ProcessCredentials, find_privileges
 
 log = Logger()

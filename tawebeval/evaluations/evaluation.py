@@ -66,8 +66,8 @@ from tawebeval.evaluations.snapshot import (
 from tawebeval.linux.child import (
     ProcessAdopter,
     ProcessTransport,
+    ResumableProcess,
     StartedProcess,
-    StoredProcess,
 )
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import RunnerStatus, SandboxedRun
@@ -385,7 +385,7 @@ class Evaluation:
         """Wait in the queue of a cluster, from which a stop takes the evaluation."""
         self._enter(EvaluationState.QUEUED)
         waiting = Deferred.fromCoroutine(
-            sandboxed.wait_for_begin(started, self._make_spawner(sandboxed))
+            sandboxed.wait_for_evaluator_start(started, self._make_spawner(sandboxed))
         )
         self._is_launching = False
         if self._stop_reason is not None:  # while srun was started
@@ -486,7 +486,7 @@ class Evaluation:
         """Record the events of an evaluator that the keeper holds."""
         assert self._pump is not None, "made with the run"
         assert self.journal is not None, "made with the keeper"
-        stored = cast("StoredProcess", process)  # as the processes of a `KeeperSpawner` are
+        stored = cast("ResumableProcess", process)  # as the processes of a `KeeperSpawner` are
         self._pump.event_recorder = RunRecorder(self.journal.write_events, parser, run, stored)
 
     def _supervise(self, run: EvaluatorRun) -> None:
@@ -499,7 +499,7 @@ class Evaluation:
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
             spawner = KeeperSpawner(context.run_keeper, self.log_name + BROKER)
-        sandboxed.serve_submissions(context.clock, context.worker_threads, spawner)
+        sandboxed.serve_program_runs(context.clock, context.worker_threads, spawner)
         run.run_ended.add_callback(self._on_run_ended)
 
     def _on_run_ended(self, run: EvaluatorRun) -> None:
@@ -789,7 +789,7 @@ class Evaluation:
         upload = self.upload_directory
         with suppress(OSError):  # the start finds what is missing
             if upload is not None and not upload.exists() and self.workspace.root.exists():
-                self.workspace.return_upload(upload)
+                self.workspace.restore_upload(upload)
         self._startup = self._in_background(self._fetch_and_start(slots))
         if failure is not None:
             self.stop(failure)
@@ -852,7 +852,7 @@ class Evaluation:
             progress,
             time_left=progress.time_left - ran,
             output_bytes=checkpoint.output_bytes,
-            stderr_bytes=sandboxed.count_missing_stderr(kept.process_descriptors),
+            stderr_bytes=sandboxed.count_skipped_stderr_bytes(kept.process_descriptors),
         )
         run = self._make_run(sandboxed, parser, progress)
         process = sandboxed.resume_process(
@@ -936,7 +936,7 @@ class Evaluation:
             if sandboxed is None:
                 drop()
             else:
-                sandboxed.call_after_process(drop)
+                sandboxed.call_when_process_ended(drop)
 
         def remove_all() -> None:
             nonlocal keeps

@@ -230,9 +230,9 @@ def _unpack(bundle: DescriptorBundle, content: JournalContent | None = None) -> 
     pidfd, stdout, stderr, output, errors, *others = bundle.descriptors
     process = kept_process.KeptDescriptors(
         *(bundle.pid, pidfd, stdout, stderr, output, errors),
-        stdout_from=0
+        stdout_offset=0
         if content is None or not content.batches
         else content.batches[-1].checkpoint.stdout_offset,
-        stderr_from=max(0, os.fstat(errors).st_size - kept_process.KEPT_STDERR_BYTES),
+        stderr_offset=max(0, os.fstat(errors).st_size - kept_process.KEPT_STDERR_BYTES),
     )
     return KeptRun(process, others)

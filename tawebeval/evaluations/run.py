@@ -41,7 +41,7 @@ from tawebeval.errors import (
     format_size,
 )
 from tawebeval.evaluations.exits import explain_exit
-from tawebeval.linux.cgroups.group import ResourceUsage
+from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.linux.child import ProcessTransport, StdoutProducer
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_failure
 from tawebeval.sandbox.workspace import FileRefused
@@ -623,7 +623,7 @@ class EvaluatorRun(ProcessProtocol):
             )
 
     def _check_delay(self) -> None:
-        if self._process.slow_read_seconds > _MOST_DELAY:
+        if self._process.slow_read_cpu_seconds > _MOST_DELAY:
             self.stop(_DELAYED)
 
     def outConnectionLost(self) -> None:

@@ -21,10 +21,10 @@ from tawebeval.core.segi import SegiParser
 from tawebeval.evaluations.journal import JournaledBatch, ParserCheckpoint
 from tawebeval.evaluations.run import EvaluatorRun
 from tawebeval.linux import kept_process
-from tawebeval.linux.child import StartedProcess, StoredProcess
+from tawebeval.linux.child import ResumableProcess, StartedProcess
 from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress, KeeperClient
 from tawebeval.linux.kept_process import KeptProcess
-from tawebeval.linux.launcher_client import LAUNCHER
+from tawebeval.linux.launcher_client import LAUNCHER_BUNDLE_PREFIX
 
 RUN, BROKER, CALLBACK = ".run", ".broker", ".callback"
 """Ends of the names of bundles."""
@@ -59,7 +59,11 @@ class RunKeeper:
         self.address = KeeperAddress(
             client.path,
             client.pid,
-            {name: each for name, each in self.bundles.items() if name.startswith(LAUNCHER)},
+            {
+                name: each
+                for name, each in self.bundles.items()
+                if name.startswith(LAUNCHER_BUNDLE_PREFIX)
+            },
         )
         self._reactor = reactor
         self._heart: int | None = None
@@ -159,7 +163,7 @@ class RunRecorder:
     _write: Callable[[JournaledBatch], None]
     _parser: SegiParser
     _run: EvaluatorRun
-    _process: StoredProcess
+    _process: ResumableProcess
     _recorded: int = 0
 
     def record_batch(self, begin_cursor: int, batch: EventBatch, time_ms: int) -> None:

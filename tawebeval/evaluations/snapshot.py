@@ -17,7 +17,7 @@ from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.run import RunProgress, RunResult
-from tawebeval.linux.cgroups.group import ResourceUsage
+from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState

@@ -30,11 +30,11 @@ from tawebeval.git.stderr_patterns import find_disk_error, is_git_killed, is_git
 from tawebeval.linux.child import ChildProcess, Spawner
 from tawebeval.linux.launcher import OOM_SCORE_ADJ
 from tawebeval.sandbox.command_sandbox import (
-    BWRAP_PREFIX,
-    READ_ONLY,
+    BWRAP_ERROR_PREFIX,
+    READ_ONLY_ACCESS,
     CommandSandbox,
+    NoCommandSandbox,
     SandboxAccess,
-    UnsandboxedCommands,
 )
 
 PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -124,7 +124,7 @@ class _CommandProtocol(ProcessProtocol):
         self._on_stdout = on_stdout
         self._login = login
         self._cache = f"{cache}/"
-        self._margin = login.longest_password_form if login is not None else 0
+        self._margin = login.longest_password_bytes if login is not None else 0
         self._printed = {1: b"", 2: b""}
         self._size = {1: 0, 2: 0}  # bytes
 
@@ -222,7 +222,7 @@ class GitRunner:
     _spawn: Spawner
     _protocols: Sequence[str]
     _memory: int = _MEMORY
-    _box: CommandSandbox = attrs.field(factory=UnsandboxedCommands)
+    _box: CommandSandbox = attrs.field(factory=NoCommandSandbox)
     _entry: Sequence[str] = ()
     _niceness: int = 0
 
@@ -237,7 +237,7 @@ class GitRunner:
         on_stdout: Callable[[bytes], object] | None = None,
         login: Login | None = None,
         source: str | None = None,
-        reach: SandboxAccess = READ_ONLY,
+        reach: SandboxAccess = READ_ONLY_ACCESS,
     ) -> GitResult:
         """Run `git ARGUMENTS` in the bare repository `repository`.
 
@@ -311,7 +311,7 @@ class GitRunner:
             raise EvaluationFailure(
                 "lost", "git could not be started; see `tawebeval doctor`", printed
             )
-        if beginning.startswith(BWRAP_PREFIX):
+        if beginning.startswith(BWRAP_ERROR_PREFIX):
             message = "the sandbox of git could not be started; see `tawebeval doctor`"
             raise EvaluationFailure("lost", message, printed, is_daemon_fault=not serving)
         if result.status and (disk_error := find_disk_error(result.stderr)):

@@ -59,7 +59,7 @@ class Login:
         return text
 
     @property
-    def longest_password_form(self) -> int:
+    def longest_password_bytes(self) -> int:
         """Bytes of the longest form of the password in a text."""
         return max(len(form.encode()) for form in self._forms())
 

@@ -58,8 +58,8 @@ class PipeReader:
     A pipe that is found full is made larger, for its writer waits. The pipes of a user other than
     root have one limit together (pipe(7)), so pipes that are never full stay small.
 
-    `is_closed` tells whether the pipe's end was reached. `slow_read_seconds` is the processor time
-    of slow reads in seconds: each read wakes all epoll instances that watch the pipe.
+    `is_closed` tells whether the pipe's end was reached. `slow_read_cpu_seconds` is the processor
+    time of slow reads in seconds: each read wakes all epoll instances that watch the pipe.
     """
 
     __slots__ = (
@@ -73,13 +73,13 @@ class PipeReader:
         "_reactor",
         "descriptor_number",
         "is_closed",
-        "slow_read_seconds",
+        "slow_read_cpu_seconds",
     )
 
     def __init__(self, reactor: Any, descriptor: int, name: int, owner: PipeOwner) -> None:
         self.descriptor_number = name
         self.is_closed = False
-        self.slow_read_seconds = 0.0
+        self.slow_read_cpu_seconds = 0.0
         self._reactor = reactor
         self._descriptor = descriptor
         self._owner = owner
@@ -113,7 +113,7 @@ class PipeReader:
             self._enlarge()
         took = thread_time() - began
         if took > _SLOW:
-            self.slow_read_seconds += took
+            self.slow_read_cpu_seconds += took
         self._owner.on_pipe_data(self.descriptor_number, chunk)
         return None
 
@@ -349,8 +349,8 @@ class ProcessTransport(StdoutProducer, Protocol):
       `ProcessTerminated` with the exit code or the signal; `is_running` is False from then on;
     - call `processEnded(reason)` once after that and after both ends of output.
 
-    `resource_usage` is the resource usage, None until the end. `slow_read_seconds` is the processor
-    time of slow reads, in seconds.
+    `resource_usage` is the resource usage, None until the end. `slow_read_cpu_seconds` is the
+    processor time of slow reads, in seconds.
     """
 
     pid: int
@@ -361,7 +361,7 @@ class ProcessTransport(StdoutProducer, Protocol):
         """Whether the process itself runs, whatever its own children do."""
 
     @property
-    def slow_read_seconds(self) -> float:
+    def slow_read_cpu_seconds(self) -> float:
         """The processor time of slow reads of stdout and stderr, in seconds."""
 
     @property
@@ -375,7 +375,7 @@ class ProcessTransport(StdoutProducer, Protocol):
         """Read the bytes that the pipes hold now, and close them: other processes may hold them."""
 
 
-class StoredProcess(ProcessTransport, Protocol):
+class ResumableProcess(ProcessTransport, Protocol):
     """A `ProcessTransport` that stores stdout, for a later process of the daemon."""
 
     @property
@@ -422,9 +422,9 @@ class PipedProcess(ABC):
         return self._reason is None
 
     @property
-    def slow_read_seconds(self) -> float:
+    def slow_read_cpu_seconds(self) -> float:
         """The processor time of slow reads of stdout and stderr, in seconds."""
-        return self._stdout.slow_read_seconds + self._stderr.slow_read_seconds
+        return self._stdout.slow_read_cpu_seconds + self._stderr.slow_read_cpu_seconds
 
     @property
     def lost_reason(self) -> str | None:

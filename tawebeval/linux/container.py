@@ -20,7 +20,7 @@ _PID_NAMESPACE = "proc/self/ns/pid"
 # container is, but a machine that was made from an image, with all of its marks.
 _INITIAL = 0xEFFFFFFC
 
-PROFILE = "/usr/share/doc/tawebeval/etc/seccomp.json"
+SECCOMP_PROFILE_PATH = "/usr/share/doc/tawebeval/etc/seccomp.json"
 """The profile of system calls for engines, as the Debian package installs it."""
 
 
@@ -56,7 +56,7 @@ class Container:
         return f"start the container with {self.cgroup_option} and --cgroupns=private"
 
 
-_SECCOMP = f"--security-opt seccomp=seccomp.json (a copy of {PROFILE})"
+_SECCOMP = f"--security-opt seccomp=seccomp.json (a copy of {SECCOMP_PROFILE_PATH})"
 PODMAN = Container(
     "podman",
     _SECCOMP,
@@ -71,7 +71,7 @@ DOCKER = Container(
 )
 _OTHER = Container(
     "",
-    f"the seccomp profile {PROFILE}",
+    f"the seccomp profile {SECCOMP_PROFILE_PATH}",
     "a /proc without masked paths",
     "a writable /sys/fs/cgroup",
 )

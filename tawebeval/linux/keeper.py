@@ -44,8 +44,8 @@ Bounds, so that one client cannot harm another one:
 
 Arguments: the name for process lists; the path of the socket, in a directory that only this
 user may enter; and, for tests, the time of grace in seconds. The environment variable
-`CGROUPS_VARIABLE` has a text for clients, which describes the cgroups of evaluations. SIGTERM kills
-the processes of all bundles and ends the keeper.
+`CGROUP_DESCRIPTION_VARIABLE` has a text for clients, which describes the cgroups of evaluations.
+SIGTERM kills the processes of all bundles and ends the keeper.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ from typing import Any, NoReturn
 
 PROCESS_NAME = "tawebeval-keeper"
 """The name of the process in process lists."""
-CGROUPS_VARIABLE = "TAWEBEVAL_CGROUPS"
+CGROUP_DESCRIPTION_VARIABLE = "TAWEBEVAL_CGROUPS"
 """The environment variable whose value `version` returns."""
-VERSION = 1
+PROTOCOL_VERSION = 1
 """The version of requests and answers."""
 MAX_MESSAGE_BYTES = 64 * 1024
 """The maximum size of a request and of an answer, in bytes."""
@@ -248,8 +248,8 @@ class Keeper:
         self, name: str, request: dict[str, Any], descriptors: list[int]
     ) -> tuple[dict[str, Any], Sequence[int]]:
         if name == "version":
-            cgroups = os.environ.get(CGROUPS_VARIABLE, "")
-            return {"version": VERSION, "pid": os.getpid(), "cgroups": cgroups}, ()
+            cgroups = os.environ.get(CGROUP_DESCRIPTION_VARIABLE, "")
+            return {"version": PROTOCOL_VERSION, "pid": os.getpid(), "cgroups": cgroups}, ()
         if name == "list":
             return self._list(_integer(request, "after"))
         if name == "wait":

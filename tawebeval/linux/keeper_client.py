@@ -34,7 +34,7 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux import keeper
 
 TIMEOUT = 10  # seconds for an answer, before `attach`
-MAX_QUEUED = 4096  # requests: with more the keeper is taken for dead
+MAX_QUEUED_REQUESTS = 4096  # requests: with more the keeper is taken for dead
 KEEPER_SOURCE = Path(keeper.__file__).read_bytes()  # now: later the user may lack permission
 _RETRY = 0.1  # seconds, where the user has too many descriptors in flight (unix(7))
 _LOST = "the keeper of evaluators has ended"
@@ -85,7 +85,7 @@ def execute_keeper(path: Path, cgroups: str, environment: Mapping[str, str]) -> 
     `cgroups` is for `KeeperClient.cgroups`. Of the environment the keeper has only what
     sd_notify(3) needs.
     """
-    given = {keeper.CGROUPS_VARIABLE: cgroups}
+    given = {keeper.CGROUP_DESCRIPTION_VARIABLE: cgroups}
     if "NOTIFY_SOCKET" in environment:
         given["NOTIFY_SOCKET"] = environment["NOTIFY_SOCKET"]
     source = os.memfd_create("source", os.MFD_CLOEXEC)
@@ -124,7 +124,7 @@ class KeeperClient:
     """The daemon's connection to the keeper.
 
     `path` is the keeper's socket, `pid` the number of its process, `cgroups` the description of the
-    cgroups that it has opened for evaluations, "" without (`cgroups.group.attach_cgroups`).
+    cgroups that it has opened for evaluations, "" without (`cgroups.manager.open_keeper_cgroups`).
     Requests arrive in the order in which they were made. Not for use by several threads.
     """
 
@@ -148,8 +148,10 @@ class KeeperClient:
         connection = _connect(path)
         try:
             answer, _ = _ask(connection, {"request": "version"})
-            if answer["version"] != keeper.VERSION:
-                raise ConfigurationError(_VERSION.format(answer["version"], keeper.VERSION))
+            if answer["version"] != keeper.PROTOCOL_VERSION:
+                raise ConfigurationError(
+                    _VERSION.format(answer["version"], keeper.PROTOCOL_VERSION)
+                )
         except BaseException:
             connection.close()
             raise
@@ -203,7 +205,7 @@ class KeeperClient:
         """Close the descriptors of a bundle, and kill its process if that still runs."""
         self._send({"request": "drop", "name": name})
 
-    def reap_others(self) -> None:
+    def reap_unclaimed_children(self) -> None:
         """Reap ended children of the keeper that belong to no bundle."""
         self._send({"request": "reap_others"})
 
@@ -250,7 +252,7 @@ class KeeperClient:
         if self._reactor is None:
             keeper.send_message(self._connection, message, descriptors)
         elif self._queue or not self._try(message, descriptors):
-            if len(self._queue) >= MAX_QUEUED:
+            if len(self._queue) >= MAX_QUEUED_REQUESTS:
                 log.error("the keeper of evaluators does not take requests any more")
                 self._reactor.callLater(0, self._lose)
                 return 0

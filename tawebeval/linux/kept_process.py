@@ -113,7 +113,7 @@ class KeptDescriptors:
 
     `pid` leads its own session and process group. `stdout` and `stderr` are the non-blocking read
     ends of its pipes, `output` and `errors` the memfds for their bytes. Delivery begins with byte
-    `stdout_from` of stdout and `stderr_from` of stderr.
+    `stdout_offset` of stdout and `stderr_offset` of stderr.
     """
 
     pid: int
@@ -122,8 +122,8 @@ class KeptDescriptors:
     stderr: int
     output: int
     errors: int
-    stdout_from: int = 0
-    stderr_from: int = 0
+    stdout_offset: int = 0
+    stderr_offset: int = 0
 
 
 class KeptProcess(PipedProcess):
@@ -156,10 +156,10 @@ class KeptProcess(PipedProcess):
         self._errors = run.errors
         self._exit_error: str | None = None
         self._stdout = SplicedPipeReader(
-            reactor, run.stdout, STDOUT, self, run.output, run.stdout_from
+            reactor, run.stdout, STDOUT, self, run.output, run.stdout_offset
         )
         self._stderr = SplicedPipeReader(
-            reactor, run.stderr, STDERR, self, run.errors, run.stderr_from
+            reactor, run.stderr, STDERR, self, run.errors, run.stderr_offset
         )
         super().__init__(reactor, protocol, run.pid, run.pidfd)
 

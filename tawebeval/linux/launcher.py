@@ -36,7 +36,7 @@ import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-VERSION = 2
+PROTOCOL_VERSION = 2
 """The version of requests: a launcher may outlive the daemon that has started it."""
 READY_MESSAGE = b"ready"
 """The first message on the connection; a number after it is an errno, and the last one."""
@@ -160,7 +160,7 @@ def mount_overlay(layers: Sequence[bytes]) -> tuple[int, set[int]]:
     return top, devices
 
 
-def enter_mounts(namespace: bytes) -> None:
+def enter_mount_namespace(namespace: bytes) -> None:
     """Enter the mount namespace of another program that was started here. Raises OSError."""
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -203,7 +203,7 @@ def _device_of_old_files(top: int) -> Iterator[int]:
             os.close(descriptor)
 
 
-def reduce_mounts(paths: Sequence[bytes]) -> None:
+def enter_minimal_mount_namespace(paths: Sequence[bytes]) -> None:
     """Enter a mount namespace with nothing but these files and directories. Raises OSError."""
     if _libc.unshare(_CLONE_NEWNS):
         raise _error()
@@ -237,7 +237,7 @@ def _mount(
 
 
 def execute_launch_request(
-    words: int, report: socket.socket, outputs: Sequence[int], taken: LaunchRequestNotice
+    words: int, report: socket.socket, outputs: Sequence[int], taken: LauncherNotification
 ) -> None:
     """Become the program of a request. Return if that fails; the report has the error."""
     step = START
@@ -249,7 +249,7 @@ def execute_launch_request(
         if not argv:
             with contextlib.ExitStack() as failed:
                 failed.callback(taken.notify_launcher)
-                reduce_mounts(layers)
+                enter_minimal_mount_namespace(layers)
                 mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
                 failed.pop_all()
             taken.notify_launcher(mounts)
@@ -262,7 +262,7 @@ def execute_launch_request(
         entries = [os.open(group, os.O_WRONLY | os.O_CLOEXEC) for group in groups]
         step = MOUNT
         if len(layers) == 1:
-            enter_mounts(layers[0])
+            enter_mount_namespace(layers[0])
         elif layers:
             if int(few) and taken.mounts is not None:
                 _enter_namespace(taken.mounts)
@@ -320,7 +320,7 @@ def enter_user_namespace() -> None:
             file.write(line)
 
 
-class LaunchRequestNotice:
+class LauncherNotification:
     """Notice of a spare process to the launcher that it has received a request.
 
     `mounts` is a descriptor of the mount namespace with few mounts; None if there is none.
@@ -336,7 +336,7 @@ class LaunchRequestNotice:
         self._connection.close()
 
 
-def wait_for_launch_request(connection: socket.socket, taken: LaunchRequestNotice) -> None:
+def wait_for_launch_request(connection: socket.socket, taken: LauncherNotification) -> None:
     """Wait for a request, notify the launcher by `taken`, and become the program.
 
     Return when no request will follow. Until then the process is in the process group of the
@@ -367,7 +367,7 @@ def serve_connection(connection: socket.socket) -> None:
         reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if not fork_sibling():
             try:
-                wait_for_launch_request(connection, LaunchRequestNotice(writing, mounts))
+                wait_for_launch_request(connection, LauncherNotification(writing, mounts))
             finally:
                 os._exit(_FAILED)
         writing.close()

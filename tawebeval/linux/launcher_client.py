@@ -42,7 +42,7 @@ class OverlayMountError(OSError):
 class MountedOverlay:
     """A mounted overlay: a descriptor of its top directory, and the devices of its files."""
 
-    top_descriptor: int
+    root_descriptor: int
     device_numbers: frozenset[int]
 
 
@@ -92,12 +92,12 @@ UNSHARE_COMMAND = (
 # The service user may lack permission to read the daemon's own Python.
 PYTHON_CANDIDATES = (sys.executable, "/usr/bin/python3")
 LAUNCHER_SOURCE = Path(launcher.__file__).read_bytes()  # now, for the same reason
-LAUNCHER = f"launcher.{launcher.VERSION}."
+LAUNCHER_BUNDLE_PREFIX = f"launcher.{launcher.PROTOCOL_VERSION}."
 """The beginning of the names of a keeper's bundles with a launcher that this release can use."""
-LAUNCHER_NAME = "tawebeval-launcher"
+LAUNCHER_PROCESS_NAME = "tawebeval-launcher"
 """The name of the process in process lists."""
 
-FIRST_DESCRIPTOR = 3
+FIRST_PASSED_DESCRIPTOR = 3
 """The number of the first of a program's `descriptors`; the others follow."""
 
 TIMEOUT = 10.0  # seconds for the process to start, and to answer
@@ -113,8 +113,8 @@ log = Logger()
 class LaunchSpec:
     """A program to start, with everything that its process gets.
 
-    - `descriptors`: the program has them under the numbers from `FIRST_DESCRIPTOR` on.
-    - `cgroup_files`: the files of cgroups to which the process writes "0" to enter.
+    - `descriptors`: the program has them under the numbers from `FIRST_PASSED_DESCRIPTOR` on.
+    - `cgroup_procs_files`: the files of cgroups to which the process writes "0" to enter.
     - `rlimits`: soft and hard limits, by the RLIMIT numbers of `resource`.
     - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
       limit of a user with others.
@@ -129,7 +129,7 @@ class LaunchSpec:
     environment: Mapping[str, str]
     directory: str
     descriptors: Sequence[int] = ()
-    cgroup_files: Sequence[str] = ()
+    cgroup_procs_files: Sequence[str] = ()
     rlimits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
     niceness: int = 0
     has_own_process_limit: bool = False
@@ -157,7 +157,7 @@ def _words(launch: LaunchSpec, layers: OverlayLayers | None, *, few_mounts: bool
         mounts = (f"/proc/{launch.overlay_mount_pid}/ns/mnt",)
     return launcher.encode_launch_request(
         map(os.fsencode, mounts),
-        map(os.fsencode, launch.cgroup_files),
+        map(os.fsencode, launch.cgroup_procs_files),
         (f"{number}:{soft}:{hard}".encode() for number, (soft, hard) in launch.rlimits.items()),
         map(os.fsencode, launch.argv),
         (os.fsencode(f"{name}={value}") for name, value in launch.environment.items()),
@@ -176,7 +176,9 @@ _KERNEL_PATHS = ("/proc", "/dev")  # which bwrap needs itself
 def is_launcher(pid: int) -> bool:
     """Tell whether a process is a launcher, or one of its spare processes."""
     try:
-        return LAUNCHER_NAME.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return LAUNCHER_PROCESS_NAME.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(
+            b"\0"
+        )
     except OSError:
         return False
 
@@ -274,7 +276,7 @@ def start_process(
     ):
         try:
             ours.settimeout(TIMEOUT)
-            argv = [*python, "-I", "-S", "/proc/self/fd/0", LAUNCHER_NAME]
+            argv = [*python, "-I", "-S", "/proc/self/fd/0", LAUNCHER_PROCESS_NAME]
             streams = (source, theirs.fileno(), complaint)
             process = (
                 _start_child(argv, streams, user)
@@ -399,14 +401,14 @@ class LauncherClient:
             try:
                 pid, overlay = read_launch_report(report)
             except TimeoutError:
-                self.drop_launcher(asked)
+                self.end_launcher(asked)
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
             except ConnectionError:
                 error = asked.read_error()
-                self.drop_launcher(asked)
+                self.end_launcher(asked)
                 raise error from None
             if overlay is not None:
-                reading.callback(os.close, overlay.top_descriptor)
+                reading.callback(os.close, overlay.root_descriptor)
             started = open_started_child(pid, stdout[0], stderr[0])
             reading.pop_all()
             return started, overlay
@@ -494,7 +496,7 @@ class LauncherClient:
 
     @property
     def _bundle_name(self) -> str:
-        return LAUNCHER + ("mounting" if self._mounting else "plain")
+        return LAUNCHER_BUNDLE_PREFIX + ("mounting" if self._mounting else "plain")
 
     def _take_over(self, keeper: KeeperAddress) -> LauncherProcess | None:
         """Return the launcher of an earlier process of the daemon, once, if it lives."""
@@ -517,7 +519,7 @@ class LauncherClient:
         )
         return started
 
-    def drop_launcher(self, launcher: LauncherProcess) -> None:
+    def end_launcher(self, launcher: LauncherProcess) -> None:
         """End a launcher, unless it was replaced already."""
         with self._lock:
             if self.launcher is launcher:

@@ -27,7 +27,7 @@ from typing import Any
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from tawebeval.linux.cgroups.group import EvaluationCgroup
+from tawebeval.linux.cgroups.manager import EvaluationCgroup
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import prctl
 
@@ -73,7 +73,7 @@ class OrphanReaper:
         self._reactor = reactor
         self._spawner = spawner
 
-    async def kill_marked_orphans(self, mark: bytes, directory: str) -> None:
+    async def kill_orphans_of_run(self, mark: bytes, directory: str) -> None:
         """Kill the orphans with `mark` in their environment or a directory below `directory`.
 
         Return when they and their descendants have ended, or after five seconds.

@@ -40,7 +40,7 @@ _FETCH_PROCESSES = 16  # git's own programs, with their threads, and the sandbox
 _DAEMON_PROCESSES = 64  # the daemon's own threads, the launcher, and its children for a moment
 _WATCH = 180  # bytes of memory that the kernel takes for one epoll watch, at least
 _KEEPER_UNIT = "tawebeval-keeper.service"
-MAX_WATCHES_FILE = Path("/proc/sys/fs/epoll/max_user_watches")
+EPOLL_WATCH_LIMIT_FILE = Path("/proc/sys/fs/epoll/max_user_watches")
 PROCESS_LIMIT_REMEDY = "raise TasksMax= in the unit, or the container's limit of processes"
 """The remedy for too few processes."""
 
@@ -94,7 +94,7 @@ def check_hard_limits(limits: LimitSettings, keeper_pid: int = 0) -> None:
             )
 
 
-def find_lowered_limits() -> Iterator[SetupProblem]:
+def find_lowered_hard_limits() -> Iterator[SetupProblem]:
     """Yield the hard limits of the daemon that evaluators may want to be unlimited."""
     for name in ("CORE", "CPU"):
         hard = get_hard_limit(getattr(resource, f"RLIMIT_{name}"))
@@ -223,7 +223,7 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
     return min(_bounds(0, own), default=None)
 
 
-def compute_watch_headroom(configuration: Configuration) -> ResourceHeadroom:
+def compute_epoll_watch_headroom(configuration: Configuration) -> ResourceHeadroom:
     """Return the headroom of epoll watches for evaluators that stay within `limits.memory`.
 
     The daemon itself needs none (`daemon.runtime`). Blocks, hardly. Raises OSError.
@@ -232,7 +232,7 @@ def compute_watch_headroom(configuration: Configuration) -> ResourceHeadroom:
     wanted = (
         running * configuration.limits.largest.memory // _WATCH + configuration.http.connections
     )
-    there = int(MAX_WATCHES_FILE.read_text("ascii"))
+    there = int(EPOLL_WATCH_LIMIT_FILE.read_text("ascii"))
     return ResourceHeadroom(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
 
 

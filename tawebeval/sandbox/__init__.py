@@ -19,6 +19,6 @@ its exit and usage. `evaluations` calls these methods; other kinds of sandbox im
 - `environments`: root file systems in place of the machine's programs; `environment_store`: their
   import into the state directory.
 - `command_sandbox`: the sandbox of git commands, and of programs that unpack imports.
-- `submissions`: runs of submissions that an evaluator asks for; `broker`: the program that makes a
-  sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
+- `broker_client`: runs of submissions that an evaluator asks for; `broker`: the program that makes
+  a sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
 """

@@ -28,7 +28,7 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.environment import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
-from tawebeval.linux.cgroups.group import CgroupManager, EvaluationCgroup, ResourceUsage
+from tawebeval.linux.cgroups.manager import CgroupManager, EvaluationCgroup, ResourceUsage
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.kept_process import KeptDescriptors
 from tawebeval.linux.launcher_client import LaunchSpec
@@ -162,7 +162,7 @@ class SandboxedRun(ABC):
         launch = self.make_launch_spec(command, environment, directory)
         launch = attrs.evolve(
             launch,
-            cgroup_files=self._group.list_membership_files(),
+            cgroup_procs_files=self._group.list_procs_files(),
             niceness=self._cgroups.niceness,
         )
         with self._orphans.expect_child() as tell:
@@ -171,7 +171,7 @@ class SandboxedRun(ABC):
             )
             tell(started.pid)
         if overlay is not None:
-            self._tree, self._disk.device_numbers = overlay.top_descriptor, overlay.device_numbers
+            self._tree, self._disk.device_numbers = overlay.root_descriptor, overlay.device_numbers
         return started
 
     @abstractmethod
@@ -184,7 +184,7 @@ class SandboxedRun(ABC):
         Raises: OSError.
         """
 
-    async def wait_for_begin(  # noqa: B027  (a kind may have no queue of its own)
+    async def wait_for_evaluator_start(  # noqa: B027  (a kind may have no queue of its own)
         self, started: StartedProcess, spawner: ProcessAdopter
     ) -> None:
         """Wait until the evaluator runs, with `has_own_queue`. Raises: EvaluationFailure.
@@ -217,7 +217,7 @@ class SandboxedRun(ABC):
         """Set the run's first process, once it was adopted."""
         self._first = child
 
-    def serve_submissions(  # noqa: B027  (a kind may do nothing)
+    def serve_program_runs(  # noqa: B027  (a kind may do nothing)
         self, reactor: Any, threads: WorkerThreads, spawner: ProcessAdopter
     ) -> None:
         """Run programs of the submission when the evaluator asks.
@@ -271,14 +271,14 @@ class SandboxedRun(ABC):
         """
         return connect(run, process)
 
-    def count_missing_stderr(self, process: KeptDescriptors) -> int:
+    def count_skipped_stderr_bytes(self, process: KeptDescriptors) -> int:
         """Return the bytes of stderr that `resume_process` does not deliver again."""
-        return process.stderr_from
+        return process.stderr_offset
 
     def leave(self) -> None:  # noqa: B027  (most kinds do nothing by themselves)
         """Do nothing any more: another process of the daemon goes on with the run."""
 
-    def call_after_process(self, call: Callable[[], object]) -> None:
+    def call_when_process_ended(self, call: Callable[[], object]) -> None:
         """Call once the started process, which may end later than the evaluator, has ended."""
         call()
 
@@ -495,7 +495,7 @@ class UnsandboxedRun(SandboxedRun):
         if self._first is not None:
             self._first.signal_group(signal.SIGKILL)
         if self._mark:
-            await self._orphans.kill_marked_orphans(
+            await self._orphans.kill_orphans_of_run(
                 self._mark, str(self.workspace.writable_directory)
             )
 

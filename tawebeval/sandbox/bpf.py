@@ -1,4 +1,4 @@
-"""Assembler of classic BPF programs for seccomp(2), from a table of answers to system calls.
+"""Assembler of classic BPF programs for seccomp(2), from a table of actions for system calls.
 
 libseccomp cannot write them: where a call is allowed, it has no way to refuse two values of one
 argument. A search in halves over the numbers also keeps the program short, and each evaluation
@@ -16,7 +16,7 @@ ALLOW = 0x7FFF0000
 KILL_PROCESS = 0x80000000
 _ERRNO = 0x00050000
 
-# Instructions (linux/bpf_common.h): loading a word, masks, jumps, and the answer.
+# Instructions (linux/bpf_common.h): loading a word, masks, jumps, and the action.
 _LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
 _WORD = 0xFFFFFFFF  # all bits of what a program can look at
 _FARTHEST = 255  # instructions that a conditional jump can skip
@@ -31,7 +31,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def return_errno(number: int) -> int:
-    """Return the answer that fails a call with an errno; with 0 the call seems to succeed."""
+    """Return the action that fails a call with an errno; with 0 the call seems to succeed."""
     return _ERRNO | number
 
 
@@ -54,27 +54,27 @@ class SyscallArgumentTest:
 
 @attrs.frozen
 class SyscallRule:
-    """The answer to calls that meet all of the conditions."""
+    """The action for calls that meet all of the conditions."""
 
-    answer: int
+    action: int
     conditions: tuple[SyscallArgumentTest, ...]
 
 
 @attrs.frozen
 class SyscallPolicy:
-    """The answers to one call: that of the first case that applies, or else `default_answer`."""
+    """The actions for one call: that of the first rule that applies, or else `default_action`."""
 
-    default_answer: int
-    cases: tuple[SyscallRule, ...] = ()
+    default_action: int
+    rules: tuple[SyscallRule, ...] = ()
 
 
 def assemble_program(
-    decisions: Mapping[int, SyscallPolicy], otherwise: int, architecture: int
+    decisions: Mapping[int, SyscallPolicy], default_action: int, architecture: int
 ) -> bytes:
-    """Return the program that gives the answers in `decisions`, by the number of the call.
+    """Return the program that gives the actions in `decisions`, by the number of the call.
 
-    `otherwise` is the answer to all other numbers. A call of another architecture, where the
-    numbers mean other calls, kills its process. Raises: struct.error, if the conditions of a case
+    `default_action` is the action for all other numbers. A call of another architecture, where the
+    numbers mean other calls, kills its process. Raises: struct.error, if the conditions of a rule
     are too long for a jump over them.
     """
     code: list[Instruction] = [
@@ -82,18 +82,18 @@ def assemble_program(
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, KILL_PROCESS),
         (_LOAD, 0, 0, _NUMBER),
-        *_search(_spans(decisions, SyscallPolicy(otherwise))),
+        *_search(_spans(decisions, SyscallPolicy(default_action))),
     ]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def _spans(
-    decisions: Mapping[int, SyscallPolicy], otherwise: SyscallPolicy
+    decisions: Mapping[int, SyscallPolicy], default_action: SyscallPolicy
 ) -> Sequence[tuple[int, SyscallPolicy]]:
     """Return each decision with the first call number to which it applies, in order."""
     spans: list[tuple[int, SyscallPolicy]] = []
     for start in sorted({0, *decisions, *(number + 1 for number in decisions)}):
-        decision = decisions.get(start, otherwise)
+        decision = decisions.get(start, default_action)
         if not spans or spans[-1][1] != decision:
             spans.append((start, decision))
     return spans
@@ -112,14 +112,14 @@ def _search(spans: Sequence[tuple[int, SyscallPolicy]]) -> Sequence[Instruction]
 
 def _decide(decision: SyscallPolicy) -> Sequence[Instruction]:
     code: list[Instruction] = []
-    for case in decision.cases:
-        code += _try_case(case)
-    return [*code, (_RETURN, 0, 0, decision.default_answer)]
+    for rule in decision.rules:
+        code += _try_rule(rule)
+    return [*code, (_RETURN, 0, 0, decision.default_action)]
 
 
-def _try_case(case: SyscallRule) -> Sequence[Instruction]:
-    code: list[Instruction] = [(_RETURN, 0, 0, case.answer)]
-    for condition in reversed(case.conditions):
+def _try_rule(rule: SyscallRule) -> Sequence[Instruction]:
+    code: list[Instruction] = [(_RETURN, 0, 0, rule.action)]
+    for condition in reversed(rule.conditions):
         jump = _ANY_BIT if condition.is_bit_test else _EQUAL
         *others, last = condition.values
         code = [

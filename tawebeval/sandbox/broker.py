@@ -38,7 +38,7 @@ SOURCE, CONFIGURATION, LISTENING, FILTER = 3, 4, 5, 6
 """The descriptors of the broker."""
 MAX_REQUEST_BYTES = 128 * 1024
 """Bytes of a request, at most."""
-VERSION = 1
+PROTOCOL_VERSION = 1
 """The version of requests."""
 
 _MOST_RUNS = 64  # at once; more wait for a place
@@ -127,9 +127,9 @@ def parse_request(message: bytes, system: Sequence[str] = ()) -> RunRequest:
         found = json.loads(message)
     except (ValueError, RecursionError):
         raise RequestRefused("the request is not JSON") from None
-    if not isinstance(found, dict) or found.pop("version", None) != VERSION:
+    if not isinstance(found, dict) or found.pop("version", None) != PROTOCOL_VERSION:
         raise RequestRefused(
-            f"the request is not of version {VERSION}: use the tools of this sandbox"
+            f"the request is not of version {PROTOCOL_VERSION}: use the tools of this sandbox"
         )
     unknown = found.keys() - {"read", "write", *RunRequest._fields} | found.keys() & {"paths"}
     if unknown:

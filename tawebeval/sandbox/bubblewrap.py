@@ -40,16 +40,22 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.environment import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.filetree import add_path_to_errors
-from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
+from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.sandbox.base import (
     EVALUATOR_TOOLS_DIRECTORY,
     EvaluatorExit,
     SandboxedRun,
     convert_rlimit_names,
+)
+from tawebeval.sandbox.broker_client import (
+    SOCKET_NAME,
+    BrokerStarter,
+    listen_in_directory,
+    make_broker_spec,
 )
 from tawebeval.sandbox.environments import (
     Environment,
@@ -59,12 +65,6 @@ from tawebeval.sandbox.environments import (
 )
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.prepared_etc import PreparedEtc
-from tawebeval.sandbox.submissions import (
-    SOCKET_NAME,
-    SubmissionServer,
-    listen_in_directory,
-    make_broker_spec,
-)
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 
@@ -102,7 +102,7 @@ def signal_sandbox(child: ProcessTransport, number: int) -> None:
 # process: its exit status does not tell that. The command does not get the note's descriptor. Its
 # first argument is the limit of descriptors, of which bwrap may need more.
 _INIT = "/init"
-_NOTES = FIRST_DESCRIPTOR + 3  # the descriptor for that
+_NOTES = FIRST_PASSED_DESCRIPTOR + 3  # the descriptor for that
 _BEGUN = '"begun"'
 _WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"
@@ -110,9 +110,9 @@ _WAIT = (
     f""" exec "$@" 2>&3 3>&- {_NOTES}>&-; }}); exit $?"""
 )
 
-ROOM = Path("/evaluation")
+WORKSPACE_MOUNT_POINT = Path("/evaluation")
 """The path under which an evaluator finds its workspace."""
-_TOOLS, _RUNNER = ROOM / "tools", ROOM / "runner"
+_TOOLS, _RUNNER = WORKSPACE_MOUNT_POINT / "tools", WORKSPACE_MOUNT_POINT / "runner"
 ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 # Of /etc: directories with hundreds of links, which would take long to copy; the second one only
@@ -256,7 +256,9 @@ class BubblewrapDescriptors:
         )
 
 
-_GIVEN = BubblewrapDescriptors(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + 1, FIRST_DESCRIPTOR + 2)
+_GIVEN = BubblewrapDescriptors(
+    FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + 1, FIRST_PASSED_DESCRIPTOR + 2
+)
 """The numbers that these have in bwrap; `_NOTES` follows."""
 
 
@@ -265,7 +267,7 @@ class BubblewrapSandbox:
     """The sandbox of `sandbox.kind = "bubblewrap"`.
 
     - `bwrap_path`: the path of bwrap.
-    - `account_files`: the directory of `write_sandbox_files`.
+    - `account_directory`: the directory of `write_sandbox_files`.
     - `filter_descriptor`: a descriptor of the system call filter.
     - `system_options`: the options of `build_system_options`.
     - `etc`: the /etc that they show; None if it never changes.
@@ -274,7 +276,7 @@ class BubblewrapSandbox:
     """
 
     bwrap_path: str
-    account_files: Path
+    account_directory: Path
     filter_descriptor: int
     system_options: Sequence[str]
     readable_paths: Sequence[str]
@@ -301,12 +303,12 @@ class BubblewrapSandbox:
         if environment is None:
             if self.etc is not None:
                 self.etc.update()
-            return SystemView(self.system_options, self.account_files / "init", _INIT)
+            return SystemView(self.system_options, self.account_directory / "init", _INIT)
         return make_system_view(
-            environment.root, self.account_files, self.readable_paths, network=self.has_network
+            environment.root, self.account_directory, self.readable_paths, network=self.has_network
         )
 
-    def list_shown_paths(self, *more: Path | None) -> Sequence[str]:
+    def list_needed_paths(self, *more: Path | None) -> Sequence[str]:
         """Return the paths that most starts need; `more` are those of checkouts.
 
         `readable_paths` are not among them: they may be on disks that come and go, or hang. There
@@ -316,7 +318,7 @@ class BubblewrapSandbox:
             return ()
         return (
             *list_mount_sources(self.system_options),
-            *("/etc/ld.so.cache", str(self.account_files.resolve().parent)),
+            *("/etc/ld.so.cache", str(self.account_directory.resolve().parent)),
             *self.cgroups.parent_paths,
             *(str(path.resolve()) for path in more if path is not None),
         )
@@ -356,13 +358,13 @@ class BubblewrapSandbox:
             argv += ["--ro-bind", str(outside), str(inside)]
         for inside, outside in own:
             argv += ["--bind", str(outside), str(inside)]
-        argv += ["--ro-bind", str(self.account_files / "tools"), str(_TOOLS)]
+        argv += ["--ro-bind", str(self.account_directory / "tools"), str(_TOOLS)]
         argv += ["--ro-bind", str(runner), str(_RUNNER)]
-        argv += ["--ro-bind", str(system.shell), system.first_process]
+        argv += ["--ro-bind", str(system.shell), system.shell_mount_point]
         for place in ("/proc", "/dev", "/"):
             argv += ["--remount-ro", place]
         argv += ["--chdir", str(directory)]
-        first = system.first_process
+        first = system.shell_mount_point
         return [*argv, "--", first, "-c", _WAIT, first, str(open_files), *command]
 
 
@@ -387,11 +389,11 @@ class BubblewrapRun(SandboxedRun):
         self._lock: int | None = None  # of the environment
         self._listening: socket.socket | None = None
         self._connect_broker: Callable[[ProcessProtocol], object] | None = None
-        self._submissions: SubmissionServer | None = None
+        self._submissions: BrokerStarter | None = None
 
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
-        return self.workspace.make_sandboxed_view(ROOM)
+        return self.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
 
     def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -481,12 +483,12 @@ class BubblewrapRun(SandboxedRun):
             self._descriptors = BubblewrapDescriptors(filter_, *files)
         return self._descriptors
 
-    def serve_submissions(
+    def serve_program_runs(
         self, reactor: Any, threads: WorkerThreads, spawner: ProcessAdopter
     ) -> None:
         """Run programs of the submission when the evaluator asks."""
         assert self._listening is not None, "the run was started"
-        self._submissions = SubmissionServer(
+        self._submissions = BrokerStarter(
             *(self._listening, reactor, threads, spawner, self._start_broker),
             self._connect_broker,
         )
@@ -517,11 +519,11 @@ class BubblewrapRun(SandboxedRun):
             "cgroups": self._group.list_directories(),
         }
         making = make_broker_spec(
-            configuration, listening, sandbox.filter_descriptor, self._group.list_membership_files()
+            configuration, listening, sandbox.filter_descriptor, self._group.list_procs_files()
         )
         with making as spec, self._orphans.expect_child() as tell:
             overlay_mount_pid = None if self._tree is None else self._first.pid
-            started = self._trees.start_beside(
+            started = self._trees.start_program_without_tree(
                 attrs.evolve(
                     spec, niceness=self._cgroups.niceness, overlay_mount_pid=overlay_mount_pid
                 )

@@ -24,7 +24,7 @@ from tawebeval.sandbox.bubblewrap import (
     signal_sandbox,
 )
 
-BWRAP_PREFIX = "bwrap: "
+BWRAP_ERROR_PREFIX = "bwrap: "
 """The beginning of bwrap's own error messages."""
 
 _TEMPORARY = 16 * 2**20  # bytes: git itself needs none
@@ -44,7 +44,7 @@ class SandboxAccess:
     has_network: bool = False
 
 
-READ_ONLY = SandboxAccess()
+READ_ONLY_ACCESS = SandboxAccess()
 
 
 class CommandSandbox(Protocol):
@@ -59,7 +59,7 @@ class CommandSandbox(Protocol):
         """Kill a command and its descendants."""
 
 
-class UnsandboxedCommands:
+class NoCommandSandbox:
     """Commands with the rights of the daemon."""
 
     @contextmanager
@@ -75,7 +75,7 @@ class UnsandboxedCommands:
 
 
 @attrs.frozen
-class SandboxedCommands:
+class BubblewrapCommandSandbox:
     """Commands in a sandbox of bubblewrap.
 
     `bwrap_path` is the path of bwrap, `filter_descriptor` a descriptor of the system call filter.

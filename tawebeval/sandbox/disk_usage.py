@@ -21,14 +21,14 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.filetree import LIST_RIGHTS, open_directory
+from tawebeval.linux.filetree import LIST_MODE_BITS, open_directory
 
 # Levels of directories, each of which takes a descriptor. Deeper trees are made to do harm.
 _DEEPEST = 100
 _ANYWAY = 10.0  # seconds after which files are counted in any case
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
-QUICK_COUNT_LOOKS = 5_000
+MAX_QUICK_INSPECTIONS = 5_000
 """Maximum looks of a count that other runs wait for: some 50 ms."""
 
 BLOCK_BYTES = 4096
@@ -62,15 +62,15 @@ def _ignore_missing() -> Iterator[None]:
 class DiskUsage:
     """A finished count: bytes on the disk, files and directories, bytes of the largest file.
 
-    `is_too_deep`: there are directories below those that were counted. `look_count`: the directory
-    entries, threads and descriptors that the count has looked at.
+    `is_too_deep`: there are directories below those that were counted. `inspected_count`: the
+    directory entries, threads and descriptors that the count has looked at.
     """
 
     size: int = 0
     file_count: int = 0
     largest_file: int = 0
     is_too_deep: bool = False
-    look_count: int = attrs.field(default=0, eq=False)
+    inspected_count: int = attrs.field(default=0, eq=False)
 
 
 @attrs.define
@@ -100,8 +100,8 @@ class DiskCount(DiskUsage):
             raise _LimitExceeded
 
     def _look(self) -> None:
-        self.look_count += 1
-        if self.look_count > self._work:
+        self.inspected_count += 1
+        if self.inspected_count > self._work:
             raise CountTooExpensive
 
     def add_directory(
@@ -127,7 +127,7 @@ class DiskCount(DiskUsage):
         for name in below:
             self._look()
             with _ignore_missing():
-                inner = open_directory(name, directory, LIST_RIGHTS)
+                inner = open_directory(name, directory, LIST_MODE_BITS)
                 try:
                     self.add_directory(inner, depth + 1)
                 finally:
@@ -183,7 +183,7 @@ def measure_disk_usage(
     finally:
         os.close(top)
     return DiskUsage(
-        count.size, count.file_count, count.largest_file, count.is_too_deep, count.look_count
+        count.size, count.file_count, count.largest_file, count.is_too_deep, count.inspected_count
     )
 
 
@@ -239,7 +239,7 @@ class DiskMeter:
         left = system.f_bfree * system.f_frsize, system.f_ffree
         quota = read_quota_usage(self._directory, system) if self._held else None
         if again or (quota is None and self._stale(left)):
-            if self.last_usage.look_count > work:
+            if self.last_usage.inspected_count > work:
                 raise CountTooExpensive
             self.last_usage = measure_disk_usage(
                 self._directory,

@@ -29,10 +29,14 @@ import attrs
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import remove_tree, run_program, walk_tree
 from tawebeval.sandbox.bubblewrap import build_minimal_system_options, write_sandbox_files
-from tawebeval.sandbox.command_sandbox import BWRAP_PREFIX, SandboxAccess, SandboxedCommands
+from tawebeval.sandbox.command_sandbox import (
+    BWRAP_ERROR_PREFIX,
+    BubblewrapCommandSandbox,
+    SandboxAccess,
+)
 from tawebeval.sandbox.environments import (
+    ACCOUNT_FILES,
     NETWORK_FILES,
-    OWN_FILES,
     PYTHON,
     find_digest,
     find_root_problem,
@@ -40,9 +44,9 @@ from tawebeval.sandbox.environments import (
     lock_root,
 )
 from tawebeval.sandbox.images import (
-    DOCKER_FILE,
+    DOCKER_MANIFEST_FILE,
     IMAGE_REFERENCE_PATTERN,
-    LAYOUT_FILE,
+    OCI_LAYOUT_FILE,
     is_path_escape,
     rewrite_image,
 )
@@ -67,7 +71,7 @@ _ENVIRONMENT = {
 _MEMBER = re.compile(rb"([a-z-])\S{9,}\s+\S+\s+[0-9,]+\s+\S+\s+\S+ (.*)\n", re.DOTALL)
 _SHOWN = 0o555  # the mode of directories and programs
 _REMOVING = "Removing leading"  # a note of tar's
-_IMAGE_FILES = (LAYOUT_FILE, DOCKER_FILE)
+_IMAGE_FILES = (OCI_LAYOUT_FILE, DOCKER_MANIFEST_FILE)
 _UNPACKER = "umoci"
 _OWN = "own"  # the directory of the sandbox's files
 
@@ -212,7 +216,9 @@ class _Import:
         own.mkdir()
         write_sandbox_files(own)
         options = tuple(build_minimal_system_options(own))
-        self._sandbox = SandboxedCommands(bwrap, make_seccomp_filter(internet=False), options)
+        self._sandbox = BubblewrapCommandSandbox(
+            bwrap, make_seccomp_filter(internet=False), options
+        )
 
     def unpack(self) -> Path:
         """Return the directory with the content of the source."""
@@ -226,7 +232,7 @@ class _Import:
                 f"{source}: the daemon's user (uid {os.geteuid()}) cannot read it",
                 "copy it to a place such as /var/tmp, with `chmod a+rX`",
             )
-        if source.is_dir() and os.path.lexists(source / LAYOUT_FILE):
+        if source.is_dir() and os.path.lexists(source / OCI_LAYOUT_FILE):
             return self._unpack_image(source)
         names, devices = (set[bytes](), []) if source.is_dir() else self._list_archive()
         if names:
@@ -393,7 +399,7 @@ class _Import:
     def _read_errors(self) -> str:
         with (self._staging / "errors").open("rb") as file:
             said = file.read(_COMPLAINT).decode(errors="replace").strip().splitlines()
-        said = [line.removeprefix(BWRAP_PREFIX) for line in said if _REMOVING not in line]
+        said = [line.removeprefix(BWRAP_ERROR_PREFIX) for line in said if _REMOVING not in line]
         return "; ".join(said[:3]) or "it gave no reason"
 
 
@@ -443,7 +449,7 @@ def _add_files(etc: Path) -> None:
         etc.mkdir()
     if etc.is_symlink() or not etc.is_dir():
         raise ConfigurationError("/etc of the source is not a directory; use another source")
-    for name in (*OWN_FILES, *NETWORK_FILES):
+    for name in (*ACCOUNT_FILES, *NETWORK_FILES):
         remove_tree(etc / name) if (etc / name).is_dir() else (etc / name).unlink(missing_ok=True)
         (etc / name).touch()
 

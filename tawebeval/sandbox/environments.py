@@ -28,11 +28,11 @@ from tawebeval.linux.filetree import add_path_to_errors
 SHELL, LIMITER, PYTHON = "/bin/sh", "/usr/bin/prlimit", "/usr/bin/python3"
 """The programs in a root that the sandbox needs, and the one that the tools need."""
 
-OWN_FILES = ("passwd", "group")
+ACCOUNT_FILES = ("passwd", "group")
 NETWORK_FILES = ("hosts", "resolv.conf")
 """Files of /etc that the sandbox puts over those of a root, if they are regular files there."""
 
-FIRST_PROCESS = "/sh"
+SHELL_MOUNT_POINT = "/sh"
 """The path of the first process. busybox does by its own name what it shall do."""
 
 # Directories of a root that are not shown: the sandbox has its own, or nobody has use for them.
@@ -67,12 +67,12 @@ class SystemView:
     """What a sandbox shows as its system.
 
     `options` are those of bwrap. `shell` is a file that the evaluator may execute and not read;
-    it is shown at `first_process`. `names` are the top-level directories.
+    it is shown at `shell_mount_point`. `names` are the top-level directories.
     """
 
     options: Sequence[str]
     shell: Path
-    first_process: str
+    shell_mount_point: str
     names: Sequence[str] = ()
 
 
@@ -179,7 +179,7 @@ def make_system_view(
     options += _cover(root, accounts, network=network)
     if len(options) > 3 * _MAX_MOUNTS:
         raise OSError(errno.E2BIG, "too many directories to mount", str(root))
-    return SystemView(options, _copy_shell(root, accounts), FIRST_PROCESS, names)
+    return SystemView(options, _copy_shell(root, accounts), SHELL_MOUNT_POINT, names)
 
 
 def _find_link_above(root: Path, readable: Sequence[str]) -> Path | None:
@@ -225,7 +225,7 @@ def _cover(root: Path, accounts: Path, *, network: bool) -> Iterator[str]:
     etc = root / "etc"
     if etc.is_symlink():
         return
-    own = [(accounts / name, name) for name in OWN_FILES]
+    own = [(accounts / name, name) for name in ACCOUNT_FILES]
     if network:
         own += [(Path("/etc", name), name) for name in NETWORK_FILES]
     for source, name in own:
@@ -250,7 +250,7 @@ def _copy_shell(root: Path, accounts: Path) -> Path:
     return copy
 
 
-def remove_shells(accounts: Path) -> None:
+def remove_shell_copies(accounts: Path) -> None:
     """Remove the copies of shells that an earlier daemon has made. Blocks. Raises: OSError."""
     for copy in accounts.glob("init-*"):
         copy.unlink()

@@ -32,9 +32,9 @@ import zstandard
 
 from tawebeval.errors import ConfigurationError, format_size
 
-LAYOUT_FILE = "oci-layout"
+OCI_LAYOUT_FILE = "oci-layout"
 """The file that an OCI layout has in its top directory."""
-DOCKER_FILE = "manifest.json"
+DOCKER_MANIFEST_FILE = "manifest.json"
 """The file that an archive of docker has there."""
 IMAGE_REFERENCE_PATTERN = "root"
 """The name of the image in the layout that `rewrite_image` writes."""
@@ -156,7 +156,7 @@ def rewrite_image(
     if digest:
         check_digest(digest)
     reader = _ImageReader(source)
-    if (source / LAYOUT_FILE).exists():
+    if (source / OCI_LAYOUT_FILE).exists():
         image = reader.read_layout(digest)
     else:
         image = reader.read_docker_archive(digest)
@@ -198,7 +198,7 @@ def _write_layout(target: Path, files: Sequence[Path]) -> None:
     )
     manifest["annotations"] = {"org.opencontainers.image.ref.name": IMAGE_REFERENCE_PATTERN}
     (target / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
-    (target / LAYOUT_FILE).write_text('{"imageLayoutVersion": "1.0.0"}')
+    (target / OCI_LAYOUT_FILE).write_text('{"imageLayoutVersion": "1.0.0"}')
 
 
 def _architecture() -> str:
@@ -214,10 +214,10 @@ class _ImageReader:
 
     def read_layout(self, digest: str) -> _Image:
         """Return the image of an OCI layout."""
-        layout = self._decode(dict[str, Any], LAYOUT_FILE, self._read(LAYOUT_FILE))
+        layout = self._decode(dict[str, Any], OCI_LAYOUT_FILE, self._read(OCI_LAYOUT_FILE))
         version = str(layout.get("imageLayoutVersion", ""))
         if not version.startswith("1."):
-            raise _broken(f"{LAYOUT_FILE} has the version {version!r}, not 1.0.0")
+            raise _broken(f"{OCI_LAYOUT_FILE} has the version {version!r}, not 1.0.0")
         index = self._decode(_Manifest, "index.json", self._read("index.json"))
         listed = index.manifests or []
         if digest and not os.path.lexists(self._directory / _blob_file(digest)):
@@ -256,7 +256,9 @@ class _ImageReader:
 
     def read_docker_archive(self, digest: str) -> _Image:
         """Return the image of an extracted archive of docker."""
-        listed = self._decode(list[_DockerImage], DOCKER_FILE, self._read(DOCKER_FILE))
+        listed = self._decode(
+            list[_DockerImage], DOCKER_MANIFEST_FILE, self._read(DOCKER_MANIFEST_FILE)
+        )
         images = {}
         for image in listed[:_MAX_LAYERS]:
             data = self._read(image.config)

@@ -16,7 +16,11 @@ from twisted.python.failure import Failure
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.sandbox.base import SandboxedRun
-from tawebeval.sandbox.disk_usage import LARGE_USAGE_BYTES, QUICK_COUNT_LOOKS, CountTooExpensive
+from tawebeval.sandbox.disk_usage import (
+    LARGE_USAGE_BYTES,
+    MAX_QUICK_INSPECTIONS,
+    CountTooExpensive,
+)
 
 _PAUSE = 0.25  # seconds between two looks at all runs
 _PATIENCE = 4  # looks until the files of a stopped run are removed, as a rule
@@ -65,8 +69,8 @@ class FullDiskPolicy:
 class LimitMonitor:
     """The monitor of all runs: it looks at each in turn, in one of `threads`.
 
-    A run that takes more than `QUICK_COUNT_LOOKS` looks at the disk is looked at by `others`, so
-    that it does not delay small runs.
+    A run that takes more than `MAX_QUICK_INSPECTIONS` looks at the disk is looked at by `others`,
+    so that it does not delay small runs.
     """
 
     def __init__(self, clock: Any, threads: WorkerThreads, others: WorkerThreads) -> None:
@@ -110,7 +114,9 @@ class LimitMonitor:
 
     async def _look(self) -> None:
         try:
-            runs = {run: 0 if run in self._apart else QUICK_COUNT_LOOKS for run in self._watched}
+            runs = {
+                run: 0 if run in self._apart else MAX_QUICK_INSPECTIONS for run in self._watched
+            }
             for run, found in await self._threads.run_in_thread(check_run_limits, runs):
                 if run in self._watched:  # it may have ended meanwhile
                     self._take(run, found)

@@ -99,7 +99,7 @@ class WritableTrees:
         copy_tree(checkout, workspace.tree_directory)
         return self._launching.start_program(launch)
 
-    def start_beside(self, launch: LaunchSpec) -> StartedProcess:
+    def start_program_without_tree(self, launch: LaunchSpec) -> StartedProcess:
         """Start a program that has no tree of its own. Blocks. Raises: OSError."""
         return self._launching.start_program(launch)[0]
 

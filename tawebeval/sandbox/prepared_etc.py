@@ -46,13 +46,13 @@ class PreparedEtc:
     """A directory that sandboxes show as /etc.
 
     - `patterns`: what is copied from `machine`, as for glob(3).
-    - `own_files`: other files, by their names.
+    - `extra_files`: other files, by their names.
     - `mount_points`: paths below `machine` over which sandboxes mount something.
     """
 
     directory: Path
     patterns: Sequence[str]
-    own_files: Mapping[str, bytes]
+    extra_files: Mapping[str, bytes]
     mount_points: Sequence[str] = ()
     machine: str = "/etc"
     clock: Callable[[], float] = attrs.field(default=time.monotonic, eq=False)
@@ -116,7 +116,7 @@ class PreparedEtc:
             for name in sorted(glob(pattern, root_dir=self.machine)):
                 yield from _name_parents(name)
                 yield from _scan_path(os.path.join(self.machine, name), name, seen)
-        for name, content in self.own_files.items():
+        for name, content in self.extra_files.items():
             yield name, _Entry(stat.S_IFREG, 0o644, content=content)
 
     def _list_mount_points(self) -> Iterator[tuple[str, _Entry]]:

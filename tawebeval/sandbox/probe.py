@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.container import find_container
 from tawebeval.linux.filetree import (
@@ -39,12 +39,18 @@ from tawebeval.sandbox.bubblewrap import (
     build_system_options,
     prepare_etc,
 )
-from tawebeval.sandbox.command_sandbox import CommandSandbox, SandboxedCommands, UnsandboxedCommands
+from tawebeval.sandbox.command_sandbox import (
+    BubblewrapCommandSandbox,
+    CommandSandbox,
+    NoCommandSandbox,
+)
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.seccomp import make_seccomp_filter
 from tawebeval.sandbox.workspace import Workspace
 
-COPY_WARNING = "each evaluation copies the tree of its commit, which takes time for large trees"
+TREE_COPY_WARNING = (
+    "each evaluation copies the tree of its commit, which takes time for large trees"
+)
 """The consequence of overlays that do not work."""
 _OVERLAYS = (
     "overlays need Linux 5.11 or newer, a python3 that every user can execute, and a state"
@@ -112,7 +118,7 @@ _SYSCTL_VALUES = {
     _APPARMOR: ("1", "0"),
     "user.max_user_namespaces": ("0", "10000"),
 }
-SYSCTLS = Path("/proc/sys")
+SYSCTL_DIRECTORY = Path("/proc/sys")
 """The directory with the values of sysctls."""
 # For the main process of a systemd unit, whose settings can be the reason.
 _UNIT_REMEDIES = {
@@ -193,7 +199,9 @@ def find_sandbox_problems(sandbox: Sandbox) -> Iterator[SetupProblem]:
             'run `apt-get install bubblewrap`, and remove sandbox.kind = "none"',
         )
     elif sandbox.writable_trees.overlay_problem is not None:
-        yield SetupProblem(f"{COPY_WARNING} ({sandbox.writable_trees.overlay_problem})", _OVERLAYS)
+        yield SetupProblem(
+            f"{TREE_COPY_WARNING} ({sandbox.writable_trees.overlay_problem})", _OVERLAYS
+        )
 
 
 def verify_sandbox(sandbox: Sandbox, places: ProbeDirectories = TEMPORARY_DIRECTORIES) -> None:
@@ -214,8 +222,8 @@ def close_sandbox(sandbox: Sandbox) -> None:
 def open_command_sandbox(sandbox: Sandbox, accounts: Path) -> CommandSandbox:
     """Return the sandbox of git commands that goes with `sandbox`. Blocks."""
     if not isinstance(sandbox, BubblewrapSandbox):
-        return UnsandboxedCommands()
-    return SandboxedCommands(
+        return NoCommandSandbox()
+    return BubblewrapCommandSandbox(
         sandbox.bwrap_path,
         make_seccomp_filter(internet=True),
         tuple(build_minimal_system_options(accounts)),
@@ -271,7 +279,7 @@ def probe_overlays_or_copies(
     """
     user = privileges.user if privileges else None
     try:
-        sandbox.writable_trees.use_overlays(user, sandbox.list_shown_paths(places.checkouts))
+        sandbox.writable_trees.use_overlays(user, sandbox.list_needed_paths(places.checkouts))
         problem = probe_bubblewrap(sandbox, privileges, places)
         if problem is not None and sandbox.writable_trees.overlay_problem is None:
             sandbox.writable_trees.use_copies(problem[0], user)
@@ -384,7 +392,7 @@ def _find_forbidding_sysctls() -> Iterator[tuple[str, str, str]]:
     """Yield name, value and a permitting value of the sysctls that forbid user namespaces."""
     for name, (forbidding, permitting) in _SYSCTL_VALUES.items():
         with contextlib.suppress(OSError):  # the kernel has no such sysctl
-            value = (SYSCTLS / name.replace(".", "/")).read_text().strip()
+            value = (SYSCTL_DIRECTORY / name.replace(".", "/")).read_text().strip()
             if value == forbidding:
                 yield name, value, permitting
 

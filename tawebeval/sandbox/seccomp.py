@@ -148,12 +148,12 @@ def _allow_except(*cases: SyscallRule) -> SyscallPolicy:
     return SyscallPolicy(ALLOW, cases)
 
 
-def _refuse_values(argument: int, *values: int, answer: int = _REFUSE) -> SyscallRule:
-    return SyscallRule(answer, (SyscallArgumentTest(argument, values),))
+def _refuse_values(argument: int, *values: int, action: int = _REFUSE) -> SyscallRule:
+    return SyscallRule(action, (SyscallArgumentTest(argument, values),))
 
 
-def _refuse_bits(argument: int, *bits: int, answer: int = _REFUSE) -> SyscallRule:
-    return SyscallRule(answer, (SyscallArgumentTest(argument, bits, is_bit_test=True),))
+def _refuse_bits(argument: int, *bits: int, action: int = _REFUSE) -> SyscallRule:
+    return SyscallRule(action, (SyscallArgumentTest(argument, bits, is_bit_test=True),))
 
 
 # Which calls are answered by their arguments, or with another error than the rest.
@@ -163,23 +163,23 @@ _DECISIONS: Mapping[str, SyscallPolicy] = {
     "ioctl": _allow_except(
         # Input for a terminal, as if it were typed there.
         _refuse_values(1, _TIOCSTI, _TIOCLINUX),
-        _refuse_values(1, *_FILE_REQUESTS, answer=_UNSUPPORTED),
+        _refuse_values(1, *_FILE_REQUESTS, action=_UNSUPPORTED),
         SyscallRule(_UNSUPPORTED, (_BTRFS_REQUESTS,)),
     ),
     # 40 GB in 0.2 s.
     "fallocate": SyscallPolicy(_UNSUPPORTED),
     # inotify's predecessor, which also tells what other evaluations open below /usr.
     "fcntl": _allow_except(
-        _refuse_values(1, _F_NOTIFY, answer=_NO_OPTION),
+        _refuse_values(1, _F_NOTIFY, action=_NO_OPTION),
         # Other evaluations would wait 45 s to open a file that all share, such as /etc/passwd. The
         # kernel answers so where the file is another user's.
-        _refuse_values(1, _F_SETLEASE, _F_SETDELEG, answer=return_errno(errno.EACCES)),
+        _refuse_values(1, _F_SETLEASE, _F_SETDELEG, action=return_errno(errno.EACCES)),
         # What stdout holds at the exit goes into memory however full that is: 1 MiB of blank lines
         # takes 32 MiB. The kernel answers so where the user has too many pages for pipes.
         _refuse_values(1, _F_SETPIPE_SZ),
     ),
     # A filter takes of the machine's memory for BPF; a core of one's own idles its sibling.
-    "prctl": _allow_except(_refuse_values(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, answer=_NO_OPTION)),
+    "prctl": _allow_except(_refuse_values(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, action=_NO_OPTION)),
     "setsockopt": _allow_except(
         SyscallRule(
             _REFUSE, (SyscallArgumentTest(1, (_SOL_SOCKET,)), SyscallArgumentTest(2, _SO_ATTACH))
@@ -189,9 +189,9 @@ _DECISIONS: Mapping[str, SyscallPolicy] = {
         _REFUSE, (SyscallRule(ALLOW, (SyscallArgumentTest(2, _IO_PRIORITIES),)),)
     ),
     # Huge pages, which the operator has set apart for something else.
-    "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, answer=return_errno(errno.ENOMEM))),
-    "memfd_create": _allow_except(_refuse_bits(1, _MFD_HUGETLB, answer=_NO_OPTION)),
-    "shmget": _allow_except(_refuse_bits(2, _SHM_HUGETLB, answer=return_errno(errno.ENOMEM))),
+    "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, action=return_errno(errno.ENOMEM))),
+    "memfd_create": _allow_except(_refuse_bits(1, _MFD_HUGETLB, action=_NO_OPTION)),
+    "shmget": _allow_except(_refuse_bits(2, _SHM_HUGETLB, action=return_errno(errno.ENOMEM))),
     # Moving from a silent socket into stdout keeps the pipe locked. The reactor, which reads the
     # pipe, would hang in spite of O_NONBLOCK, and KILL would not end the daemon.
     **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), SyscallPolicy(_NO_SPLICE)),
@@ -223,10 +223,10 @@ def make_seccomp_filter(*, internet: bool) -> int:
 
 
 def _list_decisions(*, internet: bool) -> Iterator[tuple[str, SyscallPolicy]]:
-    for answer, groups in ((ALLOW, ALLOWED_CALLS), (_REFUSE, REFUSED_CALLS)):
+    for action, groups in ((ALLOW, ALLOWED_CALLS), (_REFUSE, REFUSED_CALLS)):
         for names in groups.values():
             for name in names.split():
-                yield name, SyscallPolicy(answer)
+                yield name, SyscallPolicy(action)
     yield from _DECISIONS.items()
     for alias, name in _ALIASES.items():
         yield alias, _DECISIONS[name]

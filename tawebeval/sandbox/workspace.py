@@ -148,7 +148,7 @@ class Workspace:
         for _, directory in view.writable_paths:
             directory.mkdir()
 
-    def return_upload(self, upload: Path) -> None:
+    def restore_upload(self, upload: Path) -> None:
         """Undo `create_directories`, whatever was done since then."""
         self.remove_written_content()
         self.request_file.unlink(missing_ok=True)

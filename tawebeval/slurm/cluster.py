@@ -21,11 +21,11 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.group import CgroupManager, ResourceUsage
+from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.kept_process import KeptDescriptors
-from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
+from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import (
     EvaluatorExit,
@@ -34,21 +34,26 @@ from tawebeval.sandbox.base import (
     Sandbox,
     SandboxedRun,
 )
-from tawebeval.sandbox.bubblewrap import ROOM
+from tawebeval.sandbox.broker_client import SOCKET_NAME
+from tawebeval.sandbox.bubblewrap import WORKSPACE_MOUNT_POINT
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.submissions import SOCKET_NAME
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.frames import KILL, TERMINATE
 from tawebeval.slurm.jobs import NODE_MODULE, build_srun_options, merge_job_settings
 from tawebeval.slurm.order import ORDER_NAME, VERSION, Order
 from tawebeval.slurm.srun_files import SrunFiles
-from tawebeval.slurm.transport import NodeTransport, wait_for_begin
+from tawebeval.slurm.transport import NodeTransport, wait_for_evaluator_start
 
 _NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
 # srun reads the daemon's lines from its stdin, a descriptor that the launcher has handed over.
-_SHELL = ("/bin/sh", "-c", f'exec "$@" <&{FIRST_DESCRIPTOR} {FIRST_DESCRIPTOR}<&-', "srun")
+_SHELL = (
+    "/bin/sh",
+    "-c",
+    f'exec "$@" <&{FIRST_PASSED_DESCRIPTOR} {FIRST_PASSED_DESCRIPTOR}<&-',
+    "srun",
+)
 
 
 @attrs.define(eq=False)
@@ -149,7 +154,7 @@ class SlurmRun(SandboxedRun):
 
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
-        return self.workspace.make_sandboxed_view(ROOM)
+        return self.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
 
     def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -184,7 +189,7 @@ class SlurmRun(SandboxedRun):
                 writing.callback(store.close)
                 spec = attrs.evolve(self._make_srun_spec(attempt), descriptors=(reading,))
                 with self._orphans.expect_child() as tell:
-                    started = self._trees.start_beside(spec)
+                    started = self._trees.start_program_without_tree(spec)
                     tell(started.pid)
             finally:
                 os.close(reading)
@@ -221,7 +226,9 @@ class SlurmRun(SandboxedRun):
         """Return srun; the order's file has the command."""
         return self._make_srun_spec(0)
 
-    async def wait_for_begin(self, started: StartedProcess, spawner: ProcessAdopter) -> None:
+    async def wait_for_evaluator_start(
+        self, started: StartedProcess, spawner: ProcessAdopter
+    ) -> None:
         """Wait until a node runs the evaluator. Raises: EvaluationFailure.
 
         If it is cancelled, it returns after the end of srun.
@@ -230,7 +237,7 @@ class SlurmRun(SandboxedRun):
         assert self._store is not None, "srun is started"
         transport.adopt(started, self._store)
         self._transport = transport
-        await wait_for_begin(transport)
+        await wait_for_evaluator_start(transport)
 
     def _make_transport(self, spawner: ProcessAdopter) -> NodeTransport:
         sandbox = self._sandbox
@@ -299,7 +306,7 @@ class SlurmRun(SandboxedRun):
         if self._transport is not None:
             self._transport.leave()
 
-    def call_after_process(self, call: Callable[[], object]) -> None:
+    def call_when_process_ended(self, call: Callable[[], object]) -> None:
         """Call once srun has ended: it may wait for a controller that is away."""
         if self._transport is None:
             call()
@@ -337,22 +344,22 @@ class SlurmRun(SandboxedRun):
         connect: ProcessResumer,
         spawner: ProcessAdopter,
     ) -> NodeTransport:
-        """Let the evaluator on the node drive `run`, from the byte `process.stdout_from` on."""
+        """Let the evaluator on the node drive `run`, from the byte `process.stdout_offset` on."""
         store = self._store
         assert store is not None, "resumed"
         transport = self._make_transport(spawner)
-        from_frame = attrs.evolve(process, stdout_from=store.resume_position.frame_offset)
+        from_frame = attrs.evolve(process, stdout_offset=store.resume_position.frame_offset)
         with contextlib.ExitStack() as failing:
             failing.callback(store.close)
             transport.resume(
-                run, store, process.stdout_from, lambda srun: connect(srun, from_frame)
+                run, store, process.stdout_offset, lambda srun: connect(srun, from_frame)
             )
             failing.pop_all()
         self._transport = transport
         self._sandbox.kept_jobs.add(store.job_name)
         return transport
 
-    def count_missing_stderr(self, process: KeptDescriptors) -> int:
+    def count_skipped_stderr_bytes(self, process: KeptDescriptors) -> int:
         """Return the bytes of stderr that `resume_process` does not deliver again."""
         assert self._store is not None, "resumed"
-        return self._store.count_missing_stderr()
+        return self._store.count_skipped_stderr_bytes()

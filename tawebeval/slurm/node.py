@@ -43,7 +43,7 @@ from zope.interface import implementer
 from tawebeval.config import Configuration, LimitSettings, SandboxSettings
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
-from tawebeval.linux.cgroups.group import CgroupManager, open_cgroups
+from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
 from tawebeval.linux.child import ProcessTransport, Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
@@ -209,7 +209,7 @@ class NodeRun(ProcessProtocol):
         started = run.start_evaluator(order.command, order.variables, order.directory)
         spawner.adopt_child(self, started)
         monitor.add_run(run, self.stop)
-        run.serve_submissions(self._reactor, self._threads, spawner)
+        run.serve_program_runs(self._reactor, self._threads, spawner)
         self._monitor = monitor
         OrderReader(self._reactor, self.take_command)
 

@@ -137,7 +137,7 @@ class SrunFiles:
         os.pwrite(self._state, _POSITION.pack(*attrs.astuple(position)), 0)
         self.resume_position = position
 
-    def count_missing_stderr(self) -> int:
+    def count_skipped_stderr_bytes(self) -> int:
         """Return the bytes of stderr that a run that goes on does not get again."""
         return max(0, self.stderr.size - KEPT_STDERR_BYTES)
 

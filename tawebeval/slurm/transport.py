@@ -213,7 +213,7 @@ class SrunProtocol(ProcessProtocol):
         elif kind is FrameKind.STDERR:
             stderr += len(content)
             content = store.stderr.append(before.stderr_offset, content)
-            store.stderr.discard_before(store.count_missing_stderr())
+            store.stderr.discard_before(store.count_skipped_stderr_bytes())
         else:
             self._has_exited = True
         self._position = FramePosition(self._frames.offset, stdout, stderr)
@@ -289,7 +289,7 @@ class NodeTransport:
         return self._attempt.outcome
 
     @property
-    def slow_read_seconds(self) -> float:
+    def slow_read_cpu_seconds(self) -> float:
         """0: the evaluator's pipes are those of the node."""
         return 0.0
 
@@ -341,7 +341,7 @@ class NodeTransport:
         if not attempt.has_started_evaluator:
             self._commands.watch_job(attempt.job_name, self._on_queue)
         self.connect(run)
-        if stderr := store.stderr.read(store.count_missing_stderr(), KEPT_STDERR_BYTES):
+        if stderr := store.stderr.read(store.count_skipped_stderr_bytes(), KEPT_STDERR_BYTES):
             run.childDataReceived(2, stderr)
         self._grant(delivered_stdout_bytes + WINDOW)
 
@@ -617,7 +617,7 @@ class NodeTransport:
         return ProcessTerminated(status, number, 0)
 
 
-async def wait_for_begin(transport: NodeTransport) -> None:
+async def wait_for_evaluator_start(transport: NodeTransport) -> None:
     """Wait until the evaluator runs. Raises: EvaluationFailure.
 
     A cancellation is raised after the end of srun.

@@ -18,7 +18,7 @@ from tawebeval.daemon.findings import Finding, Severity
 from tawebeval.errors import SetupProblem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.controllers import MemoryController
-from tawebeval.linux.cgroups.group import CgroupManager, CgroupRemedy
+from tawebeval.linux.cgroups.manager import CgroupManager, CgroupRemedy
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox
@@ -60,8 +60,8 @@ class DoctorTestCase(SynchronousTestCase):
             (doctor, "find_unreadable_directories", lambda: ()),
             (doctor, "check_git_version", lambda: "git version 2.39.5"),
             (probe, "probe_overlays_or_copies", self.probe_with_overlays),
-            (rlimits, "find_lowered_limits", lambda: ()),
-            (rlimits, "MAX_WATCHES_FILE", watches),
+            (rlimits, "find_lowered_hard_limits", lambda: ()),
+            (rlimits, "EPOLL_WATCH_LIMIT_FILE", watches),
             (doctor_storage, "shutil", usage),
         ):
             self.patch(module, name, fake)

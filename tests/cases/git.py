@@ -24,7 +24,7 @@ from tawebeval.git.keyring import Keyring
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
 from tawebeval.resolver import CheckedResolver
-from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess
+from tawebeval.sandbox.command_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import OID, TREE, InlineThreads
 
@@ -50,7 +50,7 @@ class Command:
     max_file_size: int | None = None
     login: Login | None = None
     source: str | None = None
-    reach: SandboxAccess = READ_ONLY
+    reach: SandboxAccess = READ_ONLY_ACCESS
 
     @property
     def name(self) -> str:

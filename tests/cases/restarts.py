@@ -109,7 +109,7 @@ def read(run: KeptDescriptors, records: int, chance: random.Random, seconds: flo
     from twisted.internet import reactor as installed
 
     reactor: Any = installed
-    reader = Reader(reactor, records, run.stdout_from, chance)
+    reader = Reader(reactor, records, run.stdout_offset, chance)
     KeptProcess(reactor, reader, run, lambda: succeed((0, None)))
     if seconds is not None:
         reactor.callLater(seconds, reactor.stop)

@@ -138,7 +138,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertEqual(directories.restore_missing(), [])
         key = self.root / "state" / "key"
         parts = (directories.uploads, directories.evaluations, directories.repositories)
-        (directories.account_files / "passwd").touch()
+        (directories.account_directory / "passwd").touch()
         for path in parts:
             path.rmdir()
         key.unlink()
@@ -146,7 +146,7 @@ class DirectoriesTests(SynchronousTestCase):
         for path in parts:
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
         self.assertFalse(key.exists())  # it is to be another one, at the next start
-        self.assertTrue((directories.account_files / "passwd").exists())
+        self.assertTrue((directories.account_directory / "passwd").exists())
         self.assertEqual(directories.restore_missing(), [])
 
     def test_removed_with_all_around(self) -> None:

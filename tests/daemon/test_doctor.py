@@ -17,7 +17,7 @@ from tawebeval.daemon import doctor
 from tawebeval.daemon.findings import Finding, Severity
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.probe import ProbeDirectories
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
@@ -78,14 +78,14 @@ FAULTS = (
     ("sandbox", BROKEN, "checked: [Errno 28] No space", doctor, "open_cgroups", FULL, ""),
     ("limits", WEAKER, "OOMPolicy=stop ends", CgroupManager, "query_oom_policy", gives("stop"), ""),
     ("limits", WEAKER, "OOMPolicy=kill ends", CgroupManager, "query_oom_policy", gives("kill"), ""),
-    ("limits", WEAKER, SAID, rlimits, "find_lowered_limits", gives([PROBLEM]), ""),
+    ("limits", WEAKER, SAID, rlimits, "find_lowered_hard_limits", gives([PROBLEM]), ""),
     ("limits", BROKEN, "-> set LimitNOFILE=5000", resource, "getrlimit", HARD, FILES),
     (
         "watches",
         BROKEN,
         "checked: [Errno 2] No such",
         rlimits,
-        "MAX_WATCHES_FILE",
+        "EPOLL_WATCH_LIMIT_FILE",
         Path("/nonexistent"),
         "",
     ),
@@ -252,7 +252,7 @@ class SystemChecksTests(DoctorTestCase):
         """Epoll may watch as much as fits into the memory of evaluators, where that has an end."""
         settings = "[evaluations]\nrunning = 3\n[limits]\nmemory = 18_000_000\n"
         for there, health in ((301_500, OK), (301_499, WEAKER)):
-            rlimits.MAX_WATCHES_FILE.write_text(f"{there}\n")
+            rlimits.EPOLL_WATCH_LIMIT_FILE.write_text(f"{there}\n")
             (found,) = (each for each in self.examine(settings) if each.part == "watches")
             said = f"{there} allowed, and up to 301500 may be needed"
             self.assertEqual((found.health, found.what), (health, said))

@@ -41,7 +41,7 @@ class FakeParts:
     What is named in `errors` raises that, once.
     """
 
-    account_files: Path
+    account_directory: Path
     repositories: Path = REPOSITORIES
     evaluations: Path = EVALUATIONS
     quota_directories: tuple[Path, ...] = QUOTAS
@@ -97,7 +97,7 @@ class StartupTests(SynchronousTestCase):
 
         def call(*args: object) -> None:
             self.asked[noted] = args
-            self.accounts = {path.name for path in self.parts.account_files.glob("*")}
+            self.accounts = {path.name for path in self.parts.account_directory.glob("*")}
             self.parts.note(noted)()
 
         return call
@@ -119,7 +119,7 @@ class StartupTests(SynchronousTestCase):
 
         At the stop, what mounts ends when no thread is at work; the cgroups are given back last.
         """
-        (self.parts.account_files / "init-0").touch()
+        (self.parts.account_directory / "init-0").touch()
         with capturedLogs() as events:
             self.startup.startService()
         self.assertEqual(self.parts.done, STARTED)
@@ -165,14 +165,14 @@ class StartupTests(SynchronousTestCase):
 
     def test_accounts(self) -> None:
         """Where the users of the sandbox cannot be written is told."""
-        accounts = self.parts.account_files = self.parts.account_files / "missing"
+        accounts = self.parts.account_directory = self.parts.account_directory / "missing"
         said = self.refused()
         self.assertTrue(said.startswith(f"tawebeval: {accounts}/"), said)
         self.assertTrue(said.endswith(": No such file or directory"), said)
 
     def test_removed(self) -> None:
         """What was removed meanwhile is made anew and told, and filled where it has to be."""
-        accounts = self.parts.account_files
+        accounts = self.parts.account_directory
         startup = self.make(InlineThreads())
         for gone, filled in (((), False), ((Path("/x"),), False), ((Path("/x"), accounts), True)):
             self.parts.gone = gone

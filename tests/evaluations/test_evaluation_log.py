@@ -11,7 +11,7 @@ from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.status import build_status
-from tawebeval.linux.cgroups.group import ResourceUsage
+from tawebeval.linux.cgroups.manager import ResourceUsage
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID
 

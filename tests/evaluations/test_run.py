@@ -9,7 +9,7 @@ from typing import NoReturn, get_args
 from tawebeval.core.segi import SegiParser
 from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
 from tawebeval.evaluations.run import STDERR_TAIL_BYTES
-from tawebeval.linux.cgroups.group import ResourceUsage
+from tawebeval.linux.cgroups.manager import ResourceUsage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
 from tests.fakes.children import STDOUT
 

@@ -9,7 +9,7 @@ import attrs
 from tawebeval.config import LimitSettings
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.run import MIN_READ_BYTES_PER_SECOND, EvaluatorRun
-from tawebeval.linux.cgroups.group import ResourceUsage
+from tawebeval.linux.cgroups.manager import ResourceUsage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
 from tests.cases.strategies import MARKERS
 from tests.fakes.children import STDOUT
@@ -232,10 +232,10 @@ class OutputTests(RunTestCase):
 
     def test_delay(self) -> None:
         """Reads that take the reactor too long, of stdout or stderr, end the run at once."""
-        self.child.slow_read_seconds = 0.25
+        self.child.slow_read_cpu_seconds = 0.25
         self.child.print(b"a\n")
         self.assertEqual(self.child.signals, [])
-        self.child.slow_read_seconds = 0.26
+        self.child.slow_read_cpu_seconds = 0.26
         self.child.complain(b"b\n")
         self.assertEqual(self.child.signals, [signal.SIGKILL])
         assert self.run.failure is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.linux.cgroups.filesystem import CgroupOperations
-from tawebeval.linux.cgroups.group import CgroupManager, open_cgroups
+from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
 from tawebeval.linux.container import Container
 
 MEMORY_MOST = str(2**63 - 4096)

@@ -38,7 +38,7 @@ class FakeChild:
         self.argv, self.environment = launch.argv, dict(launch.environment)
         self.directory, self.descriptors = launch.directory, launch.descriptors
         self.is_running = True
-        self.slow_read_seconds = 0.0
+        self.slow_read_cpu_seconds = 0.0
         self.lost_reason: str | None = None
         self.resource_usage: struct_rusage | None = None
         self.signals: list[int] = []

@@ -17,7 +17,7 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.group import CgroupManager, ResourceUsage
+from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
 from tawebeval.linux.privileges import User
@@ -62,7 +62,9 @@ class FakeSandboxedRun:
     problem: str | None = None
     begin: Gate = attrs.field(factory=Gate)
 
-    async def wait_for_begin(self, started: StartedProcess, spawner: ProcessAdopter) -> None:
+    async def wait_for_evaluator_start(
+        self, started: StartedProcess, spawner: ProcessAdopter
+    ) -> None:
         """Wait until the gate `begin` is open."""
         await self.begin.wait()
 
@@ -81,7 +83,7 @@ class FakeSandboxedRun:
         self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
         return self.started_as[-1]
 
-    def serve_submissions(self, reactor: Any, threads: Any, spawner: Any) -> None:
+    def serve_program_runs(self, reactor: Any, threads: Any, spawner: Any) -> None:
         """Serve nobody."""
 
     def set_first_process(self, child: Any) -> None:
@@ -229,7 +231,7 @@ class FakeGroup:
     stays: OSError | None = None
     patience: list[float] = attrs.field(factory=list)
 
-    def list_membership_files(self) -> Sequence[str]:
+    def list_procs_files(self) -> Sequence[str]:
         return self.entries
 
     def find_exceeded_limits(self, patience: float) -> frozenset[str]:
@@ -288,7 +290,7 @@ class FakeDisk:
 
     def measure_usage(self, again: bool, work: float) -> DiskUsage:
         self.looks.append((again, work))
-        if self.last_usage.look_count > work:
+        if self.last_usage.inspected_count > work:
             raise CountTooExpensive
         return self.last_usage
 
@@ -313,7 +315,7 @@ class FakeOrphans:
     def forget_child(self, pid: int) -> None:
         self.told.remove(pid)
 
-    async def kill_marked_orphans(self, mark: bytes, directory: str) -> None:
+    async def kill_orphans_of_run(self, mark: bytes, directory: str) -> None:
         self.asked.append((mark, directory))
 
     async def kill_child(self, pid: int) -> None:

@@ -19,7 +19,7 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.git import command
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.credentials import Login
-from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess
+from tawebeval.sandbox.command_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.fakes.world import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")
@@ -273,7 +273,7 @@ class BoxTests(GitTestCase):
             self.assertEqual(list(child.argv)[BEFORE : BEFORE + 3], ["box", "--", "git"])
             self.assertEqual(list(child.descriptors), [9])
             child.end()
-        self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, READ_ONLY)])
+        self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, READ_ONLY_ACCESS)])
 
     def test_killed(self) -> None:
         """Commands are killed by the sandbox: after a timeout, a refusal or a cancellation."""

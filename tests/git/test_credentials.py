@@ -143,7 +143,7 @@ class LoginTests(SynchronousTestCase):
         basic = b64encode("judge:pä ss/w?rd".encode()).decode()
         text = f"a pä ss/w?rd b p%C3%A4%20ss%2Fw%3Frd c {basic} d {basic.rstrip('=')} e"
         self.assertEqual(login.scrub_password(text), "a *** b *** c *** d *** e")
-        self.assertGreaterEqual(login.longest_password_form, len(basic))
+        self.assertGreaterEqual(login.longest_password_bytes, len(basic))
 
     def test_repr(self) -> None:
         """No secret is in what a traceback or a log might show."""

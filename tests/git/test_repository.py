@@ -13,7 +13,7 @@ from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
 from tawebeval.git.repository import FetchBudget, fetch_within_limits
-from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess
+from tawebeval.sandbox.command_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads
 
@@ -146,7 +146,9 @@ class ArgumentsTests(CacheTestCase):
                 ("read-tree", SandboxAccess((unfinished / "tree", unfinished / "index")), False),
             ],
         )
-        self.assertEqual(reaches[-2:], [("log", READ_ONLY, False), ("ls-tree", READ_ONLY, True)])
+        self.assertEqual(
+            reaches[-2:], [("log", READ_ONLY_ACCESS, False), ("ls-tree", READ_ONLY_ACCESS, True)]
+        )
         local = next(command for command in self.git.commands if command.source)
         self.assertEqual(local.reach, SandboxAccess((local.repository,), ("/srv/x", "/srv/x.git")))
 

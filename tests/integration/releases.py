@@ -61,8 +61,13 @@ def make_next_release(folder: Path) -> Path:
         _change(folder, path, old, new)
         with (folder / PACKAGE.name / path).open("a") as module:
             module.write("\nfrom tawebeval.core.more import pack_more, pack_more_of_request\n")
-    number = launcher.VERSION
-    _change(folder, "linux/launcher.py", f"\nVERSION = {number}", f"\nVERSION = {number + 1}")
+    number = launcher.PROTOCOL_VERSION
+    _change(
+        folder,
+        "linux/launcher.py",
+        f"\nPROTOCOL_VERSION = {number}",
+        f"\nPROTOCOL_VERSION = {number + 1}",
+    )
     journal = "evaluations/journal.py"
     read = (*READABLE_VERSIONS, UNREAD_VERSION)
     _change(

@@ -1,4 +1,4 @@
-"""`linux.cgroups.group` against the kernel, as the root of this machine gives it away.
+"""`linux.cgroups.manager` against the kernel, as the root of this machine gives it away.
 
 Each test is a process of its own, which opens the cgroups as root, becomes `nobody`, and does
 what the daemon does. It moves itself out of the group that the tests are in.
@@ -20,7 +20,7 @@ from tests.integration.processes import alive
 
 DAEMON = '''
 import ctypes, json, os, pathlib, signal, subprocess, sys, time
-from tawebeval.linux.cgroups.group import open_cgroups
+from tawebeval.linux.cgroups.manager import open_cgroups
 from tawebeval.config import MIB, LimitSettings
 
 NOBODY = 65534
@@ -39,7 +39,7 @@ def start(group, inside):
         return pid
     try:
         signal.alarm(300)
-        for path in group.list_membership_files():
+        for path in group.list_procs_files():
             with open(path, "w") as file:
                 file.write("0")
         inside()
@@ -91,7 +91,7 @@ def until(true):
         time.sleep(0.005)
 
 def members(group):
-    with open(group.list_membership_files()[0]) as file:
+    with open(group.list_procs_files()[0]) as file:
         return file.read().split()
 
 SCRIPT
@@ -147,7 +147,7 @@ class LifeTests(CgroupsTestCase):
         result = self.daemon(
             """
 group = cgroups.make_evaluation_cgroup("group", LIMITS)
-result["paths"] = [os.path.dirname(path) for path in group.list_membership_files()]
+result["paths"] = [os.path.dirname(path) for path in group.list_procs_files()]
 """
         )
         self.assertEqual(groups(self.name), [])
@@ -162,7 +162,7 @@ result["paths"] = [os.path.dirname(path) for path in group.list_membership_files
             """
 group = cgroups.make_evaluation_cgroup("good", LIMITS)
 script = "for file; do echo 0 > $file || exit; done; exec dd if=/dev/zero of=/dev/null bs=1M"
-ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.list_membership_files()])
+ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.list_procs_files()])
 result["status"], result["exceeded"] = ran.returncode, sorted(group.find_exceeded_limits())
 result["cpu"] = group.read_usage(None).cpu_seconds
 group.remove_cgroup()
@@ -195,7 +195,7 @@ until(lambda: members(group))
     def test_closed_as_root(self) -> None:
         """A daemon that has kept its rights leaves not even its place."""
         script = (
-            "import sys; from tawebeval.linux.cgroups.group import open_cgroups\n"
+            "import sys; from tawebeval.linux.cgroups.manager import open_cgroups\n"
             "before = open('/proc/self/cgroup').read()\n"
             "open_cgroups(sys.argv[1]).close()\n"
             "assert before == open('/proc/self/cgroup').read()"
@@ -206,7 +206,7 @@ until(lambda: members(group))
     def test_ordinary_user(self) -> None:
         """Who may not make groups gets none, sentences instead, and no error."""
         script = (
-            "import json, os, sys; from tawebeval.linux.cgroups.group import open_cgroups\n"
+            "import json, os, sys; from tawebeval.linux.cgroups.manager import open_cgroups\n"
             "os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
             "cgroups = open_cgroups(sys.argv[1])\n"
             "cgroups.close()\n"
@@ -280,7 +280,7 @@ end(pid)
 result["number"] = len(members(group))
 result["exceeded"] = sorted(group.find_exceeded_limits())
 group.remove_cgroup()
-result["entrances"] = [each for each in group.list_membership_files() if os.path.exists(each)]
+result["entrances"] = [each for each in group.list_procs_files() if os.path.exists(each)]
 """
         )
         self.assertEqual(result["number"], 15)  # the one that found no place has ended
@@ -295,7 +295,7 @@ group = cgroups.make_evaluation_cgroup("bomb", LimitSettings(processes=100, memo
 pid = start(group, bomb)
 until(group.find_exceeded_limits)
 group.remove_cgroup()
-result["entrances"] = [each for each in group.list_membership_files() if os.path.exists(each)]
+result["entrances"] = [each for each in group.list_procs_files() if os.path.exists(each)]
 result["killed"] = end(pid)
 """
         )

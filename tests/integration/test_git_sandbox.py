@@ -22,7 +22,11 @@ from tawebeval.sandbox.bubblewrap import (
     build_network_options,
     write_sandbox_files,
 )
-from tawebeval.sandbox.command_sandbox import READ_ONLY, SandboxAccess, SandboxedCommands
+from tawebeval.sandbox.command_sandbox import (
+    READ_ONLY_ACCESS,
+    BubblewrapCommandSandbox,
+    SandboxAccess,
+)
 from tawebeval.sandbox.seccomp import make_seccomp_filter
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.harness import until
@@ -46,7 +50,7 @@ class SandboxTests(TestCase):
             tuple(build_minimal_system_options(accounts)),
             tuple(build_network_options()),
         )
-        box = SandboxedCommands(shutil.which("bwrap") or "", filter_, shown, online)
+        box = BubblewrapCommandSandbox(shutil.which("bwrap") or "", filter_, shown, online)
         self.git = GitRunner(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
@@ -56,14 +60,16 @@ class SandboxTests(TestCase):
         (self.folder / "key").write_text("a secret")
 
     async def run_script(
-        self, script: str, reach: SandboxAccess = READ_ONLY, login: Login | None = None
+        self, script: str, reach: SandboxAccess = READ_ONLY_ACCESS, login: Login | None = None
     ) -> GitResult:
         """Return what becomes of a shell's script that git runs."""
         return await self.git.run_command(
             self.own, "-c", f"alias.attack=!{script}", "attack", reach=reach, login=login
         )
 
-    async def check(self, script: str, printed: str, reach: SandboxAccess = READ_ONLY) -> None:
+    async def check(
+        self, script: str, printed: str, reach: SandboxAccess = READ_ONLY_ACCESS
+    ) -> None:
         """Check what a script prints."""
         outcome = await self.run_script(script, reach)
         self.assertEqual(outcome.stdout.split(), printed.split(), outcome.stderr)

@@ -49,7 +49,7 @@ class MountingTestCase(SynchronousTestCase):
         launch = LaunchSpec(["/bin/sh", "-c", command], {}, directory, paths=paths)
         started, overlay = self.launching.start_program(launch, self.layers)
         assert overlay is not None
-        os.close(overlay.top_descriptor)
+        os.close(overlay.root_descriptor)
         status, printed = wait_for_exit(started, PATIENCE)
         self.assertEqual(status, 0, printed)
         return printed.decode()

@@ -60,7 +60,7 @@ class OverlaysTests(SynchronousTestCase):
         launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree_directory))
         started, self.overlay = self.trees.start_program(self.checkout, self.workspace, launch)
         assert self.overlay is not None
-        os.close(self.overlay.top_descriptor)
+        os.close(self.overlay.root_descriptor)
         status, printed = wait_for_exit(started, PATIENCE)
         self.assertEqual(status, 0, printed)
         return printed.decode().splitlines()
@@ -104,7 +104,7 @@ class OverlaysTests(SynchronousTestCase):
         launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree_directory))
         started, overlay = self.trees.start_program(self.checkout, self.workspace, launch)
         assert overlay is not None
-        os.close(overlay.top_descriptor)
+        os.close(overlay.root_descriptor)
         os.set_blocking(started.stdout, True)
         self.assertEqual(os.read(started.stdout, 6), b"ready\n")
         use = measure_disk_usage(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tawebeval.linux.reaper import list_descendants
-from tawebeval.sandbox.submissions import BROKER_NAME
+from tawebeval.sandbox.broker_client import BROKER_PROCESS_NAME
 from tests.integration.attacks.case import AttackCase
 from tests.integration.client import joined, python, text
 from tests.integration.harness import CONFIGURATION, until
@@ -217,7 +217,7 @@ print("all right")
 
         def find() -> dict[int, bytes]:
             lines = {pid: command_line(pid) for pid in list_descendants(self.daemon.pid)}
-            words = (BROKER_NAME.encode(), b"9876")
+            words = (BROKER_PROCESS_NAME.encode(), b"9876")
             return {pid: line for pid, line in lines.items() if any(w in line for w in words)}
 
         found = await until(lambda: len(find()) > 2 and find(), "the program runs")

@@ -52,9 +52,9 @@ class FirstProcessTests(CellTestCase):
 
     def test_first_process(self) -> None:
         """The one of bwrap can be written to, and its pipes are there."""
-        self.assertEqual(self.run_program(views.FIRST_PROCESS), "")
+        self.assertEqual(self.run_program(views.SHELL_MOUNT_POINT), "")
         with_bwrap = all_of(without("--as-pid-1"), without("--remount-ro", "/proc"))
-        found = self.run_program(views.FIRST_PROCESS, change=with_bwrap).split()
+        found = self.run_program(views.SHELL_MOUNT_POINT, change=with_bwrap).split()
         self.assertLessEqual({"mem", "environ", "fd", "maps", "syscall"}, {*found})
 
 

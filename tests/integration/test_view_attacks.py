@@ -60,7 +60,7 @@ class ViewAttacks(AttackCase):
 
         Who has it could let the sandbox end and live on, or print in the evaluator's name.
         """
-        attacked = await self.attack(views.FIRST_PROCESS)
+        attacked = await self.attack(views.SHELL_MOUNT_POINT)
         self.assertEqual(attacked.text, "")
 
     async def test_processes(self) -> None:

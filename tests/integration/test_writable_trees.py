@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SkipTest
 
 from tawebeval.linux.filetree import walk_tree
-from tawebeval.linux.launcher_client import LAUNCHER_NAME, is_launcher
-from tawebeval.sandbox.probe import COPY_WARNING
+from tawebeval.linux.launcher_client import LAUNCHER_PROCESS_NAME, is_launcher
+from tawebeval.sandbox.probe import TREE_COPY_WARNING
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.processes import alive, children, new_word, processes
@@ -102,7 +102,7 @@ class WritableTreeCase:
         self.assertEqual(
             " - overlay overlay " in mounts and "/evaluation/tree" in mounts, self.overlaid
         )
-        self.assertNotIn(COPY_WARNING, self.daemon.log)
+        self.assertNotIn(TREE_COPY_WARNING, self.daemon.log)
 
     async def test_changes(self) -> None:
         """Whatever a run does to its tree, the next one has it as it was committed."""
@@ -201,7 +201,7 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
             " cat /proc/[0-9]*/cmdline"
         )
         seen = text(events)
-        for hidden in (str(self.daemon.cache), "work\n", "mnt:[", LAUNCHER_NAME, ".tree"):
+        for hidden in (str(self.daemon.cache), "work\n", "mnt:[", LAUNCHER_PROCESS_NAME, ".tree"):
             self.assertNotIn(hidden, seen)
 
     async def test_it_ends_with_the_run(self) -> None:

@@ -1,4 +1,4 @@
-"""`linux.cgroups.group` on machines of all kinds, whose cgroups are plain files here."""
+"""`linux.cgroups.manager` on machines of all kinds, whose cgroups are plain files here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import MIB, LimitSettings
 from tawebeval.linux.cgroups import filesystem
 from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupOperations
-from tawebeval.linux.cgroups.group import (
+from tawebeval.linux.cgroups.manager import (
     CgroupManager,
     EvaluationCgroup,
     ResourceUsage,
-    attach_cgroups,
     open_cgroups,
+    open_keeper_cgroups,
 )
 from tawebeval.linux.container import PODMAN
 from tests.fakes.cgroups import FakeMachine
@@ -58,7 +58,7 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def put(self, group: EvaluationCgroup, name: str, text: str) -> None:
         """Let the kernel say something in a file of a group."""
-        for entry in group.list_membership_files():
+        for entry in group.list_procs_files():
             path = Path(entry).parent / name
             if path.exists():
                 path.write_text(text)
@@ -67,12 +67,12 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def get(self, group: EvaluationCgroup, name: str) -> str:
         """Return what is in a file of a group."""
-        found = [Path(entry).parent / name for entry in group.list_membership_files()]
+        found = [Path(entry).parent / name for entry in group.list_procs_files()]
         return next(path for path in found if path.exists()).read_text().strip()
 
     def enter(self, group: EvaluationCgroup, *pids: int) -> None:
         """Have processes in a group."""
-        for entry in group.list_membership_files():
+        for entry in group.list_procs_files():
             members = Path(entry).with_name("cgroup.procs")
             members.write_text("".join(f"{pid}\n" for pid in pids))
 
@@ -85,8 +85,8 @@ class KernelTests(SynchronousTestCase):
         self.folder.mkdir()
         self.uid = 7
         self.patch(os, "geteuid", lambda: self.uid)
-        self.patch(filesystem, "SYSTEMD_DIRECTORY", str(self.folder))
-        self.patch(filesystem, "find_runtime_directory", lambda: str(self.folder / "run"))
+        self.patch(filesystem, "SYSTEMD_MARKER_DIRECTORY", str(self.folder))
+        self.patch(filesystem, "find_user_runtime_directory", lambda: str(self.folder / "run"))
         self.group = "/user.slice/user@7.service/app.slice/it.service"
 
     def is_delegated(self, group: str) -> bool:
@@ -176,7 +176,7 @@ class UnifiedTests(CgroupsTestCase):
         home = own / "tawebeval-x"
         weights = [int((home / name / "cpu.weight").read_text()) for name in ("daemon", "git")]
         self.assertEqual([*weights, int(self.get(group, "cpu.weight"))], [1000, 100, 100])
-        self.assertEqual(cgroups.git_membership_files, [f"{home}/git/cgroup.procs"])
+        self.assertEqual(cgroups.git_procs_files, [f"{home}/git/cgroup.procs"])
         self.assertEqual(cgroups.niceness, 0)
 
     def test_no_weights(self) -> None:
@@ -184,7 +184,7 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.mount_unified("memory pids")
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "weight: an evaluation with many processes", "'cpu'")
-        self.assertEqual((cgroups.git_membership_files, cgroups.niceness), ((), 10))
+        self.assertEqual((cgroups.git_procs_files, cgroups.niceness), ((), 10))
 
     def test_git_cannot_have_a_group(self) -> None:
         """Without one for git there are no shares."""
@@ -192,14 +192,14 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.refusals["/git"] = errno.ENOSPC
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "/git: No space left on device")
-        self.assertEqual(cgroups.git_membership_files, ())
+        self.assertEqual(cgroups.git_procs_files, ())
 
     def test_limits(self) -> None:
         """A group has its limits, without swap beyond them, and dies as a whole."""
         own = self.machine.mount_unified()
         group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-x/evaluation-abc"
-        self.assertEqual(group.list_membership_files(), [f"{path}/cgroup.procs"])
+        self.assertEqual(group.list_procs_files(), [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.swap.max"), "0")
         self.assertEqual(self.get(group, "memory.oom.group"), "1")
@@ -230,7 +230,7 @@ class UnifiedTests(CgroupsTestCase):
             self.machine.run = run
             cgroups = self.machine.open()
             self.check(cgroups, set(), f"{own}: systemd has not delegated it", *words)
-            self.assertEqual("systemd-run" in str(cgroups.missing_resources_remedy), bool(run))
+            self.assertEqual("systemd-run" in str(cgroups.unenforced_resources_remedy), bool(run))
             self.assertEqual(self.machine.groups(), [])
 
     def test_no_controllers(self) -> None:
@@ -407,7 +407,7 @@ class LegacyTests(CgroupsTestCase):
         self.check(cgroups, ALL)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in places]
-        self.assertEqual(group.list_membership_files(), entries)
+        self.assertEqual(group.list_procs_files(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.memsw.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.swappiness"), "0")
@@ -425,7 +425,7 @@ class LegacyTests(CgroupsTestCase):
             self.assertEqual(int((home / "cpu.shares").read_text()), shares)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.assertEqual(self.get(group, "cpu.shares"), "1024")
-        self.assertEqual(cgroups.git_membership_files, [f"{home}/git/tasks"])
+        self.assertEqual(cgroups.git_procs_files, [f"{home}/git/tasks"])
         self.assertEqual((home / "git/cpu.shares").read_text(), "1024")
         cgroups.close()
         self.assertEqual(self.machine.groups(), [])
@@ -436,9 +436,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open((7, 8))
         self.check(cgroups, ALL)
         entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/tasks"
-        self.assertEqual(
-            cgroups.make_evaluation_cgroup("abc", LIMITS).list_membership_files(), [entry]
-        )
+        self.assertEqual(cgroups.make_evaluation_cgroup("abc", LIMITS).list_procs_files(), [entry])
         given = (
             "uid-7",
             "uid-7/tawebeval-x",
@@ -467,7 +465,7 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_unified("", own="/")
         group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in (memory, pids, cpu)]
-        self.assertEqual(group.list_membership_files(), entries)
+        self.assertEqual(group.list_procs_files(), entries)
 
     def test_hybrid_with_parts(self) -> None:
         """What version 1 does not have, version 2 may: it measures, at least."""
@@ -478,9 +476,7 @@ class LegacyTests(CgroupsTestCase):
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         within = "tawebeval-x/evaluation-abc"
         entries = [f"{place}/{within}/tasks" for place in (memory, pids)]
-        self.assertEqual(
-            group.list_membership_files(), [*entries, f"{unified}/{within}/cgroup.procs"]
-        )
+        self.assertEqual(group.list_procs_files(), [*entries, f"{unified}/{within}/cgroup.procs"])
         self.put(group, "cpu.stat", "usage_usec 2500000\n")
         self.assertEqual(group.read_usage(None).cpu_seconds, 2.5)
 
@@ -519,7 +515,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open()
         self.check(cgroups, set())
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
-        self.assertEqual(group.list_membership_files(), [])
+        self.assertEqual(group.list_procs_files(), [])
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
         group.remove_cgroup()
@@ -534,7 +530,7 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_unified("")
         before = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.enter(before, STRANGER)
-        for entry in before.list_membership_files():
+        for entry in before.list_procs_files():
             below = os.path.join(os.path.dirname(entry), "below")
             self.machine.make_cgroup(below)
             Path(below, "cgroup.procs").write_text(f"{STRANGER}\n")
@@ -583,7 +579,7 @@ class AttachTests(CgroupsTestCase):
 
     def attach_again(self) -> CgroupManager:
         """Let another daemon use those of the keeper."""
-        return attach_cgroups(self.own, self.keeper.describe_parents(), self.machine)
+        return open_keeper_cgroups(self.own, self.keeper.describe_parents(), self.machine)
 
     def test_unified(self) -> None:
         """In version 2 evaluations are the keeper's; git and the daemon have their own groups."""
@@ -591,12 +587,12 @@ class AttachTests(CgroupsTestCase):
         cgroups = self.attach()
         self.check(cgroups, ALL)
         self.assertEqual(cgroups.niceness, 0)
-        self.assertEqual(cgroups.git_membership_files, [f"{own}/tawebeval-x/git/cgroup.procs"])
+        self.assertEqual(cgroups.git_procs_files, [f"{own}/tawebeval-x/git/cgroup.procs"])
         daemon = own / "tawebeval-x/daemon/cgroup.procs"
         self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-keeper/evaluation-abc"
-        self.assertEqual(group.list_membership_files(), [f"{path}/cgroup.procs"])
+        self.assertEqual(group.list_procs_files(), [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
         self.machine.policies[str(own / "tawebeval-keeper")] = "continue"
         self.assertEqual(cgroups.query_oom_policy(), "continue")
@@ -608,9 +604,9 @@ class AttachTests(CgroupsTestCase):
         self.check(cgroups, ALL)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-keeper/evaluation-abc/tasks" for place in places]
-        self.assertEqual(group.list_membership_files(), entries)
+        self.assertEqual(group.list_procs_files(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
-        self.assertEqual(cgroups.git_membership_files, [f"{places[3]}/tawebeval-x/git/tasks"])
+        self.assertEqual(cgroups.git_procs_files, [f"{places[3]}/tawebeval-x/git/tasks"])
         self.assertEqual(cgroups.query_oom_policy(), "")
 
     def test_next_daemon(self) -> None:
@@ -628,7 +624,7 @@ class AttachTests(CgroupsTestCase):
         found = later.find_evaluation_cgroup("evaluation-abc")
         assert found is not None
         self.assertEqual(self.get(found, "cgroup.procs"), str(STRANGER))
-        self.assertEqual(found.list_membership_files(), group.list_membership_files())
+        self.assertEqual(found.list_procs_files(), group.list_procs_files())
         self.assertIsNone(later.find_evaluation_cgroup("evaluation-def"))
         later.make_spare_cgroup(LIMITS)
         self.assertEqual(len(later.list_evaluation_cgroups()), 3)
@@ -830,7 +826,7 @@ class GroupTests(CgroupsTestCase):
         """What a kernel does not say is unknown, and no error."""
         group = self.make_group()
         for name in ("memory.peak", "memory.stat", "cpu.stat", "memory.events", "pids.events"):
-            (Path(group.list_membership_files()[0]).parent / name).unlink()
+            (Path(group.list_procs_files()[0]).parent / name).unlink()
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
 

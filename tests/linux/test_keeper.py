@@ -30,7 +30,7 @@ from tawebeval.linux.keeper_client import (
     KeeperClient,
     start_program,
 )
-from tawebeval.linux.launcher_client import LAUNCHER, LauncherClient, LaunchSpec
+from tawebeval.linux.launcher_client import LAUNCHER_BUNDLE_PREFIX, LauncherClient, LaunchSpec
 from tawebeval.linux.reaper import list_children
 from tests.cases.children import PATH, descriptors
 from tests.cases.keepers import KeeperProcess
@@ -105,7 +105,7 @@ class KeeperTestCase(TestCase):
         client = self.connect()
         found = {}
         for name, bundle in client.list_bundles().items():
-            if not name.startswith(LAUNCHER):
+            if not name.startswith(LAUNCHER_BUNDLE_PREFIX):
                 found[name] = ([os.pread(each, 100, 0) for each in bundle.descriptors], bundle.pid)
             for descriptor in bundle.descriptors:
                 os.close(descriptor)
@@ -341,7 +341,7 @@ class MalformedTests(KeeperTestCase):
 
     def test_other_version(self) -> None:
         """A keeper of another version is refused."""
-        self.patch(keeper, "VERSION", 2)
+        self.patch(keeper, "PROTOCOL_VERSION", 2)
         with self.assertRaises(ConfigurationError) as caught:
             KeeperClient.connect(self.path)
         self.assertIn("restart tawebeval-keeper.service", str(caught.exception))
@@ -359,7 +359,7 @@ class ProcessTests(KeeperTestCase):
         client.keep("run", [started.pidfd], started.pid)
         wait_for_end(started.pidfd)
         self.assertEqual(int(os.read(started.stdout, 100)), self.keeper.pid)
-        client.reap_others()  # leaves those of bundles alone
+        client.reap_unclaimed_children()  # leaves those of bundles alone
         status, usage = await client.wait("run")
         self.assertEqual(os.waitstatus_to_exitcode(status), 3)
         assert usage is not None
@@ -415,7 +415,7 @@ class ProcessTests(KeeperTestCase):
         client = self.connect()
 
         def is_reaped() -> bool:
-            client.reap_others()
+            client.reap_unclaimed_children()
             try:
                 os.killpg(group, 0)
             except ProcessLookupError:
@@ -537,7 +537,7 @@ class GraceTests(KeeperTestCase):
         started = self.launch("exit 3")
         wait_for_end(started.pidfd)
         client = self.attach()
-        client.reap_others()
+        client.reap_unclaimed_children()
         client.keep("run", [started.pidfd], started.pid)
         status, _ = await client.wait("run")
         self.assertEqual(os.waitstatus_to_exitcode(status), 3)
@@ -595,7 +595,7 @@ class ConnectionTests(KeeperTestCase):
 
     async def test_dead_keeper(self) -> None:
         """A keeper that takes no requests for long is given up, and all descriptors are closed."""
-        self.patch(keeper_client, "MAX_QUEUED", 10)
+        self.patch(keeper_client, "MAX_QUEUED_REQUESTS", 10)
         lost: Deferred[None] = Deferred()
         client = self.attach(lambda: lost.callback(None))
         file = self.file()

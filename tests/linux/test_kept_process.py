@@ -32,7 +32,7 @@ class KeptTestCase(ProcessTestCase):
     """Takes over children as if they were those of another process."""
 
     def keep(
-        self, started: StartedProcess, wait: Any = None, known: bytes = b"", stdout_from: int = 0
+        self, started: StartedProcess, wait: Any = None, known: bytes = b"", stdout_offset: int = 0
     ) -> KeptRecorder:
         """Take over a child, of whose stdout `known` lies in the memfd; return the recorder."""
         output, errors = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("output", "errors"))
@@ -44,7 +44,7 @@ class KeptTestCase(ProcessTestCase):
             started.stderr,
             output,
             errors,
-            stdout_from,
+            stdout_offset,
         )
         recorder = KeptRecorder()
         kept = KeptProcess(reactor, recorder, run, wait or (lambda: succeed(reap(started.pid))))
@@ -195,7 +195,7 @@ class OutputTests(KeptTestCase):
 
     async def test_resume(self) -> None:
         """Stdout begins where it was left, stderr at its beginning."""
-        kept = self.run_shell("echo new; echo err >&2", known=b"old, unread, ", stdout_from=5)
+        kept = self.run_shell("echo new; echo err >&2", known=b"old, unread, ", stdout_offset=5)
         self.assertEqual((bytes(kept.stdout), kept.child.delivered), (b"", 5))
         await kept.ended.wait()
         self.assertEqual(bytes(kept.stdout), b"unread, new\n")
@@ -235,7 +235,7 @@ class OutputTests(KeptTestCase):
     async def test_discard_too_much(self) -> None:
         """What was not delivered is not discarded."""
         known = b"k" * 200_000
-        kept = self.run_shell("true", known=known, stdout_from=70_000)
+        kept = self.run_shell("true", known=known, stdout_offset=70_000)
         kept.child.discard_output(200_000)
         self.assertEqual(os.pread(self.output, 2, 2**16 - 1), b"\0k")
         await kept.ended.wait()

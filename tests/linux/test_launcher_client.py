@@ -25,7 +25,7 @@ from tawebeval.linux import launcher_client as module
 from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.launcher import MAX_DESCRIPTORS
 from tawebeval.linux.launcher_client import (
-    FIRST_DESCRIPTOR,
+    FIRST_PASSED_DESCRIPTOR,
     LauncherClient,
     LauncherProcess,
     LaunchSpec,
@@ -64,7 +64,7 @@ class LaunchingTestCase(SynchronousTestCase):
         self.launching.start_launcher()
         while True:
             ours = [pid for pid in list_children(os.getpid()) if pid not in self.before]
-            found = [pid for pid in ours if module.LAUNCHER_NAME in command_line(pid)]
+            found = [pid for pid in ours if module.LAUNCHER_PROCESS_NAME in command_line(pid)]
             if len(found) == 2:
                 return found
 
@@ -156,7 +156,10 @@ class InheritanceTests(LaunchingTestCase):
             self.addCleanup(os.close, file)
             os.write(file, b"%d " % number)
         command = "for file; do cat /proc/self/fd/$file; done"
-        numbers = [str(number) for number in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + count)]
+        numbers = [
+            str(number)
+            for number in range(FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + count)
+        ]
         told = self.run_it("/bin/sh", "-c", command, "sh", *numbers, descriptors=files)
         self.assertEqual(told, (0, b"".join(b"%d " % number for number in range(count))))
 
@@ -221,7 +224,7 @@ class InheritanceTests(LaunchingTestCase):
         entries = [root / name for name in ("procs", "with a space", "$HOME;'\"*")]
         for entry in entries:
             entry.touch()
-        self.shell("true", cgroup_files=[str(entry) for entry in entries])
+        self.shell("true", cgroup_procs_files=[str(entry) for entry in entries])
         self.assertEqual([entry.read_text() for entry in entries], ["0"] * 3)
 
     def test_many_words(self) -> None:
@@ -323,7 +326,7 @@ class FailureTests(LaunchingTestCase):
             ({"argv": ["/nonexistent/program"]}, FileNotFoundError),
             ({"argv": ["/etc/passwd"]}, PermissionError),
             ({"directory": "/nonexistent"}, FileNotFoundError),
-            ({"cgroup_files": ["/nonexistent/cgroup.procs"]}, FileNotFoundError),
+            ({"cgroup_procs_files": ["/nonexistent/cgroup.procs"]}, FileNotFoundError),
         ):
             error = self.fail(kind, **changes)
             self.assertEqual(error.strerror, os.strerror(error.errno or 0))
@@ -391,7 +394,7 @@ class LossTests(LaunchingTestCase):
             os.kill(pid, signal.SIGKILL)
         self.shell("true")
         following = self.processes()
-        self.launching.drop_launcher(lost)
+        self.launching.end_launcher(lost)
         self.assertEqual(self.processes(), following)
 
     def test_no_other(self) -> None:

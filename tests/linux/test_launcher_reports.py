@@ -37,10 +37,10 @@ class ReportTests(SynchronousTestCase):
         self.theirs.close()
         pid, overlay = read_launch_report(self.report)
         assert overlay is not None
-        self.addCleanup(os.close, overlay.top_descriptor)
+        self.addCleanup(os.close, overlay.root_descriptor)
         self.assertEqual(pid, self.child.pid)
-        self.assertEqual(overlay, MountedOverlay(overlay.top_descriptor, frozenset({39, 40})))
-        self.assertEqual(os.fstat(overlay.top_descriptor).st_ino, os.stat("/").st_ino)
+        self.assertEqual(overlay, MountedOverlay(overlay.root_descriptor, frozenset({39, 40})))
+        self.assertEqual(os.fstat(overlay.root_descriptor).st_ino, os.stat("/").st_ino)
 
     def test_no_overlay(self) -> None:
         """The child alone, where nothing was to be mounted."""

@@ -147,7 +147,7 @@ class PipeTests(PipeTestCase):
         for delay in (0.0, 0.5, 0.75):
             self.write(1)
             self.reactor.read()
-            self.assertEqual(self.reader.slow_read_seconds, delay)
+            self.assertEqual(self.reader.slow_read_cpu_seconds, delay)
 
     def test_no_larger(self) -> None:
         """Where the kernel refuses it is read as it is, and asked for again when it is full."""

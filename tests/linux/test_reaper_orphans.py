@@ -97,10 +97,10 @@ class OrphanTests(SynchronousTestCase):
             """
 mine = [daemon("secret") for _ in range(3)]
 other, none = daemon("other"), daemon()
-await world.kill_marked_orphans(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent")
 result["mine"] = [exists(pid) for pid in mine]
 result["others"] = [alive(other), alive(none)]
-await world.kill_marked_orphans(b"other", "/nonexistent")
+await world.kill_orphans_of_run(b"other", "/nonexistent")
 result["other"], result["none"] = exists(other), alive(none)
 """
         )
@@ -118,7 +118,7 @@ result["other"], result["none"] = exists(other), alive(none)
 root = sys.argv[1]
 mine = [daemon("", root + "/run"), daemon("", root + "/run/below")]
 others = [daemon("", root + "/run2"), daemon("", root)]
-await world.kill_marked_orphans(b"no such mark", root + "/run")
+await world.kill_orphans_of_run(b"no such mark", root + "/run")
 result["mine"] = [exists(pid) for pid in mine]
 result["others"] = [alive(pid) for pid in others]
 """,
@@ -135,7 +135,7 @@ result["others"] = [alive(pid) for pid in others]
 root = sys.argv[1]
 pid = daemon("", root + "/run/gone")
 os.rmdir(root + "/run/gone")
-await world.kill_marked_orphans(b"no such mark", root + "/run")
+await world.kill_orphans_of_run(b"no such mark", root + "/run")
 result["exists"] = exists(pid)
 """,
             str(root),
@@ -157,7 +157,7 @@ result["before"] = {pid, child} <= set(orphans.list_descendants("self"))
 send = orphans.send_signal
 delay = lambda one: 0.1 if one == child else 0
 orphans.send_signal = lambda one, number: reactor.callLater(delay(one), send, one, number)
-await world.kill_marked_orphans(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent")
 result["after"] = [alive(pid), alive(child)]
 """
         )
@@ -174,11 +174,11 @@ mine, other = daemon("secret", then=then), daemon("other", then=then)
 while alive(mine) or alive(other):  # the first thread is
     time.sleep(0.01)
 (child,) = orphans.list_descendants(other)
-await world.kill_marked_orphans(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent")
 result["after"] = [exists(mine), exists(other), alive(child)]
 orphans.is_thread_of_run = lambda *_: None
 reactor.callLater(0.1, os.kill, other, signal.SIGKILL)
-await world.kill_marked_orphans(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent")
 result["later"] = [exists(other), alive(child)]
 """
         )
@@ -189,7 +189,7 @@ result["later"] = [exists(other), alive(child)]
         result = self.play(
             """
 child = spawner(Quiet(), ["/bin/sleep", "600"], {"MARK": "secret"}, "/")
-await world.kill_marked_orphans(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent")
 result["running"] = child.is_running and alive(child.pid)
 """
         )
@@ -203,7 +203,7 @@ dead = daemon("", then="pass")
 while alive(dead):
     time.sleep(0.01)
 result["zombie"] = exists(dead)
-await world.kill_marked_orphans(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent")
 result["after"] = exists(dead)
 """
         )
@@ -218,7 +218,7 @@ with spawner.expect_child() as tell:
     while alive(mine) or alive(other):
         time.sleep(0.01)
     world.reap_ended_orphans()
-    await world.kill_marked_orphans(b"secret", "/nonexistent")
+    await world.kill_orphans_of_run(b"secret", "/nonexistent")
     result["expected"] = [exists(mine), exists(other)]
     tell(mine)
 world.reap_ended_orphans()
@@ -233,7 +233,7 @@ result["told"] = [exists(mine), exists(other)]
             """
 with spawner.expect_child():
     pid = daemon("secret")
-    ended = Deferred.fromCoroutine(world.kill_marked_orphans(b"secret", "/nonexistent"))
+    ended = Deferred.fromCoroutine(world.kill_orphans_of_run(b"secret", "/nonexistent"))
     while alive(pid):
         await deferLater(reactor, 0.01)
 await ended
@@ -244,7 +244,7 @@ result["alive"] = alive(pid)
 
     def test_nobody(self) -> None:
         """With no orphan there is nothing to wait for."""
-        result = self.play("""await world.kill_marked_orphans(b"secret", "/nonexistent")""")
+        result = self.play("""await world.kill_orphans_of_run(b"secret", "/nonexistent")""")
         self.assertEqual(result, {})
 
     def test_signals_to_the_gone(self) -> None:
@@ -272,7 +272,7 @@ class LookTests(SynchronousTestCase):
 
     def test_waits(self) -> None:
         """It returns when they are gone, and not when they have been told to go."""
-        ended = Deferred.fromCoroutine(self.orphans.kill_marked_orphans(b"secret", "/nonexistent"))
+        ended = Deferred.fromCoroutine(self.orphans.kill_orphans_of_run(b"secret", "/nonexistent"))
         self.clock.pump([0.002] * 100)
         self.assertNoResult(ended)
         self.adopted = []
@@ -284,7 +284,7 @@ class LookTests(SynchronousTestCase):
         """What hangs in the kernel is waited for some seconds, and then logged."""
         logged: list[object] = []
         self.patch(reaper.log, "observer", logged.append)
-        ended = Deferred.fromCoroutine(self.orphans.kill_marked_orphans(b"secret", "/nonexistent"))
+        ended = Deferred.fromCoroutine(self.orphans.kill_orphans_of_run(b"secret", "/nonexistent"))
         self.clock.pump([0.002] * 2000)
         self.assertNoResult(ended)
         self.clock.pump([0.002] * 600)

@@ -22,7 +22,7 @@ from tawebeval.linux.rlimits import (
     compute_process_headroom,
     count_allowed_processes,
     count_needed_processes,
-    find_lowered_limits,
+    find_lowered_hard_limits,
 )
 from tests.fakes.cgroups import FakeMachine
 
@@ -73,9 +73,9 @@ class LimitTests(CeilingsTestCase):
 
     def test_lowered(self) -> None:
         """Those are named that evaluators could not have unlimited."""
-        self.assertEqual(list(find_lowered_limits()), [])
+        self.assertEqual(list(find_lowered_hard_limits()), [])
         self.hard = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: 3600}
-        for found, name in zip(find_lowered_limits(), ("CORE", "CPU"), strict=True):
+        for found, name in zip(find_lowered_hard_limits(), ("CORE", "CPU"), strict=True):
             self.assertIn(f"RLIMIT_{name} to unlimited fail", found.description)
             self.assertTrue(found.remedy.startswith(f"set Limit{name}=infinity"), found)
 

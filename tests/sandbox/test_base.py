@@ -17,7 +17,7 @@ from twisted.internet.task import Clock
 from tawebeval.config import GIB, MIB
 from tawebeval.core.environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.linux.cgroups.group import ResourceUsage
+from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import (
     EVALUATOR_TOOLS_DIRECTORY,
@@ -89,7 +89,7 @@ class GroupTests(CellTestCase):
         cell = self.started()
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
         (launch,) = self.trees.launched
-        self.assertEqual(launch.cgroup_files, ["/cgroup/a", "/cgroup/b"])
+        self.assertEqual(launch.cgroup_procs_files, ["/cgroup/a", "/cgroup/b"])
         self.assertEqual(self.cgroups.spares, [])
         cell.close()
         cell.close()
@@ -268,7 +268,7 @@ class ExceededTests(CellTestCase):
 
     def test_much_work(self) -> None:
         """A count that takes more work than it may is none; the other limits are known without."""
-        self.disk.last_usage = DiskUsage(look_count=8)
+        self.disk.last_usage = DiskUsage(inspected_count=8)
         self.assertRaises(CountTooExpensive, self.cell.check_limits, work=7)
         self.assertIsNone(self.cell.check_limits(work=8))
         self.cgroups.group.over = frozenset({"memory"})

@@ -48,10 +48,10 @@ def expected(table: Mapping[int, SyscallPolicy], number: int, arguments: list[in
     """Return what the table says."""
     if number not in table:
         return OTHERWISE
-    for case in table[number].cases:
-        if all(meets(each, arguments[each.argument_index] % 2**32) for each in case.conditions):
-            return case.answer
-    return table[number].default_answer
+    for rule in table[number].rules:
+        if all(meets(each, arguments[each.argument_index] % 2**32) for each in rule.conditions):
+            return rule.action
+    return table[number].default_action
 
 
 def meets(condition: SyscallArgumentTest, word: int) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox.broker import (
-    VERSION,
+    PROTOCOL_VERSION,
     RequestRefused,
     RunCgroup,
     find_mount_source,
@@ -37,7 +37,7 @@ PATHS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "usr", "proc"]), max_
 
 def request(**members: Any) -> bytes:
     """Return the message of a request that is good but for `members`."""
-    return json.dumps({"version": VERSION, "command": ["true"], **members}).encode()
+    return json.dumps({"version": PROTOCOL_VERSION, "command": ["true"], **members}).encode()
 
 
 class Requests(SynchronousTestCase):

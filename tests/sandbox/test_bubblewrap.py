@@ -202,7 +202,7 @@ class ArgumentTests(BubblewrapTestCase):
         launch = self.trees.launched[-1]
         self.assertEqual(launch.niceness, self.cgroups.niceness)
         self.assertEqual(
-            (launch.cgroup_files, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
+            (launch.cgroup_procs_files, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
         )
 
     def test_view(self) -> None:

@@ -13,10 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox import bubblewrap
 from tawebeval.sandbox.command_sandbox import (
-    READ_ONLY,
+    READ_ONLY_ACCESS,
+    BubblewrapCommandSandbox,
+    NoCommandSandbox,
     SandboxAccess,
-    SandboxedCommands,
-    UnsandboxedCommands,
 )
 from tests.fakes.children import FakeChild
 
@@ -26,14 +26,14 @@ REPOSITORY = Path("/cache/x.git")
 class ArgumentTests(SynchronousTestCase):
     """How bwrap is asked for it."""
 
-    def argv(self, reach: SandboxAccess = READ_ONLY) -> Sequence[str]:
+    def argv(self, reach: SandboxAccess = READ_ONLY_ACCESS) -> Sequence[str]:
         """Return what stands in front of a command."""
-        box = SandboxedCommands(
+        box = BubblewrapCommandSandbox(
             "/usr/bin/bwrap", 7, ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n")
         )
         return box.build_argv_prefix(REPOSITORY, reach, 9)
 
-    def binds(self, option: str, reach: SandboxAccess = READ_ONLY) -> list[str]:
+    def binds(self, option: str, reach: SandboxAccess = READ_ONLY_ACCESS) -> list[str]:
         """Return the places inside that are bound by an option."""
         argv = self.argv(reach)
         return [argv[i + 2] for i, one in enumerate(argv) if one == option]
@@ -77,9 +77,9 @@ class EnterTests(SynchronousTestCase):
         filter_ = os.memfd_create("filter")
         self.addCleanup(os.close, filter_)
         os.write(filter_, b"program")
-        box = SandboxedCommands("bwrap", filter_, ())
+        box = BubblewrapCommandSandbox("bwrap", filter_, ())
         for _ in range(2):
-            with box.prepare_command(REPOSITORY, READ_ONLY) as (argv, opened):
+            with box.prepare_command(REPOSITORY, READ_ONLY_ACCESS) as (argv, opened):
                 self.assertIn(str(opened), argv)
                 self.assertEqual(os.read(opened, 100), b"program")
             with self.assertRaises(OSError):
@@ -92,14 +92,14 @@ class EnterTests(SynchronousTestCase):
         for inside in ([31, 32], []):
             child = FakeChild(Clock(), ProcessProtocol())
             self.patch(bubblewrap, "list_descendants", lambda pid, inside=inside: inside)
-            SandboxedCommands("bwrap", 7, ()).kill_command(child)
+            BubblewrapCommandSandbox("bwrap", 7, ()).kill_command(child)
             self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
         self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
 
     def test_none(self) -> None:
         """Without a sandbox there is nothing in front, and the group is killed."""
-        with UnsandboxedCommands().prepare_command(REPOSITORY, READ_ONLY) as entered:
+        with NoCommandSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
             self.assertEqual(entered, ((), None))
         child = FakeChild(Clock(), ProcessProtocol())
-        UnsandboxedCommands().kill_command(child)
+        NoCommandSandbox().kill_command(child)
         self.assertEqual(child.group_signals, [signal.SIGKILL])

@@ -149,7 +149,7 @@ class WorkTests(DiskTestCase):
 
     def looks(self, needed: int, *pids: int) -> None:
         """Hold that a count takes so many, and that it is none with one less."""
-        self.assertEqual(measure_disk_usage(self.top, pids, work=needed).look_count, needed)
+        self.assertEqual(measure_disk_usage(self.top, pids, work=needed).inspected_count, needed)
         self.assertRaises(CountTooExpensive, measure_disk_usage, self.top, pids, work=needed - 1)
 
     def test_files(self) -> None:
@@ -171,9 +171,9 @@ class WorkTests(DiskTestCase):
         for number in range(50):
             self.write(self.top / str(number), 1)
         use = measure_disk_usage(self.top, [NO_PROCESS], most=(10 * BLOCK, 100))
-        self.assertEqual((use.look_count, use.size), (11, 11 * BLOCK))
+        self.assertEqual((use.inspected_count, use.size), (11, 11 * BLOCK))
         use = measure_disk_usage(self.top, [NO_PROCESS], most=(100 * BLOCK, 20))
-        self.assertEqual((use.look_count, use.file_count), (21, 21))
+        self.assertEqual((use.inspected_count, use.file_count), (21, 21))
         self.assertEqual(measure_disk_usage(self.top, (), most=(50 * BLOCK, 50)).file_count, 50)
 
 
@@ -441,7 +441,7 @@ class WatchTests(SynchronousTestCase):
         """Count the counts."""
         self.counts.append((directory, list(pids)))
         *_, self.most, work = more
-        if self.use.look_count > work:
+        if self.use.inspected_count > work:
             raise CountTooExpensive
         return self.use
 
@@ -560,7 +560,7 @@ class WatchTests(SynchronousTestCase):
 
     def test_much_work(self) -> None:
         """Where a count was much work none is begun that may not be."""
-        self.use = DiskUsage(size=200, look_count=70)
+        self.use = DiskUsage(size=200, inspected_count=70)
         for counts in (1, 1):  # nobody knows yet
             with self.assertRaises(CountTooExpensive):
                 self.watch.measure_usage(work=50)
@@ -571,7 +571,7 @@ class WatchTests(SynchronousTestCase):
         with self.assertRaises(CountTooExpensive):
             self.watch.measure_usage(work=50)
         self.assertEqual(len(self.counts), 1)
-        self.use = DiskUsage(size=200, look_count=30)
+        self.use = DiskUsage(size=200, inspected_count=30)
         self.look(counts=1)
         self.clock.advance(11)
         self.watch.measure_usage(work=50)

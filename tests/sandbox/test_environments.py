@@ -152,7 +152,9 @@ class ViewTests(RootTestCase):
         """The first process is a copy of the root's shell, for executing only, made once."""
         view = make_system_view(self.root, self.accounts, (), network=False)
         self.assertEqual(view.shell.stat().st_mode & 0o7777, 0o111)
-        self.assertEqual((view.first_process, view.names), ("/sh", ["bin", "etc", "opt", "usr"]))
+        self.assertEqual(
+            (view.shell_mount_point, view.names), ("/sh", ["bin", "etc", "opt", "usr"])
+        )
         again = make_system_view(self.root, self.accounts, (), network=False)
         self.assertEqual(again.shell, view.shell)
         (self.root / "usr/bin/dash").write_bytes(b"#!another\n")

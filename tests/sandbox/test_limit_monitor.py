@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure
-from tawebeval.sandbox.disk_usage import QUICK_COUNT_LOOKS, CountTooExpensive
+from tawebeval.sandbox.disk_usage import MAX_QUICK_INSPECTIONS, CountTooExpensive
 from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeSandboxedRun
@@ -212,7 +212,10 @@ class MuchWorkTests(WatchTestCase):
         self.others = SlowThreads()
         super().setUp()
         self.large, self.small = make_cell(), make_cell()
-        self.large.needed, self.small.needed = QUICK_COUNT_LOOKS + 1, QUICK_COUNT_LOOKS
+        self.large.needed, self.small.needed = (
+            MAX_QUICK_INSPECTIONS + 1,
+            MAX_QUICK_INSPECTIONS,
+        )
         self.open.enter_context(self.over(self.small))
 
     def test_apart(self) -> None:
@@ -244,12 +247,12 @@ class MuchWorkTests(WatchTestCase):
             self.others.step()
             self.clock.advance(PAUSE)
             self.others.step()
-        self.assertEqual(works, [QUICK_COUNT_LOOKS, 0, 0, inf, QUICK_COUNT_LOOKS, inf])
+        self.assertEqual(works, [MAX_QUICK_INSPECTIONS, 0, 0, inf, MAX_QUICK_INSPECTIONS, inf])
         self.watch.add_run(self.small, self.stopped.append)
 
     def judge(self, work: float) -> None:
         """Need a bit more than a little work."""
-        if work <= QUICK_COUNT_LOOKS:
+        if work <= MAX_QUICK_INSPECTIONS:
             raise CountTooExpensive
 
     def test_over(self) -> None:
@@ -279,7 +282,7 @@ class MuchWorkTests(WatchTestCase):
         broken = BrokenRun(
             LimitSettings(),
             Workspace(Path("/some")).make_unsandboxed_view(),
-            needed=QUICK_COUNT_LOOKS + 1,
+            needed=MAX_QUICK_INSPECTIONS + 1,
         )
         with self.over(broken):
             for _ in range(8):
@@ -445,7 +448,7 @@ class ExceededTests(SynchronousTestCase):
     def check(self) -> None:
         """Hold that the others are looked at, and what is told of each."""
         found = [None, self.broken.error, OVER]
-        told = check_run_limits(dict.fromkeys(self.cells, QUICK_COUNT_LOOKS))
+        told = check_run_limits(dict.fromkeys(self.cells, MAX_QUICK_INSPECTIONS))
         self.assertEqual(told, list(zip(self.cells, found, strict=True)))
         self.assertEqual([len(cell.looks) for cell in self.cells], [1, 1, 1])
 

@@ -29,10 +29,10 @@ from tawebeval.sandbox.bubblewrap import (
     build_system_options,
     prepare_etc,
 )
-from tawebeval.sandbox.command_sandbox import SandboxedCommands, UnsandboxedCommands
+from tawebeval.sandbox.command_sandbox import BubblewrapCommandSandbox, NoCommandSandbox
 from tawebeval.sandbox.probe import (
-    COPY_WARNING,
     TEMPORARY_DIRECTORIES,
+    TREE_COPY_WARNING,
     ProbeDirectories,
     close_sandbox,
     open_command_sandbox,
@@ -118,7 +118,7 @@ class SandboxesTestCase(SynchronousTestCase):
         for folder in (self.root, self.accounts, self.temporary):
             folder.mkdir()
         self.patch(tempfile, "tempdir", str(self.temporary))
-        self.patch(module, "SYSCTLS", self.root / "sysctls")
+        self.patch(module, "SYSCTL_DIRECTORY", self.root / "sysctls")
         self.patch(container, "ROOT", self.root)  # these tests may run in a container
         self.patch(os, "environ", {**os.environ, "container": ""})
         self.bwrap: str | None = str(self.root / "bwrap")
@@ -200,16 +200,16 @@ class OpenTests(SandboxesTestCase):
     def test_box(self) -> None:
         """Git runs in the same, with the network's files; or as it is, as evaluators do."""
         self.assertIsInstance(
-            open_command_sandbox(self.open("none"), self.accounts), UnsandboxedCommands
+            open_command_sandbox(self.open("none"), self.accounts), NoCommandSandbox
         )
         sandbox = self.open_bubblewrap()
         shown = tuple(build_minimal_system_options(self.accounts))
         box = open_command_sandbox(sandbox, self.accounts)
-        assert isinstance(box, SandboxedCommands)
+        assert isinstance(box, BubblewrapCommandSandbox)
         self.addCleanup(os.close, box.filter_descriptor)
         self.assertEqual(
             box,
-            SandboxedCommands(
+            BubblewrapCommandSandbox(
                 sandbox.bwrap_path, box.filter_descriptor, shown, tuple(build_network_options())
             ),
         )
@@ -575,7 +575,7 @@ class TreesTests(SandboxesTestCase):
     def test_warning(self) -> None:
         """The daemon's log says why trees are copied, and nothing where they are not."""
         self.install("echo sound")
-        for problem, said in ((None, []), ("no python", [f"{COPY_WARNING} (no python)"])):
+        for problem, said in ((None, []), ("no python", [f"{TREE_COPY_WARNING} (no python)"])):
             self.trees.overlay_problem = problem
             with capturedLogs() as events:
                 verify_sandbox(self.open(), TEMPORARY_DIRECTORIES)

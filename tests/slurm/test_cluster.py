@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.linux.cgroups.group import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import StartedProcess
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.workspace import Workspace

@@ -97,7 +97,7 @@ class StoreTests(SynchronousTestCase):
     def test_stderr(self) -> None:
         """Of stderr the last bytes are there again."""
         self.store.stderr.append(0, b"x" * (KEPT_STDERR_BYTES + 7))
-        self.assertEqual(self.store.count_missing_stderr(), 7)
+        self.assertEqual(self.store.count_skipped_stderr_bytes(), 7)
 
     def test_long_names(self) -> None:
         """Names that do not fit are refused."""

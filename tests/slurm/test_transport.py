@@ -26,7 +26,7 @@ from tawebeval.slurm.transport import (
     JOB_QUERY_TIMEOUT,
     KILL_ANSWER_TIMEOUT,
     NodeTransport,
-    wait_for_begin,
+    wait_for_evaluator_start,
 )
 
 GOOD = {"exit": [0, None], "over": None, "usage": [0.5, None]}
@@ -159,7 +159,7 @@ class TransportTests(SynchronousTestCase):
         )
         self.transport.adopt(StartedProcess(9, -1, -1, -1), SrunFiles.create(orders, "job-0", 0))
         self.run_ = FakeRun()
-        self.begun = Deferred.fromCoroutine(wait_for_begin(self.transport))
+        self.begun = Deferred.fromCoroutine(wait_for_evaluator_start(self.transport))
 
     def pipe(self) -> tuple[int, int]:
         """Return a pipe; what a closed write end leaves is read to the end."""

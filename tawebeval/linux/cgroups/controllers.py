@@ -113,7 +113,7 @@ class MemoryController(CgroupController):
 
     def read_memory_use(self, group: CgroupDirectory) -> int | None:
         """Return the bytes of anonymous and shared memory."""
-        return group.sum_numbers("memory.stat", _ANONYMOUS)
+        return group.sum_matching_numbers("memory.stat", _ANONYMOUS)
 
     def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
         """Return the memory charged to the cgroup (since Linux 5.19)."""
@@ -159,7 +159,7 @@ class LegacyMemoryController(MemoryController):
 
     def read_memory_use(self, group: CgroupDirectory) -> int | None:
         """Return the bytes of anonymous and shared memory."""
-        return group.sum_numbers("memory.stat", _LEGACY_ANONYMOUS)
+        return group.sum_matching_numbers("memory.stat", _LEGACY_ANONYMOUS)
 
     def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
         """Return the memory charged to the cgroup."""

@@ -109,7 +109,7 @@ _PASSES = 50  # maximum searches for processes that start while others are kille
 _BATCH = 64  # maximum pidfds that are open at once
 _READ = 4096  # bytes: the kernel returns a page at a time
 
-SYSTEMD_DIRECTORY = "/run/systemd/system"  # exists where systemd runs (sd_booted(3))
+SYSTEMD_MARKER_DIRECTORY = "/run/systemd/system"  # exists where systemd runs (sd_booted(3))
 _PATIENCE = 10.0  # seconds for systemd to answer
 
 _WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
@@ -169,7 +169,7 @@ class CgroupOperations:
         evaluation meets its memory limit (OOMPolicy=). For a user the permissions of the files
         tell the same, except below the user's own systemd, which marks nothing.
         """
-        if not os.path.isdir(SYSTEMD_DIRECTORY):
+        if not os.path.isdir(SYSTEMD_MARKER_DIRECTORY):
             return True
         with suppress(OSError):
             if not {"trusted.delegate", "user.delegate"}.isdisjoint(os.listxattr(path)):
@@ -183,7 +183,7 @@ class CgroupOperations:
 
         "stop" and "kill" end the unit; "" is unknown. Blocks, as long as systemd does.
         """
-        return _unit_property(path, "OOMPolicy") if os.path.isdir(SYSTEMD_DIRECTORY) else ""
+        return _unit_property(path, "OOMPolicy") if os.path.isdir(SYSTEMD_MARKER_DIRECTORY) else ""
 
     def find_container(self) -> Container | None:
         """Return the container of this process; None if it is in none."""
@@ -194,11 +194,11 @@ class CgroupOperations:
 
         "" means that the user has no systemd, None that the machine has none.
         """
-        if not os.path.isdir(SYSTEMD_DIRECTORY):
+        if not os.path.isdir(SYSTEMD_MARKER_DIRECTORY):
             return None
         if os.geteuid() == 0:
             return "systemd-run"
-        own = find_runtime_directory()
+        own = find_user_runtime_directory()
         if not os.path.exists(f"{own}/systemd/private"):
             return ""
         known = os.environ.get("XDG_RUNTIME_DIR") == own
@@ -220,7 +220,7 @@ def _unit_property(path: str, name: str) -> str:
     try:
         asked = subprocess.run(
             ["systemctl", *options, "show", "--value", f"--property={name}", units[-1]],
-            env={**os.environ, "XDG_RUNTIME_DIR": find_runtime_directory()},
+            env={**os.environ, "XDG_RUNTIME_DIR": find_user_runtime_directory()},
             capture_output=True,
             text=True,
             timeout=_PATIENCE,
@@ -230,7 +230,7 @@ def _unit_property(path: str, name: str) -> str:
     return asked.stdout.strip()
 
 
-def find_runtime_directory() -> str:
+def find_user_runtime_directory() -> str:
     """Return the runtime directory of the user (pam_systemd(8)), where systemd's sockets are."""
     return f"/run/user/{os.geteuid()}"
 
@@ -282,7 +282,7 @@ class CgroupDirectory:
                     found[key] = int(value)
         return found
 
-    def sum_numbers(self, name: str, figures: re.Pattern[str]) -> int | None:
+    def sum_matching_numbers(self, name: str, figures: re.Pattern[str]) -> int | None:
         """Return the sum of the numbers that a pattern finds in a file; None without one."""
         with suppress(OSError):
             found = figures.findall(self.read_file(name))
@@ -315,7 +315,7 @@ class CgroupDirectory:
         """Move this process, with all of its threads, into the cgroup."""
         self.write_file("cgroup.procs", "0")
 
-    def find_membership_file(self) -> str:
+    def find_procs_file(self) -> str:
         """Return the file to which a process with a single thread writes "0" to enter.
 
         Version 1 has `tasks`, for single threads. With `cgroup.procs` the kernel moves all threads

@@ -63,7 +63,7 @@ class ParentCgroup:
     directory: CgroupDirectory
     user_cgroup: CgroupDirectory | None
 
-    def require_controller(self, controller: str) -> None:
+    def check_controller(self, controller: str) -> None:
         """Raise OSError unless children can have a controller."""
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class UnifiedParentCgroup(ParentCgroup):
     refused_controllers: Mapping[str, OSError]
     enabled_controllers: Sequence[str]
 
-    def require_controller(self, controller: str) -> None:
+    def check_controller(self, controller: str) -> None:
         """Raise OSError unless children can have a controller."""
         if controller in _CONTROLLERS and controller not in self.controllers:
             missing = OSError(None, f"has no controller {controller!r}", self.daemon_cgroup.path)

@@ -148,7 +148,7 @@ for path in (
 """
 
 # What can be had of the first process in the sandbox, whose user this is as well.
-FIRST_PROCESS = r"""
+SHELL_MOUNT_POINT = r"""
 import os
 for name in ("mem", "environ", "fd", "maps", "syscall", "stack", "exe", "root", "cwd"):
     path = "/proc/1/" + name

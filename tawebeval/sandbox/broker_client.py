@@ -25,10 +25,10 @@ from zope.interface import implementer
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.filetree import make_sealed_file
-from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
+from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.sandbox import broker
 
-BROKER_NAME = "tawebeval-broker"
+BROKER_PROCESS_NAME = "tawebeval-broker"
 """The name of the process in process lists."""
 
 _SOURCE = Path(broker.__file__).read_bytes()  # now: the user of the service may not read it later
@@ -55,7 +55,13 @@ def make_broker_spec(
         ):
             given.append(make_sealed_file(name, content))
             opened.callback(os.close, given[-1])
-        argv = [_PYTHON, "-I", "-S", f"/proc/self/fd/{FIRST_DESCRIPTOR}", BROKER_NAME]
+        argv = [
+            _PYTHON,
+            "-I",
+            "-S",
+            f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}",
+            BROKER_PROCESS_NAME,
+        ]
         yield LaunchSpec(argv, {}, "/", (*given, listening, filter_), groups)
 
 
@@ -123,7 +129,7 @@ def refuse_connections(listening: socket.socket) -> None:
 
 
 @implementer(IReadDescriptor)
-class SubmissionServer:
+class BrokerStarter:
     """Starts the broker of one evaluation with the first connection to its listening socket.
 
     `start(descriptor)` starts it, in a thread. The socket is closed in the end. `connect`, if it is

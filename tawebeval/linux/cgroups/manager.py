@@ -115,13 +115,13 @@ class EvaluationCgroup:
             return any(line.rstrip("\n").endswith(f"/{self.name}") for line in file)
         return False
 
-    def list_membership_files(self) -> Sequence[str]:
+    def list_procs_files(self) -> Sequence[str]:
         """Return the files, up to three, into which a process writes "0" to enter.
 
         The process must have a single thread; its later children are in the cgroup, too. It cannot
         leave while it does not see the file system of cgroups.
         """
-        return [group.find_membership_file() for group in self._directories]
+        return [group.find_procs_file() for group in self._directories]
 
     def list_directories(self) -> Mapping[str, tuple[int, str]]:
         """Return the version, 1 or 2, and the path of the cgroup, by the resource."""
@@ -354,19 +354,19 @@ class CgroupRemedy:
 
 @attrs.frozen
 class CgroupManager:
-    """The daemon's use of cgroups; made by `open_cgroups`, or by `attach_cgroups`.
+    """The daemon's use of cgroups; made by `open_cgroups`, or by `open_keeper_cgroups`.
 
     `enforced_resources` has "memory" and "processes" if these are limited, "cpu" if processor time
     is measured, "weight" if each evaluation has the same share of the processors.
-    `missing_resources` has the reason for each other one.
+    `unenforced_resources` has the reason for each other one.
 
     `git_parts` are the controllers for git where evaluations have those of the keeper.
     """
 
     _parents: Sequence[ParentCgroup]
     _parts: ActiveControllers
-    missing_resources: Mapping[Resource, str]
-    missing_resources_remedy: CgroupRemedy = CgroupRemedy("")
+    unenforced_resources: Mapping[Resource, str]
+    unenforced_resources_remedy: CgroupRemedy = CgroupRemedy("")
     _git_parts: ActiveControllers | None = None
     _spare: SpareCgroup = attrs.field(init=False, repr=False, eq=False)
 
@@ -383,13 +383,13 @@ class CgroupManager:
         return frozenset(self._parts)
 
     @property
-    def git_membership_files(self) -> Sequence[str]:
+    def git_procs_files(self) -> Sequence[str]:
         """The files to which git writes "0": all git commands share one weight."""
         parts = self._parts if self._git_parts is None else self._git_parts
         if "weight" not in parts:
             return ()
         _, parent = parts["weight"]
-        return [(parent / _GIT).find_membership_file()]
+        return [(parent / _GIT).find_procs_file()]
 
     @property
     def parent_paths(self) -> Sequence[str]:
@@ -417,14 +417,14 @@ class CgroupManager:
     @property
     def problems(self) -> Sequence[str]:
         """Sentences for the operator; none if every resource is enforced."""
-        found = [self.describe_limit(what) for what in self.missing_resources]
-        return [*found, str(self.missing_resources_remedy)] if found else []
+        found = [self.describe_limit(what) for what in self.unenforced_resources]
+        return [*found, str(self.unenforced_resources_remedy)] if found else []
 
     def describe_limit(self, what: Resource) -> str:
         """Return how a resource is limited, with the reason if its controller is missing."""
         if what in self.enforced_resources:
             return f"{what}: {_ENFORCED[what]}"
-        return f"{what}: {_MISSING[what]} ({self.missing_resources[what]})"
+        return f"{what}: {_MISSING[what]} ({self.unenforced_resources[what]})"
 
     def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> EvaluationCgroup:
         """Return a cgroup with these limits: the spare one, or a new one named by `identifier`.
@@ -460,12 +460,12 @@ class CgroupManager:
         EvaluationCgroup(self._parts, name).remove_cgroup()
 
     def describe_parents(self) -> str:
-        """Return the parent cgroups of evaluations, for `attach_cgroups` in another process."""
+        """Return the parent cgroups, for `open_keeper_cgroups` in another process."""
         parents = {
             what: [2 if control is _CONTROLLERS[what][0] else 1, parent.path]
             for what, (control, parent) in self._parts.items()
         }
-        return json.dumps({"parents": parents, "missing": dict(self.missing_resources)})
+        return json.dumps({"parents": parents, "missing": dict(self.unenforced_resources)})
 
     def make_spare_cgroup(self, limits: LimitSettings) -> None:
         """Make a cgroup ahead, for the next evaluation with these limits. Blocks."""
@@ -512,7 +512,7 @@ def open_cgroups(
     return _Detection(f"tawebeval-{name}", owner, files or CgroupOperations()).open(proc)
 
 
-def attach_cgroups(
+def open_keeper_cgroups(
     own: CgroupManager, description: str, files: CgroupOperations | None = None
 ) -> CgroupManager:
     """Return a manager that makes the cgroups of evaluations below parents of the keeper.
@@ -545,7 +545,7 @@ def attach_cgroups(
 def find_pids_controller_parent(description: str) -> str | None:
     """Return the parent cgroup with the limit of processes; None without one.
 
-    `description` is as for `attach_cgroups`, or "".
+    `description` is as for `open_keeper_cgroups`, or "".
     """
     told = json.loads(description)["parents"].get("processes") if description else None
     return None if told is None else str(told[1])
@@ -585,7 +585,7 @@ class _Detection:
                     continue
                 try:
                     parent = self._find_parent(make_parent, path)
-                    parent.require_controller(offer.name)
+                    parent.check_controller(offer.name)
                     _probe(offer, parent.directory)
                     if what == "weight":
                         self._make_git(parent.directory / _GIT)
@@ -600,7 +600,7 @@ class _Detection:
     def _make_git(self, group: CgroupDirectory) -> None:
         group.make_cgroup_if_missing()
         if self._owner is not None:
-            group.delegate_to_user(self._owner, os.path.basename(group.find_membership_file()))
+            group.delegate_to_user(self._owner, os.path.basename(group.find_procs_file()))
 
     def _find_parent(self, make_parent: ParentCgroupFactory, path: str) -> ParentCgroup:
         """Make a parent cgroup, once for all of its controllers. Raises: OSError."""
