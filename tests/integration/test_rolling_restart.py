@@ -6,39 +6,41 @@ submit and that read at once.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections import Counter
-from itertools import count, cycle
-from typing import Any
+from collections.abc import Iterable
+from itertools import count
+from typing import Any, NamedTuple
 from uuid import uuid4
 
-import attrs
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import TaskStopped, deferLater
+from twisted.python.failure import Failure
 
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
-from tests.cases.event_source import EventSource
 from tests.cases.patience import LONG_PATIENCE
-from tests.integration.client import Client, text
+from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, RepositoryTestCase, until
 from tests.integration.keepers import KeptDaemon
 from tests.integration.proxies import CheckingHAProxy
 from tests.integration.proxy_case import lacking
-from tests.integration.resuming_readers import CUTS, insist_on_answer
+from tests.integration.resuming_readers import insist_on_answer
 from tests.integration.test_several import NAMES, make_peers
+from tests.run import ROOT
 
 SUBMITTERS = int(os.environ.get("TAWEBEVAL_SUBMITTERS", "20"))
-STREAMS = int(os.environ.get("TAWEBEVAL_STREAMS", "200"))
+STREAMS = int(os.environ.get("TAWEBEVAL_STREAMS", "500"))
 
-_COMMAND = "for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.2; done; printf end"
+# With more streams there is not more to send in a second, but for what follows a restart.
+_COMMAND = f"for n in 1 2 3 4 5 6 7 8; do echo $n; sleep {STREAMS / 1000}; done; printf end"
 _PRINTED = "1\n2\n3\n4\n5\n6\n7\n8\nend"
-_LATER = (408, 502, 503, 504)  # 408: this process was slow
 _PAUSE = 0.1  # seconds before the next attempt
 _CONFIGURATION = (
     # All that are kept are listed at the end; each takes a descriptor.
@@ -49,39 +51,53 @@ _CONFIGURATION = (
 _BACKOFF = Backoff(max_attempts=10_000, first_delay=0.1, longest_delay=1, longest_retry_after=600)
 
 
-@attrs.define
-class StreamReader:
-    """Reader of one stream, which reconnects until the stream says that it is whole."""
+class ReadStreams(NamedTuple):
+    """What the readers of one evaluation read: the different texts, and how often they were cut."""
 
-    client: Client
     identifier: str
-    connections: int = 0
-    source: EventSource = attrs.field(factory=EventSource)
+    texts: list[str]
+    cuts: int
 
-    async def read(self) -> None:
-        """Read to the end, and compare the events."""
-        while not await self.is_whole():
-            await deferLater(reactor, _PAUSE)
-        events = [json.loads(event.data) for event in self.source.events if event.type != "end"]
-        assert text(events) == _PRINTED, (self.identifier, events)
 
-    async def is_whole(self) -> bool:
-        """Read a stream from where the last one was cut; tell whether that was the end."""
-        headers = {"Accept": "text/event-stream"}
-        if self.source.last_event_id:
-            headers["Last-Event-ID"] = self.source.last_event_id
-        self.source.reconnect()
-        with contextlib.suppress(*CUTS):
-            url = f"{self.client.url}/evaluation/{self.identifier}/events"
-            response = await self.client.http.get(url, headers=headers)
-            if response.code in _LATER:
-                await response.content()
-                return False
-            assert response.code in (200, 204), (self.identifier, response.code)
-            self.connections += 1
-            await response.collect(self.source.feed)
-            return response.code == 204 or any(one.type == "end" for one in self.source.events)
-        return False
+class StreamReaders(ProcessProtocol):
+    """The process of `tests.integration.stream_readers`, whose readers ask these ports."""
+
+    def __init__(self, ports: Iterable[int]) -> None:
+        self._reading: dict[str, Deferred[ReadStreams]] = {}
+        self._rest = b""
+        self._ended: Deferred[None] = Deferred()
+        command = [sys.executable, "-m", "tests.integration.stream_readers", *map(str, ports)]
+        processes: Any = reactor
+        descriptors = {0: "w", 1: "r", 2: 2}
+        processes.spawnProcess(
+            self, sys.executable, command, env=None, path=str(ROOT), childFDs=descriptors
+        )
+
+    def read(self, identifier: str, readers: int) -> Deferred[ReadStreams]:
+        """Let so many readers read the events of an evaluation to the end."""
+        assert self.transport is not None
+        self.transport.write(f"{identifier} {readers}\n".encode())
+        return self._reading.setdefault(identifier, Deferred())
+
+    def outReceived(self, data: bytes) -> None:
+        """Take what was read."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            found = ReadStreams(*json.loads(line))
+            self._reading.pop(found.identifier).callback(found)
+
+    def processEnded(self, reason: Failure) -> None:
+        """Tell all who wait."""
+        for each in self._reading.values():
+            each.errback(reason)
+        self._ended.callback(None)
+
+    async def stop(self) -> None:
+        """End the process."""
+        if not self._ended.called:
+            assert self.transport is not None
+            self.transport.signalProcess("KILL")
+        await self._ended
 
 
 class RollingRestartTests(RepositoryTestCase):
@@ -102,6 +118,8 @@ class RollingRestartTests(RepositoryTestCase):
         for proxy in proxies:
             proxy.start()
             await proxy.ready()
+        self.readers = StreamReaders(proxy.port for proxy in proxies)
+        self.addCleanup(self.readers.stop)
         self.clients = [Client(proxy.url) for proxy in proxies]
         for client in self.clients:
             self.addCleanup(client.close)
@@ -156,12 +174,9 @@ class RollingRestartTests(RepositoryTestCase):
             key = uuid4().hex
             identifier = await self.submit(one, key)
             self.forms[key] = identifier
-            streams = [
-                StreamReader(client, identifier)
-                for _, client in zip(range(readers), cycle((one, other)), strict=False)
-            ]
-            await gatherResults([Deferred.fromCoroutine(stream.read()) for stream in streams])
-            self.cuts += sum(stream.connections - 1 for stream in streams)
+            found = await self.readers.read(identifier, readers)
+            self.assertEqual(found.texts, [_PRINTED], identifier)
+            self.cuts += found.cuts
             self.assertEqual(await self.submit(other, key), identifier)
 
     async def submit(self, client: Client, key: str) -> str:
