@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import ExitStack
 from http.client import UNAUTHORIZED
 from urllib.parse import urlsplit
 
@@ -130,11 +131,12 @@ def store_login(name: str, server: StoredServer, storage: str | None, screen: Sc
     ConfigurationError, OSError.
     """
     path = locate_server_file(os.environ)
-    with change_servers(path) as stored:
+    with ExitStack() as undo, change_servers(path) as stored:
         place = str(path)
         if server.token is not None and storage != "file":
             try:
-                Keyring.open().set_token(name, server.url, server.token)
+                keyring = Keyring.open()
+                undo.enter_context(keyring.replace_token(name, server.url, server.token))
             except ConfigurationError as error:
                 if storage == "keyring":
                     raise
@@ -144,10 +146,10 @@ def store_login(name: str, server: StoredServer, storage: str | None, screen: Sc
             else:
                 server, place = StoredServer(server.url, keyring=True), "the keyring"
         before = stored.servers.get(name)
-        if before is not None and (before.url, before.keyring) != (server.url, server.keyring):
-            remove_keyring_token(name, before, screen)
         stored.servers[name] = server
         stored.default = name
+    if before is not None and (before.url, before.keyring) != (server.url, server.keyring):
+        remove_keyring_token(name, before, screen)
     return place
 
 
@@ -183,9 +185,9 @@ def logout(name: str | None) -> None:
                 raise ConfigurationError(
                     f"no server is stored as {removed!r}", "`tawebeval servers`"
                 )
-            remove_keyring_token(removed, server, screen)
             if stored.default == removed:
                 stored.default = None
+        remove_keyring_token(removed, server, screen)
         screen.show_message(f"removed {removed} ({server.url})")
 
     run_locally(screen, work)

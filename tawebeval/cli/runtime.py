@@ -79,9 +79,14 @@ class ServerAccess:
     token: str | None = attrs.field(repr=False, default=None)
     arguments: tuple[str, ...] = ()
 
+    @property
+    def exposes_token(self) -> bool:
+        """Whether requests send the token in clear text over a network."""
+        return bool(self.token) and self.url.startswith("http:") and not is_loopback(self.url)
+
     def make_client(self, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`; warn of a token in clear text."""
-        if self.token and self.url.startswith("http:") and not is_loopback(self.url):
+        if self.exposes_token:
             screen.show_message(
                 f"warning: {self.url} gets the token in clear text; try"
                 f" https{self.url.removeprefix('http')}",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
+import httpcore
 import httpx
 
 from tawebeval.client.http import (
@@ -18,6 +20,8 @@ from tawebeval.client.http import (
     RequestFailure,
     Response,
 )
+
+_FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
 
 PROXY_SETTING_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
 """What httpx raises for proxies of the environment that it cannot use."""
@@ -133,8 +137,45 @@ class UnexpectedEncoding(httpx.TransportError):
     """A body compressed more than once, or not by gzip."""
 
 
+def check_first_bytes(data: bytes) -> None:
+    """Check the first bytes of a connection: h11 waits for a whole line, or for the end.
+
+    Raises httpcore.RemoteProtocolError if they are not HTTP.
+    """
+    if data and data[0] not in _FIRST_BYTES:
+        raise httpcore.RemoteProtocolError("illegal status line")
+
+
+def replace_network(pool: Any, replace: Callable[[Any], Any]) -> None:
+    """Replace the network of a pool, for which httpx has no parameter."""
+    for transport in (pool._transport, *pool._mounts.values()):
+        inner: Any = getattr(transport, "_pool", None)
+        if inner is not None:
+            inner._network_backend = replace(inner._network_backend)
+
+
 def make_tls_context(base: str) -> ssl.SSLContext:
     """Return the TLS settings for the server at a URL: the system's authorities for https."""
     if base.startswith("https:"):
         return ssl.create_default_context()  # of SSL_CERT_FILE, if it is set
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading authorities takes 10 ms and more
+
+
+class Forkable(Protocol):
+    """A client that may be used after a fork."""
+
+    def forget_connections(self) -> None:
+        """Leave the connections, and locks that other threads hold, to the parent process."""
+
+
+FORKABLE_CLIENTS: WeakSet[Forkable] = WeakSet()
+"""The clients that forget their connections in the child after a fork."""
+
+
+def _forget_all_connections() -> None:
+    for client in list(FORKABLE_CLIENTS):
+        client.forget_connections()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_connections)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -353,6 +353,7 @@ def _follow(
     after, skip = split_cursor(after)
     known = False
     while True:
+        begun = client.get_time()
         request = _Request(
             "GET",
             path + _query(after=after, limit=limit, times=1 if times else None),
@@ -375,8 +376,8 @@ def _follow(
         skip -= len(page.events) - len(rest)
         if rest:
             yield StreamItems(unpack(attrs.evolve(page, events=rest)))
-        elif pause:
-            yield Pause(pause)
+        elif pause or client.get_time() - begun < _POLL:  # a held page may be empty at once
+            yield Pause(pause or _POLL)
         after = page.end
 
 
@@ -483,13 +484,14 @@ def _list(
 ) -> Stream[Document]:
     """Yield the entries of a list, which are of this kind; a member identifies them."""
     after: str | None = None
+    cursors: set[str] = set()
     yielded: set[str] = set()
     restarts = 0
     while True:
         request = _Request("GET", path + _query(after=after, **wanted))
         try:
             listing = yield from _send_request(
-                client, request, client.request_backoff, functools.partial(_listing, kind)
+                client, request, client.request_backoff, functools.partial(_listing, kind, cursors)
             )
         except InvalidRequest:
             # A daemon was restarted since the last part: the list begins again.
@@ -497,6 +499,7 @@ def _list(
             if after is None or restarts > _LIST_RESTARTS:
                 raise
             after = None
+            cursors.clear()
             continue
         found = {entry[identifier]: entry for entry in listing.data}
         new = [entry for name, entry in found.items() if name not in yielded]
@@ -507,6 +510,7 @@ def _list(
             if listing.away:
                 on_away(listing.away)
             return
+        cursors.add(after)
 
 
 def _path_of(identifier: str) -> str:
@@ -633,8 +637,11 @@ def _check_deleted(response: Response) -> None:
         raise ValueError(f"unexpected answer: the status is {response.status}")
 
 
-def _listing(kind: type[msgspec.Struct], response: Response) -> _Listing:
+def _listing(kind: type[msgspec.Struct], cursors: Container[str], response: Response) -> _Listing:
+    """Return a part of a list whose earlier parts had these cursors. Raises ValueError."""
     listing = _decode(response, _Listing)
+    if listing.end in cursors:
+        raise ValueError(f"unexpected answer: the cursor {listing.end!r} comes twice in a list")
     for one in listing.data:
         _check_kind(one, kind)
     return listing

@@ -5,14 +5,12 @@ Each thread may use the same `Client`. After a fork the child gets connections o
 
 from __future__ import annotations
 
-import os
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from weakref import WeakSet
 
 import attrs
 import httpcore
@@ -22,11 +20,14 @@ from tawebeval.client import operations
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure
 from tawebeval.client.httpx_values import (
     EXCHANGE_ERRORS,
+    FORKABLE_CLIENTS,
     POOL_SETTINGS,
     PROXY_SETTING_ERRORS,
     BodyCollector,
+    check_first_bytes,
     classify_error,
     make_tls_context,
+    replace_network,
 )
 from tawebeval.client.operations import (
     Operation,
@@ -42,7 +43,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PIECE = 1 << 14  # bytes that are sent until the deadline is looked at again
-_FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
 
 
 def _block(
@@ -104,7 +104,7 @@ class Client(ClientSettings):
     _deadline: _Deadline = attrs.field(factory=lambda: _Deadline(), init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        _clients.add(self)
+        FORKABLE_CLIENTS.add(self)
 
     def __enter__(self) -> Client:
         return self
@@ -192,29 +192,14 @@ class Client(ClientSettings):
             verify=self.tls or make_tls_context(self.server),
             **POOL_SETTINGS,
         )
-        # httpx has a timeout for each read alone, and no parameter for the network of its pool.
-        for transport in (pool._transport, *pool._mounts.values()):
-            inner: Any = getattr(transport, "_pool", None)
-            if inner is not None:
-                inner._network_backend = _DeadlineBackend(inner._network_backend, self._deadline)
+        # httpx has a timeout for each read alone.
+        replace_network(pool, lambda network: _DeadlineBackend(network, self._deadline))
         return pool
 
-    def _forget_connections(self) -> None:
-        """Leave the connections to the parent process."""
+    def forget_connections(self) -> None:
+        """Leave the connections, and locks that other threads hold, to the parent process."""
         self._pool = None
-        self._making = threading.Lock()  # another thread of the parent may hold the old one
-
-
-_clients: WeakSet[Client] = WeakSet()
-
-
-def _forget_all_connections() -> None:
-    for client in list(_clients):
-        client._forget_connections()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all_connections)
+        self._making = threading.Lock()
 
 
 class _Deadline(threading.local):
@@ -259,13 +244,12 @@ class _DeadlineStream(httpcore.NetworkStream):
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Return some bytes.
 
-        Raises httpcore.ReadTimeout, httpcore.ReadError; httpcore.RemoteProtocolError if the first
-        ones are not HTTP: h11 waits for a whole line, or for the end, which says nothing.
+        Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
         """
         timeout = self._deadline.cap(timeout, httpcore.ReadTimeout)
         data = self._stream.read(max_bytes, timeout)
-        if self._is_new and data and data[0] not in _FIRST_BYTES:
-            raise httpcore.RemoteProtocolError("illegal status line")
+        if self._is_new:
+            check_first_bytes(data)
         self._is_new = False
         return data
 

@@ -68,6 +68,7 @@ class Line:
             "reactor": service.reactor,
             "agent": agent,
             "draw_random": random.Random(1).random,
+            "get_time": service.reactor.seconds,
             "on_retry": lambda why, seconds: told.append((why, seconds)),
             **(client or {}),
         }

@@ -15,10 +15,11 @@ from tests.fakes.world import OID
 class CompletionTests(CommandTestCase):
     """Completion as the shell asks for it."""
 
-    def complete(self, *words: str) -> list[str]:
+    def complete(self, *words: str, token: str = "") -> list[str]:
         """Return what zsh is offered for the last word: pairs of a name and a help."""
         env = {"COMP_WORDS": " ".join(("main", *words[:-1])), "COMP_CWORD": str(len(words))}
         env["COMP_WORDS"] += f" {words[-1]}"
+        env["TAWEBEVAL_TOKEN"] = token
         result = self.run_command(env={"_MAIN_COMPLETE": "zsh_complete", **env})
         self.assertEqual((result.exit_code, result.stderr), (0, ""))
         lines = result.stdout.splitlines()
@@ -45,6 +46,13 @@ class CompletionTests(CommandTestCase):
         self.line.agent.fate = lambda: Fate.NONSENSE
         self.assertEqual(self.complete("status", ""), [])
         self.assertEqual(self.complete("status", "--server", "none", ""), [])
+
+    def test_clear_text(self) -> None:
+        """No token is sent in clear text over a network, as no warning can be shown."""
+        self.line.begin()
+        for url, count in (("http://judge.example.org", 0), ("https://judge.example.org", 1)):
+            offered = self.complete("status", "--server", url, "", token="x")
+            self.assertEqual(len(offered), count, url)
 
     def test_late(self) -> None:
         """The shell waits for a short time only."""

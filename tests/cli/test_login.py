@@ -9,6 +9,7 @@ from pathlib import Path
 import keyring
 from click.testing import Result
 
+from tawebeval.cli import servers
 from tawebeval.cli.login import make_name
 from tawebeval.core.tokens import generate_token
 from tests.cases.command import CommandTestCase
@@ -122,6 +123,27 @@ class LoginTests(CommandTestCase):
         result = self.run_command("servers", "--default", "x")
         self.assertEqual(result.exit_code, 2)
         self.assertIn("no server is stored as 'x'", result.stderr)
+
+    def test_unwritable(self) -> None:
+        """If the file cannot be written, the keyring has the tokens that it had before."""
+        self.login("--name", "one", URL, token="first")
+        stored = self.path.read_text(), dict(self.keyring.passwords)
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        self.patch(servers, "_replace_file", fail)
+        for arguments in (
+            ("login", "--name", "one", URL),
+            ("login", "--name", "two", URL),
+            ("login", "--name", "one", OTHER),
+            ("login", "--name", "one", "--storage", "file", URL),
+            ("logout", "one"),
+        ):
+            result = self.run_command(*arguments, stdin=b"second\n")
+            self.assertEqual(result.exit_code, 2, arguments)
+            self.assertIn(f"{self.path}: cannot write the file: No space left", result.stderr)
+            self.assertEqual((self.path.read_text(), self.keyring.passwords), stored, arguments)
 
     def test_keyring_lost(self) -> None:
         """A server whose keyring does not answer can be removed; the rest is said."""

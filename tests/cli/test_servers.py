@@ -138,8 +138,8 @@ class KeyringTests(SynchronousTestCase):
         """A token belongs to a name and a URL."""
         stored = StoredServer(URL, keyring=True)
         found = Keyring.open()
-        found.set_token("judge", URL, "secret")
-        self.assertEqual(stored.find_token("judge"), "secret")
+        with found.replace_token("judge", URL, "secret"):
+            self.assertEqual(stored.find_token("judge"), "secret")
         for name, url in (("judge", "https://other.example.org"), ("other", URL)):
             with self.assertRaises(ConfigurationError) as caught:
                 StoredServer(url, keyring=True).find_token(name)

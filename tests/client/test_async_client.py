@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from tawebeval.client import AsyncClient, Text, Unavailable
 from tawebeval.client import httpx_values as values_module
 from tawebeval.client.http import HttpRequest
 from tawebeval.core.backoff import Backoff
+from tests.cases.patience import PATIENCE
 
 ONCE = Backoff(1, 0, 0)
 FIELDS: dict[str, Any] = {"repository": "u", "commit": "c" * 40, "evaluator_cmd": "x"}
@@ -148,6 +150,26 @@ class AsyncClientTests(SynchronousTestCase):
         trio.run(main)
         gc.collect()
         self.assertEqual(asyncio.run(main()), 1)
+
+    def test_fork(self) -> None:
+        """A child process has connections of its own, whatever the parent is doing."""
+        client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
+
+        async def main() -> Any:
+            return await client.status("x")
+
+        for run in LOOPS.values():
+            run(main)
+            with client._making:  # as another thread may
+                child = os.fork()
+                if child == 0:
+                    try:
+                        signal.alarm(int(PATIENCE))
+                        os._exit(0 if run(main) == {"state": "running"} else 1)
+                    finally:
+                        os._exit(2)
+            _, status = os.waitpid(child, 0)
+            self.assertEqual(status, 0)
 
     def test_closed(self) -> None:
         """A client that was closed, or never used, can be closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import tempfile
@@ -704,8 +705,17 @@ class StepTests(SynchronousTestCase):
         held = json_response(
             '{"begin":null,"end":"1","data":[]}', **{"preference-applied": "wait=25"}
         )
-        steps, _ = play(operations.events(self.client, "x"), held, unknown)
-        self.assertFalse(any(isinstance(step, Pause) for step in steps))
+        for seconds, pauses in ((0.4, [Pause(0.5)]), (0.6, [])):
+            clock = itertools.count(1000, seconds)
+            self.client.get_time = lambda clock=clock: next(clock)
+            steps, _ = play(operations.events(self.client, "x"), held, unknown)
+            self.assertEqual([step for step in steps if isinstance(step, Pause)], pauses)
+
+    def test_list_whose_cursor_returns(self) -> None:
+        """A list that comes back to one of its cursors would be endless."""
+        parts = [json_response(f'{{"end":"{end}","data":[]}}') for end in "121"]
+        _, result = play(operations.problems(self.client), *parts)
+        self.assertIn("the cursor '1' comes twice in a list", str(result))
 
     def test_list_that_always_begins_again(self) -> None:
         """A list begins again five times."""

@@ -33,6 +33,7 @@ ONCE = Backoff(1, 0, 0)
 SOON = Backoff(3, 0, 0)
 FIELDS: dict[str, Any] = {"repository": "u", "commit": "c" * 40, "evaluator_cmd": "x"}
 STATUS = b'{"state":"running"}'
+DRIVER_METHODS = ("close", "do_step", "forget_connections")
 
 
 def without_proxies() -> dict[str, str]:
@@ -258,6 +259,30 @@ class SyncClientTests(SynchronousTestCase):
             self.assertIn(words, message)
             self.assertTrue(message.isprintable(), message)
 
+    def test_no_http(self) -> None:
+        """A server of another protocol is told at once, though it waits for the client."""
+
+        def serve(connection: socket.socket) -> None:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            while connection.recv(1 << 16):
+                pass
+
+        server = self.serve(serve)
+        client = AsyncClient(server.url)
+
+        async def ask() -> Any:
+            async with client:
+                return await client.status("x")
+
+        for run in (
+            lambda: Client(server.url).status("x"),
+            lambda: asyncio.run(ask()),
+            lambda: trio.run(ask),
+        ):
+            error = self.assertRaises(Unavailable, run)
+            self.assertIn("does not speak HTTP; check the URL", str(error))
+        self.assertEqual(server.accepted, 3)
+
     def test_plain_http(self) -> None:
         """An https URL of a server without TLS is told as such."""
         server = self.serve(
@@ -421,7 +446,7 @@ class SyncClientTests(SynchronousTestCase):
         def describe(client: type) -> dict[str, Any]:
             found = {}
             for name, method in inspect.getmembers(client, inspect.isfunction):
-                if not name.startswith("_") and name not in ("close", "do_step"):
+                if not name.startswith("_") and name not in DRIVER_METHODS:
                     found[name] = (list(inspect.signature(method).parameters), method.__doc__)
             return found
 
