@@ -119,7 +119,7 @@ def is_websocket_request(request: Request) -> bool:
 def prepare_handshake(request: Request) -> None:
     """Check a handshake, and remove from its headers all other protocols.
 
-    Raises: UnsupportedVersion, MalformedRequest.
+    Raises: UnsupportedWebSocketVersion, MalformedRequest.
     """
     headers: Headers = request.requestHeaders
     version = _join_header(headers, b"Sec-WebSocket-Version")
