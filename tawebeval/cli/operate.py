@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 import click
@@ -52,14 +53,20 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
       tawebeval serve --config /etc/tawebeval/tawebeval.toml
       tawebeval serve --listen tcp:8123:interface=127.0.0.1
     """  # noqa: D301
-    # Imported late: it imports the reactor.
+    # Imported late: they import the reactor.
     from twisted.scripts.twistd import ServerOptions, runApp  # type: ignore[attr-defined]
 
-    options = ServerOptions()
+    from twisted.plugins.tawebeval_plugin import tawebeval as plugin
+
+    # A search for all plugins would write a cache beside the code, where users may not.
+    name, plugins = plugin.tapname, {plugin.tapname: plugin}
+    subcommands = [(name, None, plugin.options, plugin.description)]
+    members = {"loadedPlugins": plugins, "subCommands": subcommands}
+    options: Any = type("Options", (ServerOptions,), members)()
     given = ["--config", str(config)] if config else []
     for endpoint in listen:
         given += ["--listen", endpoint]
-    options.parseOptions(["--nodaemon", "--pidfile=", "tawebeval", *given])
+    options.parseOptions(["--nodaemon", "--pidfile=", name, *given])
     runApp(options)
 
 

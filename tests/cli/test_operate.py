@@ -7,13 +7,34 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
+from twisted.scripts import twistd
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli import main
 from tawebeval.core.tokens import parse_tokens
 from tests.cases.documented import CONFIGURE, scripts
+
+
+class ServeTests(SynchronousTestCase):
+    """`tawebeval serve`."""
+
+    def test_options(self) -> None:
+        """It runs the daemon with its options, and searches for no plugins."""
+        run: list[Any] = []
+        self.patch(twistd, "runApp", run.append)
+        self.patch(twistd.ServerOptions, "_getPlugins", None)
+        listen = "tcp:8123:interface=127.0.0.1"
+        arguments = ["serve", "--config", "a.toml", "--listen", listen]
+        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        self.assertEqual((done.exit_code, done.output), (0, ""))
+        (options,) = run
+        self.assertEqual(options.subCommand, "tawebeval")
+        self.assertEqual(options.loadedPlugins["tawebeval"].module, "tawebeval.daemon.tap")
+        chosen = options.subOptions
+        self.assertEqual((chosen["config"], [*chosen["listen"]]), ("a.toml", [listen]))
 
 
 class KeeperTests(SynchronousTestCase):

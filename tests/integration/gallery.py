@@ -68,7 +68,7 @@ async def take_pictures(browser: Browser, url: str, folder: Path) -> None:
     await browser.photograph("gallery-phone", IMAGES)
     await browser.look(DESKTOP, "light")
     await browser.click("#to-listing")
-    await browser.shows("#listing", "inversions")
+    await browser.shows("#listing", "Inversions")
     await browser.photograph("gallery-history", IMAGES)
     await evaluate_class(browser, url, folder)
     await browser.photograph("gallery-class", IMAGES)

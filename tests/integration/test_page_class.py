@@ -180,7 +180,7 @@ class ClassTests(BrowserTestCase):
         await browser.shows("#output", "judged 7 points")
         await browser.shows("#verdict", "Partly correct")
         await browser.click("#to-listing")
-        await browser.shows("#listing", "sums, sum.txt")
+        await browser.shows("#listing", "Sums, sum.txt")
         await browser.shows("#listing", "7 of 10")
         self.assertEqual(await browser.violations(), [])
         await browser.photograph("history")

@@ -48,8 +48,6 @@ def judge(solution: segi.Solution, name: str, numbers: list[int]) -> bool:
 def main() -> None:
     """Judge the submission."""
     solution = segi.prepare(segi.find_submission("source"), LANGUAGES)
-    if solution.fault:
-        print(solution.fault.message)
     draw = segi.make_random()
     passed, done, score = not solution.fault, 0, 0
     total = CASES * len(SUBTASKS)
@@ -60,7 +58,8 @@ def main() -> None:
             if passed:
                 passed = judge(solution, name, numbers)
             else:
-                segi.send_case(name, segi.Judgement("skipped"))
+                fault = None if done else solution.fault
+                segi.send_case(name, fault or segi.Judgement("skipped"))
             done += 1
             segi.send_progress(done, total)
         score += points if passed else 0

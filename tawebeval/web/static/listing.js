@@ -36,6 +36,7 @@ export class Listing {
     this.unauthorized = unauthorized;
     this.rerun = rerun;
     this.rows = new Map(); // by identifier
+    this.titles = new Map(); // of problems, by name
     this.filters = byId("filters");
     this.filters.noValidate = true; // the page has better words than browsers
     this.filters.addEventListener("change", () => {
@@ -48,7 +49,8 @@ export class Listing {
   /** Offer these problems to filter by. */
   offer({ problems }) {
     const { problem } = this.filters.elements;
-    setOptions(problem, [["", "all"], ...problems.map(({ name }) => [name, name])]);
+    this.titles = new Map(problems.map(({ name, title }) => [name, title || name]));
+    setOptions(problem, [["", "all"], ...this.titles]);
     problem.closest(".field").hidden = problems.length === 0;
   }
 
@@ -222,7 +224,8 @@ export class Listing {
 
   #fill(row, { evaluation_id: id, state, problem, metadata, created, ended, results }) {
     const labels = Object.entries(metadata).map((pair) => pair.join(" = "));
-    labels.unshift(...[problem, this.files.get(id)].filter(Boolean));
+    const title = this.titles.get(problem) ?? problem;
+    labels.unshift(...[title, this.files.get(id)].filter(Boolean));
     row.querySelector(".labels").textContent = labels.join(", ");
     row.querySelector(".labels").title = labels.join("\n");
     const { words, tone } = verdictOf({ state, results });
