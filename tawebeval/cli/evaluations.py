@@ -34,8 +34,9 @@ from tawebeval.cli.json_fields import (
     JsonFields,
     add_json_option,
     dump_json,
+    print_list,
 )
-from tawebeval.cli.output import escape_control_characters, summarize_results
+from tawebeval.cli.output import escape_control_characters, escape_row, summarize_results
 from tawebeval.cli.runtime import (
     GOOD,
     UTF8_ARGUMENT,
@@ -52,8 +53,8 @@ from tawebeval.client.events import split_cursor
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import ConfigurationError
 
-_PROBLEM = "{:<24}  {:<24}  {}"
-_ENVIRONMENT = "{:<24}  {}"
+_PROBLEM_HEADS = ("NAME", "FIELDS", "TITLE")
+_ENVIRONMENT_HEADS = ("NAME", "DESCRIPTION")
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
@@ -347,13 +348,8 @@ def problems(json_fields: JsonFields | None, server: ServerAccess) -> None:
 
     def work(context: CommandContext) -> int:
         found = list(context.client.problems())
-        if json_fields is not None:
-            screen.print_text(dump_json([json_fields.select_fields(one) for one in found]))
-            return GOOD
-        screen.print_text(_PROBLEM.format("NAME", "FIELDS", "TITLE"))
-        for one in found:
-            row = _PROBLEM.format(one["name"], ", ".join(one["fields"]) or "any", one["title"])
-            screen.print_text(_escape_row(row))
+        rows = [(one["name"], ", ".join(one["fields"]) or "any", one["title"]) for one in found]
+        print_list(screen, found, json_fields, "{:<24}  {:<24}  {}", [_PROBLEM_HEADS, *rows])
         return GOOD
 
     screen = make_screen()
@@ -373,13 +369,8 @@ def environments(json_fields: JsonFields | None, server: ServerAccess) -> None:
 
     def work(context: CommandContext) -> int:
         found = context.client.environments()
-        if json_fields is not None:
-            screen.print_text(dump_json([json_fields.select_fields(one) for one in found]))
-            return GOOD
-        screen.print_text(_ENVIRONMENT.format("NAME", "DESCRIPTION").rstrip())
-        for one in found:
-            row = _ENVIRONMENT.format(one["name"], one.get("description") or "")
-            screen.print_text(_escape_row(row))
+        rows = [(one["name"], one.get("description") or "") for one in found]
+        print_list(screen, found, json_fields, "{:<24}  {}", [_ENVIRONMENT_HEADS, *rows])
         return GOOD
 
     screen = make_screen()
@@ -411,12 +402,7 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     problem = document.get("problem") or "/".join(str(part) for part in place if part)
     labels = ", ".join(f"{name}={value}" for name, value in document.get("metadata", {}).items())
     row = _ROW.format(document["evaluation_id"], verdict, age, problem, labels)
-    return _escape_row(row)
-
-
-def _escape_row(row: str) -> str:
-    """Return a row without the control characters of a server, as one line."""
-    return escape_control_characters(row.rstrip().replace("\n", " "))
+    return escape_row(row)
 
 
 def format_age(seconds: float) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import attrs
 import click
+
+from tawebeval.cli.output import Screen, escape_row
 
 SUMMARY_FIELDS = ("evaluation_id", "state", "problem", "metadata", "created", "ended", "results")
 """The fields that a list of evaluations has without a request for each status."""
@@ -85,3 +87,18 @@ def add_json_option(fields: Iterable[str]) -> Callable[[Command], Command]:
 def dump_json(value: Any) -> str:
     """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def print_list(
+    screen: Screen,
+    documents: Sequence[dict[str, Any]],
+    json_fields: JsonFields | None,
+    row_format: str,
+    rows: Iterable[Sequence[object]],
+) -> None:
+    """Print a list of documents as JSON with these fields, or without any as a table."""
+    if json_fields is not None:
+        screen.print_text(dump_json([json_fields.select_fields(one) for one in documents]))
+        return
+    for cells in rows:
+        screen.print_text(escape_row(row_format.format(*cells)))

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import click
 
 from tawebeval.cli.completion import complete_server
-from tawebeval.cli.json_fields import JsonFields, add_json_option, dump_json
-from tawebeval.cli.output import Screen, escape_control_characters
+from tawebeval.cli.json_fields import JsonFields, add_json_option, print_list
+from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import (
     GOOD,
     CommandContext,
@@ -37,7 +37,7 @@ from tawebeval.errors import ConfigurationError
 
 _MAX_TOKEN = 4096  # characters
 _FIELDS = ("name", "url", "token", "default")
-_ROW = "{:<1} {:<24}  {:<8}  {}"
+_HEADS = ("", "NAME", "TOKEN", "URL")
 
 
 def _check_name(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
@@ -227,13 +227,10 @@ def servers(default: str | None, json_fields: JsonFields | None) -> None:
             {"name": name, "url": one.url, "token": one.storage, "default": name == stored.default}
             for name, one in sorted(stored.servers.items())
         ]
-        if json_fields is not None:
-            screen.print_text(dump_json([json_fields.select_fields(one) for one in found]))
-            return
-        screen.print_text(_ROW.format("", "NAME", "TOKEN", "URL"))
-        for one in found:
-            mark = "*" if one["default"] else ""
-            row = _ROW.format(mark, one["name"], one["token"] or "none", one["url"])
-            screen.print_text(escape_control_characters(row))
+        rows = [
+            ("*" if one["default"] else "", one["name"], one["token"] or "none", one["url"])
+            for one in found
+        ]
+        print_list(screen, found, json_fields, "{:<1} {:<24}  {:<8}  {}", [_HEADS, *rows])
 
     run_locally(screen, work)

@@ -45,6 +45,11 @@ def escape_control_characters(text: str) -> str:
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def escape_row(row: str) -> str:
+    """Return a row of a table without the control characters of a server, as one line."""
+    return escape_control_characters(row.rstrip().replace("\n", " "))
+
+
 def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Tell whether to write colours to a stream (see no-color.org)."""
     return stream.isatty() and not environment.get("NO_COLOR")
