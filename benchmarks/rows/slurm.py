@@ -4,6 +4,9 @@ The cluster is a real Slurm of two nodes on loopback, that of the tests, with fo
 both daemons run eight evaluators at once on the same two processors. Slurm adds srun, slurmstepd
 and, on the node, a Python that imports the sandbox: about 0.5 s of processor time for an evaluator.
 Output passes the node's program, slurmstepd and srun, in frames, before it comes to the daemon.
+
+Measured, and not worth its code: the node without asyncio and http.cookiejar, which Twisted imports
+and the node does not use. The imports take 0.27 s in place of 0.30.
 """
 
 from __future__ import annotations

@@ -66,7 +66,6 @@ from tawebeval.slurm.order import Order, WrongVersion, read_order
 
 _THREADS = 3  # two of them poll limits
 _PLACE = "tawebeval-node-"
-_GROUP = "node"
 _FRESH = 60.0  # seconds in which a new place may have no lock yet
 _GATHER, _MOST_GATHER = 0.002, 0.016  # seconds between two frames of one stream
 _GATHERED = 64 * 1024  # bytes that wait for no time
@@ -359,8 +358,7 @@ def open_node_sandbox(
 @contextmanager
 def _open_node_cgroups() -> Iterator[CgroupManager]:
     """Make the parent of the evaluator's cgroup in those of the job, where its user may."""
-    cgroups = open_cgroups(f"{_GROUP}-{os.getpid()}")
-    cgroups.remove_dead_parents(_GROUP)
+    cgroups = open_cgroups(f"node-{os.getpid()}")
     try:
         yield cgroups
     finally:
