@@ -101,7 +101,7 @@ def keeper(config: Path | None, socket: Path | None) -> None:
     try:
         name = read_configuration(config).service.user
         privileges = find_privileges(name, ProcessCredentials())
-        cgroups = open_cgroups(f"keeper-{os.getpid()}", privileges.owner)
+        cgroups = open_cgroups(f"keeper-{os.getpid()}", privileges.owner_ids)
         cgroups.remove_dead_parents("keeper")  # a keeper does not remove its own
         privileges.become_user()
         privileges.drop_privileges()

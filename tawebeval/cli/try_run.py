@@ -98,8 +98,8 @@ def run_try(given: TryOptions, screen: Screen) -> NoReturn:
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
-            cgroups = open_cgroups(f"try-{os.getpid()}", privileges.owner)
-            made.callback(cgroups.close)
+            cgroups = open_cgroups(f"try-{os.getpid()}", privileges.owner_ids)
+            made.callback(cgroups.remove_all_cgroups)
             cgroups.remove_dead_parents("try")
             with privileges.act_as_user():
                 place = made.enter_context(make_scratch_directory())

@@ -46,7 +46,7 @@ from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
-from tawebeval.git.keyring import Keyring
+from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
@@ -127,7 +127,7 @@ class BuilderParts:
     thread_pools: ThreadPools
     authentication: Authentication
     sandbox: Sandbox
-    keyring: Keyring
+    keyring: GitKeyring
     run_keeper: RunKeeper | None
     found: RecoveredEvaluations
 
@@ -204,7 +204,7 @@ def build_daemon(
         None if keeper is None else keeper.address,
     )
     credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    keyring = Keyring(
+    keyring = GitKeyring(
         configuration.repositories.credentials, credentials, directories.identifier_key
     )
     parts = _make_parts(
@@ -344,7 +344,7 @@ def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> Repositor
         settings.memory,
         open_command_sandbox(base.sandbox, directories.account_directory),
         base.cgroups.git_procs_files,
-        base.cgroups.niceness,
+        base.cgroups.evaluator_niceness,
     )
     limits = FetchLimits(
         base.reactor,

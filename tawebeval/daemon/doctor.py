@@ -124,7 +124,7 @@ class SystemChecks:
                 ("limits", partial(self._check_cgroups, cgroups)),
             )
         finally:
-            cgroups.close()
+            cgroups.remove_all_cgroups()
 
     def _try_sandbox(self, cgroups: CgroupManager) -> Iterator[str | SetupProblem | Finding]:
         with self.privileges.act_as_user():
@@ -206,7 +206,7 @@ class SystemChecks:
             else ""
         )
         for what in get_args(Resource):
-            said = cgroups.describe_limit(what)
+            said = cgroups.describe_enforcement(what)
             yield said if what in cgroups.enforced_resources else SetupProblem(said, remedy)
         policy = cgroups.query_oom_policy()
         if policy in ("stop", "kill"):

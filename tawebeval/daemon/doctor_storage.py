@@ -28,7 +28,7 @@ from tawebeval.daemon.findings import Finding, run_checks
 from tawebeval.daemon.health import probe_disk_write
 from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem, format_size
-from tawebeval.git.keyring import Keyring
+from tawebeval.git.keyring import GitKeyring
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full
 from tawebeval.linux.ownership import (
     build_install_command,
@@ -138,7 +138,7 @@ class StorageChecks:
     def _check_credentials(self) -> Iterator[str | Finding]:
         settings = self._configuration.repositories.credentials
         if settings:
-            Keyring(settings, self._environment.get("CREDENTIALS_DIRECTORY", ""), b"")
+            GitKeyring(settings, self._environment.get("CREDENTIALS_DIRECTORY", ""), b"")
             yield f"{len(settings)} for private repositories"
             for entry in settings:
                 yield from run_checks(("credentials", partial(self._check_credential, entry)))

@@ -131,5 +131,5 @@ def _drop_bundles(environment: Mapping[str, str]) -> None:
             for name, bundle in client.list_bundles().items():
                 for descriptor in bundle.descriptors:
                     os.close(descriptor)
-                client.drop(name)
+                client.drop_bundle(name)
             client.close()

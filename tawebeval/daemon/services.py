@@ -136,7 +136,7 @@ class EvaluationService(Service):
             await self.repositories.close()
             await self._close_archive()
             if self.context.run_keeper is not None:
-                self.context.run_keeper.client.leave()
+                self.context.run_keeper.client.ignore_connection_loss()
             return False
         self.callbacks.skip_retry_delays()
         had_any = await self.registry.close(self.context.configuration.service.drain)

@@ -133,7 +133,7 @@ class StartupChecks(Service):
     def lock_environments(self, configuration: Configuration) -> None:
         """Keep `tawebeval environment remove` from removing the configured environments."""
         roots = [one.root for one in configuration.environments.values()]
-        for problem in self._environment_locks.replace(roots):
+        for problem in self._environment_locks.lock_roots(roots):
             log.warn("{problem}", problem=str(problem))
 
     def restore_directories(self) -> None:
@@ -166,7 +166,7 @@ class StartupChecks(Service):
         for threads in self._pools:
             threads.stop()
         close_sandbox(self._sandbox)
-        self._cgroups.close()
+        self._cgroups.remove_all_cgroups()
 
 
 def open_authentication(configuration: Configuration, clock: Any) -> Authentication:

@@ -92,7 +92,7 @@ def makeService(
         with privileges.act_as_user():
             check_environments(configuration, options["config"], environment)
         directories = open_directories(environment, os.urandom, privileges)
-        cgroups = find_cgroups(directories.daemon_label, privileges.owner)
+        cgroups = find_cgroups(directories.daemon_label, privileges.owner_ids)
         keep_freed_memory()
         rlimits.check_hard_limits(configuration.limits)
         rlimits.raise_descriptor_limit()
@@ -100,7 +100,7 @@ def makeService(
         configuration = rlimits.limit_connections(configuration, journals)
         for problem in rlimits.compute_process_headroom(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
-        atexit.register(cgroups.close)  # after a failed start no service is stopped
+        atexit.register(cgroups.remove_all_cgroups)  # after a failed start no service is stopped
         # Absolute: twistd may change the working directory.
         file = ConfigurationFile(path and path.absolute(), listen, written)
         log_writer = open_log(configuration.log, options.parent, os.environ, reactor)

@@ -309,8 +309,8 @@ class Evaluation:
             sandboxed = self._sandboxed = self.context.sandbox.make_run(
                 self.workspace, checkout, limits, self._environment
             )
-            sandboxed.problem = self.request.problem
-            self.runner_status = sandboxed.runner
+            sandboxed.problem_name = self.request.problem
+            self.runner_status = sandboxed.runner_status
             self.markers = Markers.generate(self.context.generate_random_bytes)
             parser = self._make_parser()
             run = self._make_run(sandboxed, parser)
@@ -673,7 +673,7 @@ class Evaluation:
             if self.evaluator_run is not None:
                 self.evaluator_run.hand_over()
             if self._sandboxed is not None:
-                self._sandboxed.leave()
+                self._sandboxed.detach()
         self.change_condition.notify(None)
 
     def take_snapshot(self) -> EvaluationSnapshot:
@@ -721,7 +721,7 @@ class Evaluation:
             pid=run.main_pid,
             checkout_path=str(self._checkout.path),
             markers=attrs.astuple(self.markers),
-            sandbox_description=self._sandboxed.describe(),
+            sandbox_description=self._sandboxed.describe_for_resume(),
             progress=attrs.asdict(run.progress),
             progress_time=self.context.clock.seconds(),
             quota_directory=None if quota is None else str(quota),
@@ -898,8 +898,8 @@ class Evaluation:
             sandboxed = self._sandboxed = self.context.sandbox.make_run(
                 self.workspace, self._checkout, self.limits, self._environment
             )
-            sandboxed.problem = self.request.problem
-            self.runner_status = sandboxed.runner
+            sandboxed.problem_name = self.request.problem
+            self.runner_status = sandboxed.runner_status
             sandboxed.resume(snapshot.sandbox_description, kept.sandbox_descriptors, connect_broker)
             failing.pop_all()
         return sandboxed

@@ -43,7 +43,7 @@ class KeeperJournal:
         kept = cls(client, name, members)
         try:
             kept._journal = EvaluationJournal.create()
-            client.keep(name + JOURNAL_SUFFIX, [kept._journal.descriptor])
+            client.keep_bundle(name + JOURNAL_SUFFIX, [kept._journal.descriptor])
         except OSError as error:
             kept._fail(error)
         return kept
@@ -93,7 +93,7 @@ class KeeperJournal:
         with suppress(OSError):  # then the old one stays
             journal = old.copy_live_events(self._pack(take_snapshot()))
             try:
-                self._client.keep(self._name + JOURNAL_SUFFIX, [journal.descriptor])
+                self._client.keep_bundle(self._name + JOURNAL_SUFFIX, [journal.descriptor])
             except OSError:
                 journal.close()
                 raise
@@ -109,7 +109,7 @@ class KeeperJournal:
     def discard(self) -> None:
         """Close the journal here and in the keeper: the evaluation is forgotten with the daemon."""
         if self._journal is not None:
-            self._client.drop(self._name + JOURNAL_SUFFIX)
+            self._client.drop_bundle(self._name + JOURNAL_SUFFIX)
             self.hand_over()
 
     def _pack(self, snapshot: EvaluationSnapshot) -> bytes:

@@ -161,14 +161,14 @@ def recover_evaluations(keeper: RunKeeper, runner_kind: str = "local") -> Recove
             if evaluation is not None:
                 found.append(evaluation)
     _kill_unclaimed(keeper.address.pid, {bundle.pid for bundle in bundles.values()})
-    used = {HEARTBEAT_BUNDLE_NAME, *keeper.address.launchers}
+    used = {HEARTBEAT_BUNDLE_NAME, *keeper.address.launcher_bundles}
     for each in found:
         used.add(each.log_name + JOURNAL_SUFFIX)
         used.update(each.log_name + end for end in (RUN, BROKER) if each.kept_run is not None)
     for name, bundle in bundles.items():
         if name not in used:
             if name.removesuffix(CALLBACK) not in callbacks:
-                keeper.client.drop(name)
+                keeper.client.drop_bundle(name)
             for descriptor in bundle.descriptors:
                 os.close(descriptor)
     in_order = sorted(found, key=lambda each: each.snapshot.sequence_number)

@@ -46,7 +46,7 @@ class KeptRun:
         """Close the descriptors of a process that nothing drives."""
         process = self.process_descriptors
         pipes = process.stdout, process.stderr
-        for descriptor in (process.pidfd, *pipes, process.output, process.errors):
+        for descriptor in (process.pidfd, *pipes, process.stdout_memfd, process.stderr_memfd):
             os.close(descriptor)
 
 
@@ -78,7 +78,7 @@ class RunKeeper:
             found = os.pread(self._heart, _BEAT.size, 0)
             return float(_BEAT.unpack(found)[0]) if len(found) == _BEAT.size else None
         self._heart = os.memfd_create("heart", os.MFD_CLOEXEC)
-        self.client.keep(HEARTBEAT_BUNDLE_NAME, [self._heart])
+        self.client.keep_bundle(HEARTBEAT_BUNDLE_NAME, [self._heart])
         return None
 
     def record_heartbeat(self) -> None:
@@ -91,13 +91,13 @@ class RunKeeper:
         descriptor = os.memfd_create("callback", os.MFD_CLOEXEC)
         try:
             os.pwrite(descriptor, packed, 0)
-            self.client.keep(name + CALLBACK, [descriptor])
+            self.client.keep_bundle(name + CALLBACK, [descriptor])
         finally:
             os.close(descriptor)
 
     def drop_callback(self, name: str) -> None:
         """Let the keeper close a callback."""
-        self.client.drop(name + CALLBACK)
+        self.client.drop_bundle(name + CALLBACK)
 
     def keep_run(
         self, name: str, started: StartedProcess, sandbox_descriptors: Sequence[int] = ()
@@ -111,14 +111,14 @@ class RunKeeper:
             kept = kept_process.KeptDescriptors(
                 started.pid, started.pidfd, started.stdout, started.stderr, *files
             )
-            self.client.keep(
+            self.client.keep_bundle(
                 name,
                 [
                     kept.pidfd,
                     kept.stdout,
                     kept.stderr,
-                    kept.output,
-                    kept.errors,
+                    kept.stdout_memfd,
+                    kept.stderr_memfd,
                     *sandbox_descriptors,
                 ],
                 kept.pid,
@@ -130,13 +130,13 @@ class RunKeeper:
         self, name: str, protocol: ProcessProtocol, process: kept_process.KeptDescriptors
     ) -> KeptProcess:
         """Let the process of the bundle `name` drive a protocol from now on."""
-        wait = partial(self.client.wait, name, process.pid)
+        wait = partial(self.client.wait_for_exit_status, name, process.pid)
         return KeptProcess(self._reactor, protocol, process, wait)
 
     def drop_run(self, name: str) -> None:
         """Let the keeper close what it has of a run, which has ended."""
-        self.client.drop(name + RUN)
-        self.client.drop(name + BROKER)
+        self.client.drop_bundle(name + RUN)
+        self.client.drop_bundle(name + BROKER)
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ commit's tree, from the output of git, before it is checked out; `submodules`: t
 submodules; `lfs`: files in Git LFS. `command.GitRunner`: one git
 command, hardened, bounded and in a sandbox; `stderr_patterns` classifies its failure.
 `remotes.RemoteResolver`: the route from a URL to the one permitted address.
-`credentials.Credential`: a secret of private repositories; `keyring.Keyring` reads their files.
+`credentials.Credential`: a secret of private repositories; `keyring.GitKeyring` reads their files.
 
 `daemon.assembly` builds the cache and hands it to evaluations, which know it as a Protocol
 (`evaluations.context`) and import nothing of this package. `daemon.doctor` checks git's version

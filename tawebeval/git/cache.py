@@ -28,7 +28,7 @@ from tawebeval.git.checkouts import CHECKOUT_SUFFIX, CheckoutCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Credential
-from tawebeval.git.keyring import Keyring
+from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import BareRepository, FetchBudget, FetchLimits
@@ -95,7 +95,7 @@ class RepositoryCache:
     _threads: WorkerThreads
     _remotes: RemoteResolver
     _limits: FetchLimits
-    _keyring: Keyring
+    _keyring: GitKeyring
     _capacity: int = attrs.field(kw_only=True)
     _lfs: LfsClient | None = None
     counters: CacheCounters = attrs.field(factory=CacheCounters)
@@ -228,7 +228,7 @@ class RepositoryCache:
             self.counters.record_lookup("commits", commit is not None)
         if commit is None:
             # A fetch with a smaller budget may fail where this one would not.
-            wanted = request.repository, request.oid, request.budget.fetches.left
+            wanted = request.repository, request.oid, request.budget.fetches.left_bytes
             commit = await entry.fetches.run_once(wanted, lambda: self._fetch(entry, request))
         self._limits.tree_limits.check_tree(commit.file_count, commit.size)
         before = self._checkouts.disk_bytes

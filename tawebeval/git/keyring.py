@@ -18,7 +18,7 @@ _SETTING = "repositories.credentials"
 
 
 @attrs.define
-class Keyring:
+class GitKeyring:
     """The credentials of `settings`, in their order.
 
     `directory`: that of systemd's credentials (LoadCredential=), for file names without one; empty:

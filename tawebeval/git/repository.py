@@ -132,16 +132,16 @@ class FetchBudget:
     """The bytes that the fetches of one commit may add, and those that they have added."""
 
     max_bytes: int
-    spent: int = 0
+    spent_bytes: int = 0
 
     @property
-    def left(self) -> int:
+    def left_bytes(self) -> int:
         """Bytes that a fetch may add."""
-        return max(self.max_bytes - self.spent, 0)
+        return max(self.max_bytes - self.spent_bytes, 0)
 
     def make_failure(self) -> EvaluationFailure:
         """Return the error of a fetch that would add more."""
-        words = "the repositories of the commit are" if self.spent else "the repository is"
+        words = "the repositories of the commit are" if self.spent_bytes else "the repository is"
         return EvaluationFailure(
             "repository",
             f"{words} over {format_size(self.max_bytes)} (repositories.fetch_bytes)",
@@ -510,10 +510,10 @@ class BareRepository:
         large = self.path / _LARGE
         missing = await self._threads.run_in_thread(find_missing_lfs_objects, pointers, large)
         needed = sum(one.size for one in missing)
-        if needed > budget.left:
+        if needed > budget.left_bytes:
             raise budget.make_failure()
         await self._lfs.download_objects(url, missing, large, credential)
-        budget.spent += needed
+        budget.spent_bytes += needed
         return attrs.evolve(commit, size=size)
 
     async def _list_pointers(self, commit: Commit) -> Sequence[LfsPointer]:
@@ -546,7 +546,7 @@ class BareRepository:
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not arguments[0].startswith("--depth"):
                 deepen = (f"--depth={_INFINITE_DEPTH}",)
-            if not budget.left:
+            if not budget.left_bytes:
                 raise budget.make_failure()
             inspection = CommitInspectionParser(oid, self._limits.tree_limits, before=1)
             fetch = partial(
@@ -557,7 +557,7 @@ class BareRepository:
                 next_commands=build_inspection_commands(oid),
                 on_stdout=inspection.feed,
                 environment=route.environment,
-                max_file_size=budget.left,
+                max_file_size=budget.left_bytes,
                 login=login,
                 source=route.local_path,
                 reach=reach,
@@ -671,7 +671,7 @@ async def fetch_within_limits(
     Raises: EvaluationError, of `fetch` or for too many bytes.
     """
     before = await threads.run_in_thread(_list_files, repository)
-    limit = budget.left
+    limit = budget.left_bytes
     over = False
     fetching = Deferred.fromCoroutine(fetch())
 
@@ -698,7 +698,7 @@ async def fetch_within_limits(
     else:
         after = await threads.run_in_thread(_list_files, repository)
         if not _is_over(after, before, limit, is_complete()):
-            budget.spent += max(_disk_usage(after) - _disk_usage(before), 0)
+            budget.spent_bytes += max(_disk_usage(after) - _disk_usage(before), 0)
             return result
     finally:
         polling.stop()

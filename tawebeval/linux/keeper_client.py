@@ -61,7 +61,7 @@ class KeeperAddress:
 
     path: str
     pid: int
-    launchers: Mapping[str, DescriptorBundle] = attrs.field(factory=dict)
+    launcher_bundles: Mapping[str, DescriptorBundle] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -192,7 +192,7 @@ class KeeperClient:
         """Whether the keeper's process lives, connected or not."""
         return self._pidfd is not None and not select.select([self._pidfd], [], [], 0)[0]
 
-    def keep(self, name: str, descriptors: Sequence[int], pid: int = 0) -> None:
+    def keep_bundle(self, name: str, descriptors: Sequence[int], pid: int = 0) -> None:
         """Hold descriptors, and a process that the keeper's launcher has started, under a name.
 
         They replace the bundle of that name, if there is one. The caller may close its descriptors.
@@ -201,7 +201,7 @@ class KeeperClient:
         """
         self._send({"request": "keep", "name": name, "pid": pid}, descriptors)
 
-    def drop(self, name: str) -> None:
+    def drop_bundle(self, name: str) -> None:
         """Close the descriptors of a bundle, and kill its process if that still runs."""
         self._send({"request": "drop", "name": name})
 
@@ -217,7 +217,9 @@ class KeeperClient:
         self._flushes.append(flushed)
         return flushed
 
-    def wait(self, name: str, pid: int = 0) -> Deferred[tuple[int, struct_rusage | None]]:
+    def wait_for_exit_status(
+        self, name: str, pid: int = 0
+    ) -> Deferred[tuple[int, struct_rusage | None]]:
         """Return the wait status and the usage of a bundle's process, which has ended.
 
         If the keeper has refused the bundle, they are those of its child `pid`, once.
@@ -233,13 +235,13 @@ class KeeperClient:
 
     def close(self) -> None:
         """Close the connection; `on_lost` is not called."""
-        self.leave()
+        self.ignore_connection_loss()
         self._lose()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
-    def leave(self) -> None:
+    def ignore_connection_loss(self) -> None:
         """Expect the end of the connection: `on_lost` is not called."""
         self._on_lost = lambda: None
 

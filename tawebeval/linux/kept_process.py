@@ -88,7 +88,7 @@ class SplicedPipeReader(PipeReader):
         self.delivered += len(chunk)
         return chunk
 
-    def discard(self, before: int) -> None:
+    def discard_delivered(self, before: int) -> None:
         """Release the memory of the memfd before an offset, at most up to `delivered`."""
         before = min(before, self.delivered)
         before -= before % _HOLE
@@ -112,16 +112,16 @@ class KeptDescriptors:
     """The descriptors of a process whose parent is the keeper; `KeptProcess` closes them.
 
     `pid` leads its own session and process group. `stdout` and `stderr` are the non-blocking read
-    ends of its pipes, `output` and `errors` the memfds for their bytes. Delivery begins with byte
-    `stdout_offset` of stdout and `stderr_offset` of stderr.
+    ends of its pipes, `stdout_memfd` and `stderr_memfd` the memfds for their bytes. Delivery begins
+    with byte `stdout_offset` of stdout and `stderr_offset` of stderr.
     """
 
     pid: int
     pidfd: int
     stdout: int
     stderr: int
-    output: int
-    errors: int
+    stdout_memfd: int
+    stderr_memfd: int
     stdout_offset: int = 0
     stderr_offset: int = 0
 
@@ -152,14 +152,14 @@ class KeptProcess(PipedProcess):
         """
         self._wait = wait
         self._pidfd = run.pidfd
-        self._output = run.output
-        self._errors = run.errors
+        self._output = run.stdout_memfd
+        self._errors = run.stderr_memfd
         self._exit_error: str | None = None
         self._stdout = SplicedPipeReader(
-            reactor, run.stdout, STDOUT, self, run.output, run.stdout_offset
+            reactor, run.stdout, STDOUT, self, run.stdout_memfd, run.stdout_offset
         )
         self._stderr = SplicedPipeReader(
-            reactor, run.stderr, STDERR, self, run.errors, run.stderr_offset
+            reactor, run.stderr, STDERR, self, run.stderr_memfd, run.stderr_offset
         )
         super().__init__(reactor, protocol, run.pid, run.pidfd)
 
@@ -186,13 +186,13 @@ class KeptProcess(PipedProcess):
         Cheap to call often: each system call discards 64 KiB or more.
         """
         if not self._ended:
-            self._stdout.discard(before)
+            self._stdout.discard_delivered(before)
 
     def on_pipe_data(self, name: int, chunk: bytes) -> None:
         """Pass on output; release the memory of old stderr."""
         super().on_pipe_data(name, chunk)
         if name == STDERR and not self._ended:
-            self._stderr.discard(self._stderr.delivered - KEPT_STDERR_BYTES)
+            self._stderr.discard_delivered(self._stderr.delivered - KEPT_STDERR_BYTES)
 
     def on_pipe_end(self, name: int) -> None:
         """Take the end of stdout or stderr; if it is an early one, kill the process."""

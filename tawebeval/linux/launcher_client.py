@@ -119,8 +119,8 @@ class LaunchSpec:
     - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
       limit of a user with others.
     - `niceness`: the increment over the daemon's nice value.
-    - `paths`: the paths that the program needs, besides the layers of its tree; None if it may need
-      any.
+    - `needed_paths`: the paths that the program needs, besides the layers of its tree; None if it
+      may need any.
     - `overlay_mount_pid`: a started program, by its number, that mounted an overlay and still runs:
       the process sees its mounts.
     """
@@ -134,7 +134,7 @@ class LaunchSpec:
     niceness: int = 0
     has_own_process_limit: bool = False
     overlay_mount_pid: int | None = None
-    paths: Sequence[str] | None = None
+    needed_paths: Sequence[str] | None = None
 
 
 @attrs.frozen
@@ -219,7 +219,7 @@ class LauncherProcess:
                 return ConnectionResetError(number, f"{_NO_MORE}: {os.strerror(number)}")
         return ConnectionResetError(errno.ECONNRESET, _ENDED)
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection; the launcher of a keeper lives on."""
         self.connection.close()
         if isinstance(self.process, KeeperChild):
@@ -468,9 +468,9 @@ class LauncherClient:
 
     def _needs_few_mounts(self, launch: LaunchSpec, layers: OverlayLayers) -> bool:
         """Tell whether the few mounts, if they are there, do for a program and its tree."""
-        if launch.paths is None or not self._has_few_mounts:
+        if launch.needed_paths is None or not self._has_few_mounts:
             return False
-        needed = (*launch.paths, *map(str, (layers.lower, layers.upper, layers.work)))
+        needed = (*launch.needed_paths, *map(str, (layers.lower, layers.upper, layers.work)))
         # Most have the same parents: without `plain` the looks take 130 system calls.
         plain = set(self._paths)
         return all(self._is_below_few(path, plain) for path in needed)
@@ -500,7 +500,7 @@ class LauncherClient:
 
     def _take_over(self, keeper: KeeperAddress) -> LauncherProcess | None:
         """Return the launcher of an earlier process of the daemon, once, if it lives."""
-        bundle = keeper.launchers.get(self._bundle_name)
+        bundle = keeper.launcher_bundles.get(self._bundle_name)
         if bundle is None or not self._may_take_over:
             return None
         self._may_take_over = False
@@ -529,7 +529,7 @@ class LauncherClient:
         """End the launcher, unless a keeper has it; started programs run on."""
         with self._lock:
             if self._keeper is not None and self.launcher is not None:
-                self.launcher.leave()
+                self.launcher.disconnect()
                 self.launcher = None
             self._end()
 

@@ -163,7 +163,7 @@ class Privileges:
     user: User | None = None
 
     @property
-    def owner(self) -> tuple[int, int] | None:
+    def owner_ids(self) -> tuple[int, int] | None:
         """The numbers of the user and its group, for what root gives to the user."""
         return None if self.user is None else (self.user.uid, self.user.gid)
 

@@ -106,8 +106,8 @@ class SandboxedRun(ABC):
 
     has_network = True  # whether the evaluator reaches the network
     has_own_queue = False  # whether the started program waits until something else lets it run
-    runner: RunnerStatus | None = None  # None on this machine
-    problem: str | None = None  # the name of the problem, for kinds with settings by problem
+    runner_status: RunnerStatus | None = None  # None on this machine
+    problem_name: str | None = None  # the name of the problem, for kinds with settings by problem
 
     def __init__(
         self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox, limits: LimitSettings
@@ -132,7 +132,7 @@ class SandboxedRun(ABC):
             self._most_files,
             self._pids,
             apart=READ_ONLY_NAMES,
-            since=time.time(),
+            run_start_time=time.time(),
             floor=limits.free_disk,
             held=workspace.quota_directory is not None,
         )
@@ -163,7 +163,7 @@ class SandboxedRun(ABC):
         launch = attrs.evolve(
             launch,
             cgroup_procs_files=self._group.list_procs_files(),
-            niceness=self._cgroups.niceness,
+            niceness=self._cgroups.evaluator_niceness,
         )
         with self._orphans.expect_child() as tell:
             started, overlay = self._trees.start_program(
@@ -231,13 +231,13 @@ class SandboxedRun(ABC):
         """Return the open descriptors of a started run, in the order of `resume`."""
         return () if self._tree is None else (self._tree,)
 
-    def describe(self) -> dict[str, Any]:
+    def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume` needs besides the descriptors, as JSON."""
         return {
             "group": None if self._group is None else self._group.name,
             "has_tree": self._tree is not None,
             "devices": sorted(self._disk.device_numbers),
-            "since": self._disk.since,
+            "since": self._disk.run_start_time,
         }
 
     def resume(
@@ -256,7 +256,7 @@ class SandboxedRun(ABC):
         if described["group"] is not None:
             self._group = self._cgroups.find_evaluation_cgroup(described["group"])
         self._disk.device_numbers = frozenset(described["devices"])
-        self._disk.since = described["since"]
+        self._disk.run_start_time = described["since"]
 
     def resume_process(
         self,
@@ -275,7 +275,7 @@ class SandboxedRun(ABC):
         """Return the bytes of stderr that `resume_process` does not deliver again."""
         return process.stderr_offset
 
-    def leave(self) -> None:  # noqa: B027  (most kinds do nothing by themselves)
+    def detach(self) -> None:  # noqa: B027  (most kinds do nothing by themselves)
         """Do nothing any more: another process of the daemon goes on with the run."""
 
     def call_when_process_ended(self, call: Callable[[], object]) -> None:

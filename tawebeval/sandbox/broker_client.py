@@ -202,7 +202,7 @@ class BrokerStarter:
         process = self._broker.process
         return process.pid if process is not None and process.is_running else None
 
-    async def end(self) -> None:
+    async def end_broker(self) -> None:
         """End the broker with all that it runs, and return after its end."""
         self._broker.kill()
         if self._starting is not None:

@@ -346,7 +346,7 @@ class BubblewrapSandbox:
         argv += ["--seccomp", str(_GIVEN.filter_descriptor)]
         argv += ["--json-status-fd", str(_GIVEN.status_descriptor)]
         argv += ["--args", str(_GIVEN.environment_descriptor)]
-        argv += [*system.options, "--proc", "/proc", "--dev", "/dev"]
+        argv += [*system.bwrap_options, "--proc", "/proc", "--dev", "/dev"]
         # A path of `readable` may lie below /tmp, and must not hide the evaluation's own.
         own = [pair for pair in view.writable_paths if pair[0].is_relative_to(view.root)]
         for inside, outside in view.writable_paths:
@@ -468,7 +468,7 @@ class BubblewrapRun(SandboxedRun):
             tuple(opened),
             rlimits=convert_rlimit_names(rlimits),
             has_own_process_limit=True,
-            paths=paths,
+            needed_paths=paths,
         )
 
     def _open(self) -> BubblewrapDescriptors:
@@ -503,9 +503,9 @@ class BubblewrapRun(SandboxedRun):
             "bwrap": [
                 sandbox.bwrap_path,
                 *build_isolation_options("submission"),
-                *self._system.options,
+                *self._system.bwrap_options,
             ],
-            "system": [f"/{name}" for name in self._system.names],
+            "system": [f"/{name}" for name in self._system.directory_names],
             "environment": dict(self._environment.variables) if self._environment else {},
             "places": [
                 *((str(inside), str(outside), True) for inside, outside in view.writable_paths),
@@ -516,7 +516,7 @@ class BubblewrapRun(SandboxedRun):
             "memory": self.limits.memory,
             "processes": self.limits.processes,
             "parent": sandbox.keeper_pid or os.getpid(),
-            "cgroups": self._group.list_directories(),
+            "cgroups": self._group.list_hierarchies(),
         }
         making = make_broker_spec(
             configuration, listening, sandbox.filter_descriptor, self._group.list_procs_files()
@@ -525,7 +525,9 @@ class BubblewrapRun(SandboxedRun):
             overlay_mount_pid = None if self._tree is None else self._first.pid
             started = self._trees.start_program_without_tree(
                 attrs.evolve(
-                    spec, niceness=self._cgroups.niceness, overlay_mount_pid=overlay_mount_pid
+                    spec,
+                    niceness=self._cgroups.evaluator_niceness,
+                    overlay_mount_pid=overlay_mount_pid,
                 )
             )
             tell(started.pid)
@@ -546,7 +548,7 @@ class BubblewrapRun(SandboxedRun):
         So do the programs of the submission.
         """
         if self._submissions is not None:
-            await self._submissions.end()
+            await self._submissions.end_broker()
         told = re.search(rb'"child-pid": (\d+)', self._told())
         if told and self._sandbox.keeper_pid is None:
             await self._orphans.kill_child(int(told[1]))

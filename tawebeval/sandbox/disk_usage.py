@@ -206,7 +206,7 @@ class DiskMeter:
 
     - `pids`: returns the processes whose unlinked files count.
     - `apart`: names in the directory that are not the run's.
-    - `since`: the start of the run, in seconds since the epoch.
+    - `run_start_time`: the start of the run, in seconds since the epoch.
     - `device_numbers`: as in `measure_disk_usage`.
     - `floor`: while fewer bytes of the file system are free, each look counts anew.
     - `held`: the directory has a project quota, which tells the usage.
@@ -218,7 +218,7 @@ class DiskMeter:
     _files: int
     _pids: Callable[[], Iterable[int]]
     _apart: Collection[str] = frozenset()
-    since: float = 0.0
+    run_start_time: float = 0.0
     device_numbers: Collection[int] = frozenset()
     _time: Callable[[], float] = time.monotonic
     _floor: int = 0
@@ -245,7 +245,7 @@ class DiskMeter:
                 self._directory,
                 self._pids(),
                 self._apart,
-                self.since,
+                self.run_start_time,
                 self.device_numbers,
                 (self._size, self._files),
                 work,

@@ -101,13 +101,13 @@ def locate_store(state: Path) -> Path:
 
 @attrs.frozen
 class EnvironmentStore:
-    """The store in `directory`; an import leaves `reserve` bytes of the disk free.
+    """The store in `directory`; an import leaves `min_free_bytes` bytes of the disk free.
 
     Its errors are ConfigurationError, or OSError with a path.
     """
 
     directory: Path
-    reserve: int = 0
+    min_free_bytes: int = 0
 
     def import_root(self, source: Path, digest: str = "") -> StoredRoot:
         """Make a root from a directory, a tar archive, or an image of a container.
@@ -117,7 +117,7 @@ class EnvironmentStore:
         """
         self._remove_stale()
         with self._make_staging() as staging:
-            import_ = _Import(source, staging, self.reserve, digest)
+            import_ = _Import(source, staging, self.min_free_bytes, digest)
             return attrs.evolve(self._finish(import_.unpack()), image_digest=import_.image_digest)
 
     def _finish(self, root: Path) -> StoredRoot:

@@ -66,14 +66,14 @@ class Environment:
 class SystemView:
     """What a sandbox shows as its system.
 
-    `options` are those of bwrap. `shell` is a file that the evaluator may execute and not read;
-    it is shown at `shell_mount_point`. `names` are the top-level directories.
+    `bwrap_options` are options of bwrap. `shell` is a file that the evaluator may execute and not
+    read; it is shown at `shell_mount_point`. `directory_names` are the top-level directories.
     """
 
-    options: Sequence[str]
+    bwrap_options: Sequence[str]
     shell: Path
     shell_mount_point: str
-    names: Sequence[str] = ()
+    directory_names: Sequence[str] = ()
 
 
 def find_environment(configuration: Configuration, name: str | None) -> Environment | None:
@@ -276,7 +276,7 @@ class EnvironmentLocks:
     def __init__(self) -> None:
         self._locks: dict[Path, int] = {}
 
-    def replace(self, roots: Iterable[str]) -> Sequence[SetupProblem]:
+    def lock_roots(self, roots: Iterable[str]) -> Sequence[SetupProblem]:
         """Lock the roots of the store among these, and no others; return what went wrong."""
         wanted = {path for path in map(Path, roots) if find_digest(path) is not None}
         problems = []

@@ -45,16 +45,16 @@ class _Entry:
 class PreparedEtc:
     """A directory that sandboxes show as /etc.
 
-    - `patterns`: what is copied from `machine`, as for glob(3).
+    - `copied_patterns`: what is copied from `source_directory`, as for glob(3).
     - `extra_files`: other files, by their names.
-    - `mount_points`: paths below `machine` over which sandboxes mount something.
+    - `mount_points`: paths below `source_directory` over which sandboxes mount something.
     """
 
     directory: Path
-    patterns: Sequence[str]
+    copied_patterns: Sequence[str]
     extra_files: Mapping[str, bytes]
     mount_points: Sequence[str] = ()
-    machine: str = "/etc"
+    source_directory: str = "/etc"
     clock: Callable[[], float] = attrs.field(default=time.monotonic, eq=False)
     _looked: float = attrs.field(default=-inf, init=False, eq=False)
     _seen: dict[str, _Status | None] = attrs.field(factory=dict, init=False, eq=False)
@@ -109,19 +109,19 @@ class PreparedEtc:
 
     def _scan(self, seen: dict[str, _Status | None]) -> Iterator[tuple[str, _Entry]]:
         """Yield what there should be, directories before their entries."""
-        for pattern in self.patterns:
+        for pattern in self.copied_patterns:
             above = os.path.dirname(pattern)
-            folder = os.path.join(self.machine, above)
+            folder = os.path.join(self.source_directory, above)
             seen[folder] = _read_status(folder)
-            for name in sorted(glob(pattern, root_dir=self.machine)):
+            for name in sorted(glob(pattern, root_dir=self.source_directory)):
                 yield from _name_parents(name)
-                yield from _scan_path(os.path.join(self.machine, name), name, seen)
+                yield from _scan_path(os.path.join(self.source_directory, name), name, seen)
         for name, content in self.extra_files.items():
             yield name, _Entry(stat.S_IFREG, 0o644, content=content)
 
     def _list_mount_points(self) -> Iterator[tuple[str, _Entry]]:
         for path in self.mount_points:
-            name = os.path.relpath(path, self.machine)
+            name = os.path.relpath(path, self.source_directory)
             if name != "." and not name.startswith(".."):
                 yield from _name_parents(name)
                 if os.path.isdir(path):

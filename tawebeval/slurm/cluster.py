@@ -147,7 +147,7 @@ class SlurmRun(SandboxedRun):
         self._configuration = sandbox.configuration
         self._environment = environment
         self.has_network = self._configuration.sandbox.network
-        self.runner = self._status = RunnerStatus("slurm")
+        self.runner_status = self._status = RunnerStatus("slurm")
         self._order = workspace.root / ORDER_NAME
         self._store: SrunFiles | None = None  # of the srun that was started last
         self._transport: NodeTransport | None = None
@@ -202,7 +202,7 @@ class SlurmRun(SandboxedRun):
 
     def _make_srun_spec(self, attempt: int) -> LaunchSpec:
         configuration, environment = self._configuration, self._environment
-        problem = configuration.problems.get(self.problem or "")
+        problem = configuration.problems.get(self.problem_name or "")
         named = None if environment is None else configuration.environments.get(environment.name)
         settings = merge_job_settings(
             configuration.runner, *(one.runner for one in (named, problem) if one is not None)
@@ -301,7 +301,7 @@ class SlurmRun(SandboxedRun):
         outcome = self._transport.outcome if self._transport is not None else None
         return ResourceUsage(*outcome.usage) if outcome is not None else ResourceUsage(None, None)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Leave srun to another process of the daemon."""
         if self._transport is not None:
             self._transport.leave()
@@ -317,9 +317,9 @@ class SlurmRun(SandboxedRun):
         """Return the files of the srun that was started last."""
         return () if self._store is None else self._store.descriptors
 
-    def describe(self) -> dict[str, Any]:
+    def describe_for_resume(self) -> dict[str, Any]:
         """Return the version of the frames, besides what all kinds of sandbox tell."""
-        return {**super().describe(), "kind": "slurm", "version": VERSION}
+        return {**super().describe_for_resume(), "kind": "slurm", "version": VERSION}
 
     def resume(
         self,

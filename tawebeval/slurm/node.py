@@ -362,7 +362,7 @@ def _open_node_cgroups() -> Iterator[CgroupManager]:
     try:
         yield cgroups
     finally:
-        cgroups.close()
+        cgroups.remove_all_cgroups()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitResult
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Login
-from tawebeval.git.keyring import Keyring
+from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
 from tawebeval.resolver import CheckedResolver
@@ -140,7 +140,7 @@ class CacheTestCase(SynchronousTestCase):
         self.broken: dict[str, GitResult] = {}
         self.clock = Clock()
         self.resolver = FakeResolver()
-        self.keyring = Keyring((), "", b"key")
+        self.keyring = GitKeyring((), "", b"key")
         self.checkouts: list[Checkout] = []
         self.cache = self.make()
 

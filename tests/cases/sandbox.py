@@ -46,12 +46,12 @@ class CellTestCase(SynchronousTestCase):
         self.patch(module, "get_hard_rlimit", lambda number: self.hard)
 
     def watch(
-        self, *arguments: Any, apart: Collection[str], since: float, floor: int, held: bool
+        self, *arguments: Any, apart: Collection[str], run_start_time: float, floor: int, held: bool
     ) -> FakeDisk:
         """Return a fake watch."""
         self.assertEqual((floor, held), (LIMITS.free_disk, False))
         self.assertEqual(sorted(apart), ["request", "submission"])
-        self.assertGreater(since, 0)
+        self.assertGreater(run_start_time, 0)
         self.disks.append(FakeDisk(*arguments))
         return self.disks[-1]
 

@@ -65,7 +65,7 @@ class FakeParts:
         return list(self.gone)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if name not in ("remove_leftovers", "start", "stop", "close"):
+        if name not in ("remove_leftovers", "start", "stop", "remove_all_cgroups"):
             raise AttributeError(name)
         return self.note(name)
 
@@ -141,7 +141,7 @@ class StartupTests(SynchronousTestCase):
         self.assertNotIn("init-0", self.accounts)
         self.parts.done.clear()
         self.startup.stopService()
-        self.assertEqual(self.parts.done, ["stop", "stop", "trees", "close"])
+        self.assertEqual(self.parts.done, ["stop", "stop", "trees", "remove_all_cgroups"])
         self.assertFalse(self.startup.running)
 
     def test_refused(self) -> None:

@@ -35,7 +35,7 @@ class FakeKeeper:
         self.address = KeeperAddress("", PID)
         self.dropped: list[str] = []
 
-    def drop(self, name: str) -> None:
+    def drop_bundle(self, name: str) -> None:
         """Note it."""
         self.dropped.append(name)
 

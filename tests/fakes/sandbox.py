@@ -58,8 +58,8 @@ class FakeSandboxedRun:
     child: Any = None
     has_network: bool = True
     has_own_queue: bool = False
-    runner: RunnerStatus | None = None
-    problem: str | None = None
+    runner_status: RunnerStatus | None = None
+    problem_name: str | None = None
     begin: Gate = attrs.field(factory=Gate)
 
     async def wait_for_evaluator_start(
@@ -258,7 +258,7 @@ class FakeCgroups:
     """
 
     enforced_resources: frozenset[str] = frozenset()
-    niceness: int = 10
+    evaluator_niceness: int = 10
     parent_paths: Sequence[str] = ()
     group: FakeGroup = attrs.field(factory=FakeGroup)
     made: list[tuple[str, LimitSettings]] = attrs.field(factory=list)

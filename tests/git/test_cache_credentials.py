@@ -7,7 +7,7 @@ from typing import Any
 
 from tawebeval.config import CredentialSettings
 from tawebeval.git.credentials import Login
-from tawebeval.git.keyring import Keyring
+from tawebeval.git.keyring import GitKeyring
 from tests.cases.git import URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, read_again
 
@@ -33,7 +33,7 @@ class CredentialTests(CacheTestCase):
 
     def restart(self, threads: Any = None) -> None:
         """Let another daemon take the cache over, with the credentials of `entries`."""
-        self.keyring = Keyring(self.entries, "", b"key")
+        self.keyring = GitKeyring(self.entries, "", b"key")
         super().restart(threads)
 
     def logins(self) -> list[Login | None]:

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CredentialSettings
 from tawebeval.errors import ConfigurationError
-from tawebeval.git.keyring import Keyring
+from tawebeval.git.keyring import GitKeyring
 from tests.fakes.world import read_again
 
 URL = "https://git.example.org/x"
@@ -37,9 +37,9 @@ class KeyringTests(SynchronousTestCase):
             given.setdefault("password_file", str(self.folder / "password"))
         return CredentialSettings(**given)
 
-    def keyring(self, *entries: CredentialSettings, directory: str = "") -> Keyring:
+    def keyring(self, *entries: CredentialSettings, directory: str = "") -> GitKeyring:
         """Return a keyring of these entries."""
-        return Keyring(entries or (self.entry(),), directory, b"key")
+        return GitKeyring(entries or (self.entry(),), directory, b"key")
 
     def check_refused(self, *entries: CredentialSettings, words: str, setting: str) -> None:
         """Check that the error begins with the setting and a path, and has no secret."""
@@ -48,7 +48,7 @@ class KeyringTests(SynchronousTestCase):
         self.assertIn(words, error)
         self.assertNotIn("s3cret", error)
 
-    def find_password(self, keyring: Keyring, caller: str = "", url: str = URL) -> str | None:
+    def find_password(self, keyring: GitKeyring, caller: str = "", url: str = URL) -> str | None:
         """Return the password that a caller may use."""
         found = keyring.choose_credential(url, caller)
         return found and found.password
@@ -145,7 +145,7 @@ class KeyringTests(SynchronousTestCase):
         assert old is not None
         assert new is not None
         self.assertEqual(new.password, "new")
-        other = Keyring((self.entry(),), "", b"another")
+        other = GitKeyring((self.entry(),), "", b"another")
         identities = {keyring.derive_credential_id(old), keyring.derive_credential_id(new)}
         self.assertEqual(len(identities | {other.derive_credential_id(new)}), 3)
 
@@ -163,4 +163,4 @@ class KeyringTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """Without credentials there is nothing to reload."""
-        self.assertEqual(list(Keyring((), "", b"key").list_reloadables()), [])
+        self.assertEqual(list(GitKeyring((), "", b"key").list_reloadables()), [])

@@ -500,7 +500,9 @@ class FetchLimitTests(SynchronousTestCase):
             self.git.callback(result)
             self.assertEqual(self.successResultOf(self.fetched), result)
             self.check("new", "old")
-            self.assertEqual(self.budget.spent, (self.path / "objects/new").stat().st_blocks * 512)
+            self.assertEqual(
+                self.budget.spent_bytes, (self.path / "objects/new").stat().st_blocks * 512
+            )
 
     def test_other_limit(self) -> None:
         """A fetch that is refused for another limit leaves nothing, either."""

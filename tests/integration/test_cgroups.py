@@ -97,7 +97,7 @@ def members(group):
 SCRIPT
 
 if "left" not in result:
-    cgroups.close()
+    cgroups.remove_all_cgroups()
 print(json.dumps(result))
 '''
 
@@ -197,7 +197,7 @@ until(lambda: members(group))
         script = (
             "import sys; from tawebeval.linux.cgroups.manager import open_cgroups\n"
             "before = open('/proc/self/cgroup').read()\n"
-            "open_cgroups(sys.argv[1]).close()\n"
+            "open_cgroups(sys.argv[1]).remove_all_cgroups()\n"
             "assert before == open('/proc/self/cgroup').read()"
         )
         self.assertEqual(printed_by(script, self.name), "")
@@ -209,7 +209,7 @@ until(lambda: members(group))
             "import json, os, sys; from tawebeval.linux.cgroups.manager import open_cgroups\n"
             "os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
             "cgroups = open_cgroups(sys.argv[1])\n"
-            "cgroups.close()\n"
+            "cgroups.remove_all_cgroups()\n"
             "print(json.dumps([sorted(cgroups.enforced_resources), cgroups.problems]))"
         )
         enforced, problems = json.loads(printed_by(script, self.name))

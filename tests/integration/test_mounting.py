@@ -46,7 +46,7 @@ class MountingTestCase(SynchronousTestCase):
     def run_it(self, command: str, paths: Sequence[str] | None = None) -> str:
         """Return what a shell command prints that runs above the overlay."""
         directory = str(self.layers.upper)
-        launch = LaunchSpec(["/bin/sh", "-c", command], {}, directory, paths=paths)
+        launch = LaunchSpec(["/bin/sh", "-c", command], {}, directory, needed_paths=paths)
         started, overlay = self.launching.start_program(launch, self.layers)
         assert overlay is not None
         os.close(overlay.root_descriptor)

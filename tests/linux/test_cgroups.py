@@ -177,14 +177,14 @@ class UnifiedTests(CgroupsTestCase):
         weights = [int((home / name / "cpu.weight").read_text()) for name in ("daemon", "git")]
         self.assertEqual([*weights, int(self.get(group, "cpu.weight"))], [1000, 100, 100])
         self.assertEqual(cgroups.git_procs_files, [f"{home}/git/cgroup.procs"])
-        self.assertEqual(cgroups.niceness, 0)
+        self.assertEqual(cgroups.evaluator_niceness, 0)
 
     def test_no_weights(self) -> None:
         """Where the controller has been left out evaluators and git are nicer than the daemon."""
         self.machine.mount_unified("memory pids")
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "weight: an evaluation with many processes", "'cpu'")
-        self.assertEqual((cgroups.git_procs_files, cgroups.niceness), ((), 10))
+        self.assertEqual((cgroups.git_procs_files, cgroups.evaluator_niceness), ((), 10))
 
     def test_git_cannot_have_a_group(self) -> None:
         """Without one for git there are no shares."""
@@ -283,7 +283,7 @@ class UnifiedTests(CgroupsTestCase):
         self.machine.policies = {str(own): "stop"}
         cgroups = self.machine.open()
         self.assertEqual(cgroups.query_oom_policy(), "stop")
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         self.machine.mount_legacy("memory")
         self.assertEqual(self.machine.open().query_oom_policy(), "")
         machine = FakeMachine(self.machine.root / "other")
@@ -311,7 +311,7 @@ class UnifiedTests(CgroupsTestCase):
         cgroups = self.machine.open((7, 8))
         self.enter(cgroups.make_evaluation_cgroup("abc", LIMITS), STRANGER)
         self.machine.refusals["/own/tawebeval-uid-7/cgroup.subtree_control"] = errno.EACCES
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         self.assertEqual(self.machine.groups(), ["uid-7", "uid-7/ended"])
         ended = own / "tawebeval-uid-7/ended/cgroup.procs"
         self.assertEqual(ended.read_text(), f"{os.getpid()}\n")
@@ -319,7 +319,7 @@ class UnifiedTests(CgroupsTestCase):
     def test_owner_root_closes(self) -> None:
         """With the rights of root nothing at all is left."""
         own = self.machine.mount_unified()
-        self.machine.open((7, 8)).close()
+        self.machine.open((7, 8)).remove_all_cgroups()
         self.assertEqual(self.machine.groups(), [])
         self.assertEqual((own / "cgroup.subtree_control").read_text(), "")
         self.assertEqual((own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
@@ -371,7 +371,7 @@ class UnifiedTests(CgroupsTestCase):
         own = self.machine.mount_unified()
         cgroups = self.machine.open()
         self.enter(cgroups.make_evaluation_cgroup("abc", LIMITS), STRANGER)
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         self.assertEqual(self.machine.groups(), [])
         self.assertEqual((own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
         self.assertEqual((own / "cgroup.subtree_control").read_text(), "")
@@ -380,11 +380,11 @@ class UnifiedTests(CgroupsTestCase):
         """What was enabled before, or in the top group of all, stays so."""
         own = self.machine.mount_unified()
         (own / "cgroup.subtree_control").write_text("memory")
-        self.machine.open().close()
+        self.machine.open().remove_all_cgroups()
         self.assertEqual((own / "cgroup.subtree_control").read_text(), "memory")
         machine = FakeMachine(self.machine.root / "other")
         top = machine.mount_unified(own="/")
-        machine.open().close()
+        machine.open().remove_all_cgroups()
         self.assertEqual((top / "cgroup.subtree_control").read_text(), "cpu memory pids")
 
     def test_close_without_the_rights(self) -> None:
@@ -393,7 +393,7 @@ class UnifiedTests(CgroupsTestCase):
         cgroups = self.machine.open()
         cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.machine.refusals |= {"/own/cgroup.procs": errno.EACCES}
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
 
 
@@ -427,7 +427,7 @@ class LegacyTests(CgroupsTestCase):
         self.assertEqual(self.get(group, "cpu.shares"), "1024")
         self.assertEqual(cgroups.git_procs_files, [f"{home}/git/tasks"])
         self.assertEqual((home / "git/cpu.shares").read_text(), "1024")
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         self.assertEqual(self.machine.groups(), [])
 
     def test_combined(self) -> None:
@@ -448,15 +448,15 @@ class LegacyTests(CgroupsTestCase):
         """The user's daemon removes its place, root also the group that nobody needs any more."""
         self.machine.mount_legacy("memory,pids,cpuacct")
         other = self.machine.open((7, 8), "y")
-        self.machine.open((7, 8)).close()
+        self.machine.open((7, 8)).remove_all_cgroups()
         self.assertEqual(self.machine.groups(), ["uid-7", "uid-7/tawebeval-y"])
-        other.close()
+        other.remove_all_cgroups()
         self.assertEqual(self.machine.groups(), [])
         cgroups = self.machine.open((7, 8))
         self.machine.refusals["/tawebeval-uid-7"] = errno.EACCES
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         self.assertEqual(self.machine.groups(), ["uid-7"])
-        cgroups.close()
+        cgroups.remove_all_cgroups()
 
     def test_hybrid(self) -> None:
         """Each controller is taken where it is, the memory's version before the other."""
@@ -519,7 +519,7 @@ class LegacyTests(CgroupsTestCase):
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
         group.remove_cgroup()
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         cgroups = open_cgroups("x", proc=self.machine.root / "nowhere")
         self.assertEqual(cgroups.enforced_resources, frozenset())
         self.assertIn("nowhere/mountinfo", cgroups.problems[0])
@@ -586,7 +586,7 @@ class AttachTests(CgroupsTestCase):
         own = self.machine.mount_unified()
         cgroups = self.attach()
         self.check(cgroups, ALL)
-        self.assertEqual(cgroups.niceness, 0)
+        self.assertEqual(cgroups.evaluator_niceness, 0)
         self.assertEqual(cgroups.git_procs_files, [f"{own}/tawebeval-x/git/cgroup.procs"])
         daemon = own / "tawebeval-x/daemon/cgroup.procs"
         self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
@@ -617,7 +617,7 @@ class AttachTests(CgroupsTestCase):
         self.enter(group, STRANGER)
         cgroups.make_spare_cgroup(LIMITS)
         spare = cgroups.make_evaluation_cgroup("def", LIMITS)
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         later = self.attach_again()
         self.check(later, ALL)
         self.assertEqual(later.list_evaluation_cgroups(), {"evaluation-abc", spare.name})
@@ -911,7 +911,7 @@ class GroupTests(CgroupsTestCase):
         second.remove_cgroup()
         cgroups.make_spare_cgroup(LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/spare-2"])
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         self.assertEqual(self.machine.groups(), [])
 
     def test_spare_of_other_limits(self) -> None:
@@ -939,7 +939,7 @@ class GroupTests(CgroupsTestCase):
         cgroups.make_spare_cgroup(LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/spare-1", "x/spare-2"])
         self.machine.refusals = {}
-        cgroups.close()
+        cgroups.remove_all_cgroups()
         self.assertEqual(self.machine.groups(), [])
 
     def test_spare_that_others_remove(self) -> None:

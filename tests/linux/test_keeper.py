@@ -46,7 +46,7 @@ while True:
     number += 1
     memory = os.memfd_create("a")
     os.write(memory, str(number).encode())
-    client.keep(f"bundle {number}", [memory])
+    client.keep_bundle(f"bundle {number}", [memory])
     print(number, flush=True)
     os.close(memory)
 """
@@ -147,8 +147,8 @@ class BundleTests(KeeperTestCase):
         self.assertEqual(client.pid, self.keeper.pid)
         self.assertEqual(client.list_bundles(), {})
         shared = self.file()
-        client.keep("one", [shared, self.file(b"1")])
-        client.keep("two", [self.file(b"2")])
+        client.keep_bundle("one", [shared, self.file(b"1")])
+        client.keep_bundle("two", [self.file(b"2")])
         client.close()
         os.pwrite(shared, b"written later", 0)
         self.assertEqual(
@@ -161,22 +161,22 @@ class BundleTests(KeeperTestCase):
         client = self.connect()
         reading, writing = os.pipe()
         self.addCleanup(os.close, reading)
-        client.keep("a", [writing])
+        client.keep_bundle("a", [writing])
         os.close(writing)
-        client.keep("b", [self.file(b"b")])
-        client.keep("a", [self.file(b"other")])
+        client.keep_bundle("b", [self.file(b"b")])
+        client.keep_bundle("a", [self.file(b"other")])
         self.assertEqual(os.read(reading, 1), b"")
         self.assertEqual(list(self.held()), ["b", "a"])
-        client.drop("a")
-        client.drop("a")
+        client.drop_bundle("a")
+        client.drop_bundle("a")
         self.assertEqual(self.held(), {"b": ([b"b"], 0)})
 
     def test_thousands(self) -> None:
         """Thousands of bundles are listed, in many messages, and the reactor can send as many."""
         client = self.attach()
         for number in range(3000):
-            client.keep(f"{number}.journal", [self.file(b"%d" % number)])
-        last: Deferred[Any] = client.wait("none")  # answered after all others
+            client.keep_bundle(f"{number}.journal", [self.file(b"%d" % number)])
+        last: Deferred[Any] = client.wait_for_exit_status("none")  # answered after all others
         last.addErrback(lambda failure: failure.trap(OSError))
 
         def check(_: object) -> None:
@@ -192,7 +192,7 @@ class BundleTests(KeeperTestCase):
         client = self.connect()
         files = [self.file(b"%d" % number) for number in range(keeper.MAX_DESCRIPTORS)]
         for number in range(40):
-            client.keep(str(number), files)
+            client.keep_bundle(str(number), files)
         contents = [b"%d" % number for number in range(keeper.MAX_DESCRIPTORS)]
         self.assertEqual(self.held(), {str(number): (contents, 0) for number in range(40)})
 
@@ -224,7 +224,7 @@ class BundleTests(KeeperTestCase):
 
     def test_client_that_does_not_read(self) -> None:
         """A client that reads no answers does not disturb others, and gets its answers later."""
-        self.connect().keep("a", [self.file(b"a")])
+        self.connect().keep_bundle("a", [self.file(b"a")])
         connection = self.raw()
         connection.setblocking(False)
         sent = 0
@@ -244,15 +244,15 @@ class BundleTests(KeeperTestCase):
     def test_two_clients(self) -> None:
         """Two clients see the same bundles."""
         one, other = self.connect(), self.connect()
-        one.keep("a", [self.file(b"1")])
+        one.keep_bundle("a", [self.file(b"1")])
         self.held()
-        other.keep("a", [self.file(b"2")])
-        one.drop("b")
+        other.keep_bundle("a", [self.file(b"2")])
+        one.drop_bundle("b")
         self.assertEqual(self.held(), {"a": ([b"2"], 0)})
 
     def test_many_clients(self) -> None:
         """Too many connections wait; those before are served, and the others later."""
-        self.connect().keep("a", [self.file(b"a")])
+        self.connect().keep_bundle("a", [self.file(b"a")])
         for connection in [self.raw() for _ in range(70)]:
             connection.send(b'{"request": "version", "id": 1}')
             self.assertIn(b"version", connection.recv(100))
@@ -269,16 +269,16 @@ class FewDescriptorsTests(KeeperTestCase):
         """Bundles beyond the limit are refused; the keeper serves on, and forgets nothing."""
         client = self.connect()
         for number in range(100):
-            client.keep(str(number), [self.file(b"%d" % number)])
+            client.keep_bundle(str(number), [self.file(b"%d" % number)])
         with capturedLogs() as events:
             bundles = client.list_bundles()
         self.assertEqual(list(bundles), [str(number) for number in range(72)])
         self.assertIn("72: Too many open files", str(formatEvent(events[0])))
         for bundle in bundles.values():
             os.close(bundle.descriptors[0])
-        client.keep("0", [self.file(b"replaced")])
-        client.drop("1")
-        client.keep("new", [self.file(b"new")])
+        client.keep_bundle("0", [self.file(b"replaced")])
+        client.drop_bundle("1")
+        client.keep_bundle("new", [self.file(b"new")])
         held = self.held()
         self.assertEqual((held["0"][0], held["new"][0]), ([b"replaced"], [b"new"]))
 
@@ -326,7 +326,7 @@ class MalformedTests(KeeperTestCase):
     def test_no_descriptors(self) -> None:
         """A bundle without descriptors is refused, which is logged."""
         client = self.connect()
-        client.keep("a", [])
+        client.keep_bundle("a", [])
         with capturedLogs() as events:
             self.assertEqual(client.list_bundles(), {})
         self.assertIn("a: a bundle has 1 to 16 descriptors", str(formatEvent(events[0])))
@@ -356,37 +356,37 @@ class ProcessTests(KeeperTestCase):
         """It is a child of the keeper; its status and usage arrive, to a later client, too."""
         started = self.launch("echo $PPID; exit 3")
         client = self.attach()
-        client.keep("run", [started.pidfd], started.pid)
+        client.keep_bundle("run", [started.pidfd], started.pid)
         wait_for_end(started.pidfd)
         self.assertEqual(int(os.read(started.stdout, 100)), self.keeper.pid)
         client.reap_unclaimed_children()  # leaves those of bundles alone
-        status, usage = await client.wait("run")
+        status, usage = await client.wait_for_exit_status("run")
         self.assertEqual(os.waitstatus_to_exitcode(status), 3)
         assert usage is not None
         self.assertGreater(usage.ru_maxrss, 0)
         client.close()
         later = self.attach()
-        self.assertEqual(await later.wait("run"), (status, usage))
-        later.keep("run", [started.pidfd, started.stdout], started.pid)
-        self.assertEqual(await later.wait("run"), (status, usage))
-        later.drop("run")
+        self.assertEqual(await later.wait_for_exit_status("run"), (status, usage))
+        later.keep_bundle("run", [started.pidfd, started.stdout], started.pid)
+        self.assertEqual(await later.wait_for_exit_status("run"), (status, usage))
+        later.drop_bundle("run")
         with self.assertRaises(OSError):
-            await later.wait("run")
+            await later.wait_for_exit_status("run")
 
     async def test_ended_before(self) -> None:
         """The status of a program that ends before it is kept arrives."""
         started = self.launch("kill -TERM $$")
         wait_for_end(started.pidfd)
         client = self.attach()
-        client.keep("run", [started.pidfd], started.pid)
-        status, _ = await client.wait("run")
+        client.keep_bundle("run", [started.pidfd], started.pid)
+        status, _ = await client.wait_for_exit_status("run")
         self.assertEqual(os.waitstatus_to_exitcode(status), -signal.SIGTERM)
 
     async def test_ended_while_no_client(self) -> None:
         """The status of a program that ends while no client is connected arrives."""
         started = self.launch("read line < /dev/stdin; sleep 0.05; exit 4")
         client = self.connect()
-        client.keep("run", [started.pidfd], started.pid)
+        client.keep_bundle("run", [started.pidfd], started.pid)
         client.close()
         wait_for_end(started.pidfd)
         client = self.connect()
@@ -395,18 +395,18 @@ class ProcessTests(KeeperTestCase):
         self.assertEqual(bundle.pid, started.pid)
         wait_for_end(bundle.descriptors[0])
         os.close(bundle.descriptors[0])
-        status, _ = await client.wait("run")
+        status, _ = await client.wait_for_exit_status("run")
         self.assertEqual(os.waitstatus_to_exitcode(status), 4)
 
     async def test_still_runs(self) -> None:
         """To wait for a program that runs is an error; dropping kills it and reaps it."""
         started = self.launch("sleep 60 & wait")
         client = self.attach()
-        client.keep("run", [started.pidfd], started.pid)
+        client.keep_bundle("run", [started.pidfd], started.pid)
         with self.assertRaises(OSError) as caught:
-            await client.wait("run")
+            await client.wait_for_exit_status("run")
         self.assertEqual(caught.exception.errno, errno.EBUSY)
-        client.drop("run")
+        client.drop_bundle("run")
         wait_for_end(started.pidfd)
         self.reaped(started.pid)
 
@@ -428,12 +428,12 @@ class ProcessTests(KeeperTestCase):
         """A bundle that replaces another one kills a process that is not its own any more."""
         started = self.launch("sleep 60")
         client = self.attach()
-        client.keep("run", [started.pidfd], started.pid)
-        client.keep("run", [started.pidfd, started.stdout], started.pid)
+        client.keep_bundle("run", [started.pidfd], started.pid)
+        client.keep_bundle("run", [started.pidfd, started.stdout], started.pid)
         with self.assertRaises(OSError) as caught:
-            await client.wait("run")
+            await client.wait_for_exit_status("run")
         self.assertEqual(caught.exception.errno, errno.EBUSY)
-        client.keep("run", [started.pidfd])
+        client.keep_bundle("run", [started.pidfd])
         wait_for_end(started.pidfd)
         self.reaped(started.pid)
 
@@ -443,22 +443,22 @@ class ProcessTests(KeeperTestCase):
         running = self.launch("sleep 60")
         wait_for_end(started.pidfd)
         client = self.attach()
-        status, _ = await client.wait("run", started.pid)
+        status, _ = await client.wait_for_exit_status("run", started.pid)
         self.assertEqual(os.waitstatus_to_exitcode(status), 6)
-        client.keep("other", [running.pidfd], running.pid)
+        client.keep_bundle("other", [running.pidfd], running.pid)
         for pid in (started.pid, running.pid):
             with self.assertRaises(OSError):
-                await client.wait("run", pid)
+                await client.wait_for_exit_status("run", pid)
 
     async def test_of_one_bundle(self) -> None:
         """A process belongs to one bundle only."""
         started = self.launch("sleep 60")
         client = self.attach()
-        client.keep("run", [self.file()], started.pid)
+        client.keep_bundle("run", [self.file()], started.pid)
         with capturedLogs() as events:
-            client.keep("other", [self.file()], started.pid)
+            client.keep_bundle("other", [self.file()], started.pid)
             with self.assertRaises(OSError):
-                await client.wait("run")
+                await client.wait_for_exit_status("run")
         self.assertIn("belongs to another bundle", str(formatEvent(events[0])))
         self.assertEqual(list(self.held()), ["run"])
 
@@ -466,10 +466,10 @@ class ProcessTests(KeeperTestCase):
         """A process that is not the keeper's is kept without its status, and never killed."""
         with subprocess.Popen(["/bin/sleep", "60"]) as process:
             client = self.attach()
-            client.keep("run", [self.file()], process.pid)
+            client.keep_bundle("run", [self.file()], process.pid)
             with self.assertRaises(ChildProcessError):
-                await client.wait("run")
-            client.drop("run")
+                await client.wait_for_exit_status("run")
+            client.drop_bundle("run")
             self.assertEqual(self.held(), {})
             self.assertIsNone(process.poll())
             process.kill()
@@ -478,7 +478,7 @@ class ProcessTests(KeeperTestCase):
         """Orphans of a program become the keeper's children, and are reaped."""
         started = self.launch("(setsid sleep 60 >/dev/null 2>&1 & echo $!)")
         client = self.connect()
-        client.keep("run", [started.pidfd], started.pid)
+        client.keep_bundle("run", [started.pidfd], started.pid)
         wait_for_end(started.pidfd)
         orphan = int(os.read(started.stdout, 100))
         eventually(lambda: orphan in list_children(self.keeper.pid))
@@ -490,7 +490,7 @@ class ProcessTests(KeeperTestCase):
         """A keeper that is stopped kills the processes of its bundles."""
         started = self.launch("sleep 60 & wait")
         client = self.connect()
-        client.keep("run", [started.pidfd], started.pid)
+        client.keep_bundle("run", [started.pidfd], started.pid)
         client.list_bundles()
         self.keeper.stop()
         wait_for_end(started.pidfd)
@@ -538,8 +538,8 @@ class GraceTests(KeeperTestCase):
         wait_for_end(started.pidfd)
         client = self.attach()
         client.reap_unclaimed_children()
-        client.keep("run", [started.pidfd], started.pid)
-        status, _ = await client.wait("run")
+        client.keep_bundle("run", [started.pidfd], started.pid)
+        status, _ = await client.wait_for_exit_status("run")
         self.assertEqual(os.waitstatus_to_exitcode(status), 3)
 
 
@@ -557,16 +557,16 @@ class ConnectionTests(KeeperTestCase):
 
         client = self.attach(on_lost)
         os.kill(self.keeper.pid, signal.SIGSTOP)
-        waiting = client.wait("run")
+        waiting = client.wait_for_exit_status("run")
         self.keeper.kill()
-        client.keep("a", [self.file()])
+        client.keep_bundle("a", [self.file()])
         with self.assertRaises(ConnectionError):
             await waiting
         await ended
-        client.drop("a")
-        client.keep("a", [self.file()])
+        client.drop_bundle("a")
+        client.keep_bundle("a", [self.file()])
         with self.assertRaises(ConnectionError):
-            await client.wait("a")
+            await client.wait_for_exit_status("a")
         self.assertEqual(lost, ["lost"])
         self.assertRaises(ConnectionRefusedError, KeeperClient.connect, self.path)
 
@@ -579,15 +579,15 @@ class ConnectionTests(KeeperTestCase):
         for number in range(count):
             file = os.memfd_create("file")
             os.write(file, b"%d" % number)
-            client.keep("same", [file])
-            client.keep(str(number), [file])
+            client.keep_bundle("same", [file])
+            client.keep_bundle(str(number), [file])
             if number % 3:
-                client.drop(str(number))
+                client.drop_bundle(str(number))
             os.close(file)
         self.assertGreater(files(), before)  # some are queued
         os.kill(self.keeper.pid, signal.SIGCONT)
         with self.assertRaises(OSError):
-            await client.wait("none")
+            await client.wait_for_exit_status("none")
         held = self.held()
         self.assertEqual(held.pop("same"), ([b"%d" % (count - 1)], 0))
         self.assertEqual(held, {str(n): ([b"%d" % n], 0) for n in range(0, count, 3)})
@@ -602,7 +602,7 @@ class ConnectionTests(KeeperTestCase):
         before = files()
         os.kill(self.keeper.pid, signal.SIGSTOP)
         for _ in range(2000):
-            client.keep("a", [file])
+            client.keep_bundle("a", [file])
         await lost
         os.kill(self.keeper.pid, signal.SIGCONT)
         self.assertEqual(files(), before)

@@ -200,7 +200,7 @@ class ArgumentTests(BubblewrapTestCase):
         self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
         self.start(self.cell)
         launch = self.trees.launched[-1]
-        self.assertEqual(launch.niceness, self.cgroups.niceness)
+        self.assertEqual(launch.niceness, self.cgroups.evaluator_niceness)
         self.assertEqual(
             (launch.cgroup_procs_files, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
         )
@@ -439,7 +439,7 @@ class SystemTests(SynchronousTestCase):
     def copied(self, *, network: bool) -> set[str]:
         """Return the names in /etc, and what is mounted there."""
         etc = prepare_etc(self.root, [], network=network)
-        etc.machine = str(self.root / "etc")
+        etc.source_directory = str(self.root / "etc")
         etc.update()
         return {path.name for path in etc.directory.iterdir()}
 

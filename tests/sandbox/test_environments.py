@@ -38,7 +38,7 @@ class RootTestCase(SynchronousTestCase):
 
     def options(self, *readable: str, network: bool = False) -> Sequence[str]:
         """Return the options that show the root."""
-        return make_system_view(self.root, self.accounts, readable, network=network).options
+        return make_system_view(self.root, self.accounts, readable, network=network).bwrap_options
 
 
 class LocateTests(RootTestCase):
@@ -153,7 +153,7 @@ class ViewTests(RootTestCase):
         view = make_system_view(self.root, self.accounts, (), network=False)
         self.assertEqual(view.shell.stat().st_mode & 0o7777, 0o111)
         self.assertEqual(
-            (view.shell_mount_point, view.names), ("/sh", ["bin", "etc", "opt", "usr"])
+            (view.shell_mount_point, view.directory_names), ("/sh", ["bin", "etc", "opt", "usr"])
         )
         again = make_system_view(self.root, self.accounts, (), network=False)
         self.assertEqual(again.shell, view.shell)
@@ -169,20 +169,20 @@ class LockTests(RootTestCase):
     def test_replace(self) -> None:
         """The roots that are named are locked, and no others; a root without digest never is."""
         locks = EnvironmentLocks()
-        self.assertEqual(locks.replace([str(self.root), "/usr"]), [])
+        self.assertEqual(locks.lock_roots([str(self.root), "/usr"]), [])
         self.assertRaises(BlockingIOError, lock_root, self.root, fcntl.LOCK_EX)
-        self.assertEqual(locks.replace([str(self.root)]), [])
-        self.assertEqual(locks.replace([]), [])
+        self.assertEqual(locks.lock_roots([str(self.root)]), [])
+        self.assertEqual(locks.lock_roots([]), [])
         os.close(lock_root(self.root, fcntl.LOCK_EX))
 
     def test_removed(self) -> None:
         """A root that is gone, or is being removed, is a problem."""
         locks = EnvironmentLocks()
         lock = lock_root(self.root, fcntl.LOCK_EX)
-        self.assertEqual(len(locks.replace([str(self.root)])), 1)
+        self.assertEqual(len(locks.lock_roots([str(self.root)])), 1)
         os.close(lock)
         self.root.rename(self.root.with_name("gone"))
-        self.assertEqual(len(locks.replace([str(self.root)])), 1)
+        self.assertEqual(len(locks.lock_roots([str(self.root)])), 1)
 
 
 class NameTests(SynchronousTestCase):

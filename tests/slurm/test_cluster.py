@@ -37,7 +37,7 @@ class OrderTests(SynchronousTestCase):
     def test_other_version(self) -> None:
         """The descriptors of a run that cannot go on are closed."""
         run = self.make_run(Path(self.mktemp()), LimitSettings())
-        described = run.describe()
+        described = run.describe_for_resume()
         for version, count in ((VERSION - 1, 4), (VERSION, 3)):
             described["version"] = version
             descriptors = [os.memfd_create("file") for _ in range(count)]

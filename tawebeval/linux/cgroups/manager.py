@@ -90,7 +90,7 @@ class EvaluationCgroup:
 
     @property
     def _directories(self) -> Sequence[CgroupDirectory]:
-        return [parent / self.name for parent in list_directories(self._parents)]
+        return [parent / self.name for parent in list_controller_directories(self._parents)]
 
     def make_cgroup(self, limits: LimitSettings) -> None:
         """Make the cgroup with these limits. Blocks.
@@ -123,7 +123,7 @@ class EvaluationCgroup:
         """
         return [group.find_procs_file() for group in self._directories]
 
-    def list_directories(self) -> Mapping[str, tuple[int, str]]:
+    def list_hierarchies(self) -> Mapping[str, tuple[int, str]]:
         """Return the version, 1 or 2, and the path of the cgroup, by the resource."""
         return {
             what: (2 if directory.has_file("cgroup.subtree_control") else 1, directory.path)
@@ -216,9 +216,9 @@ def _known(values: Iterable[T | None]) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
-def list_directories(parts: ActiveControllers) -> Sequence[CgroupDirectory]:
+def list_controller_directories(controllers: ActiveControllers) -> Sequence[CgroupDirectory]:
     """Return the directories of all controllers, each once."""
-    return list(dict.fromkeys(directory for _, directory in parts.values()))
+    return list(dict.fromkeys(directory for _, directory in controllers.values()))
 
 
 @attrs.define(eq=False)
@@ -394,10 +394,10 @@ class CgroupManager:
     @property
     def parent_paths(self) -> Sequence[str]:
         """The paths of the cgroups that have those of evaluations in them."""
-        return [directory.path for directory in list_directories(self._parts)]
+        return [directory.path for directory in list_controller_directories(self._parts)]
 
     @property
-    def niceness(self) -> int:
+    def evaluator_niceness(self) -> int:
         """The increment of the nice value of evaluators and git; 0 if "weight" is enforced."""
         return 0 if "weight" in self._parts else _NICENESS
 
@@ -417,10 +417,10 @@ class CgroupManager:
     @property
     def problems(self) -> Sequence[str]:
         """Sentences for the operator; none if every resource is enforced."""
-        found = [self.describe_limit(what) for what in self.unenforced_resources]
+        found = [self.describe_enforcement(what) for what in self.unenforced_resources]
         return [*found, str(self.unenforced_resources_remedy)] if found else []
 
-    def describe_limit(self, what: Resource) -> str:
+    def describe_enforcement(self, what: Resource) -> str:
         """Return how a resource is limited, with the reason if its controller is missing."""
         if what in self.enforced_resources:
             return f"{what}: {_ENFORCED[what]}"
@@ -447,7 +447,7 @@ class CgroupManager:
         """
         return {
             name
-            for parent in list_directories(self._parts)
+            for parent in list_controller_directories(self._parts)
             for name in (os.path.basename(group.path) for group in parent.list_children())
             if name.startswith((f"{_EVALUATION}-", f"{_SPARE}-"))
         }
@@ -489,7 +489,7 @@ class CgroupManager:
                 if found is not None and not Path("/proc", found[1]).exists():
                     kill_and_remove([place])
 
-    def close(self) -> None:
+    def remove_all_cgroups(self) -> None:
         """Kill and remove all remaining cgroups, with their parents as far as permitted."""
         for parent in self._parents:
             parent.close()
@@ -595,7 +595,9 @@ class _Detection:
             if what not in parts:
                 missing[what] = "; ".join(reasons) or "no cgroup controller"
         remedy = _find_remedy(self._files, legacy="memory" in mounts.controller_paths)
-        return CgroupManager(self._close_unused(list_directories(parts)), parts, missing, remedy)
+        return CgroupManager(
+            self._close_unused(list_controller_directories(parts)), parts, missing, remedy
+        )
 
     def _make_git(self, group: CgroupDirectory) -> None:
         group.make_cgroup_if_missing()
