@@ -86,6 +86,7 @@ class Authentication:
     token_file: Path | None = None
     setting_name: str = "callers.tokens"
     _tokens: TokenHashes | None = attrs.field(default=None, init=False)
+    _observers: list[Callable[[], object]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         """Read the token file. Raises: ConfigurationError."""
@@ -126,6 +127,10 @@ class Authentication:
             return name == ANONYMOUS_CALLER
         return name in self._tokens.callers
 
+    def add_reload_observer(self, observer: Callable[[], object]) -> None:
+        """Call `observer` whenever a reload has read the token file again."""
+        self._observers.append(observer)
+
     def list_reloadables(self) -> Iterator[ReloadableFiles[TokenHashes]]:
         """Yield the token file as a reloadable, if there is one."""
         if self.token_file is not None:
@@ -138,6 +143,8 @@ class Authentication:
 
     def _take(self, tokens: TokenHashes) -> None:
         self._tokens = tokens
+        for observer in self._observers:
+            observer()
 
     def _read(self, source: Path) -> TokenHashes:
         try:

@@ -136,6 +136,7 @@ class EvaluationLinks:
     def __attrs_post_init__(self) -> None:
         self.grants = self._file.read_grants()
         self._rate = RateLimit(0, self._clock.seconds)
+        self._authentication.add_reload_observer(self._cut_unknown_callers)
 
     @property
     def reader_count(self) -> int:
@@ -165,9 +166,7 @@ class EvaluationLinks:
         """
         if identifier in self.grants:
             self._change(identifier, None)
-        for reader in list(self._readers.values()):
-            if reader.identifier == identifier:
-                reader.abort()
+        self._cut_readers(identifier)
         await self._save()
 
     def add_reader(
@@ -214,7 +213,24 @@ class EvaluationLinks:
             )
         return grant.caller, expires
 
+    def _cut_readers(self, identifier: str) -> None:
+        for reader in list(self._readers.values()):
+            if reader.identifier == identifier:
+                reader.abort()
+
+    def _cut_unknown_callers(self) -> None:
+        """Cut the requests by links of callers without a token."""
+        for identifier in set(self._counts):
+            grant = self.grants.get(identifier)
+            if grant is not None and not self._authentication.has_caller(grant.caller):
+                self._cut_readers(identifier)
+
     def _check_room(self, caller: str) -> None:
+        if caller == ANONYMOUS_CALLER and len(self.grants) >= MAX_LINKED:
+            # Clients without tokens cannot be told apart: one could keep all places for 30 days.
+            first = min(self.grants, key=lambda identifier: self.grants[identifier].expires)
+            self._change(first, None)
+            self._cut_readers(first)
         if len(self.grants) >= MAX_LINKED:
             raise ServerBusy(
                 f"{MAX_LINKED} evaluations have links; revoke some by DELETE"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -223,6 +224,23 @@ class TokenlessTests(WebTestCase):
         self.assertEqual(self.page(identifier)["data"], [{"type": "text", "payload": "a"}])
         self.request("DELETE", f"{path}/links", 204)
 
+    def test_full(self) -> None:
+        """The links that expire first give way, with what reads by them."""
+        paths = [f"/evaluation/{self.evaluate()}" for _ in range(3)]
+        lifetimes = [100, 50, 70]
+        links = []
+        waiting = self.connect()
+        with mock.patch.object(module, "MAX_LINKED", 2):
+            for path, lifetime in zip(paths, lifetimes, strict=True):
+                made = self.request("POST", f"{path}/links?lifetime={lifetime}").json()
+                links.append(made["link"])
+                if lifetime == 50:
+                    waiting.request(f"GET {path}/events?after=0&wait=30&link={made['link']}")
+        self.assertTrue(waiting.aborted)
+        waiting.lose()
+        for path, link, status in zip(paths, links, (200, 401, 200), strict=True):
+            self.request("GET", f"{path}?link={link}", status)
+
 
 class EndTests(LinkTestCase):
     """Requests that wait, and streams, when the link ends."""
@@ -260,6 +278,17 @@ class EndTests(LinkTestCase):
         self.assertFalse(own.aborted)
         self.assertNotEqual(self.share(), link)
         self.read(link, status=401)
+
+    def test_last_token(self) -> None:
+        """So does a reload that removes the last token of the caller, and no other reload."""
+        connections = self.begin_all(self.share())
+        known = self.file.read_text()
+        for lines, is_cut in ((f"# \n{known}", False), (re.sub("alice.*", "", known), True)):
+            self.file.write_text(lines)
+            read_again(self.service.access)
+            self.turn()
+            self.assertEqual([one.aborted for one in connections], [is_cut] * 4)
+        self.check_cut(connections)
 
     def test_expired(self) -> None:
         """So does the expiry."""
