@@ -228,7 +228,7 @@ class ClientTests(SocketTestCase):
             (b'{"more": null, "acknowledge": 3}', 3),
         ):
             follower.send(TEXT, said)
-            self.assertEqual(following.reader.received_cursor, taken, said)
+            self.assertEqual(following.stream_position.received_cursor, taken, said)
         self.assertIsNone(follower.code)
 
     def test_acknowledged_from_a_cursor(self) -> None:
@@ -240,7 +240,7 @@ class ClientTests(SocketTestCase):
         follower.send(TEXT, b'{"acknowledge": 1}')
         self.print(b"c\nd\n")
         follower.send(TEXT, b'{"acknowledge": 2}')
-        self.assertEqual(following.reader.received_cursor, 4)
+        self.assertEqual(following.stream_position.received_cursor, 4)
 
     def test_acknowledged_too_much(self) -> None:
         """Who says to have what was not sent has lost count, and the WebSocket is closed."""
