@@ -31,7 +31,7 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
-from tawebeval.core.identifiers import KEY_BYTES, IdentifierIssuer
+from tawebeval.core.identifiers import SECRET_KEY_BYTES, IdentifierIssuer
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
@@ -347,7 +347,7 @@ class SimulatedDaemon:
         callers = configuration.callers
         registry = EvaluationRegistry(
             context,
-            IdentifierIssuer(self.random.randbytes(KEY_BYTES), self.random.randbytes),
+            IdentifierIssuer(self.random.randbytes(SECRET_KEY_BYTES), self.random.randbytes),
             (self.slots, configuration.evaluations.queued, callers.running, callers.queued),
             Path("/nonexistent"),
             None,  # type: ignore[arg-type]  # no form has a callback

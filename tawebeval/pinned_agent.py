@@ -38,7 +38,7 @@ from twisted.web.iweb import (
 )
 from zope.interface import implementer
 
-from tawebeval.core.hosts import Address, UrlServer
+from tawebeval.core.hosts import IPAddress, UrlServer
 from tawebeval.errors import TawebevalError
 
 MAX_RESPONSE_BYTES = 64 * 1024
@@ -140,7 +140,7 @@ class PinnedAgent:
     _tls_policy: IPolicyForHTTPS
     _lifetime: float
     _target: UrlServer
-    _address: Address
+    _address: IPAddress
     _limit: ResponseSizeLimit = attrs.field(factory=ResponseSizeLimit)
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  (Twisted's name)

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.logger import Logger
 
-from tawebeval.core.hosts import Address, HostPolicy, UrlServer
+from tawebeval.core.hosts import HostPolicy, IPAddress, UrlServer
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, make_one_shot_event
 from tawebeval.errors import ForbiddenHost, TawebevalError
 
@@ -36,7 +36,7 @@ class LookupFailed(TawebevalError):
 class Resolver(Protocol):
     """Source of addresses."""
 
-    async def look_up_host(self, host: str) -> Sequence[Address]:
+    async def look_up_host(self, host: str) -> Sequence[IPAddress]:
         """Return the addresses of a host. Raises: OSError, as getaddrinfo(3) does."""
 
 
@@ -48,9 +48,9 @@ class _Lookup:
     waiters: int = 0
     is_started: bool = False
     is_abandoned: bool = False
-    outcome: OneShotEvent[Callable[[], Sequence[Address]]] = attrs.field(init=False)
+    outcome: OneShotEvent[Callable[[], Sequence[IPAddress]]] = attrs.field(init=False)
 
-    def resolve(self) -> Sequence[Address]:
+    def resolve(self) -> Sequence[IPAddress]:
         """Look the host up, unless the look-up is abandoned. Blocks. Raises: OSError."""
         if self.is_abandoned:
             return ()
@@ -77,7 +77,7 @@ class SystemResolver:
     def stop(self) -> None:
         """Abandon look-ups; their threads end with the process."""
 
-    async def look_up_host(self, host: str) -> Sequence[Address]:
+    async def look_up_host(self, host: str) -> Sequence[IPAddress]:
         """Return the addresses of a host. Raises: OSError."""
         lookup = self._lookups.get(host)
         if lookup is None:
@@ -112,7 +112,7 @@ class CheckedResolver:
         """Check the host of a URL before the look-up. Raises: ForbiddenHost."""
         self._policy.check_host(target)
 
-    async def find_address(self, target: UrlServer, timeout: float = LOOKUP_TIMEOUT) -> Address:
+    async def find_address(self, target: UrlServer, timeout: float = LOOKUP_TIMEOUT) -> IPAddress:
         """Return the address to connect to, within `timeout` seconds.
 
         Raises: ForbiddenHost, UnknownHost, LookupFailed.
@@ -131,7 +131,7 @@ class CheckedResolver:
             )
             raise
 
-    async def _look_up(self, host: str, timeout: float) -> Sequence[Address]:
+    async def _look_up(self, host: str, timeout: float) -> Sequence[IPAddress]:
         looked_up = Deferred.fromCoroutine(self._resolver.look_up_host(host))
         try:
             addresses = await looked_up.addTimeout(timeout, self._clock)

@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import Address, HostPolicy, parse_url_server
+from tawebeval.core.hosts import HostPolicy, IPAddress, parse_url_server
 from tawebeval.resolver import CheckedResolver, LookupFailed, SystemResolver, UnknownHost
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import SlowThreads
@@ -22,7 +22,7 @@ ERRORS = {name: getattr(socket, name) for name in dir(socket) if name.startswith
 class AddressesTests(SynchronousTestCase):
     """What becomes of the answers."""
 
-    def find(self, answer: list[str] | Exception) -> Deferred[Address]:
+    def find(self, answer: list[str] | Exception) -> Deferred[IPAddress]:
         """Look a host up, which is answered so."""
         target = parse_url_server("https://example.org/x")
         assert target is not None

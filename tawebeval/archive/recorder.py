@@ -28,10 +28,10 @@ from tawebeval.archive.store import (
     SUBDIRECTORY_NAMES,
     ArchiveStore,
     ArchiveUsage,
-    LossReason,
     PendingWrites,
     RecordedEvents,
     RecordingEnd,
+    RecordingLossReason,
 )
 from tawebeval.archive.submissions import ExtractedSubmission
 from tawebeval.config import ArchiveSettings
@@ -87,15 +87,15 @@ class _Recording:
     events: list[RecordedEvents] = attrs.field(factory=list)
     queued_bytes: int = 0
     end: RecordingEnd | None = None
-    loss: LossReason | None = None
+    loss: RecordingLossReason | None = None
     is_spooled: bool = False  # whether there may be files
     on_written: Callable[[], object] = lambda: None
     done: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
 
 
-def make_zero_loss_counts() -> Counter[LossReason]:
+def make_zero_loss_counts() -> Counter[RecordingLossReason]:
     """Return the counter of evaluations that are not archived, with all reasons as 0."""
-    return Counter(dict.fromkeys(get_args(LossReason), 0))
+    return Counter(dict.fromkeys(get_args(RecordingLossReason), 0))
 
 
 @attrs.define(eq=False)
@@ -113,7 +113,7 @@ class DiskArchive:
     _format_time: Callable[[float], str]
     queued_bytes: int = 0
     archived_count: int = 0
-    loss_counts: Counter[LossReason] = attrs.field(factory=make_zero_loss_counts)
+    loss_counts: Counter[RecordingLossReason] = attrs.field(factory=make_zero_loss_counts)
     _recordings: dict[str, _Recording] = attrs.field(factory=dict)
     _changed: dict[str, _Recording] = attrs.field(factory=dict)
     _held: dict[str, _Recording] = attrs.field(factory=dict)
@@ -335,7 +335,7 @@ class DiskArchive:
         for recording in held.values():
             recording.allocation.set_archive_behind(False)
 
-    def _give_up(self, recording: _Recording, reason: LossReason, message: str) -> None:
+    def _give_up(self, recording: _Recording, reason: RecordingLossReason, message: str) -> None:
         """Archive the evaluation no further; it goes on."""
         log.warn(
             "{evaluation}: not archived ({reason}): {why}",

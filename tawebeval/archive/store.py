@@ -51,7 +51,7 @@ from tawebeval.core.events import EventBatch
 from tawebeval.errors import ServerBusy, format_size
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 
-LossReason = Literal["disk", "queue", "size", "gap", "defect"]
+RecordingLossReason = Literal["disk", "queue", "size", "gap", "defect"]
 """Reason why an evaluation is not archived.
 
 The disk is full or fails; the queue is full since the disk is slow or hangs; the recording alone
@@ -74,11 +74,11 @@ log = Logger()
 
 
 class RecordingLost(Exception):
-    """A recording that is given up; `reason` is a `LossReason`."""
+    """A recording that is given up; `reason` is a `RecordingLossReason`."""
 
-    def __init__(self, reason: LossReason, message: str) -> None:
+    def __init__(self, reason: RecordingLossReason, message: str) -> None:
         super().__init__(message)
-        self.reason: LossReason = reason
+        self.reason: RecordingLossReason = reason
 
 
 @attrs.frozen
@@ -123,7 +123,7 @@ class RecordingOutcome:
     """What became of one `PendingWrites`: the reason and the message if the recording is lost."""
 
     identifier: str
-    loss_reason: LossReason | None = None
+    loss_reason: RecordingLossReason | None = None
     loss_message: str = ""
 
 

@@ -17,7 +17,7 @@ from tawebeval.client import EvaluationError
 from tawebeval.config import Configuration
 from tawebeval.core.limits import ChosenLimits
 from tawebeval.errors import format_size
-from tawebeval.evaluations.exits import find_denied_files, find_likely_setting
+from tawebeval.evaluations.exit_messages import find_denied_files, find_likely_setting
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit
 

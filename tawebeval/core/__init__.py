@@ -11,10 +11,10 @@ byte.
   discards those that no client needs, and `budget.RingBudget` bounds all rings together. `pages`
   cuts pages with cursors from a ring, and `framing` frames lines as server-sent events or WebSocket
   messages.
-- Lists: `peers` has their cursors, and joins the lists of several daemons.
+- Lists: `evaluation_lists` has their cursors, and joins the lists of several daemons.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs. `tokens` finds
-  the caller, `links` signs links that read one evaluation, `forwarded` finds the client's address
-  behind proxies. `budget.UploadBudget` bounds uploads.
+  the caller, `signed_links` signs links that read one evaluation, `forwarded_headers` finds the
+  client's address behind proxies. `budget.UploadBudget` bounds uploads.
 - Values that several packages share: `identifiers`, `states`, `environment` (the evaluator's
   environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters for metrics),
   `retry_schedule` (`Retry-After` of a full queue).

@@ -141,7 +141,7 @@ class RingBudget:
             self._call_later(self._resume)
 
     def _has_room(self) -> bool:
-        return bool(self._waiting) and self._waiting[0].size < self.ring_limit
+        return bool(self._waiting) and self._waiting[0].used_bytes < self.ring_limit
 
     def _resume(self) -> None:
         """Resume as many rings as can print into the free bytes; later turns resume the others.
@@ -158,12 +158,12 @@ class RingBudget:
 
 
 def _order(ring: RingAllocation) -> tuple[int, int]:
-    return ring.size, ring.allocation_number
+    return ring.used_bytes, ring.allocation_number
 
 
 @attrs.define(eq=False)
 class RingAllocation:
-    """Part of the budget that one ring holds: `size` in bytes.
+    """Part of the budget that one ring holds: `used_bytes` in bytes.
 
     `bytes_beside_ring` are stored beside the ring: they count for the caller, but do not fill
     the ring. `allocation_number` is unique in the budget.
@@ -178,7 +178,7 @@ class RingAllocation:
     caller: str
     _on_full: Callable[[], object]
     _on_room: Callable[[], object]
-    size: int = 0
+    used_bytes: int = 0
     bytes_beside_ring: int = 0
     is_full: bool = False
     is_archive_behind: bool = False
@@ -190,15 +190,15 @@ class RingAllocation:
         """Size in bytes from which the ring is full now."""
         return self._budget.ring_limit
 
-    def resize(self, size: int) -> None:
+    def set_used_bytes(self, size: int) -> None:
         """Set the size of the ring in bytes; freed bytes may resume this ring and others."""
         if self._is_released:
             return
         was_full = self.is_full
-        self._budget.add_used_bytes(self.caller, size - self.size)
+        self._budget.add_used_bytes(self.caller, size - self.used_bytes)
         if was_full:
             self._budget.remove_full_ring(self)
-        has_shrunk, self.size = size < self.size, size
+        has_shrunk, self.used_bytes = size < self.used_bytes, size
         self.is_full = self._is_limited and size >= self.limit
         if self.is_full:
             self._budget.add_full_ring(self)
@@ -225,7 +225,7 @@ class RingAllocation:
     def disable_limit(self) -> None:
         """Never let the ring be full again: the few events still to come must be stored."""
         self._is_limited = False
-        self.resize(self.size)
+        self.set_used_bytes(self.used_bytes)
         self._drop_callbacks()
 
     def release(self) -> None:
@@ -233,7 +233,7 @@ class RingAllocation:
         self._drop_callbacks()
         self._is_limited = False
         self.set_bytes_beside_ring(0)
-        self.resize(0)
+        self.set_used_bytes(0)
         self._is_released = True
 
     def mark_not_full(self) -> None:

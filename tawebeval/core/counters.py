@@ -121,23 +121,25 @@ class EvaluationCounters:
 
 
 @attrs.define(eq=False)
-class CacheCounters:
+class GitCacheCounters:
     """Counters of the cache of repositories.
 
-    `lookups` counts by kind ("commits", "checkouts") and result ("hit", "miss"). `fetches` counts
-    attempts to fetch a commit by their end; a fetch that several evaluations wait for counts once.
-    `fetch_durations` has the seconds that fetches take.
+    `lookup_counts` counts by kind ("commits", "checkouts") and result ("hit", "miss").
+    `fetch_counts` counts attempts to fetch a commit by their end; a fetch that several evaluations
+    wait for counts once. `fetch_durations` has the seconds that fetches take.
     """
 
-    lookups: Counter[tuple[str, str]] = attrs.field(
+    lookup_counts: Counter[tuple[str, str]] = attrs.field(
         factory=lambda: Counter(
             dict.fromkeys(product(("commits", "checkouts"), ("hit", "miss")), 0)
         )
     )
-    evictions: int = 0
-    fetches: Counter[str] = attrs.field(factory=lambda: Counter(fetched=0, failed=0, cancelled=0))
+    eviction_count: int = 0
+    fetch_counts: Counter[str] = attrs.field(
+        factory=lambda: Counter(fetched=0, failed=0, cancelled=0)
+    )
     fetch_durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_DURATION_BOUNDS))
 
     def record_lookup(self, object_kind: str, is_hit: bool) -> None:
         """Count a lookup."""
-        self.lookups[object_kind, "hit" if is_hit else "miss"] += 1
+        self.lookup_counts[object_kind, "hit" if is_hit else "miss"] += 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tawebeval.core.segi import MARKER_VARIABLES, Markers
+from tawebeval.core.segi import MARKER_VARIABLE_NAMES, Markers
 
 _DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 _OF_EACH_RUN = ("HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED")
 _TOOLS = "EVALUATION_TOOLS"
-_RESERVED = frozenset((*_OF_EACH_RUN, *MARKER_VARIABLES, _TOOLS))
+_RESERVED = frozenset((*_OF_EACH_RUN, *MARKER_VARIABLE_NAMES, _TOOLS))
 _SUBMISSION_FILE = "SUBMISSION_FILE_"
 
 

@@ -30,10 +30,10 @@ class StreamFraming:
     `encode_events(first, batch)` frames a batch that begins at the cursor `first`.
     """
 
-    begin: bytes
+    first_bytes: bytes
     encode_events: Callable[[int, EventBatch], bytes]
-    end: bytes
-    heartbeat: bytes
+    last_bytes: bytes
+    heartbeat_bytes: bytes
 
 
 def encode_server_sent_events(first: int, batch: EventBatch) -> bytes:

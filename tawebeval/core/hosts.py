@@ -17,8 +17,8 @@ import attrs
 
 from tawebeval.errors import ForbiddenHost
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
+IPAddress = IPv4Address | IPv6Address
+IPNetwork = IPv4Network | IPv6Network
 
 SSH_COMMAND = "ssh -oBatchMode=yes"
 
@@ -44,7 +44,7 @@ class UrlServer:
     protocol: str
     host: str
     port: int
-    ip_address: Address | None
+    ip_address: IPAddress | None
 
 
 @attrs.frozen
@@ -114,13 +114,13 @@ def _target(protocol: str, host: str, port: str | None) -> UrlServer:
     return UrlServer(protocol, str(address), number, address)
 
 
-def format_address(address: Address) -> str:
+def format_address(address: IPAddress) -> str:
     """Return an address in the form of URLs: IPv6 in brackets."""
     return f"[{address}]" if address.version == 6 else str(address)
 
 
 def resolve_git_remote(
-    url: str, target: UrlServer, address: Address, ssh_options: Sequence[str] = ()
+    url: str, target: UrlServer, address: IPAddress, ssh_options: Sequence[str] = ()
 ) -> ResolvedGitRemote:
     """Return the route on which git reaches `target`, the server of `url`, at `address` only.
 
@@ -150,7 +150,7 @@ def resolve_git_remote(
     return ResolvedGitRemote(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
 
 
-def _effective(address: Address) -> Address:
+def _effective(address: IPAddress) -> IPAddress:
     """Return the IPv4 address that an IPv6 address embeds, or the address itself."""
     if isinstance(address, IPv6Address):
         if address in _NAT64:
@@ -159,7 +159,7 @@ def _effective(address: Address) -> Address:
     return address
 
 
-def is_public_address(address: Address) -> bool:
+def is_public_address(address: IPAddress) -> bool:
     """Return whether an address is on the public internet, also when embedded in another."""
     address = _effective(address)
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
@@ -180,7 +180,7 @@ class HostPolicy:
     denied_hosts: Sequence[str] = ()
     allowed_private_networks: Sequence[str] = ()
     settings_section: str = "repositories"
-    _networks: Sequence[Network] = attrs.field(init=False)
+    _networks: Sequence[IPNetwork] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         networks = tuple(ip_network(network) for network in self.allowed_private_networks)
@@ -197,7 +197,7 @@ class HostPolicy:
         if target.ip_address is not None:
             self.choose_address(target, [target.ip_address])
 
-    def choose_address(self, target: UrlServer, addresses: Sequence[Address]) -> Address:
+    def choose_address(self, target: UrlServer, addresses: Sequence[IPAddress]) -> IPAddress:
         """Return the address to connect to, one of `addresses`. Raises ForbiddenHost.
 
         All addresses must be allowed: a name with a forbidden one among them is an attack.
@@ -214,7 +214,7 @@ class HostPolicy:
             raise _forbidden(target, "has no IP address")
         return addresses[0]
 
-    def _permits(self, address: Address) -> bool:
+    def _permits(self, address: IPAddress) -> bool:
         if isinstance(address, IPv6Address) and address.scope_id is not None:
             return False
         effective = _effective(address)

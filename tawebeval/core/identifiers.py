@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import attrs
 
-KEY_BYTES = 32
+SECRET_KEY_BYTES = 32
 
 _RANDOM = 13  # with the MAC 25 bytes, which base32 writes without padding
 _MAC = 12

@@ -127,10 +127,10 @@ class Markers:
     def build_environment(self) -> dict[str, str]:
         """Return the environment variables that give the markers to the evaluator."""
         values = (marker.decode() for marker in attrs.astuple(self))
-        return dict(zip(MARKER_VARIABLES, values, strict=True))
+        return dict(zip(MARKER_VARIABLE_NAMES, values, strict=True))
 
 
-MARKER_VARIABLES = tuple(f"EVALUATION_{field.name.upper()}" for field in attrs.fields(Markers))
+MARKER_VARIABLE_NAMES = tuple(f"EVALUATION_{field.name.upper()}" for field in attrs.fields(Markers))
 """Environment variables that give the markers to the evaluator, in the order of the fields."""
 
 

@@ -39,7 +39,7 @@ class LinkSigner:
         signed = expiry + self._mac(identifier, generation, expiry)
         return _PREFIX + urlsafe_b64encode(signed).decode()
 
-    def read_expiry(self, link: str, identifier: str, generation: bytes) -> int | None:
+    def verify_and_read_expiry(self, link: str, identifier: str, generation: bytes) -> int | None:
         """Return when a link expires; None if it is none of this evaluation and generation."""
         if not _LINK.fullmatch(link):
             return None

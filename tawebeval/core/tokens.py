@@ -39,15 +39,15 @@ class Token:
     """A token of the caller with the name `caller`, without its secret.
 
     `requests_per_minute` is its own limit of requests; None: it shares that of its caller.
-    `problems` are the names of the only problems that it may submit for; None: it is not restricted
-    to problems.
+    `permitted_problems` are the names of the only problems that it may submit for; None: it is not
+    restricted to problems.
     """
 
     digest: bytes = attrs.field(repr=False)
     caller: str
     is_read_only: bool = False
     requests_per_minute: int | None = None
-    problems: frozenset[str] | None = None
+    permitted_problems: frozenset[str] | None = None
 
 
 @attrs.frozen
@@ -57,7 +57,7 @@ class TokenHashes:
     _tokens: Sequence[Token] = attrs.field(repr=False)
 
     @property
-    def callers(self) -> Set[str]:
+    def caller_names(self) -> Set[str]:
         """The names of the callers."""
         return {token.caller for token in self._tokens}
 

@@ -23,7 +23,7 @@ from typing import IO
 import attrs
 
 from tawebeval.config import ArchiveSettings
-from tawebeval.core.identifiers import KEY_BYTES
+from tawebeval.core.identifiers import SECRET_KEY_BYTES
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
@@ -203,7 +203,7 @@ def _read_key(path: Path, random: Callable[[int], bytes]) -> bytes:
         unfinished = path.with_suffix(".new")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with add_path_to_errors(unfinished), open(descriptor, "wb") as file:
-            file.write(random(KEY_BYTES))
+            file.write(random(SECRET_KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(path)
@@ -214,8 +214,8 @@ def _read_key(path: Path, random: Callable[[int], bytes]) -> bytes:
 def check_key_file(path: Path) -> None:
     """Check the size of the key. Raises: ConfigurationError, OSError."""
     size = path.stat().st_size
-    if size != KEY_BYTES:
+    if size != SECRET_KEY_BYTES:
         raise ConfigurationError(
-            f"{path} has {size} bytes, and a key has {KEY_BYTES}",
+            f"{path} has {size} bytes, and a key has {SECRET_KEY_BYTES}",
             "remove the file; identifiers issued before are then unknown",
         )

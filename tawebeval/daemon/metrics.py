@@ -205,10 +205,10 @@ class DaemonMetrics(Collector):
     def _collect_cache(self) -> Iterator[Metric]:
         tally, limit = self.repositories.counters, self.context.configuration.repositories.cache
         said = "What was in the cache (hit), or was not (miss)."
-        yield _counter("cache_lookups", said, tally.lookups, "of", "result")
-        yield _counter("fetches", "Ends of fetches.", tally.fetches, "end")
+        yield _counter("cache_lookups", said, tally.lookup_counts, "of", "result")
+        yield _counter("fetches", "Ends of fetches.", tally.fetch_counts, "end")
         yield _histogram("fetch_seconds", "How long fetches took.", tally.fetch_durations)
-        yield _counter("cache_evictions", "Repositories that had to go.", tally.evictions)
+        yield _counter("cache_evictions", "Repositories that had to go.", tally.eviction_count)
         yield _gauge("cache_bytes", "The cache on the disk.", self.repositories.disk_sizes, "of")
         yield _gauge("cache_limit_bytes", "What they may take.", limit)
 

@@ -88,7 +88,7 @@ def _decode_entry(row: IndexedEvaluation) -> dict[str, Any]:
 
 def _matches_row(wanted: EvaluationFilter, row: IndexedEvaluation) -> bool:
     """Return whether a filter holds for a row. Called in a thread: rows may be large."""
-    if not wanted.matches_state(row.state, row.created):
+    if not wanted.matches_state_and_time(row.state, row.created):
         return False
     if not wanted.needs_labels:
         return True

@@ -23,20 +23,20 @@ log = Logger()
 class EvaluationCallbacks:
     """Deliverer of the status documents of ended evaluations to the URLs in their forms.
 
-    With a keeper, documents that are not delivered yet outlive the daemon. `found` are those of an
-    earlier process, by the names of their evaluations, until they are delivered again.
+    With a keeper, documents that are not delivered yet outlive the daemon. `undelivered` are those
+    of an earlier process, by the names of their evaluations, until they are delivered again.
     """
 
     queue: CallbackQueue
     _keeper: RunKeeper | None
-    found: dict[str, UndeliveredCallback] = attrs.field(factory=dict)
+    undelivered: dict[str, UndeliveredCallback] = attrs.field(factory=dict)
 
     def start_delivery(self, evaluation: Evaluation) -> None:
         """Send the callback of an evaluation that has ended, if its form asks for one."""
         callback, name = evaluation.callback, evaluation.log_name
         if callback is None:
             return
-        kept = self.found.pop(name, None)
+        kept = self.undelivered.pop(name, None)
         if callback.state.is_final:
             self._drop(name)
             return
@@ -56,10 +56,10 @@ class EvaluationCallbacks:
             callback.event = kept.webhook_event
         self.queue.start_delivery(callback, name, make_document, on_end)
 
-    def resume_forgotten(self, known: Collection[str]) -> None:
-        """Go on with callbacks of evaluations that are forgotten, whose names are not `known`."""
-        for name in self.found.keys() - known:
-            kept = self.found.pop(name)
+    def resume_undelivered(self, known_names: Collection[str]) -> None:
+        """Go on with callbacks of forgotten evaluations, those not in `known_names`."""
+        for name in self.undelivered.keys() - known_names:
+            kept = self.undelivered.pop(name)
             self.queue.start_delivery(
                 CallbackRecord(kept.url, kept.caller, event=kept.webhook_event),
                 name,

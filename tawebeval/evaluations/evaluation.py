@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
+import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
@@ -39,14 +40,14 @@ from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
-from tawebeval.evaluations.kept_journal import KeeperJournal
+from tawebeval.evaluations.keeper_journal import KeeperJournal
 from tawebeval.evaluations.restart import RecoveredEvaluation
 from tawebeval.evaluations.run import EvaluatorRun, RunProgress, RunResult, StdoutPump
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     RUN,
     KeeperSpawner,
-    KeptRun,
+    RunDescriptors,
     RunRecorder,
 )
 from tawebeval.evaluations.snapshot import (
@@ -59,9 +60,8 @@ from tawebeval.evaluations.snapshot import (
     load_environment,
     load_failure,
     load_limits,
-    load_progress,
-    load_result,
-    load_runner,
+    load_run_result,
+    load_runner_status,
 )
 from tawebeval.linux.child import (
     ProcessAdopter,
@@ -247,7 +247,7 @@ class Evaluation:
         if self._pump is not None:
             self._pump.on_acknowledge()
         else:
-            self.ring_allocation.resize(self.ring.memory_bytes)
+            self.ring_allocation.set_used_bytes(self.ring.memory_bytes)
         self.discard_journaled_events()
 
     def discard_journaled_events(self) -> None:
@@ -638,7 +638,7 @@ class Evaluation:
         self.ring.mark_end()
         self.ring_allocation.disable_limit()
         self.ring_allocation.set_bytes_beside_ring(max(0, self._kept_bytes - _UNCOUNTED))
-        self.ring_allocation.resize(self.ring.memory_bytes)
+        self.ring_allocation.set_used_bytes(self.ring.memory_bytes)
 
     @property
     def _kept_bytes(self) -> int:
@@ -722,7 +722,7 @@ class Evaluation:
             checkout_path=str(self._checkout.path),
             markers=attrs.astuple(self.markers),
             sandbox_description=self._sandboxed.describe_for_resume(),
-            progress=attrs.asdict(run.progress),
+            progress=run.progress,
             progress_time=self.context.clock.seconds(),
             quota_directory=None if quota is None else str(quota),
         )
@@ -762,9 +762,9 @@ class Evaluation:
             if each.begin_cursor >= snapshot.end_cursor and self.result_summary is not None:
                 summarize_events(self.result_summary, each.batch)
         if snapshot.run_result is not None:
-            self.run_result = load_result(snapshot.run_result)
+            self.run_result = load_run_result(snapshot.run_result)
         self.failure = load_failure(snapshot.failure)
-        self.runner_status = load_runner(snapshot.runner_status)
+        self.runner_status = load_runner_status(snapshot.runner_status)
         if state.has_ended:
             self._last_event = snapshot.failure_event
             if ring.end_cursor < snapshot.end_cursor:
@@ -831,7 +831,7 @@ class Evaluation:
         snapshot, content, kept, context = (
             found.snapshot,
             found.journal_content,
-            found.kept_run,
+            found.run_descriptors,
             self.context,
         )
         run_snapshot = snapshot.run
@@ -844,13 +844,13 @@ class Evaluation:
         checkpoint = content.batches[-1].checkpoint if content.batches else ParserCheckpoint()
         self.markers = Markers(*run_snapshot.markers)
         parser = self._make_parser(checkpoint.parser_state)
-        progress = load_progress(run_snapshot.progress)
+        progress = run_snapshot.progress
         ran = 0.0
         if last_heartbeat is not None and not (progress.is_paused or progress.is_suspended):
             ran = max(0.0, last_heartbeat - run_snapshot.progress_time)
-        progress = attrs.evolve(
+        progress = msgspec.structs.replace(
             progress,
-            time_left=progress.time_left - ran,
+            seconds_left=progress.seconds_left - ran,
             output_bytes=checkpoint.output_bytes,
             stderr_bytes=sandboxed.count_skipped_stderr_bytes(kept.process_descriptors),
         )
@@ -875,8 +875,8 @@ class Evaluation:
     def _resume_sandbox(
         self,
         snapshot: RunSnapshot,
-        kept: KeptRun,
-        broker: KeptRun | None,
+        kept: RunDescriptors,
+        broker: RunDescriptors | None,
         resume_checkout: ResumeCheckout,
     ) -> SandboxedRun:
         """Return the sandbox of a run that goes on. If that fails, close what drives nothing."""

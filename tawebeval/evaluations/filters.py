@@ -46,14 +46,16 @@ class EvaluationFilter:
 
     def matches(self, evaluation: Evaluation) -> bool:
         """Return whether the filter holds for an evaluation."""
-        if not self.matches_state(evaluation.state.value, evaluation.state_times["created"]):
+        if not self.matches_state_and_time(
+            evaluation.state.value, evaluation.state_times["created"]
+        ):
             return False
         if not self.needs_labels:
             return True
         found = evaluation.labels
         return self.matches_labels(found.problem, found.metadata)
 
-    def matches_state(self, state: str, created: float) -> bool:
+    def matches_state_and_time(self, state: str, created: float) -> bool:
         """Return whether the filter holds for a state and a time of acceptance."""
         created = round(created, 6)  # as clients see it, or finer
         return (

@@ -53,7 +53,7 @@ from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation, ResumeCheckout
 from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
-from tawebeval.evaluations.kept_journal import KeeperJournal
+from tawebeval.evaluations.keeper_journal import KeeperJournal
 from tawebeval.evaluations.records import (
     AcknowledgingSubscription,
     EvaluationRecord,
@@ -119,7 +119,7 @@ class EvaluationRegistry:
         self._root = root
         self._callbacks = EvaluationCallbacks(callbacks, context.run_keeper)
         self.submissions = SubmissionStore(context, root)
-        self.records = RecordIndex(identities, context.clock, self.submissions.discard)
+        self.records = RecordIndex(identities, context.clock, self.submissions.discard_kept_files)
         # In the cursors of lists: those of another start of the daemon are refused by it.
         self.cursor_mark = context.generate_random_bytes(START_ID_BYTES).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
@@ -265,7 +265,7 @@ class EvaluationRegistry:
         """
         shares: dict[int, SharedUpload] = {}
         accepted = self.records.accepted_count
-        self._callbacks.found = dict(found.callbacks)
+        self._callbacks.undelivered = dict(found.callbacks)
         # Otherwise those that wait would take the slots of those that run.
         for each in sorted(found.evaluations, key=lambda each: each.is_waiting):
             resume = partial(
@@ -280,8 +280,12 @@ class EvaluationRegistry:
             except Exception:  # noqa: BLE001  (the others go on; its journal stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=each.log_name)
         self.records.sort_records()
-        self._callbacks.resume_forgotten(
-            {each.log_name for each in found.evaluations if not each.snapshot.is_only_callback_left}
+        self._callbacks.resume_undelivered(
+            {
+                each.log_name
+                for each in found.evaluations
+                if not each.snapshot.has_only_callback_left
+            }
         )
         self.records.accepted_count = max(accepted, found.accepted_count)
 
@@ -324,11 +328,11 @@ class EvaluationRegistry:
         evaluation.journal = KeeperJournal(
             client, found.log_name, _list_members(record), found.journal
         )
-        evaluation.ring_allocation.resize(evaluation.ring.memory_bytes)
+        evaluation.ring_allocation.set_used_bytes(evaluation.ring.memory_bytes)
         self.context.counters.record_restored(found.state)
         if has_ended:
             evaluation.restore_ended(snapshot)
-        elif found.kept_run is not None:
+        elif found.run_descriptors is not None:
             self.run_queue.take_slot_unconditionally(evaluation.identifier, snapshot.caller)
             resume(evaluation)
         elif found.is_lost:
@@ -336,7 +340,7 @@ class EvaluationRegistry:
         else:
             evaluation.requeue(self.run_queue)
         evaluation.cleanup_event.add_callback(
-            self._keep_ended if snapshot.is_only_callback_left else self._on_cleaned_up
+            self._keep_ended if snapshot.has_only_callback_left else self._on_cleaned_up
         )
         if snapshot.is_forgotten_by_registry:
             self.records.forget_record(evaluation.identifier, EvaluationState.EXPIRED)
@@ -432,7 +436,7 @@ class EvaluationRegistry:
         finally:
             self.records.note_evaluation_end(record)
             del self._alive[evaluation.identifier]
-            self.submissions.keep_or_release(record)
+            self.submissions.keep_or_release_files(record)
             evaluation.save_final_snapshot()
             self._retries.record_evaluation_end(
                 self._clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
@@ -476,12 +480,14 @@ class EvaluationRegistry:
         """
         async with AsyncExitStack() as stack:
             try:
-                use = self.submissions.use_kept(self.find_ended_evaluation(identifier, caller))
+                use = self.submissions.open_kept_submission(
+                    self.find_ended_evaluation(identifier, caller)
+                )
                 kept = await stack.enter_async_context(use)
             except (EvaluationExpired, SubmissionDiscarded):
                 if await self.archived.read_status(identifier, caller) is None:
                     raise
-                use = self.submissions.use_archived(identifier, caller)
+                use = self.submissions.open_archived_submission(identifier, caller)
                 kept = await stack.enter_async_context(use)
             yield kept
 
@@ -784,7 +790,7 @@ class EvaluationRegistry:
         """
         had_work = await self._drain.drain_evaluations(drain_seconds)
         await self.context.archive.flush()  # it takes the submissions that are removed next
-        await self.submissions.remove_all()
+        await self.submissions.remove_kept_files()
         return had_work
 
 

@@ -25,13 +25,13 @@ from tawebeval.evaluations.journal import (
     JournalError,
     UnknownJournalVersion,
 )
-from tawebeval.evaluations.kept_journal import JOURNAL_SUFFIX
+from tawebeval.evaluations.keeper_journal import JOURNAL_SUFFIX
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     CALLBACK,
     HEARTBEAT_BUNDLE_NAME,
     RUN,
-    KeptRun,
+    RunDescriptors,
     RunKeeper,
 )
 from tawebeval.evaluations.snapshot import (
@@ -56,21 +56,22 @@ log = Logger()
 class RecoveredEvaluation:
     """An evaluation of an earlier process of the daemon.
 
-    `kept_run` and `submission_broker` are the descriptors of a run that goes on, None for others.
+    `run_descriptors` and `submission_broker` are the descriptors of a run that goes on, None for
+    others.
     """
 
     log_name: str
     journal: EvaluationJournal
     journal_content: JournalContent
     snapshot: EvaluationSnapshot
-    kept_run: KeptRun | None = None
-    submission_broker: KeptRun | None = None
+    run_descriptors: RunDescriptors | None = None
+    submission_broker: RunDescriptors | None = None
 
     @property
     def state(self) -> EvaluationState:
         """The state in which it goes on."""
         state = EvaluationState(self.snapshot.state)
-        if state.has_ended or self.kept_run is not None:
+        if state.has_ended or self.run_descriptors is not None:
             return state
         return EvaluationState.QUEUED
 
@@ -136,7 +137,9 @@ class RecoveredEvaluations:
 
     @property
     def _runs(self) -> list[RunSnapshot]:
-        return [one.snapshot.run for one in self.evaluations if one.kept_run and one.snapshot.run]
+        return [
+            one.snapshot.run for one in self.evaluations if one.run_descriptors and one.snapshot.run
+        ]
 
 
 def recover_evaluations(keeper: RunKeeper, runner_kind: str = "local") -> RecoveredEvaluations:
@@ -164,7 +167,9 @@ def recover_evaluations(keeper: RunKeeper, runner_kind: str = "local") -> Recove
     used = {HEARTBEAT_BUNDLE_NAME, *keeper.address.launcher_bundles}
     for each in found:
         used.add(each.log_name + JOURNAL_SUFFIX)
-        used.update(each.log_name + end for end in (RUN, BROKER) if each.kept_run is not None)
+        used.update(
+            each.log_name + end for end in (RUN, BROKER) if each.run_descriptors is not None
+        )
     for name, bundle in bundles.items():
         if name not in used:
             if name.removesuffix(CALLBACK) not in callbacks:
@@ -226,7 +231,7 @@ def _read_journal(
     return RecoveredEvaluation(name, journal, content, snapshot, kept, kept_broker)
 
 
-def _unpack(bundle: DescriptorBundle, content: JournalContent | None = None) -> KeptRun:
+def _unpack(bundle: DescriptorBundle, content: JournalContent | None = None) -> RunDescriptors:
     pidfd, stdout, stderr, output, errors, *others = bundle.descriptors
     process = kept_process.KeptDescriptors(
         *(bundle.pid, pidfd, stdout, stderr, output, errors),
@@ -235,4 +240,4 @@ def _unpack(bundle: DescriptorBundle, content: JournalContent | None = None) -> 
         else content.batches[-1].checkpoint.stdout_offset,
         stderr_offset=max(0, os.fstat(errors).st_size - kept_process.KEPT_STDERR_BYTES),
     )
-    return KeptRun(process, others)
+    return RunDescriptors(process, others)

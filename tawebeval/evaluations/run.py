@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import attrs
+import msgspec
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -40,7 +41,7 @@ from tawebeval.errors import (
     build_slow_reader_failure,
     format_size,
 )
-from tawebeval.evaluations.exits import explain_exit
+from tawebeval.evaluations.exit_messages import explain_exit
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.linux.child import ProcessTransport, StdoutProducer
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_failure
@@ -113,8 +114,8 @@ class StdoutPump:
     A `event_recorder` records the events. While the ring's `share` of the buffers is full the pump
     parses nothing, reads no file and pauses the producer; the share calls `on_ring_has_room` when
     that ends. `output_stored_event` is set when stdout has ended and all its events are in the
-    ring. `has_failed` is set when a defect of the daemon has lost events; the pump then drops the
-    rest of stdout.
+    ring. `has_lost_events` is set when a defect of the daemon has lost events; the pump then drops
+    the rest of stdout.
     """
 
     _clock: IReactorTime
@@ -124,7 +125,7 @@ class StdoutPump:
     _owner: StdoutPumpOwner
     event_recorder: EventRecorder | None = None
     output_stored_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
-    has_failed: bool = False
+    has_lost_events: bool = False
     _producer: StdoutProducer | None = None
     _full: bool = False
     _paused: bool = False
@@ -154,13 +155,13 @@ class StdoutPump:
         """Handle the end of stdout."""
         self._ended = True
         self._attempt(self._plan)
-        if self.has_failed:
+        if self.has_lost_events:
             self.output_stored_event.set_value(None)
 
     def on_acknowledge(self) -> None:
         """Handle a discard of events: the ring may have room, or other rings may have taken it."""
-        if self.has_failed:
-            self._share.resize(self._ring.memory_bytes)
+        if self.has_lost_events:
+            self._share.set_used_bytes(self._ring.memory_bytes)
         self._attempt(self._resize)
 
     def accept_remaining_output(self) -> None:
@@ -188,7 +189,7 @@ class StdoutPump:
 
     def _attempt(self, step: Callable[..., object], *arguments: Any) -> None:
         """Call `step`; if it raises, events are lost."""
-        if self.has_failed or self._is_left:
+        if self.has_lost_events or self._is_left:
             return
         try:
             step(*arguments)
@@ -197,7 +198,7 @@ class StdoutPump:
 
     def _fail(self) -> None:
         log.failure("defect: events between stdout and the ring are lost")
-        self.has_failed = True
+        self.has_lost_events = True
         self._cancel_calls()
         self._owner.on_lost_events()
         if self._ended:
@@ -215,17 +216,17 @@ class StdoutPump:
         self._ring.append_batch(batch, time_ms)
         if self.event_recorder is not None:
             self.event_recorder.record_batch(cursor, batch, time_ms)
-        self._share.resize(self._ring.memory_bytes)
+        self._share.set_used_bytes(self._ring.memory_bytes)
         if batch.count:
             self._owner.on_new_events()
 
     def _resize(self) -> None:
-        self._share.resize(self._ring.memory_bytes)
+        self._share.set_used_bytes(self._ring.memory_bytes)
         self._plan()
 
     def _plan(self) -> None:
         """Plan the next step: a turn of the parser, a read of stdout, or the end."""
-        if self.has_failed:  # in a call of the owner
+        if self.has_lost_events:  # in a call of the owner
             return
         full = self._must_wait()
         if full is not self._full:
@@ -253,18 +254,18 @@ class StdoutPump:
         if not self._draining:
             return self._share.is_full or self._share.is_archive_behind
         wants_file = self._parser.awaited_file is not None and not self._refusing
-        return wants_file and self._share.size >= self._share.limit
+        return wants_file and self._share.used_bytes >= self._share.limit
 
     def _take_turn(self) -> None:
         """Parse on, or read the wanted file, unless other rings have taken the room."""
-        self._share.resize(self._ring.memory_bytes)
+        self._share.set_used_bytes(self._ring.memory_bytes)
         self._turn = None
         wanted = self._parser.awaited_file
         if self._must_wait():
             self._plan()
         elif wanted is None:
             self._parse(self._parser.parse_pending)
-        elif self._draining and self._share.size >= self._share.limit:
+        elif self._draining and self._share.used_bytes >= self._share.limit:
             self._parse(
                 self._parser.refuse_file,
                 "the file was not read: the run was stopped before the buffers had room for it",
@@ -324,19 +325,27 @@ class RunResult:
         return text.take_tail(shown, STDERR_TAIL_BYTES).decode()
 
 
-@attrs.frozen
-class RunProgress:
+class RunProgress(
+    msgspec.Struct,
+    frozen=True,
+    rename={  # the keys in journals
+        "seconds_left": "time_left",
+        "paused_seconds": "paused",
+        "pause_debt_seconds": "owed",
+    },
+):
     """What a run has used of its limits so far.
 
-    `time_left` is the rest of `limits.wall_clock`, `paused` and `owed` are those of its pauses, all
-    in seconds; `is_paused` is whether it waits for readers. `output_bytes` have counted against
-    `limits.output`, `stderr_bytes` against `limits.stderr`. `is_suspended` is whether the run waits
-    to be begun again.
+    `seconds_left` is the rest of `limits.wall_clock`. `paused_seconds` is the sum of its pauses,
+    `pause_debt_seconds` the part of them that no reading has made up for
+    (`MIN_READ_BYTES_PER_SECOND`). `is_paused` is whether it waits for readers. `output_bytes` have
+    counted against `limits.output`, `stderr_bytes` against `limits.stderr`. `is_suspended` is
+    whether the run waits to be begun again.
     """
 
-    time_left: float
-    paused: float = 0.0
-    owed: float = 0.0
+    seconds_left: float
+    paused_seconds: float = 0.0
+    pause_debt_seconds: float = 0.0
     is_paused: bool = False
     output_bytes: int = 0
     stderr_bytes: int = 0
@@ -418,9 +427,9 @@ class EvaluatorRun(ProcessProtocol):
         self._threads = threads
         self._stderr = b""
         self._stdout_size, self._stderr_size = progress.output_bytes, progress.stderr_bytes
-        self._time_left = progress.time_left
+        self._time_left = progress.seconds_left
         self._running_since: float | None = None
-        self._pauses = _Pauses(progress.paused, progress.owed)
+        self._pauses = _Pauses(progress.paused_seconds, progress.pause_debt_seconds)
         self._timeout: IDelayedCall | None = None
         self._kill: IDelayedCall | None = None
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
@@ -663,7 +672,7 @@ class EvaluatorRun(ProcessProtocol):
     async def _conclude(self, status: int | None, number: int | None) -> None:
         await self._tree_ended.wait()
         await self._pump.output_stored_event.wait()
-        if self._pump.has_failed:
+        if self._pump.has_lost_events:
             self.failure = self.failure or _LOST
         elif self._process.lost_reason is not None:
             self.failure = self.failure or EvaluationFailure(

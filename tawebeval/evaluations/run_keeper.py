@@ -36,7 +36,7 @@ _STEP = 64 * 1024  # bytes of stdout that are parsed without an event until that
 
 
 @attrs.frozen
-class KeptRun:
+class RunDescriptors:
     """A run or a broker that the keeper holds: its process, and the sandbox's descriptors."""
 
     process_descriptors: kept_process.KeptDescriptors
@@ -101,7 +101,7 @@ class RunKeeper:
 
     def keep_run(
         self, name: str, started: StartedProcess, sandbox_descriptors: Sequence[int] = ()
-    ) -> KeptRun:
+    ) -> RunDescriptors:
         """Give the keeper a started process, as the bundle `name`. Raises: OSError."""
         with ExitStack() as failing:
             files = []
@@ -124,7 +124,7 @@ class RunKeeper:
                 kept.pid,
             )
             failing.pop_all()
-            return KeptRun(kept, sandbox_descriptors)
+            return RunDescriptors(kept, sandbox_descriptors)
 
     def connect_run(
         self, name: str, protocol: ProcessProtocol, process: kept_process.KeptDescriptors

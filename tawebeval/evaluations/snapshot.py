@@ -85,15 +85,14 @@ class RunSnapshot(msgspec.Struct, omit_defaults=True, rename=_RUN_KEYS):
 
     - `pid`: its first process. `sandbox_description`: what `SandboxedRun.describe` has returned.
     - `checkout_path`: the path of its checkout. `quota_directory`: None without quotas.
-    - `progress`: the members of `RunProgress`, as they were at `progress_time`, in seconds of the
-      monotonic clock.
+    - `progress`: as it was at `progress_time`, in seconds of the monotonic clock.
     """
 
     pid: int
     checkout_path: str
     markers: tuple[bytes, bytes, bytes, bytes]
     sandbox_description: dict[str, Any]
-    progress: dict[str, Any]
+    progress: RunProgress
     progress_time: float
     quota_directory: str | None = None
 
@@ -146,7 +145,7 @@ class EvaluationSnapshot(msgspec.Struct, omit_defaults=True, rename=_EVALUATION_
     runner_status: dict[str, Any] | None = None
 
     @property
-    def is_only_callback_left(self) -> bool:
+    def has_only_callback_left(self) -> bool:
         """Whether only a kept callback is left of the callback."""
         return self.is_forgotten_by_registry and self.is_cleaned_up
 
@@ -171,11 +170,11 @@ def dump_callback(callback: CallbackRecord) -> CallbackSnapshot:
     )
 
 
-def load_callback(found: CallbackSnapshot, caller: str) -> CallbackRecord:
+def load_callback(stored: CallbackSnapshot, caller: str) -> CallbackRecord:
     """Return the callback of a snapshot."""
-    state = CallbackState(found.state)
+    state = CallbackState(stored.state)
     return CallbackRecord(
-        found.url, caller, state, found.attempt_count, found.last_error, found.webhook_event
+        stored.url, caller, state, stored.attempt_count, stored.last_error, stored.webhook_event
     )
 
 
@@ -186,9 +185,9 @@ def dump_limits(limits: LimitSettings) -> dict[str, Any]:
     return found
 
 
-def load_limits(found: dict[str, Any]) -> LimitSettings:
+def load_limits(stored: dict[str, Any]) -> LimitSettings:
     """Return the limits of `dump_limits`."""
-    return LimitSettings(**_filter(found, LimitSettings.__struct_fields__))
+    return LimitSettings(**_filter(stored, LimitSettings.__struct_fields__))
 
 
 def dump_environment(environment: Environment) -> dict[str, Any]:
@@ -200,43 +199,38 @@ def dump_environment(environment: Environment) -> dict[str, Any]:
     }
 
 
-def load_environment(found: dict[str, Any]) -> Environment:
+def load_environment(stored: dict[str, Any]) -> Environment:
     """Return the environment of `dump_environment`."""
-    return Environment(found["name"], Path(found["root"]), found["variables"])
+    return Environment(stored["name"], Path(stored["root"]), stored["variables"])
 
 
-def load_commit(found: dict[str, Any]) -> Commit:
+def load_commit(stored: dict[str, Any]) -> Commit:
     """Return a commit of `attrs.asdict`."""
-    modules = tuple(_load(Submodule, each) for each in found["submodules"])
-    return _load(Commit, {**found, "submodules": modules})
+    modules = tuple(_load(Submodule, each) for each in stored["submodules"])
+    return _load(Commit, {**stored, "submodules": modules})
 
 
-def load_failure(found: dict[str, Any] | None) -> EvaluationFailure | None:
+def load_failure(stored: dict[str, Any] | None) -> EvaluationFailure | None:
     """Return the failure of `attrs.asdict`, or None."""
-    return None if found is None else _load(EvaluationFailure, found)
+    return None if stored is None else _load(EvaluationFailure, stored)
 
 
-def load_result(found: dict[str, Any]) -> RunResult:
+def load_run_result(stored: dict[str, Any]) -> RunResult:
     """Return the result of a run, of `attrs.asdict`."""
-    end = found["exit_status"]
+    end = stored["exit_status"]
     return _load(
         RunResult,
         {
-            **found,
+            **stored,
             "exit_status": None if end is None else _load(EvaluatorExit, end),
-            "usage": _load(ResourceUsage, found["usage"]),
+            "usage": _load(ResourceUsage, stored["usage"]),
         },
     )
 
 
-def load_runner(found: dict[str, Any] | None) -> RunnerStatus | None:
+def load_runner_status(stored: dict[str, Any] | None) -> RunnerStatus | None:
     """Return the runner's status of `attrs.asdict`, or None."""
-    return None if found is None else _load(RunnerStatus, found)
-
-
-def load_progress(found: dict[str, Any]) -> RunProgress:
-    """Return the progress of a run, of `attrs.asdict`."""
-    return _load(RunProgress, found)
+    return None if stored is None else _load(RunnerStatus, stored)
 
 
 def _load(kind: type[T], found: dict[str, Any]) -> T:

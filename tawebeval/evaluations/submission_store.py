@@ -27,12 +27,12 @@ log = Logger()
 class KeptSubmission:
     """The request of an ended evaluation, and its files in the `workspace`.
 
-    `share` counts the bytes of the files.
+    `shared_upload` counts the bytes of the files.
     """
 
     request: EvaluationRequest
     workspace: Workspace
-    share: SharedUpload
+    shared_upload: SharedUpload
 
 
 class SubmissionStore:
@@ -50,7 +50,7 @@ class SubmissionStore:
         self._kept: dict[str, EvaluationRecord] = {}
         self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
 
-    def keep_or_release(self, record: EvaluationRecord) -> None:
+    def keep_or_release_files(self, record: EvaluationRecord) -> None:
         """Keep the files of an evaluation that has ended, or give back the bytes of removed ones.
 
         They are discarded at once if the evaluation is forgotten.
@@ -58,12 +58,12 @@ class SubmissionStore:
         if record.evaluation.has_kept_submission:
             self._kept[record.evaluation.identifier] = record
             if record.final_state is not None:
-                self.discard(record)
+                self.discard_kept_files(record)
         else:
             record.shared_upload.remove_reference()
 
     @asynccontextmanager
-    async def use_kept(self, evaluation: Evaluation) -> AsyncIterator[KeptSubmission]:
+    async def open_kept_submission(self, evaluation: Evaluation) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
         Within the context they are not discarded. Raises: SubmissionDiscarded.
@@ -85,7 +85,9 @@ class SubmissionStore:
             self._in_use -= Counter([identifier])
 
     @asynccontextmanager
-    async def use_archived(self, identifier: str, caller: str) -> AsyncIterator[KeptSubmission]:
+    async def open_archived_submission(
+        self, identifier: str, caller: str
+    ) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an archived evaluation, extracted for the context.
 
         Raises: SubmissionDiscarded; ServerBusy; OSError.
@@ -126,10 +128,10 @@ class SubmissionStore:
         if size > 0:
             return False
         for record in found:
-            self.discard(record)
+            self.discard_kept_files(record)
         return True
 
-    def discard(self, record: EvaluationRecord) -> None:
+    def discard_kept_files(self, record: EvaluationRecord) -> None:
         """Remove the kept files of an ended evaluation, if they are kept.
 
         Their bytes are given back at once, so that an upload need not wait for the removal.
@@ -151,7 +153,7 @@ class SubmissionStore:
         )
         run_in_background(attempt, log, "an upload could not be removed")
 
-    async def remove_all(self) -> None:
+    async def remove_kept_files(self) -> None:
         """Remove all kept files, at the end of the daemon."""
         kept = [record.evaluation.workspace.root for record in self._kept.values()]
         await self._context.cleanup_queue.attempt_call(

@@ -113,7 +113,7 @@ class UploadWriter:
         if self._error is not None:
             raise self._error
 
-    def abandon(self, on_idle: Callable[[], object]) -> None:
+    def stop_writing(self, on_idle: Callable[[], object]) -> None:
         """Write nothing more; call `on_idle()` when no thread writes any more."""
         self._take_gathered()
         if self._writing:

@@ -19,7 +19,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.core.checkout import Checkout, Commit, Submodule
-from tawebeval.core.counters import CacheCounters
+from tawebeval.core.counters import GitCacheCounters
 from tawebeval.core.form import Repository
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
@@ -98,7 +98,7 @@ class RepositoryCache:
     _keyring: GitKeyring
     _capacity: int = attrs.field(kw_only=True)
     _lfs: LfsClient | None = None
-    counters: CacheCounters = attrs.field(factory=CacheCounters)
+    counters: GitCacheCounters = attrs.field(factory=GitCacheCounters)
     # Used since uses were last noted on the disk, the latest last.
     _recently_used: dict[Path, None] = attrs.field(factory=dict)
     _is_noting: bool = False
@@ -351,7 +351,7 @@ class RepositoryCache:
         else:
             return commit
         finally:
-            self.counters.fetches[ended] += 1
+            self.counters.fetch_counts[ended] += 1
             self.counters.fetch_durations.record_value(self._limits.clock.seconds() - begin)
             entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
             if entry.bare.needs_maintenance:
@@ -417,7 +417,7 @@ class RepositoryCache:
         for name, entry in list(self._entries.items()):
             if repositories + self._checkouts.disk_bytes > self._capacity and not entry.users:
                 repositories -= entry.size
-                self.counters.evictions += 1
+                self.counters.eviction_count += 1
                 excess.append(self._detach(name))
                 excess += self._checkouts.evict_repository_checkouts(entry.bare.path.stem)
                 log.info(

@@ -23,7 +23,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.counters import CacheCounters
+from tawebeval.core.counters import GitCacheCounters
 from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.linux.filetree import remove_tree, walk_tree
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES
@@ -76,7 +76,7 @@ class CheckoutCache:
 
     _root: Path
     _threads: WorkerThreads
-    _tally: CacheCounters = attrs.field(factory=CacheCounters)
+    _tally: GitCacheCounters = attrs.field(factory=GitCacheCounters)
     _on_use: Callable[[Path], object] = lambda path: None
     disk_bytes: int = 0
     # The least recently used first.

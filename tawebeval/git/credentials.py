@@ -17,7 +17,7 @@ import attrs
 
 from tawebeval.core.hosts import (
     DEFAULT_PORTS,
-    Address,
+    IPAddress,
     UrlServer,
     format_address,
     is_public_address,
@@ -107,7 +107,7 @@ class Credential:
         named = "\0".join((self.host, str(self.port), self.username, self.key_file))
         return hmac.digest(key, named.encode() + b"\0" + self.secret, "sha256")
 
-    def make_login(self, target: UrlServer, address: Address) -> Login | None:
+    def make_login(self, target: UrlServer, address: IPAddress) -> Login | None:
         """Return the login for the server at `address`, None for a key.
 
         Raises: EvaluationError if the password would cross the internet unencrypted.

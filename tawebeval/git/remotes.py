@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from tawebeval.core.form import check_repository_url
 from tawebeval.core.hosts import (
-    Address,
+    IPAddress,
     ResolvedGitRemote,
     UrlServer,
     parse_local_path,
@@ -76,7 +76,7 @@ class RemoteResolver:
         assert target is not None, "of a URL with a host"
         return target
 
-    async def find_address(self, target: UrlServer, timeout: float = LOOKUP_TIMEOUT) -> Address:
+    async def find_address(self, target: UrlServer, timeout: float = LOOKUP_TIMEOUT) -> IPAddress:
         """Return the permitted address of a server. Raises: EvaluationError."""
         try:
             return await self._addresses.find_address(target, timeout)

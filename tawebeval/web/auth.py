@@ -125,7 +125,7 @@ class Authentication:
         """Return whether the caller has a token; without tokens only ANONYMOUS exists."""
         if self._tokens is None:
             return name == ANONYMOUS_CALLER
-        return name in self._tokens.callers
+        return name in self._tokens.caller_names
 
     def add_reload_observer(self, observer: Callable[[], object]) -> None:
         """Call `observer` whenever a reload has read the token file again."""

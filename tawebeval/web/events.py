@@ -46,7 +46,7 @@ OFFERED_MEDIA_TYPES = (PAGE_TYPE, *STREAM_FRAMINGS)
 
 # Media types whose end a client recognises without the end of the connection.
 _COMPLETE = ", ".join(
-    kind for kind in OFFERED_MEDIA_TYPES if kind == PAGE_TYPE or STREAM_FRAMINGS[kind].end
+    kind for kind in OFFERED_MEDIA_TYPES if kind == PAGE_TYPE or STREAM_FRAMINGS[kind].last_bytes
 )
 _POLL_AGAIN = b"1"  # seconds; Retry-After of an empty page if the client does not wait
 
@@ -140,7 +140,7 @@ async def _send_stream(
     with_times: bool,
 ) -> None:
     framing, after = STREAM_FRAMINGS[media_type], get_query_argument(request, "after")
-    if not framing.end and request.clientproto == b"HTTP/1.0":
+    if not framing.last_bytes and request.clientproto == b"HTTP/1.0":
         # There the end of the connection ends the response, complete or not.
         raise HTTPVersionNotSupported(
             f"{media_type} needs HTTP/1.1: over HTTP/1.0 the end of this stream would look like a"

@@ -201,7 +201,7 @@ class EvaluationLinks:
     def _check_link(self, identifier: str, link: str) -> tuple[str, int]:
         grant = self.grants.get(identifier)
         generation = grant.generation if grant else bytes(LINK_GENERATION_BYTES)
-        expires = self._signer.read_expiry(link, identifier, generation)
+        expires = self._signer.verify_and_read_expiry(link, identifier, generation)
         if (
             grant is None
             or expires is None

@@ -27,7 +27,7 @@ from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
 from tawebeval.core.evaluation_lists import DaemonListPage, make_cursor_error, parse_list_page
-from tawebeval.core.hosts import Address, HostPolicy, UrlServer, parse_url_server
+from tawebeval.core.hosts import HostPolicy, IPAddress, UrlServer, parse_url_server
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import make_one_shot_event
 from tawebeval.errors import ForbiddenHost, InvalidCursor, ServerBusy, TawebevalError
@@ -97,7 +97,7 @@ class PeerLists:
 
     _clock: Any
     _resolver: CheckedResolver
-    _agent: Callable[[UrlServer, Address, ResponseSizeLimit], IAgent]
+    _agent: Callable[[UrlServer, IPAddress, ResponseSizeLimit], IAgent]
     _running: Counter[str] = attrs.field(factory=Counter, init=False)  # lists by caller
     # By URL, in seconds of the clock.
     _silent_until: dict[str, float] = attrs.field(factory=dict, init=False)

@@ -276,9 +276,9 @@ class KleinApplication:
         if link is not None:
             return self._identify_link_reader(cast_request(request), link)
         token = self.context.identify_token(request.method, request.requestHeaders)
-        if token.problems is not None:
-            check_problem_access(token.problems, *self._match_request(request))
-        cast_request(request).permitted_problems = token.problems
+        if token.permitted_problems is not None:
+            check_problem_access(token.permitted_problems, *self._match_request(request))
+        cast_request(request).permitted_problems = token.permitted_problems
         cast_request(request).is_read_only = token.is_read_only
         return token.caller
 

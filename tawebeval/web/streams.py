@@ -79,7 +79,7 @@ async def write_events(
     DiscardedCursor, if a reader has discarded events before an observer was sent them.
     """
     with subscription:
-        write(framing.begin)
+        write(framing.first_bytes)
         while not subscription.has_ended:
             batch = subscription.read_events(MAX_PIECE_BYTES)
             if batch.count:
@@ -96,7 +96,7 @@ async def write_events(
             # Also right after a write: more output may arrive in the same turn.
             await flow.wait_until_ready()
             subscription.note_events_written()
-        write(framing.end)
+        write(framing.last_bytes)
 
 
 async def _await_change(change: Deferred[None]) -> bool:
@@ -128,7 +128,7 @@ async def send_stream(
             flow,
             framing,
             request.write,
-            lambda: request.write(framing.heartbeat),
+            lambda: request.write(framing.heartbeat_bytes),
             heartbeat,
         )
     except CancelledError:  # the client has gone

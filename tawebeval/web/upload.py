@@ -236,8 +236,8 @@ class FormReceiver:
     def _take_kept(self, kept: KeptSubmission) -> FormPreset:
         """Link the files of a kept submission; return the preset with its fields."""
         request = kept.request
-        self._linked = kept.share
-        kept.share.add_reference()
+        self._linked = kept.shared_upload
+        kept.shared_upload.add_reference()
         self._submission += request.submission
         for file in request.submission:
             path = Path("submission", file.field, file.filename)
@@ -257,7 +257,7 @@ class FormReceiver:
             else:
                 self._spool.remove_stored_bytes(self._stored_bytes)
 
-        self._files.abandon(on_idle)
+        self._files.stop_writing(on_idle)
 
     def _begin(self, part: MultipartSegment) -> None:
         # The parser refuses it only where the line arrives in pieces.

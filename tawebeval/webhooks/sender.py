@@ -22,7 +22,7 @@ from twisted.web.iweb import IAgent, IPolicyForHTTPS
 from tawebeval import __version__
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import RequestOutcome, classify_status, parse_retry_after
-from tawebeval.core.hosts import Address, HostPolicy, UrlServer
+from tawebeval.core.hosts import HostPolicy, IPAddress, UrlServer
 from tawebeval.errors import ForbiddenHost
 from tawebeval.pinned_agent import (
     BytesProducer,
@@ -57,7 +57,7 @@ class WebhookSender:
     """
 
     _resolver: CheckedResolver
-    _agent: Callable[[UrlServer, Address], IAgent]
+    _agent: Callable[[UrlServer, IPAddress], IAgent]
     _clock: Any
     _time: Callable[[], float]
     _timeout: float

@@ -269,7 +269,7 @@ class Comparison(RuleBasedStateMachine):
                 break
             if self.now >= model.paged and not self.is_awaited(identifier):
                 self.forget(identifier)
-                used -= model.real.ring_allocation.size
+                used -= model.real.ring_allocation.used_bytes
                 kept -= 1
         return used < TOTAL - TOTAL // 4 and kept < KEPT
 

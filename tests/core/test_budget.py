@@ -69,10 +69,10 @@ class BudgetTestCase(SynchronousTestCase):
         def on_room() -> None:
             self.reopened.append(share)
             if reads:
-                share.resize(reads)
+                share.set_used_bytes(reads)
 
         share = self.budget.allocate_ring(on_full=on_full, on_room=on_room)
-        share.resize(size)
+        share.set_used_bytes(size)
         return share
 
 
@@ -84,7 +84,7 @@ class LimitTests(BudgetTestCase):
         share = self.allocate_ring(EACH - 1)
         self.assertFalse(share.is_full)
         self.assertEqual(self.budget.full_ring_count, 0)
-        share.resize(EACH)
+        share.set_used_bytes(EACH)
         self.assertTrue(share.is_full)
         self.assertEqual(self.budget.full_ring_count, 1)
         self.assertEqual(self.budget.used_bytes, EACH)
@@ -98,7 +98,7 @@ class LimitTests(BudgetTestCase):
         )
         self.assertEqual(third.limit, COMMON - 2 * EACH - 199)
         self.assertFalse(third.is_full)
-        third.resize(200)
+        third.set_used_bytes(200)
         self.assertTrue(third.is_full)
         self.assertEqual(self.budget.used_bytes, 800)
         self.assertFalse(self.allocate_ring(99).is_full)
@@ -110,8 +110,8 @@ class LimitTests(BudgetTestCase):
         while not all(share.is_full for share in shares):
             for share in shares:
                 if not share.is_full:
-                    share.resize(share.size + 1)
-        sizes = {share.size for share in shares} | {COMMON - self.budget.used_bytes}
+                    share.set_used_bytes(share.used_bytes + 1)
+        sizes = {share.used_bytes for share in shares} | {COMMON - self.budget.used_bytes}
         self.assertLessEqual(max(sizes) - min(sizes), len(shares))
 
     def test_empty(self) -> None:
@@ -120,14 +120,14 @@ class LimitTests(BudgetTestCase):
         self.assertTrue(self.budget.is_only_reserve_free)
         share = self.allocate_ring()
         self.assertFalse(share.is_full)
-        share.resize(1)
+        share.set_used_bytes(1)
         self.assertTrue(share.is_full)
 
     def test_spent(self) -> None:
         """Nothing but the reserve is left at three quarters of the total, not one byte before."""
         share = self.allocate_ring(COMMON - 1)
         self.assertFalse(self.budget.is_only_reserve_free)
-        share.resize(COMMON)
+        share.set_used_bytes(COMMON)
         self.assertTrue(self.budget.is_only_reserve_free)
 
     def test_kept(self) -> None:
@@ -136,7 +136,7 @@ class LimitTests(BudgetTestCase):
         first.set_bytes_beside_ring(COMMON - 250)
         self.assertEqual((first.is_full, self.budget.used_bytes), (False, COMMON - 49))
         self.assertEqual(self.budget.ring_limit, 49)
-        second.resize(200)
+        second.set_used_bytes(200)
         self.assertTrue(second.is_full)
         first.set_bytes_beside_ring(10)
         self.turns.settle()
@@ -149,7 +149,7 @@ class LimitTests(BudgetTestCase):
         share = self.allocate_ring(EACH)
         share.disable_limit()
         self.assertEqual((share.is_full, self.reopened), (False, [share]))
-        share.resize(COMMON)
+        share.set_used_bytes(COMMON)
         self.assertEqual((share.is_full, self.budget.used_bytes), (False, COMMON))
         self.turns.settle()
         self.assertEqual(self.reopened, [share])
@@ -159,15 +159,17 @@ class LimitTests(BudgetTestCase):
         sizes: list[int] = []
 
         def make_room() -> None:
-            sizes.append(share.size)
+            sizes.append(share.used_bytes)
             if len(sizes) == 2:
-                share.resize(5)
+                share.set_used_bytes(5)
 
         share = self.allocate_ring(on_full=make_room)
         for size in (EACH - 1, EACH, EACH + 1, 1, EACH + 2):
-            share.resize(size)
+            share.set_used_bytes(size)
         self.assertEqual(sizes, [EACH, EACH + 2])
-        self.assertEqual((share.is_full, share.size, self.reopened), (False, 5, [share, share]))
+        self.assertEqual(
+            (share.is_full, share.used_bytes, self.reopened), (False, 5, [share, share])
+        )
         share.release()
         self.assertEqual(sizes, [EACH, EACH + 2])
 
@@ -176,7 +178,7 @@ class LimitTests(BudgetTestCase):
         share, other = self.allocate_ring(COMMON), self.allocate_ring(1)
         share.release()
         self.assertEqual((self.budget.used_bytes, share.is_full), (1, False))
-        share.resize(50)
+        share.set_used_bytes(50)
         self.assertEqual(self.budget.used_bytes, 1)
         share.release()
         self.assertEqual(self.budget.used_bytes, 1)
@@ -203,10 +205,10 @@ class HoldTests(BudgetTestCase):
         """A ring that has become full meanwhile waits on."""
         share = self.allocate_ring()
         share.set_archive_behind(True)
-        share.resize(EACH)
+        share.set_used_bytes(EACH)
         share.set_archive_behind(False)
         self.assertEqual((share.is_full, self.reopened), (True, []))
-        share.resize(1)
+        share.set_used_bytes(1)
         self.assertEqual(self.reopened, [share])
 
 
@@ -232,11 +234,11 @@ class CallerShareTests(BudgetTestCase):
         """All rings of a caller count together, and nobody else's; not one byte before."""
         first, second = self.budget.allocate_ring("alice"), self.budget.allocate_ring("alice")
         other = self.budget.allocate_ring("bob")
-        first.resize(200)
-        second.resize(299)
-        other.resize(499)
+        first.set_used_bytes(200)
+        second.set_used_bytes(299)
+        other.set_used_bytes(499)
         self.assertFalse(self.budget.is_caller_quota_exhausted("alice"))
-        second.resize(300)
+        second.set_used_bytes(300)
         self.assertTrue(self.budget.is_caller_quota_exhausted("alice"))
         self.assertFalse(self.budget.is_caller_quota_exhausted("bob"))
         self.assertFalse(self.budget.is_caller_quota_exhausted("carol"))
@@ -246,34 +248,34 @@ class CallerShareTests(BudgetTestCase):
     def test_relieved(self) -> None:
         """The call on relief is made once, in another turn, when a caller is below its share."""
         share = self.budget.allocate_ring("alice")
-        share.resize(500)
+        share.set_used_bytes(500)
         for _ in range(2):
             self.budget.call_when_quota_available("alice", self.count)
         for size in (600, 500):
-            share.resize(size)
+            share.set_used_bytes(size)
         self.budget.allocate_ring("bob").release()
         self.turns.settle()
         self.assertEqual(self.relieved, 0)
-        share.resize(499)
+        share.set_used_bytes(499)
         self.assertEqual(self.relieved, 0)
         for size in (498, 500, 499):
-            share.resize(size)
+            share.set_used_bytes(size)
         self.turns.settle()
         self.assertEqual(self.relieved, 1)
 
     def test_nobody_in_particular(self) -> None:
         """Without callers there are no shares, nor with 0, or as much as there is for all."""
-        self.budget.allocate_ring().resize(COMMON)
+        self.budget.allocate_ring().set_used_bytes(COMMON)
         self.assertFalse(self.budget.is_caller_quota_exhausted(""))
         for own, used in ((0, False), (COMMON, False), (COMMON - 1, True)):
             self.start(own)
-            self.budget.allocate_ring("alice").resize(COMMON)
+            self.budget.allocate_ring("alice").set_used_bytes(COMMON)
             self.assertIs(self.budget.is_caller_quota_exhausted("alice"), used)
 
     def test_nothing_left(self) -> None:
         """Nothing is stored of callers that hold nothing."""
         share = self.budget.allocate_ring("alice")
-        share.resize(7)
+        share.set_used_bytes(7)
         share.release()
         self.assertFalse(self.budget.used_bytes_by_caller)
 
@@ -286,8 +288,8 @@ class ReserveTests(BudgetTestCase):
     def fill(self, share: RingAllocation) -> int:
         """Fill a ring byte by byte; return the size at which it is full."""
         while not share.is_full:
-            share.resize(share.size + 1)
-        return share.size
+            share.set_used_bytes(share.used_bytes + 1)
+        return share.used_bytes
 
     def test_all_have_their_part(self) -> None:
         """As many as are filled at once each have their part, and one part is left over."""
@@ -322,11 +324,11 @@ class RoomTests(BudgetTestCase):
     def test_own(self) -> None:
         """A ring that frees enough of its own bytes is reopened at once."""
         share = self.allocate_ring(EACH + 50)
-        share.resize(EACH)
+        share.set_used_bytes(EACH)
         self.assertEqual(self.reopened, [])
-        share.resize(EACH - 1)
+        share.set_used_bytes(EACH - 1)
         self.assertEqual((self.reopened, share.is_full), ([share], False))
-        share.resize(EACH - 2)
+        share.set_used_bytes(EACH - 2)
         self.turns.settle()
         self.assertEqual(self.reopened, [share])
 
@@ -334,9 +336,9 @@ class RoomTests(BudgetTestCase):
         """Bytes that others free reopen a share in another turn, if they are enough."""
         large, small = self.allocate_ring(800), self.allocate_ring(150)
         self.assertTrue(small.is_full)
-        large.resize(701)
+        large.set_used_bytes(701)
         self.assertEqual(self.turns.calls, [])
-        large.resize(699)
+        large.set_used_bytes(699)
         self.assertEqual(self.reopened, [])
         self.turns.settle()
         self.assertEqual((self.reopened, small.is_full), ([small], False))
@@ -347,17 +349,17 @@ class RoomTests(BudgetTestCase):
         large = self.allocate_ring(900)
         shares = [self.allocate_ring(size) for size in (70, 40, 60, 50)]
         self.assertTrue(all(share.is_full for share in shares))
-        large.resize(900 - 120 - 61)
+        large.set_used_bytes(900 - 120 - 61)
         self.turns.settle()
-        self.assertEqual([share.size for share in self.reopened], [40, 50, 60])
+        self.assertEqual([share.used_bytes for share in self.reopened], [40, 50, 60])
         self.assertTrue(shares[0].is_full)
 
     def test_taken_again(self) -> None:
         """No share is reopened if the room is taken before the turn comes."""
         large, small = self.allocate_ring(900), self.allocate_ring(50)
         self.assertTrue(small.is_full)
-        large.resize(500)
-        large.resize(900)
+        large.set_used_bytes(500)
+        large.set_used_bytes(900)
         self.turns.settle()
         self.assertEqual((self.reopened, small.is_full), ([], True))
 
@@ -366,8 +368,8 @@ class RoomTests(BudgetTestCase):
         large = self.allocate_ring(COMMON - 1)
         shares = [self.allocate_ring(1) for _ in range(20)]
         self.assertTrue(all(share.is_full for share in shares))
-        large.resize(COMMON - 20 - 45)
-        large.resize(COMMON - 20 - 46)
+        large.set_used_bytes(COMMON - 20 - 45)
+        large.set_used_bytes(COMMON - 20 - 46)
         counts = []
         while self.turns.turn():
             counts.append(len(self.reopened))
@@ -379,7 +381,7 @@ class RoomTests(BudgetTestCase):
         large = self.allocate_ring(COMMON - 1)
         for _ in range(20):
             self.allocate_ring(1, reads=READ)
-        large.resize(COMMON - 20 - 45)
+        large.set_used_bytes(COMMON - 20 - 45)
         self.turns.settle()
         self.assertEqual(len(self.reopened), 5)
         self.assertLessEqual(self.budget.used_bytes, COMMON)
@@ -413,14 +415,14 @@ class Machine(RuleBasedStateMachine):
     def read(self, number: int, size: int) -> None:
         shares = [share for share in self.shares if share in self.reading]
         share = shares[number % len(shares)]
-        share.resize(share.size + size)
+        share.set_used_bytes(share.used_bytes + size)
         self.note(share)
 
     @precondition(lambda self: self.shares)
     @rule(number=st.integers(0, 99), part=st.floats(0, 1))
     def be_read(self, number: int, part: float) -> None:
         share = self.shares[number % len(self.shares)]
-        share.resize(int(share.size * part))
+        share.set_used_bytes(int(share.used_bytes * part))
         self.note(share)
 
     @precondition(lambda self: self.shares)
@@ -429,7 +431,7 @@ class Machine(RuleBasedStateMachine):
         """Let its process end, which leaves something in its pipe, and let it be forgotten."""
         share = self.shares.pop(number % len(self.shares))
         share.disable_limit()
-        share.resize(share.size + size)
+        share.set_used_bytes(share.used_bytes + size)
         assert not share.is_full
         assert share in self.reading
         share.release()
@@ -442,30 +444,30 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def bounded(self) -> None:
         """Count what there is, which is over the total by one read for each at most."""
-        assert self.budget.used_bytes == sum(share.size for share in self.shares)
+        assert self.budget.used_bytes == sum(share.used_bytes for share in self.shares)
         assert self.budget.used_bytes <= TOTAL + READ * len(self.shares)
-        assert all(share.size < EACH + READ for share in self.shares)
+        assert all(share.used_bytes < EACH + READ for share in self.shares)
 
     @invariant()
     def nobody_is_passed_over(self) -> None:
         """Only shares without room, or about to be reopened, do not read; empty ones read."""
         for share in self.shares:
             assert share.is_full == (share not in self.reading)
-            assert share.size or share in self.reading
+            assert share.used_bytes or share in self.reading
             if share.is_full and not self.turns.calls:
-                assert share.size >= self.budget.ring_limit
+                assert share.used_bytes >= self.budget.ring_limit
 
     @invariant()
     def the_reserve_is_there(self) -> None:
         """Let nobody wait with less than its part of the reserve, as long as that is free."""
         for share in self.shares:
-            if share.size < RESERVED and self.budget.used_bytes <= TOTAL - RESERVED:
+            if share.used_bytes < RESERVED and self.budget.used_bytes <= TOTAL - RESERVED:
                 assert not share.is_full or self.turns.calls
 
     def teardown(self) -> None:
         """When all is read everybody reads."""
         for share in self.shares:
-            share.resize(0)
+            share.set_used_bytes(0)
         self.turns.settle()
         assert self.reading == set(self.shares)
         assert self.budget.used_bytes == 0

@@ -93,7 +93,9 @@ class ServerSentTests(SynchronousTestCase):
         batch = joined(batches)
         source = EventSource()
         source.feed(
-            EVENT_STREAM.begin + encode_server_sent_events(first, batch) + EVENT_STREAM.heartbeat
+            EVENT_STREAM.first_bytes
+            + encode_server_sent_events(first, batch)
+            + EVENT_STREAM.heartbeat_bytes
         )
         assert [json.loads(event.data) for event in source.events] == [
             json.loads(line) for line in batch.lines.split(b"\n")[:-1]
@@ -115,7 +117,7 @@ class ServerSentTests(SynchronousTestCase):
     def test_end(self) -> None:
         """The end is an event of its own, with the cursor after which there is nothing."""
         source = EventSource()
-        source.feed(EVENT_STREAM.end)
+        source.feed(EVENT_STREAM.last_bytes)
         (event,) = source.events
         self.assertEqual((event.type, event.data, event.last_event_id), ("end", "null", "end"))
 
@@ -123,10 +125,10 @@ class ServerSentTests(SynchronousTestCase):
         """The sign of life is none of a browser's events, and changes no cursor."""
         source = EventSource()
         source.feed(
-            encode_server_sent_events(0, encode_data_event(b"1")) + EVENT_STREAM.heartbeat * 3
+            encode_server_sent_events(0, encode_data_event(b"1")) + EVENT_STREAM.heartbeat_bytes * 3
         )
         self.assertEqual((len(source.events), source.last_event_id), (1, "1"))
-        self.assertTrue(EVENT_STREAM.heartbeat)
+        self.assertTrue(EVENT_STREAM.heartbeat_bytes)
 
 
 class MessageTests(SynchronousTestCase):
@@ -172,4 +174,6 @@ class LineTests(SynchronousTestCase):
     def test_no_words_of_our_own(self) -> None:
         """There are only events: no beginning, no end, no signs of life."""
         for framing in (JSON_LINES, WEBSOCKET_MESSAGES):
-            self.assertEqual((framing.begin, framing.end, framing.heartbeat), (b"", b"", b""))
+            self.assertEqual(
+                (framing.first_bytes, framing.last_bytes, framing.heartbeat_bytes), (b"", b"", b"")
+            )

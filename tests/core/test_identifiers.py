@@ -13,11 +13,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.identifiers import (
     DAEMON_NAME_PATTERN,
     IDENTIFIER_PATTERN,
-    KEY_BYTES,
+    SECRET_KEY_BYTES,
     IdentifierIssuer,
 )
 
-KEY = bytes(range(KEY_BYTES))
+KEY = bytes(range(SECRET_KEY_BYTES))
 
 
 def repeating(drawn: bytes) -> Callable[[int], bytes]:
@@ -142,7 +142,7 @@ class IssuedTests(SynchronousTestCase):
 
     def test_key_size(self) -> None:
         """The key has 256 bits."""
-        self.assertEqual(KEY_BYTES, 32)
+        self.assertEqual(SECRET_KEY_BYTES, 32)
 
     def test_known(self) -> None:
         """An identifier that was issued once stays valid in later versions."""

@@ -21,7 +21,7 @@ class SignerTests(SynchronousTestCase):
 
     def read(self, link: str, identifier: str = "a" * 40, generation: bytes = GENERATION) -> object:
         """Read the expiry of a link."""
-        return self.signer.read_expiry(link, identifier, generation)
+        return self.signer.verify_and_read_expiry(link, identifier, generation)
 
     def test_read(self) -> None:
         """A link tells its expiry, and the key is in no text of the signer."""
@@ -39,7 +39,9 @@ class SignerTests(SynchronousTestCase):
             self.assertIsNone(self.read(link), link)
         self.assertIsNone(self.read(self.link, "b" * 40))
         self.assertIsNone(self.read(self.link, generation=b"another."))
-        self.assertIsNone(LinkSigner(b"x" * 32).read_expiry(self.link, "a" * 40, GENERATION))
+        self.assertIsNone(
+            LinkSigner(b"x" * 32).verify_and_read_expiry(self.link, "a" * 40, GENERATION)
+        )
 
 
 class HeaderTests(SynchronousTestCase):

@@ -43,7 +43,7 @@ class FileTests(SynchronousTestCase):
         self.assertEqual(
             {tokens.find_token([b"Bearer " + t]).caller for t in (b"a", b"b")}, {"alice"}
         )
-        self.assertEqual(tokens.callers, {"alice"})
+        self.assertEqual(tokens.caller_names, {"alice"})
 
     def test_broken(self) -> None:
         """What is anything else is refused with its line."""
@@ -177,7 +177,7 @@ class NewTests(SynchronousTestCase):
             self.assertTrue(written.endswith(end))
             found = parse_tokens(written).find_token([b"Bearer " + token.encode()])
             self.assertEqual((found.is_read_only, found.requests_per_minute), (read, rate))
-            self.assertEqual(found.problems, frozenset(problems) or None)
+            self.assertEqual(found.permitted_problems, frozenset(problems) or None)
 
     def test_malformed_problems(self) -> None:
         """A list that is no list of names is refused, as no token without restriction may come."""

@@ -483,7 +483,7 @@ class ServiceTests(SynchronousTestCase):
             evaluations = self.evaluations(daemon)
             queue = evaluations.registry.run_queue
             budget = evaluations.context.ring_budget
-            budget.allocate_ring().resize(192 * 1024)  # all but the reserve
+            budget.allocate_ring().set_used_bytes(192 * 1024)  # all but the reserve
             self.assertEqual(budget.ring_limit, 64 * 1024 // (places + 1))
             for number in range(places):
                 self.assertFalse(queue.is_full())
@@ -513,10 +513,10 @@ class ServiceTests(SynchronousTestCase):
         evaluations = self.evaluations(daemon)
         queue = evaluations.registry.run_queue
         share = evaluations.context.ring_budget.allocate_ring("alice")
-        share.resize(2048)
+        share.set_used_bytes(2048)
         waiting = queue.acquire_slot("a0", "alice")
         self.assertNoResult(waiting)
-        share.resize(2047)
+        share.set_used_bytes(2047)
         queue.dispatch_slots()
         self.successResultOf(waiting)
 

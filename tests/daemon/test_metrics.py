@@ -169,11 +169,11 @@ class MetricsTests(MetricsTestCase):
         repositories = self.service.world.repositories
         repositories.disk_sizes = {"repositories": 77, "checkouts": 88}
         tally = repositories.counters
-        tally.lookups["commits", "hit"] = 9
-        tally.lookups["commits", "miss"] = 4
-        tally.lookups["checkouts", "hit"] = 8
-        tally.fetches.update(fetched=2, failed=1, cancelled=3)
-        tally.evictions = 6
+        tally.lookup_counts["commits", "hit"] = 9
+        tally.lookup_counts["commits", "miss"] = 4
+        tally.lookup_counts["checkouts", "hit"] = 8
+        tally.fetch_counts.update(fetched=2, failed=1, cancelled=3)
+        tally.eviction_count = 6
         tally.fetch_durations.record_value(2.0)
         self.assertEqual(self.value("cache_lookups_total", of="commits", result="hit"), 9)
         self.assertEqual(self.value("cache_lookups_total", of="commits", result="miss"), 4)

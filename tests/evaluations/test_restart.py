@@ -15,7 +15,8 @@ from tawebeval.core.form import pack_request
 from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations import restart
 from tawebeval.evaluations.journal import EvaluationJournal, JournalContent
-from tawebeval.evaluations.run_keeper import KeptRun
+from tawebeval.evaluations.run import RunProgress
+from tawebeval.evaluations.run_keeper import RunDescriptors
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
 from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress
 from tawebeval.linux.kept_process import KeptDescriptors
@@ -51,7 +52,9 @@ class KindTests(SynchronousTestCase):
 
     def read(self, state: str, sandbox: dict[str, Any], kind: str) -> restart.RecoveredEvaluation:
         """Return what a daemon with `runner.kind` finds of a run that was described so."""
-        run = RunSnapshot(PID, "/checkout", MARKERS, {"group": None, **sandbox}, {}, 0.0)
+        run = RunSnapshot(
+            PID, "/checkout", MARKERS, {"group": None, **sandbox}, RunProgress(0.0), 0.0
+        )
         snapshot = EvaluationSnapshot("one", pack_request(make_request()), 1, state, run=run)
         journal = EvaluationJournal.create()
         self.addCleanup(journal.close)
@@ -64,7 +67,7 @@ class KindTests(SynchronousTestCase):
         found = restart.recover_evaluations(self.keeper, kind)  # type: ignore[arg-type]
         self.assertEqual(found.runner_kinds, {sandbox.get("kind", "local")})
         (evaluation,) = found.evaluations
-        for descriptor in bundles["one.run"].descriptors if evaluation.kept_run else ():
+        for descriptor in bundles["one.run"].descriptors if evaluation.run_descriptors else ():
             os.close(descriptor)
         return evaluation
 
@@ -76,7 +79,7 @@ class KindTests(SynchronousTestCase):
         """A run of the same kind goes on; a journal without a kind is of this machine."""
         for sandbox, kind in (({}, "local"), ({"kind": "slurm"}, "slurm")):
             found = self.read("running", sandbox, kind)
-            self.assertIsNotNone(found.kept_run)
+            self.assertIsNotNone(found.run_descriptors)
             self.assertFalse(found.is_lost)
             self.assertEqual(self.keeper.dropped, [])
 
@@ -84,7 +87,7 @@ class KindTests(SynchronousTestCase):
         """A run of the other kind is lost, and its process ends."""
         for sandbox, kind in (({}, "slurm"), ({"kind": "slurm"}, "local")):
             found = self.read("running", sandbox, kind)
-            self.assertIsNone(found.kept_run)
+            self.assertIsNone(found.run_descriptors)
             self.assertTrue(found.is_lost)
             self.assertEqual(self.keeper.dropped, ["one.run"])
 
@@ -103,11 +106,12 @@ class LostTests(EvaluationTestCase):
         """The evaluation ends as lost, and the descriptors of evaluator and broker are closed."""
         descriptors = [os.memfd_create("file") for _ in range(10)]
         run, broker = (
-            KeptRun(KeptDescriptors(PID, *descriptors[first : first + 5])) for first in (0, 5)
+            RunDescriptors(KeptDescriptors(PID, *descriptors[first : first + 5]))
+            for first in (0, 5)
         )
         snapshot = EvaluationSnapshot(
             *("some", pack_request(make_request()), 1, EvaluationState.RUNNING.value),
-            run=RunSnapshot(PID, "/checkout", MARKERS, {"group": None}, {}, 0.0),
+            run=RunSnapshot(PID, "/checkout", MARKERS, {"group": None}, RunProgress(0.0), 0.0),
         )
         journal = EvaluationJournal.create()
         self.addCleanup(journal.close)

@@ -182,10 +182,10 @@ class RoomTests(FilesTestCase):
         other = self.budget.allocate_ring()
         self.print(b"text\n")
         self.pump.feed(self.block(b"a"))
-        other.resize(2**41)
+        other.set_used_bytes(2**41)
         self.turn(5)
         self.assertEqual((self.files, self.held), ([], [True]))
-        other.resize(0)
+        other.set_used_bytes(0)
         self.turn(5)
         self.assertEqual((len(self.files), self.held), (1, [True, False]))
 

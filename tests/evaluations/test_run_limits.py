@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-import attrs
+import msgspec
 
 from tawebeval.config import LimitSettings
 from tawebeval.errors import EvaluationFailure, build_limit_failure
@@ -77,12 +77,12 @@ class TimeoutTests(RunTestCase):
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
         self.clock.advance(4)
         self.run.restart_clock()  # told once more after a restart of the daemon
-        self.assertEqual(self.run.progress.time_left, 6)
+        self.assertEqual(self.run.progress.seconds_left, 6)
         self.assertFalse(self.run.progress.is_suspended)
 
     def test_suspended_before(self) -> None:
         """A run that an earlier process has suspended has no clock until it is begun again."""
-        progress = attrs.evolve(self.run.progress, time_left=1, is_suspended=True)
+        progress = msgspec.structs.replace(self.run.progress, seconds_left=1, is_suspended=True)
         run = EvaluatorRun(
             *(self.clock, self.pump, GRACE, self.sandboxed, InlineThreads()), progress=progress
         )
@@ -91,7 +91,7 @@ class TimeoutTests(RunTestCase):
         run.makeConnection(self.child)
         self.assertEqual(self.clock.getDelayedCalls(), before)
         run.restart_clock()
-        self.assertEqual(run.progress.time_left, 10)
+        self.assertEqual(run.progress.seconds_left, 10)
 
     def test_no_clock_after_the_exit(self) -> None:
         """The clock stands when the process has exited, whoever holds its stdout."""

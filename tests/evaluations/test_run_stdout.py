@@ -174,10 +174,10 @@ class BackPressureTests(PumpTestCase):
         size = self.ring.line_bytes
         self.assertFalse(self.share.is_full)
         other = self.budget.allocate_ring()
-        other.resize(2**41)
+        other.set_used_bytes(2**41)
         self.turn(3)
         self.assertEqual((self.ring.line_bytes, self.held), (size, [True]))
-        other.resize(0)
+        other.set_used_bytes(0)
         self.turn(3)
         self.assertEqual(self.held, [True, False])
         self.assertEqual(self.ring.end_cursor, 40_000 - 1)
@@ -308,7 +308,7 @@ class DefectTests(PumpTestCase):
     def assert_lost(self) -> None:
         """Hold that the loss is told once and logged, and that nothing hinders the end."""
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.assertEqual((self.loss_counts, self.pump.has_failed), (1, True))
+        self.assertEqual((self.loss_counts, self.pump.has_lost_events), (1, True))
         self.pump.feed(b"more\n")
         self.turn(5)
         self.assertFalse(self.producer.paused)
@@ -381,10 +381,10 @@ class DefectTests(PumpTestCase):
 
     def test_share(self) -> None:
         """In the share of the buffers."""
-        real = RingAllocation.resize
-        self.break_(RingAllocation, "resize")
+        real = RingAllocation.set_used_bytes
+        self.break_(RingAllocation, "set_used_bytes")
         self.pump.feed(b"a\n")
-        self.patch(RingAllocation, "resize", real)
+        self.patch(RingAllocation, "set_used_bytes", real)
         self.assert_lost()
 
     def test_on_events(self) -> None:

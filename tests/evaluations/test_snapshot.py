@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.evaluations.run import RunProgress
 from tawebeval.evaluations.snapshot import (
     CallbackSnapshot,
     EvaluationSnapshot,
@@ -17,6 +18,7 @@ from tawebeval.evaluations.snapshot import (
 KEYS: dict[type[msgspec.Struct], str] = {
     CallbackSnapshot: "url state attempts last_error event",
     UndeliveredCallback: "url caller event document",
+    RunProgress: "time_left paused owed is_paused output_bytes stderr_bytes is_suspended",
     RunSnapshot: "pid checkout markers sandbox progress moment quota_directory",
     EvaluationSnapshot: "identifier request seed state number caller upload upload_size share"
     " keeps_submission is_submission_kept is_cleaned_up is_forgotten key form_digest times callback"

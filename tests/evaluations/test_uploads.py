@@ -48,7 +48,7 @@ class WriterTests(SynchronousTestCase):
 
     def abandon(self) -> None:
         """Give the form up."""
-        self.writer.abandon(lambda: self.gone.append("form"))
+        self.writer.stop_writing(lambda: self.gone.append("form"))
 
     def test_small(self) -> None:
         """A small form is in memory until it is complete, and is then written by one call."""

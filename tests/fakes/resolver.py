@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.core.hosts import Address
+from tawebeval.core.hosts import IPAddress
 
 
 class FakeResolver:
@@ -21,7 +21,7 @@ class FakeResolver:
         self.asked: list[str] = []
         self.silent = False
 
-    async def look_up_host(self, host: str) -> Sequence[Address]:
+    async def look_up_host(self, host: str) -> Sequence[IPAddress]:
         """Answer at once."""
         self.asked.append(host)
         if self.silent:

@@ -18,7 +18,7 @@ from twisted.internet.task import Clock
 from tawebeval.config import Configuration
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.counters import CacheCounters
+from tawebeval.core.counters import GitCacheCounters
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.pages import EventPage
 from tawebeval.daemon.systemd import SystemdNotifier
@@ -168,7 +168,7 @@ class FakeRepositories:
         self.tree = Path("/")  # which is there
         self.users = 0
         self.remote = False
-        self.counters = CacheCounters()
+        self.counters = GitCacheCounters()
         self.disk_sizes = {"repositories": 0, "checkouts": 0}
 
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:

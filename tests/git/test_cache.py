@@ -87,8 +87,8 @@ class CheckOutTests(CacheTestCase):
         tally = self.cache.counters
         looked = {("commits", "hit"): 1, ("commits", "miss"): 2}
         looked |= {("checkouts", "hit"): 1, ("checkouts", "miss"): 1}
-        self.assertEqual(tally.lookups, looked)
-        self.assertEqual(tally.fetches, {"fetched": 1, "failed": 1, "cancelled": 0})
+        self.assertEqual(tally.lookup_counts, looked)
+        self.assertEqual(tally.fetch_counts, {"fetched": 1, "failed": 1, "cancelled": 0})
 
     def test_other_url(self) -> None:
         """A commit that was fetched from one URL is fetched again from another."""
@@ -133,7 +133,7 @@ class CheckOutTests(CacheTestCase):
         bare = (o for o in gc.get_objects() if isinstance(o, repository.BareRepository))
         self.assertEqual([o for o in bare if o.path.parent == self.root], [])
         self.cache.save_recent_uses()
-        self.assertEqual(self.cache.counters.evictions, 0)
+        self.assertEqual(self.cache.counters.eviction_count, 0)
 
     def test_failure_leaves_what_was_there(self) -> None:
         """Objects of earlier fetches stay, also without a whole commit."""
@@ -259,8 +259,8 @@ class SharingTests(CacheTestCase):
         self.running.end(failed("", -1))
         self.failureResultOf(second, CancelledError)
         self.assertEqual(list(self.root.iterdir()), [])
-        self.assertEqual(self.cache.counters.lookups["commits", "miss"], 2)
-        self.assertEqual(self.cache.counters.fetches["cancelled"], 1)
+        self.assertEqual(self.cache.counters.lookup_counts["commits", "miss"], 2)
+        self.assertEqual(self.cache.counters.fetch_counts["cancelled"], 1)
 
     def test_cancelled_while_waiting(self) -> None:
         """A request that waits for another fetch is cancelled at once."""

@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.counters import CacheCounters
+from tawebeval.core.counters import GitCacheCounters
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git import checkouts
 from tawebeval.git.checkouts import CheckoutCache
@@ -352,13 +352,13 @@ class RestartTests(CheckoutsTestCase):
     def test_lookups(self) -> None:
         """A damaged checkout does not count as found."""
         self.damage()
-        tally = CacheCounters()
+        tally = GitCacheCounters()
         self.checkouts = CheckoutCache(self.root, InlineThreads(), tally)
         for path in self.root.iterdir():
             self.checkouts.load_checkout(path)
         for _ in range(2):
             self.get()
-        counts = {kind: tally.lookups["checkouts", kind] for kind in ("hit", "miss")}
+        counts = {kind: tally.lookup_counts["checkouts", kind] for kind in ("hit", "miss")}
         self.assertEqual(counts, {"hit": 1, "miss": 1})
 
     def test_damaged_in_use(self) -> None:

@@ -1,4 +1,4 @@
-"""`evaluations.exits`: the message about a bad exit."""
+"""`evaluations.exit_messages`: the message about a bad exit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import LimitSettings
-from tawebeval.evaluations.exits import explain_exit
+from tawebeval.evaluations.exit_messages import explain_exit
 from tawebeval.sandbox.base import EvaluatorExit
 
 FAILED = EvaluatorExit(1)
