@@ -113,7 +113,7 @@ def _send_request(
     backoff: Backoff,
     parse: Callable[[Response], Parsed],
 ) -> Operation[Parsed]:
-    """HttpRequest a request until `parse` accepts a response, and return its result.
+    """Send a request until `parse` accepts a response, and return its result.
 
     `parse` raises ValueError for a body that is not one of this API. Raises Refused for a status
     that a repetition would get as well; Unavailable when the attempts are used up, another one
@@ -158,7 +158,7 @@ def _send_request(
 
 
 def _attempt(client: ClientSettings, request: _Request, made: int) -> Operation[RequestResult]:
-    """HttpRequest a request once; find out whether the server of an https URL speaks plain HTTP."""
+    """Send a request once; find out whether the server of an https URL speaks plain HTTP."""
     headers = {"User-Agent": f"tawebeval/{__version__}", **request.headers}
     if client.token:
         headers["Authorization"] = f"Bearer {client.token}"
@@ -300,7 +300,7 @@ def _begin(
     fields: Mapping[str, str | float | None],
     key: str | None,
 ) -> Operation[str]:
-    """HttpRequest a form without the fields that are None, and return the identifier."""
+    """Send a form without the fields that are None, and return the identifier."""
     given = {name: str(value) for name, value in fields.items() if value is not None}
     headers = {"Idempotency-Key": key or uuid4().hex}
     request = _Request("POST", path, headers, SubmissionForm(given, submission))

@@ -254,7 +254,7 @@ class _DeadlineStream(httpcore.NetworkStream):
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """HttpRequest bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
+        """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
         for start in range(0, len(buffer), _PIECE):
             left = self._deadline.cap(timeout, httpcore.WriteTimeout)
             self._stream.write(buffer[start : start + _PIECE], left)

@@ -176,7 +176,7 @@ class FormProducer:
         self._task: CooperativeTask[Any] | None = None
 
     def startProducing(self, consumer: IConsumer) -> Deferred[None]:
-        """HttpRequest the form."""
+        """Send the form."""
         self._task = self._cooperator.cooperate(self._send(consumer))
         return self._task.whenDone().addCallbacks(lambda _: None, self._on_error)
 
