@@ -77,9 +77,6 @@ class BreakingAgent:
 
     _agent: IAgent
     fate: Callable[[], Fate] = lambda: Fate.WELL
-    retry_after: bytes = b"3"
-    nonsense: bytes = HTML
-    kind: bytes = b"text/html"
     asked: list[tuple[str, str, dict[str, str]]] = attrs.field(factory=list)
     cancelled: int = 0
 
@@ -102,10 +99,9 @@ class BreakingAgent:
         if fate is Fate.GATEWAY:
             return succeed(MadeResponse(502, HTML))
         if fate is Fate.NONSENSE:
-            headers = Headers({b"Content-Type": [self.kind]} if self.kind else {})
-            return succeed(MadeResponse(200, self.nonsense, headers))
+            return succeed(MadeResponse(200, HTML, Headers({b"Content-Type": [b"text/html"]})))
         if fate is Fate.BUSY:
-            return succeed(MadeResponse(503, b"", Headers({b"Retry-After": [self.retry_after]})))
+            return succeed(MadeResponse(503, b"", Headers({b"Retry-After": [b"3"]})))
         answer: Deferred[Any] = self._agent.request(method, uri, headers, body)
         return answer if fate is Fate.WELL else answer.addCallback(_spoil, fate)
 

@@ -588,8 +588,8 @@ class StepTests(SynchronousTestCase):
             (503, {"retry-after": "7"}, [Pause(11)], Unavailable),
             (503, {"retry-after": "Thu, 01 Jan 1970 00:16:45 GMT"}, [Pause(9)], Unavailable),
             (503, {"retry-after": "é☃"}, [Pause(4)], Unavailable),
-            (503, {"retry-after": "101"}, [], Unavailable),
             (429, {}, [Pause(4)], Unavailable),
+            (503, {"retry-after": "101"}, [], Unavailable),
             (501, {}, [], Refused),
             (302, {"location": "https://b"}, [], Refused),
             (404, {}, [], UnknownEvaluation),
@@ -598,7 +598,22 @@ class StepTests(SynchronousTestCase):
             steps, result = play(operations.status(self.client, "x"), response, response)
             self.assertIsInstance(result, kind)
             self.assertEqual([step for step in steps if isinstance(step, Pause)], pauses, status)
+            if "101" in headers.values():
+                self.assertIn("the server asks to retry after 101 seconds", str(result))
         self.assertEqual(len([step for step in steps if isinstance(step, HttpRequest)]), 1)
+
+    def test_no_daemon(self) -> None:
+        """A refused connection is final on this machine, but not for events."""
+        refused = RequestFailure(FailureKind.CONNECTION_REFUSED)
+        for server, operation, attempts in (
+            ("http://localhost", operations.status, 1),
+            ("http://a", operations.status, 2),
+            ("http://localhost", operations.events, 2),
+        ):
+            steps, result = play(operation(self.make(server), "x"), refused, refused)
+            self.assertTrue(result.is_refused_connection)
+            sent = [step for step in steps if isinstance(step, HttpRequest)]
+            self.assertEqual(len(sent), attempts)
 
     def test_plain_http(self) -> None:
         """The server of an https URL is asked without TLS once, before it has answered."""
@@ -655,6 +670,7 @@ class StepTests(SynchronousTestCase):
         client = self.client
         for operation, response, words in (
             (operations.status(client, "x"), json_response("{}"), "required field `state`"),
+            (operations.rerun(client, "x"), json_response("{}"), "field `evaluation_id`"),
             (operations.cancel(client, "x"), RUNNING, "the status is 200"),
             (operations.environments(client), json_response('{"data":[{}]}'), "it has no name"),
             (operations.status(client, "x"), Response(200, {}, b"<html>"), "instead of JSON"),

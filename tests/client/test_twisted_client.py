@@ -15,27 +15,16 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.web._newclient import ParseError, RequestTransmissionFailed, ResponseNeverReceived
 from twisted.web.client import ResponseDone
-from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IResponse
 from zope.interface import implementer
 
-from tawebeval.client import (
-    EvaluationGone,
-    Forbidden,
-    InvalidRequest,
-    Refused,
-    Unavailable,
-    UnknownEvaluation,
-    twisted_client,
-)
+from tawebeval.client import Unavailable, twisted_client
 from tawebeval.client.http import HttpRequest
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.agents import BreakingAgent, Fate, MadeResponse
-from tests.cases.client import REQUEST, ClientTestCase, gathered, text
-
-OTHER_SERVER = "is it a tawebeval server? Check https:// and the path of the URL"
+from tests.cases.client import ClientTestCase
 
 
 class RepeatTests(ClientTestCase):
@@ -62,85 +51,14 @@ class RepeatTests(ClientTestCase):
         self.assertEqual(len(answered), len(failures))
         self.assertEqual(self.line.agent.cancelled, 1)
 
-    def test_retry_after(self) -> None:
-        """Retry-After is respected, in seconds or as a date; too long a pause is refused."""
-        self.line = self.make(client={"get_time": lambda: 1000.0})
-        identifier = self.line.begin()
-        for value, least in ((b"7", 7), (datetimeToString(1005), 5), (b"soon", 0), (b"100", 100)):
-            self.line.fail_once(Fate.BUSY)
-            self.line.agent.retry_after = value
-            self.line.told.clear()
-            self.line.wait(self.line.client.status(identifier))
-            ((why, seconds),) = self.line.told
-            self.assertIn("503", why)
-            self.assertTrue(least <= seconds <= least + 1, (value, seconds))
-        self.line.fail_once(Fate.BUSY)
-        self.line.agent.retry_after = b"86400"
-        self.line.agent.asked.clear()
-        with self.assertRaises(Unavailable) as caught:
-            self.line.wait(self.line.client.status(identifier))
-        self.assertIn("86400 seconds", str(caught.exception))
-        self.assertEqual(len(self.line.agent.asked), 1)
-
-    def test_text(self) -> None:
-        """What cannot be UTF-8 is refused before anybody is asked, with the field's name."""
-        for fields, words in (
-            ({"submission": {"source": "\udcff"}}, "submission[source]: must be UTF-8"),
-            ({"evaluator_cmd": "echo \udcff"}, "evaluator_cmd: must be UTF-8"),
-        ):
-            with self.assertRaises(ValueError) as caught:
-                self.line.begin(**fields)
-            self.assertEqual(str(caught.exception), words)
-        self.assertEqual(self.line.agent.asked, [])
-
-    def test_shape(self) -> None:
-        """An answer without what every one has is none, and there will be no other."""
-        self.line.agent.kind = b"Application/JSON; charset=utf-8"
-        self.line.agent.fate = lambda: Fate.NONSENSE
-        listing = b'{"end":null,"data":[{"evaluation_id":"x","state":"running"}]}'
-        for question, body, words in (
-            (self.line.client.status("x"), b"{}", "required field `state`"),
-            (gathered(self.line.client.evaluations()), listing, "required field `created`"),
-        ):
-            self.line.agent.nonsense = body
-            with self.assertRaises(Unavailable) as caught:
-                self.line.wait(question)
-            self.assertIn(words, str(caught.exception))
-        self.assertEqual(len(self.line.agent.asked), 2)
-
-    def test_something_else(self) -> None:
-        """Where something else answers no question is repeated, whatever it is."""
-        identifier = self.line.begin()
-        self.line.agent.fate = lambda: Fate.NONSENSE
-        for kind, named in (
-            (b"text/html; charset=utf-8", "text/html"),
-            (b"", "a body of no declared type"),
-        ):
-            self.line.agent.kind = kind
-            for question in (
-                self.line.client.evaluate({"source": "x"}, **REQUEST),
-                self.line.client.status(identifier),
-                self.line.client.cancel(identifier),
-                gathered(self.line.client.evaluations()),
-                gathered(self.line.client.events(identifier)),
-            ):
-                self.line.agent.asked.clear()
-                with self.assertRaises(Unavailable) as caught:
-                    self.line.wait(question)
-                said = f"is not a tawebeval server: it sends {named} instead of JSON; check the URL"
-                self.assertEqual(str(caught.exception), f"http://localhost:8080 {said}")
-                self.assertEqual(len(self.line.agent.asked), 1)
-
     def break_off(
         self,
         *errors: Exception | None,
         base: str = "http://localhost:8080",
-        probed: MadeResponse | None = None,
     ) -> str:
         """Have each of two attempts end by an error; return the message of Unavailable.
 
         The last error counts for all further attempts; None is a response that says "later".
-        `probed` is the response to a request without TLS.
         """
         coming = iter(errors)
         self.asked: list[str] = []
@@ -148,7 +66,7 @@ class RepeatTests(ClientTestCase):
         def request(_: object, method: bytes, uri: bytes, *__: object) -> Deferred[Any]:
             self.asked.append(uri.decode())
             if uri.endswith(b"/health"):
-                return fail(ConnectError()) if probed is None else succeed(probed)
+                return fail(ConnectError())
             error = next(coming, errors[-1])
             return succeed(MadeResponse(503, b"")) if error is None else fail(error)
 
@@ -189,23 +107,6 @@ class RepeatTests(ClientTestCase):
                 self.assertEqual(len(self.asked) - attempts, is_probed, message)
         message = self.break_off(ResponseNeverReceived([Failure(ParseError("x", b"\x15\x03"))]))
         self.assertIn("check the URL, or try https://localhost:8080", message)
-
-    def test_plain_http(self) -> None:
-        """An https URL of a server without TLS fails at once, and the right URL is proposed."""
-        expected = "https://a:81/b speaks plain HTTP, not TLS; use http://a:81/b"
-        broken = ResponseNeverReceived([Failure(ConnectionLost())])
-        health = MadeResponse(401, b'{"message": "no"}')
-        for reason in (ConnectionLost(), TlsError([("", "", "wrong version number")])):
-            unread = ResponseNeverReceived([Failure(reason)])
-            message = self.break_off(unread, base="https://a:81/b", probed=health)
-            self.assertEqual(message, expected)
-            self.assertEqual(self.asked, ["https://a:81/b/evaluation/x", "http://a:81/b/health"])
-        self.break_off(broken, probed=health)
-        self.assertEqual(len(self.asked), 2)  # an http URL
-        self.break_off(None, broken, base="https://a", probed=health)
-        self.assertEqual(len(self.asked), 2)  # it has answered
-        proxy = MadeResponse(502, b"<html>")
-        self.assertIn("broke", self.break_off(broken, base="https://a", probed=proxy))
 
     def test_silent(self) -> None:
         """A server that is silent is asked again, once without TLS."""
@@ -316,31 +217,6 @@ class RepeatTests(ClientTestCase):
             self.assertTrue(message.endswith(words), message)
             self.assertEqual((self.attempts, self.refused), (1 if refused else 2, refused))
 
-    def test_no_daemon(self) -> None:
-        """On this machine a refused connection is final, until the server has answered."""
-        refused = ConnectionRefused(111, "Connection refused")
-        for base, attempts in (
-            ("http://127.0.0.1:8080", 1),
-            ("http://localhost", 1),
-            ("http://192.0.2.1:8080", 2),
-            ("http://judge.example.org", 2),
-        ):
-            self.break_off(refused, base=base)
-            self.assertEqual((self.attempts, self.refused), (attempts, True), base)
-        self.break_off(None, refused)
-        self.assertEqual(self.attempts, 2)
-
-    def test_no_daemon_for_events(self) -> None:
-        """A request for events is repeated: its evaluation is under way."""
-        identifier = self.line.begin()
-        self.line.child.print(b"a\n")
-        self.line.fail_once(Fate.REFUSED)
-        other = TwistedClient(
-            "http://localhost:8080", reactor=self.line.service.reactor, agent=self.line.agent
-        )
-        page = self.line.wait(anext(other.pages(identifier)))
-        self.assertEqual(text(list(page.events)), "a")
-
     def test_host(self) -> None:
         """A name that no host can have is not asked for again and again."""
         client = TwistedClient(
@@ -350,35 +226,3 @@ class RepeatTests(ClientTestCase):
             self.line.wait(client.status("x"))
         self.assertIn("http://a..b: ", str(caught.exception))
         self.assertEqual(self.line.agent.asked, [])
-
-    def test_in_the_end(self) -> None:
-        """After the last attempt the error tells what was wrong with it."""
-        self.line.agent.fate = lambda: Fate.LOST
-        self.line.client.request_backoff = Backoff(3, 1, 10)
-        with self.assertRaises(Unavailable) as caught:
-            self.line.begin()
-        self.assertIn("http://localhost:8080", str(caught.exception))
-        self.assertEqual(len(self.line.agent.asked), 3)
-        self.assertEqual(len(self.line.told), 2)
-
-    def test_refusals(self) -> None:
-        """Other statuses are told at once, with the server's words or without; redirects too."""
-        for status, body, kind, words in (
-            (301, b"", Refused, f"301 Moved Permanently without an explanation; {OTHER_SERVER}"),
-            (400, b'{"message": "no"}', InvalidRequest, "no"),
-            (400, b'{"detail": "not"}', InvalidRequest, "not"),
-            (401, b"", Forbidden, "401 Unauthorized"),
-            (403, b"<html>", Forbidden, "403"),
-            (404, b"[" * 100_000, UnknownEvaluation, OTHER_SERVER),
-            (405, b"<html>", InvalidRequest, OTHER_SERVER),
-            (410, b"[]", EvaluationGone, "410"),
-            (499, b'{"message": 5}', InvalidRequest, "499"),
-            (501, b"<html>", Refused, "501 Not Implemented"),
-        ):
-            made = MadeResponse(status, body, Headers())
-            self.patch(BreakingAgent, "request", lambda *_, made=made: succeed(made))
-            with self.assertRaises(kind) as caught:
-                self.line.wait(self.line.client.status("x"))
-            self.assertIn(words, str(caught.exception))
-            self.assertEqual(caught.exception.status, status)
-            self.assertEqual(self.line.told, [])
