@@ -70,7 +70,9 @@ def _enter() -> Sequence[str]:
 
     crun refuses a machine with both versions of cgroups, so the second is hidden.
     """
-    if os.geteuid():
-        return ()
-    hide = f"umount {_HYBRID}; " if _HYBRID.exists() else ""
-    return ("unshare", "--mount", "sh", "-c", f'{hide}exec "$@"', "sh")
+    is_root = os.geteuid() == 0
+    if not _HYBRID.exists():
+        return ("unshare", "--mount") if is_root else ()
+    enter = ("unshare", "--mount") if is_root else ("podman", "unshare")
+    hide = f"umount {_HYBRID}" if is_root else f"mount -t tmpfs none {_HYBRID}"
+    return (*enter, "sh", "-c", f'{hide} && exec "$@"', "sh")
