@@ -17,7 +17,7 @@ from benchmarks import repositories
 from benchmarks.client import Client, evaluate, fields
 from benchmarks.measure import CannotRun
 from benchmarks.running import Server, environment, free_port, running, wait_for
-from tawebeval.daemon.lasting import KEEPER_VARIABLE
+from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
 
 _CONFIGURATION = """\
 listen = ["tcp:{port}:interface=127.0.0.1:backlog=1024"]
@@ -146,7 +146,7 @@ def daemon(
         errors = root / "errors"
         stderr = stack.enter_context(errors.open("ab"))
         if lasting:
-            environ[KEEPER_VARIABLE] = stack.enter_context(_keeper(root, environ))
+            environ[KEEPER_SOCKET_VARIABLE] = stack.enter_context(_keeper(root, environ))
 
         def start() -> subprocess.Popen[bytes]:
             return stack.enter_context(running(command, cwd=root, env=environ, stderr=stderr))

@@ -23,7 +23,7 @@ from tawebeval.core.budget import RingBudget
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
-from tawebeval.daemon.runtime import keep_freed_memory
+from tawebeval.daemon.process_setup import keep_freed_memory
 from tawebeval.evaluations.run import StdoutPump
 
 _READ = 64 * 1024

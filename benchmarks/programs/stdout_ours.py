@@ -17,7 +17,7 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
-from tawebeval.daemon.runtime import keep_freed_memory
+from tawebeval.daemon.process_setup import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.run import EvaluatorRun, StdoutPump
 from tawebeval.linux.cgroups.manager import CgroupManager

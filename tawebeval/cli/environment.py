@@ -109,8 +109,8 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
     """Yield configuration and store, as the daemon's user; errors end the command."""
     # Imported late: they import much of the daemon.
     from tawebeval.daemon.directories import locate_directories
+    from tawebeval.daemon.process_setup import preload_modules
     from tawebeval.daemon.reload import read_configuration
-    from tawebeval.daemon.runtime import preload_modules
     from tawebeval.linux.filetree import describe_disk_error
     from tawebeval.linux.privileges import ProcessCredentials, find_privileges
     from tawebeval.sandbox.environment_store import EnvironmentStore, locate_store

@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import Interrupted, find_exit_status, handle_signals, report_failure
-from tawebeval.daemon.runtime import use_monotonic_clock
+from tawebeval.daemon.process_setup import use_monotonic_clock
 
 
 def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:

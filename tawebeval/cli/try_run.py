@@ -33,8 +33,8 @@ from tawebeval.core.form import draw_seed, parse_environment_name
 from tawebeval.core.limits import ChosenLimits, LimitRange, parse_limits
 from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
+from tawebeval.daemon.process_setup import preload_modules
 from tawebeval.daemon.reload import read_configuration
-from tawebeval.daemon.runtime import preload_modules
 from tawebeval.daemon.startup import check_environments, check_readable_paths
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField

@@ -6,12 +6,12 @@ which builds all parts, with one builder for each package, and returns a `servic
 
 - Services: `services` has the service tree: `Daemon`, `EvaluationService`, the listeners and the
   timer. `startup.StartupChecks` starts first and stops last: directories, git, sandbox, threads.
-- Reload: `reload.Reloader` reads all `ReloadableFiles` again on SIGHUP, or on a request to the
+- Reload: `reload.ReloadService` reads all `ReloadableFiles` again on SIGHUP, or on a request to the
   `control_socket.ControlSocket` by `tawebeval reload`.
 - Monitoring: `metrics` (Prometheus), `health` (readiness), `logging` (the log).
 - `tawebeval doctor`: `doctor.SystemChecks` and `doctor_storage.StorageChecks` yield `findings`.
-- Process: `runtime` (allocator, clock, signals, poller), `systemd` (readiness, watchdog),
-  `directories` (state and cache directories).
+- Process: `process_setup` (allocator, clock, signals, poller), `systemd` (readiness, watchdog),
+  `directories` (state and cache directories), `keeper_connection` (the keeper of evaluators).
 
 Only this package and `cli` import all other packages. docs/design/daemon.md explains the reload.
 """

@@ -24,10 +24,10 @@ from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.signed_links import LinkSigner
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
 from tawebeval.daemon.directories import DaemonDirectories, derive_daemon_label, locate_archive
-from tawebeval.daemon.lasting import open_run_keeper
+from tawebeval.daemon.keeper_connection import open_run_keeper
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
-from tawebeval.daemon.reload import ConfigurationFile, ConfigurationReload, Reloader
+from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
 from tawebeval.daemon.startup import (
     StartupChecks,
@@ -78,9 +78,9 @@ log = Logger()
 class ThreadPools:
     """The daemon's thread pools, one for each kind of call that must not delay another kind."""
 
-    work_threads: WorkerThreads  # checks out, measures and removes file trees
-    monitor_threads: WorkerThreads  # polls the limits of runs
-    disk_count_threads: WorkerThreads  # counts the files of runs that have many
+    file_tree_threads: WorkerThreads  # checks out, measures and removes file trees
+    limit_monitor_threads: WorkerThreads  # polls the limits of runs
+    file_count_threads: WorkerThreads  # counts the files of runs that have many
     upload_threads: WorkerThreads  # writes uploads
     disk_check_threads: WorkerThreads  # checks two disks and the directories, any of which may hang
     repository_resolver: (
@@ -98,9 +98,9 @@ class ThreadPools:
             WorkerThreads.create, reactor, abandons_running_calls=True
         )  # the disk may hang
         return cls(
-            work_threads=WorkerThreads.create(reactor, 20, "work"),
-            monitor_threads=WorkerThreads.create(reactor, 1, "watch"),
-            disk_count_threads=WorkerThreads.create(reactor, 2, "count"),
+            file_tree_threads=WorkerThreads.create(reactor, 20, "work"),
+            limit_monitor_threads=WorkerThreads.create(reactor, 1, "watch"),
+            file_count_threads=WorkerThreads.create(reactor, 2, "count"),
             upload_threads=WorkerThreads.create(reactor, 8, "upload"),
             disk_check_threads=WorkerThreads.create(reactor, 3, "check"),
             repository_resolver=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
@@ -116,7 +116,7 @@ class ThreadPools:
 
 
 @attrs.frozen
-class BuilderParts:
+class SharedParts:
     """Parts that the builders of several packages need."""
 
     configuration: Configuration
@@ -129,17 +129,17 @@ class BuilderParts:
     sandbox: Sandbox
     keyring: GitKeyring
     run_keeper: RunKeeper | None
-    found: RecoveredEvaluations
+    recovered_evaluations: RecoveredEvaluations
 
 
 @attrs.frozen
 class DaemonParts:
     """The daemon's parts that a reload or the metrics need."""
 
-    repositories: RepositoryCache
-    context: EvaluationContext
+    repository_cache: RepositoryCache
+    evaluation_context: EvaluationContext
     archive: DiskArchive | None
-    registry: EvaluationRegistry
+    evaluation_registry: EvaluationRegistry
     callbacks: CallbackQueue
     monitoring: Monitoring
     application: KleinApplication
@@ -147,24 +147,24 @@ class DaemonParts:
 
     def apply_settings(self, configuration: Configuration) -> None:
         """Apply the environments and problems of a configuration."""
-        self.context.configuration = configuration
+        self.evaluation_context.configuration = configuration
         self.application.context.configuration = configuration
-        if isinstance(self.context.sandbox, SlurmSandbox):
-            self.context.sandbox.configuration = configuration
+        if isinstance(self.evaluation_context.sandbox, SlurmSandbox):
+            self.evaluation_context.sandbox.configuration = configuration
 
     def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
         """Return the metrics of the parts; `log_lines` is None if twistd writes the log."""
-        sandbox = self.context.sandbox
+        sandbox = self.evaluation_context.sandbox
         return DaemonMetrics(
-            self.context,
-            self.repositories,
-            self.registry,
+            self.evaluation_context,
+            self.repository_cache,
+            self.evaluation_registry,
             self.callbacks,
             self.monitoring.request_log,
             self.application.routes,
             self.site.connection_limits,
             self.monitoring.reactor_lag,
-            self.monitoring.operator_sources.find_unreadiness_reasons,
+            self.monitoring.health_and_metrics.find_unreadiness_reasons,
             log_lines,
             self.archive,
             sandbox.commands.counters if isinstance(sandbox, SlurmSandbox) else JobCounters(),
@@ -205,10 +205,10 @@ def build_daemon(
     )
     credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
     keyring = GitKeyring(
-        configuration.repositories.credentials, credentials, directories.identifier_key
+        configuration.repositories.credentials, credentials, directories.identifier_mac_key
     )
     parts = _make_parts(
-        BuilderParts(
+        SharedParts(
             configuration,
             directories,
             reactor,
@@ -222,7 +222,11 @@ def build_daemon(
             found or RecoveredEvaluations(),
         )
     )
-    registry, repositories, monitoring = parts.registry, parts.repositories, parts.monitoring
+    registry, repositories, monitoring = (
+        parts.evaluation_registry,
+        parts.repository_cache,
+        parts.monitoring,
+    )
     startup = StartupChecks(
         directories,
         cgroups,
@@ -236,7 +240,7 @@ def build_daemon(
         registry,
         repositories,
         parts.callbacks,
-        parts.context,
+        parts.evaluation_context,
         found or RecoveredEvaluations(),
         directories.uploads,
         parts.archive,
@@ -247,17 +251,17 @@ def build_daemon(
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
     on_reload = (parts.apply_settings, daemon.set_log_level, startup.lock_environments)
-    reload = ConfigurationReload(
+    reload = ReloadableConfiguration(
         file or ConfigurationFile(), configuration, on_reload, evaluations_last=keeper is not None
     )
     sources = (reload, parts.callbacks, access, monitoring.metrics_authentication, keyring)
-    reloader = Reloader(sources, credentials, notifier, reactor)
+    reloader = ReloadService(sources, credentials, notifier, reactor)
     calls = (
         *(
             registry.expire_evaluations,
             orphans.reap_ended_orphans,
             startup.restore_directories,
-            parts.context.cleanup_queue.retry_next_calls,
+            parts.evaluation_context.cleanup_queue.retry_next_calls,
             *(
                 ()
                 if keeper is None
@@ -287,7 +291,7 @@ def build_daemon(
     return daemon
 
 
-def _make_parts(base: BuilderParts) -> DaemonParts:
+def _make_parts(base: SharedParts) -> DaemonParts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
     running = resolve_run_slot_count(configuration.evaluations.running)
     repositories = _make_repositories(base, _make_remotes(base))
@@ -306,7 +310,7 @@ def _make_parts(base: BuilderParts) -> DaemonParts:
     )
     slots = (running, *_queue_bounds(configuration, base.authentication))
     identities = IdentifierIssuer(
-        directories.identifier_key, os.urandom, configuration.service.name
+        directories.identifier_mac_key, os.urandom, configuration.service.name
     )
     registry = EvaluationRegistry(context, identities, slots, directories.evaluations, callbacks)
     monitoring = Monitoring.create(
@@ -325,7 +329,7 @@ def _make_parts(base: BuilderParts) -> DaemonParts:
     )
 
 
-def _make_remotes(base: BuilderParts) -> RemoteResolver:
+def _make_remotes(base: SharedParts) -> RemoteResolver:
     settings, directories = base.configuration.repositories, base.directories
     policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
     return RemoteResolver(
@@ -335,7 +339,7 @@ def _make_remotes(base: BuilderParts) -> RemoteResolver:
     )
 
 
-def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> RepositoryCache:
+def _make_repositories(base: SharedParts, remotes: RemoteResolver) -> RepositoryCache:
     settings, directories = base.configuration.repositories, base.directories
     git = GitRunner(
         base.reactor,
@@ -355,7 +359,7 @@ def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> Repositor
     return RepositoryCache(
         directories.repositories,
         git,
-        base.thread_pools.work_threads,
+        base.thread_pools.file_tree_threads,
         remotes,
         limits,
         base.keyring,
@@ -364,34 +368,34 @@ def _make_repositories(base: BuilderParts, remotes: RemoteResolver) -> Repositor
     )
 
 
-def _make_lfs_client(base: BuilderParts, remotes: RemoteResolver) -> LfsClient:
+def _make_lfs_client(base: SharedParts, remotes: RemoteResolver) -> LfsClient:
     return LfsClient(
         base.reactor,
         CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS()),
-        base.thread_pools.work_threads,
+        base.thread_pools.file_tree_threads,
         remotes,
         base.configuration.repositories.fetch_timeout,
     )
 
 
 def _make_context(
-    base: BuilderParts, repositories: RepositoryCache, running: int, archive: EvaluationArchive
+    base: SharedParts, repositories: RepositoryCache, running: int, archive: EvaluationArchive
 ) -> EvaluationContext:
     configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
     fetches = configuration.repositories.fetches
     free_quotas: DeferredQueue[Path] = DeferredQueue()
     for directory in base.directories.quota_directories:
-        if directory not in base.found.quota_directories:
+        if directory not in base.recovered_evaluations.quota_directories:
             free_quotas.put(directory)
     return EvaluationContext(
         configuration=configuration,
         clock=reactor,
         generate_random_bytes=os.urandom,
-        worker_threads=pools.work_threads,
+        worker_threads=pools.file_tree_threads,
         spawner=base.spawner,
         checkout_source=repositories,
         sandbox=_open_runner(base),
-        limit_monitor=LimitMonitor(reactor, pools.monitor_threads, pools.disk_count_threads),
+        limit_monitor=LimitMonitor(reactor, pools.limit_monitor_threads, pools.file_count_threads),
         # The servers of one caller may be slow, so a caller has half of the slots at most.
         fetch_slots=FairQueue(
             fetches,
@@ -411,13 +415,13 @@ def _make_context(
     )
 
 
-def _open_runner(base: BuilderParts) -> Sandbox:
+def _open_runner(base: SharedParts) -> Sandbox:
     """Return what evaluators run in: the daemon's own sandbox, or the nodes of a cluster."""
     directories = base.directories
     label = derive_daemon_label(directories.state)
     commands = SlurmCommands(base.reactor, base.spawner)
     if base.configuration.runner.kind == "local":
-        if "slurm" in base.found.runner_kinds:
+        if "slurm" in base.recovered_evaluations.runner_kinds:
             cancel_all_jobs(commands, base.reactor, label)
         return base.sandbox
     check_shared_directories(base.configuration, (directories.state, directories.repositories))
@@ -425,14 +429,14 @@ def _open_runner(base: BuilderParts) -> Sandbox:
         base.configuration,
         base.sandbox,
         commands,
-        base.thread_pools.work_threads,
+        base.thread_pools.file_tree_threads,
         base.reactor,
         label,
         is_kept=base.run_keeper is not None,
     )
 
 
-def _make_archive(base: BuilderParts) -> DiskArchive | None:
+def _make_archive(base: SharedParts) -> DiskArchive | None:
     """Return the archive, None if `archive.enabled` is not set."""
     settings, pools = base.configuration.archive, base.thread_pools
     if pools.archive_threads is None or pools.archive_reader_threads is None:
@@ -456,7 +460,7 @@ def _compute_archive_reserve(configuration: Configuration) -> int:
 
 
 def _make_application(
-    base: BuilderParts, registry: EvaluationRegistry, monitoring: Monitoring
+    base: SharedParts, registry: EvaluationRegistry, monitoring: Monitoring
 ) -> KleinApplication:
     context = WebContext(
         registry,
@@ -468,17 +472,17 @@ def _make_application(
         base.thread_pools.upload_threads,
         make_peer_lists(base.thread_pools.peer_resolver, base.reactor),
         _make_links(base),
-        monitoring.operator_sources,
+        monitoring.health_and_metrics,
         monitoring.request_log,
     )
     return KleinApplication(context)
 
 
-def _make_links(base: BuilderParts) -> EvaluationLinks:
+def _make_links(base: SharedParts) -> EvaluationLinks:
     directories = base.directories
     return EvaluationLinks(
         LinkFile(directories.state / "links"),
-        LinkSigner(directories.identifier_key),
+        LinkSigner(directories.identifier_mac_key),
         base.authentication,
         base.reactor,
         time,
@@ -487,7 +491,7 @@ def _make_links(base: BuilderParts) -> EvaluationLinks:
     )
 
 
-def _reload_services(reloader: Reloader, reactor: Any) -> Iterator[Service]:
+def _reload_services(reloader: ReloadService, reactor: Any) -> Iterator[Service]:
     yield reloader
     path = find_control_socket(os.environ)
     if path is not None:
@@ -495,12 +499,12 @@ def _reload_services(reloader: Reloader, reactor: Any) -> Iterator[Service]:
 
 
 def _make_watchdog(notifier: SystemdNotifier, parts: DaemonParts, reactor: Any) -> Watchdog:
-    queue = parts.registry.run_queue
+    queue = parts.evaluation_registry.run_queue
     return Watchdog(
         notifier,
         lambda: (queue.taken_slot_count, queue.waiter_count),
-        parts.monitoring.operator_sources.find_unreadiness_reasons,
-        lambda: compute_stop_timeout(parts.context.configuration),
+        parts.monitoring.health_and_metrics.find_unreadiness_reasons,
+        lambda: compute_stop_timeout(parts.evaluation_context.configuration),
         reactor,
     )
 

@@ -65,7 +65,7 @@ class ControlProtocol(LineOnlyReceiver):
 class ControlFactory(Factory):
     """Factory of `ControlProtocol`."""
 
-    noisy = False  # `Reloader` logs each reload
+    noisy = False  # `ReloadService` logs each reload
     on_reload: OnReload
 
     def buildProtocol(self, _: object) -> ControlProtocol:

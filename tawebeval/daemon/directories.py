@@ -38,12 +38,12 @@ from tawebeval.sandbox.project_quotas import find_quota_directories
 
 _EVALUATION_ENTRIES = ("uploads", "evaluations")
 
-STATE_ENTRIES = (
+STATE_DIRECTORY_ENTRIES = (
     *("lock", "key", "key.new", "accounts", "archive", "environments", "quotas"),
     *("links", "links.new"),
     *_EVALUATION_ENTRIES,
 )
-CACHE_ENTRIES = ("lock", "repositories")
+CACHE_DIRECTORY_ENTRIES = ("lock", "repositories")
 """Entries of the two directories, which the daemon's user must own."""
 
 
@@ -59,12 +59,12 @@ class DaemonDirectories:
     evaluations: Path
     account_directory: Path
     repositories: Path
-    identifier_key: bytes = attrs.field(repr=False)
+    identifier_mac_key: bytes = attrs.field(repr=False)
     state: Path
     locks: tuple[IO[str], ...] = attrs.field(repr=False)
     quota_directories: Sequence[Path] = ()
 
-    def restore_missing(self) -> list[Path]:
+    def restore_missing_directories(self) -> list[Path]:
         """Create removed directories again; return their paths. Raises: OSError.
 
         The key is not restored: an operator who removes it wants a new one at the next start.
@@ -112,8 +112,8 @@ def open_directories(
         for directory in (state, cache):
             _make_directory(directory, privileges)
         with privileges.act_as_user():
-            check_owner(state, STATE_ENTRIES)
-            check_owner(cache, CACHE_ENTRIES)
+            check_owner(state, STATE_DIRECTORY_ENTRIES)
+            check_owner(cache, CACHE_DIRECTORY_ENTRIES)
             locks = _lock_directory(state), _lock_directory(cache)
             for part in (
                 *(state / name for name in ("accounts", *_EVALUATION_ENTRIES)),

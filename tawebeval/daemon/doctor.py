@@ -23,14 +23,14 @@ from tawebeval.core.forwarded_headers import TrustedProxies
 from tawebeval.daemon.directories import locate_directories
 from tawebeval.daemon.doctor_storage import StorageChecks
 from tawebeval.daemon.findings import Finding, Severity, report_problems, run_checks
-from tawebeval.daemon.lasting import (
-    KEEPER_VARIABLE,
-    count_journals,
-    describe_keeper_allowances,
+from tawebeval.daemon.keeper_connection import (
+    KEEPER_SOCKET_VARIABLE,
+    compute_max_journals,
+    describe_keeper_headroom,
     open_keeper_client,
 )
+from tawebeval.daemon.process_setup import find_unreadable_import_directories
 from tawebeval.daemon.reload import read_configuration
-from tawebeval.daemon.runtime import find_unreadable_directories
 from tawebeval.daemon.startup import (
     check_environments,
     check_readable_paths,
@@ -113,7 +113,7 @@ class SystemChecks:
 
     def _check_python(self) -> Sequence[SetupProblem]:
         with self.privileges.act_as_user():
-            return list(find_unreadable_directories())
+            return list(find_unreadable_import_directories())
 
     def _check_sandbox(self) -> Iterator[Finding]:
         user = self.privileges.user
@@ -138,7 +138,7 @@ class SystemChecks:
             orphans = OrphanReaper(self.reactor, Spawner(self.reactor))
             sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans)
             try:
-                check_sandbox(sandbox, self.privileges, self.storage.find_probe_directories())
+                check_sandbox(sandbox, self.privileges, self.storage.find_overlay_directories())
             finally:
                 close_sandbox(sandbox)
                 if isinstance(sandbox, BubblewrapSandbox):
@@ -172,11 +172,11 @@ class SystemChecks:
             yield SetupProblem(what, "start tawebeval-keeper.service")
             return
         if keeper is None:
-            yield f"evaluations end with the daemon (service.lasting, {KEEPER_VARIABLE})"
+            yield f"evaluations end with the daemon (service.lasting, {KEEPER_SOCKET_VARIABLE})"
             return
         yield "evaluations outlive the daemon"
         try:
-            yield from describe_keeper_allowances(self.configuration, self.environment, keeper)
+            yield from describe_keeper_headroom(self.configuration, self.environment, keeper)
         finally:
             keeper.close()
 
@@ -263,7 +263,7 @@ class SystemChecks:
                 yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 
     def _check_descriptors(self) -> Sequence[SetupProblem | str]:
-        journals = count_journals(self.configuration, self.environment)
+        journals = compute_max_journals(self.configuration, self.environment)
         return _compare(rlimits.compute_descriptor_headroom(self.configuration, journals))
 
     def _check_limits(self) -> Sequence[str]:

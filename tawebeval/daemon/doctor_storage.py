@@ -17,8 +17,8 @@ import attrs
 
 from tawebeval.config import ArchiveSettings, Configuration, CredentialSettings
 from tawebeval.daemon.directories import (
-    CACHE_ENTRIES,
-    STATE_ENTRIES,
+    CACHE_DIRECTORY_ENTRIES,
+    STATE_DIRECTORY_ENTRIES,
     check_key_file,
     find_existing_ancestor,
     locate_archive,
@@ -85,15 +85,15 @@ class StorageChecks:
             ("credentials", self._check_credentials),
             ("callbacks", self._check_callbacks),
             ("permissions", self._check_file),
-            ("permissions", partial(self._check_directory, self._state, STATE_ENTRIES)),
-            ("permissions", partial(self._check_directory, self._cache, CACHE_ENTRIES)),
+            ("permissions", partial(self._check_directory, self._state, STATE_DIRECTORY_ENTRIES)),
+            ("permissions", partial(self._check_directory, self._cache, CACHE_DIRECTORY_ENTRIES)),
             ("permissions", self._check_key),
             ("archive", self._check_archive),
             ("disk", self._check_space),
             ("quotas", self._check_quotas),
         )
 
-    def find_probe_directories(self) -> ProbeDirectories:
+    def find_overlay_directories(self) -> ProbeDirectories:
         """Return the directories to try overlays in; None for one that does not exist yet."""
         return ProbeDirectories(
             *(
@@ -247,7 +247,7 @@ class StorageChecks:
 
     def _check_space(self) -> Iterator[str | SetupProblem]:
         with self._privileges.act_as_user():
-            found = list(compare_free_space(self._configuration, self._state, self._cache))
+            found = list(check_free_space(self._configuration, self._state, self._cache))
         yield from found
 
     def _check_quotas(self) -> Iterator[str]:
@@ -290,7 +290,7 @@ class _Space:
     settings: tuple[str, ...]
 
 
-def compare_free_space(
+def check_free_space(
     configuration: Configuration, state: Path, cache: Path
 ) -> Iterator[str | SetupProblem]:
     """Compare the free bytes of each file system with docs/scale.md, "Sizing".

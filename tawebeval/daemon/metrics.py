@@ -40,7 +40,7 @@ from tawebeval.sandbox.probe import ProbeDirectories, probe_sandbox_again
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.access_log import RequestLog, RouteTable
 from tawebeval.web.auth import Authentication
-from tawebeval.web.context import OperatorSources
+from tawebeval.web.context import HealthAndMetrics
 from tawebeval.web.server.limits import ConnectionLimits
 from tawebeval.webhooks.callback import CallbackState
 from tawebeval.webhooks.deliveries import CallbackQueue
@@ -63,7 +63,7 @@ class Monitoring:
     sandbox_probe: SandboxProbe
     metrics_authentication: Authentication | None
     readiness: Readiness
-    operator_sources: OperatorSources
+    health_and_metrics: HealthAndMetrics
 
     @classmethod
     def create(
@@ -96,7 +96,7 @@ class Monitoring:
             SandboxProbe(context.counters, probe_sandbox, context.worker_threads, clock),
             readers,
             readiness,
-            OperatorSources(
+            HealthAndMetrics(
                 readiness.find_unreadiness_reasons, partial(generate_latest, metrics), readers
             ),
         )
@@ -110,18 +110,18 @@ class DaemonMetrics(Collector):
     if it does. `line_writer` is None if twistd writes the log.
     """
 
-    context: EvaluationContext
-    repositories: RepositoryCache
+    evaluation_context: EvaluationContext
+    repository_cache: RepositoryCache
     evaluation_registry: EvaluationRegistry
     callbacks: CallbackQueue
     request_log: RequestLog
-    routes: RouteTable
+    route_table: RouteTable
     connection_limits: ConnectionLimits
     reactor_lag: ReactorLag
     find_unreadiness_reasons: Callable[[], Sequence[str]]
     line_writer: LineWriter | None = None
     archive: DiskArchive | None = None
-    jobs: JobCounters = attrs.field(factory=JobCounters)
+    slurm_jobs: JobCounters = attrs.field(factory=JobCounters)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -138,7 +138,7 @@ class DaemonMetrics(Collector):
         yield from self._collect_jobs()
         lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
-        children = self.context.spawner.child_count
+        children = self.evaluation_context.spawner.child_count
         yield _gauge("child_processes", "Evaluators and git commands.", children)
         yield _histogram(
             "reactor_lag_seconds",
@@ -147,7 +147,7 @@ class DaemonMetrics(Collector):
         )
 
     def _collect_evaluations(self) -> Iterator[Metric]:
-        tally = self.context.counters
+        tally = self.evaluation_context.counters
         known = {
             state: tally.count_by_state[state]
             for state in EvaluationState
@@ -179,19 +179,22 @@ class DaemonMetrics(Collector):
     def _collect_queue(self) -> Iterator[Metric]:
         queue, limit = (
             self.evaluation_registry.run_queue,
-            self.context.configuration.evaluations.queued,
+            self.evaluation_context.configuration.evaluations.queued,
         )
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
         yield _gauge("places_taken", "Places to run that are taken.", queue.taken_slot_count)
         yield _gauge("places", "Places to run.", queue.slot_count)
-        fetches = self.context.fetch_slots
+        fetches = self.evaluation_context.fetch_slots
         yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.taken_slot_count)
         yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiter_count)
 
     def _collect_buffers(self) -> Iterator[Metric]:
-        settings = self.context.configuration
-        spool, budget = self.evaluation_registry.submissions.budget, self.context.ring_budget
+        settings = self.evaluation_context.configuration
+        spool, budget = (
+            self.evaluation_registry.submissions.budget,
+            self.evaluation_context.ring_budget,
+        )
         said = "Events in memory, with what is kept of forms and stderr."
         yield _gauge("buffered_bytes", said, budget.used_bytes)
         yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
@@ -203,7 +206,10 @@ class DaemonMetrics(Collector):
         yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
 
     def _collect_cache(self) -> Iterator[Metric]:
-        tally, limit = self.repositories.counters, self.context.configuration.repositories.cache
+        tally, limit = (
+            self.repository_cache.counters,
+            self.evaluation_context.configuration.repositories.cache,
+        )
         said = "What was in the cache (hit), or was not (miss)."
         yield _counter("cache_lookups", said, tally.lookup_counts, "of", "result")
         yield _counter("fetches", "Ends of fetches.", tally.fetch_counts, "end")
@@ -215,7 +221,7 @@ class DaemonMetrics(Collector):
     def _collect_web(self) -> Iterator[Metric]:
         answers = {
             (*known, str(int(status))): 0
-            for known in self.routes.list_routes()
+            for known in self.route_table.list_routes()
             for status in _ALARMING
         }
         for (method, route, status), number in self.request_log.count_answers().items():
@@ -229,7 +235,7 @@ class DaemonMetrics(Collector):
             self.request_log.answer_durations,
             "route",
         )
-        limit = self.context.configuration.http.connections
+        limit = self.evaluation_context.configuration.http.connections
         yield _gauge(
             "connections", "Connections that are open.", self.connection_limits.connection_count
         )
@@ -257,7 +263,7 @@ class DaemonMetrics(Collector):
         yield _gauge("archive_queued_bytes", said, archive.queued_bytes if archive else 0)
 
     def _collect_jobs(self) -> Iterator[Metric]:
-        jobs = self.jobs
+        jobs = self.slurm_jobs
         said = "Jobs of the cluster that wait or run."
         yield _gauge("cluster_jobs", said, jobs.count_jobs(), "state")
         said = "Jobs that ended without the evaluator's end."

@@ -23,7 +23,7 @@ from tawebeval.config import (
     check_problems,
     parse_configuration,
 )
-from tawebeval.daemon.runtime import EarlyHangupHandler
+from tawebeval.daemon.process_setup import EarlyHangupHandler
 from tawebeval.daemon.startup import check_environments
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.errors import ConfigurationError, format_size
@@ -36,7 +36,7 @@ _RESTART = "restart the daemon; its evaluations go on"
 log = Logger()
 
 
-class Reloader(Service):
+class ReloadService(Service):
     """Reload of the files of all `sources`, on SIGHUP and by `reload_files`.
 
     `credentials_directory` has systemd's copies of credentials (LoadCredential=); empty without.
@@ -157,13 +157,13 @@ def _is_stale(copy: Path, digests: Mapping[str, str]) -> bool:
 class ConfigurationFile:
     """The configuration file at `path`, None without one.
 
-    `listen_options` replaces its endpoints unless it is empty. `last_read` is its content at the
-    start.
+    `listen_options` replaces its endpoints unless it is empty. `initial_configuration` is its
+    content at the start.
     """
 
     path: Path | None = None
     listen_options: Sequence[str] = ()
-    last_read: Configuration = attrs.field(factory=Configuration)
+    initial_configuration: Configuration = attrs.field(factory=Configuration)
 
     def read_configuration(self) -> Configuration:
         """Return the present content. Blocks. Raises: ConfigurationError."""
@@ -171,7 +171,7 @@ class ConfigurationFile:
 
 
 @attrs.define
-class ConfigurationReload:
+class ReloadableConfiguration:
     """Reload of the configuration file.
 
     `running` is the configuration in force. It differs from the file if the daemon has too few
@@ -195,7 +195,7 @@ class ConfigurationReload:
 
     def _read(self) -> Configuration:
         wanted = self._file.read_configuration()
-        following = merge_live_settings(self._running, wanted)
+        following = merge_reloadable_settings(self._running, wanted)
         check_environments(following, self._file.path, os.environ)
         if following.environments and following.sandbox.kind == "none":
             raise ConfigurationError(
@@ -216,12 +216,12 @@ class ConfigurationReload:
             ) from None
 
     def _apply(self, wanted: Configuration) -> None:
-        self._running = merge_live_settings(self._running, wanted)
+        self._running = merge_reloadable_settings(self._running, wanted)
         for callback in self._on_reload:
             callback(self._running)
 
     def _notes(self, wanted: Configuration) -> Sequence[str]:
-        before = merge_live_settings(self._file.last_read, wanted)
+        before = merge_reloadable_settings(self._file.initial_configuration, wanted)
         remedy = _RESTART if self._evaluations_last else "takes effect after a restart"
         return [
             f"{setting}: changed; {remedy}" for setting in find_changed_settings(before, wanted)
@@ -298,7 +298,7 @@ def find_changed_settings(one: Section, other: Section, table: str = "") -> Iter
             yield table + name
 
 
-def merge_live_settings(running: Configuration, wanted: Configuration) -> Configuration:
+def merge_reloadable_settings(running: Configuration, wanted: Configuration) -> Configuration:
     """Return `running` with the `wanted` values of the settings that a reload changes.
 
     The others need a restart; so do the peers, if the daemon's name has changed.

@@ -20,7 +20,7 @@ from twisted.logger import ILogObserver, Logger
 from tawebeval.archive.recorder import DiskArchive
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.daemon.logging import LineWriter, LogWriter
-from tawebeval.daemon.runtime import ShutdownSignals, find_unreadable_directories
+from tawebeval.daemon.process_setup import ShutdownSignals, find_unreadable_import_directories
 from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
@@ -30,7 +30,7 @@ from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
-from tawebeval.web.server.limits import CLOSE_TIMEOUT
+from tawebeval.web.server.limits import DRAIN_TIMEOUT
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughEndpoint
 from tawebeval.webhooks.deliveries import CallbackQueue
@@ -105,7 +105,7 @@ class EvaluationService(Service):
             self.registry.records.accepted_count = max(newest, now)
 
     @property
-    def outlasts_daemon(self) -> bool:
+    def evaluations_outlast_daemon(self) -> bool:
         """Whether evaluations go on when the daemon ends."""
         keeper = self.context.run_keeper
         return keeper is not None and keeper.client.is_alive
@@ -116,7 +116,7 @@ class EvaluationService(Service):
 
     def _stop_without_keeper(self) -> None:
         """Stop, after clients have read what is left: systemd starts the keeper and the daemon."""
-        if self.outlasts_daemon:
+        if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
             log.error("stopping: the connection to the keeper of evaluators is lost")
         else:
@@ -131,7 +131,7 @@ class EvaluationService(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> bool:
-        if self.outlasts_daemon:
+        if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
             await self.repositories.close()
             await self._close_archive()
@@ -149,7 +149,7 @@ class EvaluationService(Service):
         if self.archive is not None:
             await self.archive.close()
 
-    def kill_all(self) -> None:
+    def kill_all_evaluations(self) -> None:
         """Kill all evaluations and give up all webhook deliveries."""
         self.registry.end_drain_early()
         self.callbacks.give_up_deliveries()
@@ -176,7 +176,11 @@ class Daemon(MultiService):
         self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
-        for part in (startup, evaluations, ShutdownSignals(evaluations.kill_all, reactor)):
+        for part in (
+            startup,
+            evaluations,
+            ShutdownSignals(evaluations.kill_all_evaluations, reactor),
+        ):
             part.setServiceParent(self)
 
     def setServiceParent(self, parent: Any) -> None:
@@ -209,7 +213,7 @@ class Daemon(MultiService):
         self._privileges.check_no_root_rights()
         if self.log_writer is not None:
             self._start_log_thread(self.log_writer.line_writer)
-        for problem in find_unreadable_directories():
+        for problem in find_unreadable_import_directories():
             log.warn("{problem}", problem=str(problem))
         super().startService()
         for part in self._list_listeners():
@@ -243,9 +247,9 @@ class Daemon(MultiService):
         if await maybeDeferred(self._evaluations.disownServiceParent):
             await deferLater(self._reactor, _LAST_POLLS)
         await self._stop_listening()
-        lasting = self._evaluations.outlasts_daemon
+        lasting = self._evaluations.evaluations_outlast_daemon
         await self._site.open_connections.drain_connections(
-            _LASTING_PATIENCE if lasting else CLOSE_TIMEOUT
+            _LASTING_PATIENCE if lasting else DRAIN_TIMEOUT
         )
         await maybeDeferred(stop)
 

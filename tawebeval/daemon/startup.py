@@ -30,7 +30,7 @@ from tawebeval.sandbox.project_quotas import check_quota_directories, probe_quot
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,
-    find_doubtful_endpoints,
+    find_endpoints_of_unknown_exposure,
     find_metrics_token_file,
     find_token_file,
 )
@@ -155,7 +155,7 @@ class StartupChecks(Service):
             log.warn("{path} was removed; the daemon created it again", path=path)
 
     def _restore(self) -> Sequence[Path]:
-        gone = self.directories.restore_missing()
+        gone = self.directories.restore_missing_directories()
         if self.directories.account_directory in gone:
             write_sandbox_files(self.directories.account_directory)
         return gone
@@ -203,7 +203,7 @@ def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProble
             "run `tawebeval token new NAME`, set callers.tokens, and remove callers.open",
         )
         return
-    for endpoint in find_doubtful_endpoints(configuration.listen):
+    for endpoint in find_endpoints_of_unknown_exposure(configuration.listen):
         yield SetupProblem(
             f"no tokens (callers.tokens): everybody who reaches the socket of {endpoint} may run"
             " programs here",

@@ -14,8 +14,7 @@ from twisted.python import usage
 
 from tawebeval import __version__
 from tawebeval.daemon.directories import open_directories
-from tawebeval.daemon.reload import ConfigurationFile, read_configuration
-from tawebeval.daemon.runtime import (
+from tawebeval.daemon.process_setup import (
     EarlyHangupHandler,
     add_poll_fallback,
     freeze_objects,
@@ -23,6 +22,7 @@ from tawebeval.daemon.runtime import (
     preload_modules,
     use_monotonic_clock,
 )
+from tawebeval.daemon.reload import ConfigurationFile, read_configuration
 from tawebeval.daemon.startup import check_environments, check_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
@@ -78,7 +78,7 @@ def makeService(
 
     # Imported late: they import the reactor.
     from tawebeval.daemon.assembly import build_daemon
-    from tawebeval.daemon.lasting import count_journals
+    from tawebeval.daemon.keeper_connection import compute_max_journals
     from tawebeval.daemon.logging import open_log
 
     try:
@@ -96,7 +96,7 @@ def makeService(
         keep_freed_memory()
         rlimits.check_hard_limits(configuration.limits)
         rlimits.raise_descriptor_limit()
-        journals = count_journals(configuration, environment)
+        journals = compute_max_journals(configuration, environment)
         configuration = rlimits.limit_connections(configuration, journals)
         for problem in rlimits.compute_process_headroom(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))

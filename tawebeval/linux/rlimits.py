@@ -226,7 +226,7 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
 def compute_epoll_watch_headroom(configuration: Configuration) -> ResourceHeadroom:
     """Return the headroom of epoll watches for evaluators that stay within `limits.memory`.
 
-    The daemon itself needs none (`daemon.runtime`). Blocks, hardly. Raises OSError.
+    The daemon itself needs none (`daemon.process_setup`). Blocks, hardly. Raises OSError.
     """
     running = resolve_run_slot_count(configuration.evaluations.running)
     wanted = (

@@ -97,9 +97,11 @@ class RouteTable:
 
     def match_route(self, method: bytes, path: bytes) -> tuple[str, str]:
         """Return the method and the route of a request; each may be OTHER."""
-        return self.match_request(method, path)[:2]
+        return self.match_route_with_parameters(method, path)[:2]
 
-    def match_request(self, method: bytes, path: bytes) -> tuple[str, str, Mapping[str, Any]]:
+    def match_route_with_parameters(
+        self, method: bytes, path: bytes
+    ) -> tuple[str, str, Mapping[str, Any]]:
         """Return what `match_route` returns, and the values of the route's parameters."""
         named = method.decode("latin-1")
         named = named if named in _METHODS else OTHER_ROUTE

@@ -52,9 +52,9 @@ class RateLimit:
             bucket, limit, setting = token.digest, token.requests_per_minute, "rate of the token"
         if not limit:
             return
-        self.take(bucket, limit, setting)
+        self.count_in_bucket(bucket, limit, setting)
 
-    def take(self, bucket: str | bytes, limit: int, setting: str) -> None:
+    def count_in_bucket(self, bucket: str | bytes, limit: int, setting: str) -> None:
         """Count a request in a bucket of `limit` requests a minute; `setting` names the limit.
 
         Raises: CallerQuotaExceeded, without counting, if the bucket is empty.
@@ -70,7 +70,7 @@ class RateLimit:
             )
         self._left[bucket] = left - 1, now
 
-    def forget(self, bucket: str | bytes) -> None:
+    def drop_bucket(self, bucket: str | bytes) -> None:
         """Drop a bucket."""
         self._left.pop(bucket, None)
 
@@ -79,12 +79,12 @@ class RateLimit:
 class Authentication:
     """Authentication by the token file `token_file`; None = anybody may call.
 
-    `setting_name` names the file in messages.
+    `file_setting` names the file in messages.
     """
 
     rate_limit: RateLimit
     token_file: Path | None = None
-    setting_name: str = "callers.tokens"
+    file_setting: str = "callers.tokens"
     _tokens: TokenHashes | None = attrs.field(default=None, init=False)
     _observers: list[Callable[[], object]] = attrs.field(factory=list, init=False)
 
@@ -104,9 +104,9 @@ class Authentication:
         Raises: Unauthorized, CallerQuotaExceeded; AccessDenied if the token does not permit the
         method.
         """
-        return self.identify_token(authorization, method).caller
+        return self.authenticate_token(authorization, method).caller
 
-    def identify_token(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
+    def authenticate_token(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
         """Return the token as `identify_caller` does; that of ANONYMOUS if anybody may call.
 
         `check_problem_access` decides which routes a token for some problems permits.
@@ -135,7 +135,7 @@ class Authentication:
         """Yield the token file as a reloadable, if there is one."""
         if self.token_file is not None:
             yield ReloadableFiles(
-                self.setting_name,
+                self.file_setting,
                 (self.token_file,),
                 partial(self._read, self.token_file),
                 self._take,
@@ -150,7 +150,7 @@ class Authentication:
         try:
             return read_token_file(source)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{self.setting_name}: {error}") from None
+            raise ConfigurationError(f"{self.file_setting}: {error}") from None
 
 
 def find_token_file(callers: CallerSettings, environment: Mapping[str, str]) -> Path | None:
@@ -193,7 +193,7 @@ def read_token_file(path: Path) -> TokenHashes:
 
 
 PROBLEM_DOCUMENT_ROUTE = "/problems/<name>"
-PROBLEM_ROUTE = "/problems/<name>/evaluate"
+EVALUATE_PROBLEM_ROUTE = "/problems/<name>/evaluate"
 RERUN_ROUTE = "/evaluation/<identifier>/rerun"
 EVENTS_ROUTE = "/evaluation/<identifier>/events"
 STATUS_ROUTE = "/evaluation/<identifier>"
@@ -202,7 +202,7 @@ LINKS_ROUTE = "/evaluation/<identifier>/links"
 
 _PROBLEM_TOKEN_ROUTES = frozenset(
     {
-        ("POST", PROBLEM_ROUTE),
+        ("POST", EVALUATE_PROBLEM_ROUTE),
         ("POST", RERUN_ROUTE),  # `make_form_receiver` checks the problem
         ("GET", "/problems"),
         ("GET", PROBLEM_DOCUMENT_ROUTE),
@@ -244,7 +244,10 @@ def check_problem_access(
             " POST /problems/NAME/evaluate, and to read, share, cancel and rerun evaluations by"
             " identifier; use another token"
         )
-    if route in (PROBLEM_DOCUMENT_ROUTE, PROBLEM_ROUTE) and parameters["name"] not in problems:
+    if (
+        route in (PROBLEM_DOCUMENT_ROUTE, EVALUATE_PROBLEM_ROUTE)
+        and parameters["name"] not in problems
+    ):
         raise AccessDenied(
             f"the token does not permit the problem {parameters['name'][:80]!r}; GET /problems"
             " lists the permitted ones"
@@ -285,7 +288,7 @@ def classify_endpoint(endpoint: str) -> EndpointExposure:
     return EndpointExposure.LOCAL_PROGRAMS if local else EndpointExposure.OTHER_MACHINES
 
 
-def find_doubtful_endpoints(endpoints: Iterable[str]) -> list[str]:
+def find_endpoints_of_unknown_exposure(endpoints: Iterable[str]) -> list[str]:
     """Return the endpoints whose exposure only the operator knows.
 
     Raises: ConfigurationError, if other machines may reach a daemon without tokens.

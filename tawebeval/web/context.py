@@ -23,7 +23,7 @@ from tawebeval.web.responses import get_header
 
 
 @attrs.frozen
-class OperatorSources:
+class HealthAndMetrics:
     """Sources of /health/ready and /metrics.
 
     `find_unreadiness_reasons` returns the reasons why the daemon takes no work, empty if it does.
@@ -55,18 +55,18 @@ class WebContext:
     threads: WorkerThreads
     peers: PeerLists
     links: EvaluationLinks
-    operator_sources: OperatorSources = attrs.field(factory=OperatorSources)
+    health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
     request_log: RequestLog = attrs.field(factory=RequestLog)
     read_wall_clock: Callable[[], float] = time.time
 
-    def identify_token(self, method: bytes, headers: Headers) -> Token:
+    def authenticate_token(self, method: bytes, headers: Headers) -> Token:
         """Return the token of a request with these headers, and count the request.
 
         Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
         """
         self.check_origin(method, headers)
         authorization = headers.getRawHeaders(b"Authorization", [])
-        return self.authentication.identify_token(authorization, method)
+        return self.authentication.authenticate_token(authorization, method)
 
     def check_origin(self, method: bytes, headers: Headers) -> None:
         """Raise ForeignOrigin if a page of another origin may not make this request.

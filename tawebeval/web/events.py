@@ -36,17 +36,19 @@ from tawebeval.web.websockets import (
     send_websocket_messages,
 )
 
-PAGE_TYPE = "application/json"
+PAGE_MEDIA_TYPE = "application/json"
 STREAM_FRAMINGS = {
     "text/event-stream": EVENT_STREAM,
     "application/jsonl": JSON_LINES,
     "application/x-ndjson": JSON_LINES,
 }
-OFFERED_MEDIA_TYPES = (PAGE_TYPE, *STREAM_FRAMINGS)
+OFFERED_MEDIA_TYPES = (PAGE_MEDIA_TYPE, *STREAM_FRAMINGS)
 
 # Media types whose end a client recognises without the end of the connection.
 _COMPLETE = ", ".join(
-    kind for kind in OFFERED_MEDIA_TYPES if kind == PAGE_TYPE or STREAM_FRAMINGS[kind].last_bytes
+    kind
+    for kind in OFFERED_MEDIA_TYPES
+    if kind == PAGE_MEDIA_TYPE or STREAM_FRAMINGS[kind].last_bytes
 )
 _POLL_AGAIN = b"1"  # seconds; Retry-After of an empty page if the client does not wait
 
@@ -69,11 +71,11 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
         if subscription is not None:
             subscription.with_times = with_times
         heartbeat = context.configuration.streams.heartbeat
-        request.has_to_wait = True
+        request.waits_for_evaluation = True
         await send_websocket_messages(request, subscription, context.clock, heartbeat)
         return b""
     media_type = negotiate_media_type(request.requestHeaders, OFFERED_MEDIA_TYPES)
-    if media_type == PAGE_TYPE:
+    if media_type == PAGE_MEDIA_TYPE:
         poll, page = await read_page(context, request, identifier)
         set_headers(request, poll.make_link_header(page, context.configuration.http.base_path))
         return prepare_response(request, page.encode_json())
@@ -100,14 +102,14 @@ async def read_page(
         default_wait,
         limit,
         with_times,
-        observes=request.is_read_only,
+        is_observer=request.is_read_only,
     )
     if request.method == b"HEAD":  # acknowledges nothing
-        peek = attrs.evolve(poll, wait_seconds=0, observes=True)
+        peek = attrs.evolve(poll, wait_seconds=0, is_observer=True)
         page = peek.read_page(context.registry) or await peek.wait_for_page(context.registry)
     else:
         now = poll.read_page(context.registry)
-        request.has_to_wait = now is None
+        request.waits_for_evaluation = now is None
         page = now or await poll.wait_for_page(context.registry)
     set_headers(request, poll.make_polling_headers(page))
     return poll, page
@@ -165,7 +167,7 @@ async def _send_stream(
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
     if subscription is not None:
         subscription.with_times = with_times
-        request.has_to_wait = True
+        request.waits_for_evaluation = True
         heartbeat = context.configuration.streams.heartbeat
         await send_stream(request, subscription, framing, context.clock, heartbeat)
 
@@ -231,7 +233,7 @@ class EventPoll:
 
     If there are none, the response waits up to `wait_seconds` seconds. `is_wait_requested` is
     whether the client asked for that. `limit` is the maximum of bytes of events on the page; None =
-    the daemon's. If `with_times`, each event on it has its time. If it `observes`, it acknowledges
+    the daemon's. If `with_times`, each event on it has its time. If `is_observer`, it acknowledges
     nothing.
     """
 
@@ -242,7 +244,7 @@ class EventPoll:
     is_wait_requested: bool = False
     limit: int | None = None
     with_times: bool = False
-    observes: bool = False
+    is_observer: bool = False
 
     @classmethod
     def create(
@@ -256,7 +258,7 @@ class EventPoll:
         limit: int | None = None,
         with_times: bool = False,
         *,
-        observes: bool = False,
+        is_observer: bool = False,
     ) -> EventPoll:
         """Return the poll of a client that would wait for `preferred_wait` seconds.
 
@@ -264,11 +266,13 @@ class EventPoll:
         """
         wait = min(default_wait if preferred_wait is None else preferred_wait, max_wait)
         is_wait_requested = bool(wait and preferred_wait)
-        return cls(caller, identifier, after, wait, is_wait_requested, limit, with_times, observes)
+        return cls(
+            caller, identifier, after, wait, is_wait_requested, limit, with_times, is_observer
+        )
 
     def read_page(self, registry: EvaluationRegistry) -> EventPage | None:
         """Return the page; None if the poll has to wait for it. Raises: RequestError."""
-        read = registry.peek_page if self.observes else registry.read_page
+        read = registry.peek_page if self.is_observer else registry.read_page
         try:
             page = read(
                 self.identifier, self.after, self.caller, self.limit, with_times=self.with_times
@@ -292,7 +296,7 @@ class EventPoll:
                 self.caller,
                 self.limit,
                 with_times=self.with_times,
-                is_observer=self.observes,
+                is_observer=self.is_observer,
             )
         except EvaluationExpired as error:
             archived = registry.archived.read_page(

@@ -31,8 +31,13 @@ from tawebeval.core.signed_links import find_bearer_link
 from tawebeval.errors import RequestError
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.context import WebContext
-from tawebeval.web.events import OFFERED_MEDIA_TYPES, PAGE_TYPE, EventPoll, negotiate_media_type
-from tawebeval.web.responses import NO_STORE_HEADERS, NUMBER_PATTERN, parse_prefer_wait
+from tawebeval.web.events import (
+    OFFERED_MEDIA_TYPES,
+    PAGE_MEDIA_TYPE,
+    EventPoll,
+    negotiate_media_type,
+)
+from tawebeval.web.responses import NO_STORE_HEADERS, WHOLE_NUMBER_PATTERN, parse_prefer_wait
 from tawebeval.web.server import problems
 from tawebeval.web.server.channel import ApiChannel
 from tawebeval.web.server.headers import (
@@ -40,7 +45,7 @@ from tawebeval.web.server.headers import (
     encode_date,
     encode_headers,
     encode_status_line,
-    make_framing_headers,
+    make_content_headers,
     make_general_headers,
 )
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS
@@ -52,7 +57,7 @@ _TARGET = (
     rb"/evaluation/(%b)/events"
     rb"(?:\?(?:after=([A-Za-z0-9_-]*)(?:&|(?= )))?(?:wait=(%b)(?:&|(?= )))?"
     rb"(?:limit=(?!0)(%b))?)?"
-    % (IDENTIFIER_PATTERN.encode(), NUMBER_PATTERN.encode(), NUMBER_PATTERN.encode())
+    % (IDENTIFIER_PATTERN.encode(), WHOLE_NUMBER_PATTERN.encode(), WHOLE_NUMBER_PATTERN.encode())
 )
 _HEADER = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)\r\n"
 _BLOCK = re.compile(rb"(?:%b)*\r\n" % _HEADER)
@@ -122,7 +127,7 @@ class PollFastPath:
         if group and not connections.add_proxied_request(group):
             return False
         try:
-            token = self._context.authentication.identify_token(headers.authorization)
+            token = self._context.authentication.authenticate_token(headers.authorization)
         except RequestError:
             connections.remove_proxied_request(group)
             return False  # not counted yet: the general path refuses it
@@ -134,14 +139,14 @@ class PollFastPath:
             headers.wait_seconds if wait is None else int(wait),
             self._context.configuration.polls.wait,
             limit=None if limit is None else int(limit),
-            observes=token.is_read_only,
+            is_observer=token.is_read_only,
         )
-        FastPathPoll(self._channel, self._context, headers, poll).start_answer()
+        PendingPoll(self._channel, self._context, headers, poll).start_answer()
         return True
 
 
 @attrs.define(eq=False)
-class FastPathPoll:
+class PendingPoll:
     """A plain poll while it is answered; takes the place of a request on its channel."""
 
     _channel: ApiChannel
@@ -197,7 +202,7 @@ class FastPathPoll:
         if not failure.check(RequestError):
             log.failure("defect: a request failed", failure)
         problem = problems.convert_error(failure.value)
-        self._write(problem.status, problem.headers, problem.body, problems.CONTENT_TYPE)
+        self._write(problem.status, problem.headers, problem.body, problems.PROBLEM_MEDIA_TYPE)
         self._record(problem.status, len(problem.body))
 
     def _write(
@@ -209,13 +214,13 @@ class FastPathPoll:
     ) -> None:
         self.startedWriting = True
         headers = {**headers, **NO_STORE_HEADERS}
-        if self._channel.check_last_answer():
+        if self._channel.check_draining():
             headers = {**headers, b"Connection": b"close"}
         self._channel.write(
             b"".join(
                 (
                     encode_status_line(status),
-                    encode_headers(make_framing_headers(body, content_type)),
+                    encode_headers(make_content_headers(body, content_type)),
                     self._headers.lines_before_date,
                     encode_date(int(self._context.read_wall_clock())),
                     self._headers.lines_after_date,
@@ -283,7 +288,7 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
     try:
         client = channel.site.address_resolver.resolve_client(channel.peer, headers)
         context.check_origin(b"GET", headers)
-        if negotiate_media_type(headers, OFFERED_MEDIA_TYPES) != PAGE_TYPE:
+        if negotiate_media_type(headers, OFFERED_MEDIA_TYPES) != PAGE_MEDIA_TYPE:
             return None
     except RequestError:
         return None

@@ -2,8 +2,8 @@
 
 The daemon keeps for each evaluation with links its caller, a generation and the latest expiry. A
 revocation removes them, and cuts the requests and streams of the evaluation's links. Bounds:
-`MAX_LINKED` evaluations, `MAX_LINKED_PER_CALLER` of one caller; the requests of links have slots
-and rates of their own.
+`MAX_LINKED_EVALUATIONS`, and `MAX_LINKED_EVALUATIONS_PER_CALLER` of one caller; the requests of
+links have slots and rates of their own.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.responses import get_query_number
 from tawebeval.web.server.request import ApiRequest
 
-MAX_LINKED = 5000
+MAX_LINKED_EVALUATIONS = 5000
 """Evaluations with links, at most."""
 
-MAX_LINKED_PER_CALLER = 1000
+MAX_LINKED_EVALUATIONS_PER_CALLER = 1000
 """Those of one caller with a token."""
 
-MAX_READERS = 200
+MAX_LINK_READERS = 200
 """Requests and streams of all links at once, at most."""
 
-MAX_READERS_OF_ONE = 50
+MAX_LINK_READERS_PER_EVALUATION = 50
 """Those of the links of one evaluation."""
 
-DEFAULT_LIFETIME = 7 * 86400
+DEFAULT_LINK_LIFETIME = 7 * 86400
 """Seconds for which a link holds if its maker does not choose."""
 
 REQUESTS_PER_MINUTE = 6000
 """Requests of all links in a minute, at most."""
 
-REQUESTS_PER_MINUTE_OF_ONE = 1200
+REQUESTS_PER_MINUTE_PER_EVALUATION = 1200
 """Those of the links of one evaluation."""
 
 _EVERY = ""  # the bucket of all links
@@ -178,13 +178,18 @@ class EvaluationLinks:
         for every reason; CallerQuotaExceeded.
         """
         caller, expires = self._check_link(identifier, link)
-        if self.reader_count >= MAX_READERS or self._counts[identifier] >= MAX_READERS_OF_ONE:
+        if (
+            self.reader_count >= MAX_LINK_READERS
+            or self._counts[identifier] >= MAX_LINK_READERS_PER_EVALUATION
+        ):
             raise CallerQuotaExceeded(
                 "too many requests by links to evaluations at the same time; try again later",
                 _RETRY_AFTER,
             )
-        self._rate.take(identifier, REQUESTS_PER_MINUTE_OF_ONE, "for the links of an evaluation")
-        self._rate.take(_EVERY, REQUESTS_PER_MINUTE, "for all links")
+        self._rate.count_in_bucket(
+            identifier, REQUESTS_PER_MINUTE_PER_EVALUATION, "for the links of an evaluation"
+        )
+        self._rate.count_in_bucket(_EVERY, REQUESTS_PER_MINUTE, "for all links")
         left = max(0.0, expires - self._read_wall_clock())
         self._readers[request] = _Reader(identifier, abort, self._clock.callLater(left, abort))
         self._counts[identifier] += 1
@@ -226,22 +231,22 @@ class EvaluationLinks:
                 self._cut_readers(identifier)
 
     def _check_room(self, caller: str) -> None:
-        if caller == ANONYMOUS_CALLER and len(self.grants) >= MAX_LINKED:
+        if caller == ANONYMOUS_CALLER and len(self.grants) >= MAX_LINKED_EVALUATIONS:
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
             first = min(self.grants, key=lambda identifier: self.grants[identifier].expires)
             self._change(first, None)
             self._cut_readers(first)
-        if len(self.grants) >= MAX_LINKED:
+        if len(self.grants) >= MAX_LINKED_EVALUATIONS:
             raise ServerBusy(
-                f"{MAX_LINKED} evaluations have links; revoke some by DELETE"
+                f"{MAX_LINKED_EVALUATIONS} evaluations have links; revoke some by DELETE"
                 " /evaluation/ID/links, or try again when some have expired",
                 _RETRY_AFTER,
             )
         own = sum(grant.caller == caller for grant in self.grants.values())
-        if caller != ANONYMOUS_CALLER and own >= MAX_LINKED_PER_CALLER:
+        if caller != ANONYMOUS_CALLER and own >= MAX_LINKED_EVALUATIONS_PER_CALLER:
             raise CallerQuotaExceeded(
-                f"{MAX_LINKED_PER_CALLER} of your evaluations have links; revoke some by DELETE"
-                " /evaluation/ID/links, or try again when some have expired",
+                f"{MAX_LINKED_EVALUATIONS_PER_CALLER} of your evaluations have links; revoke some"
+                " by DELETE /evaluation/ID/links, or try again when some have expired",
                 _RETRY_AFTER,
             )
 
@@ -256,7 +261,7 @@ class EvaluationLinks:
             self.grants[identifier] = grant
         else:
             del self.grants[identifier]
-            self._rate.forget(identifier)
+            self._rate.drop_bucket(identifier)
 
     async def _save(self) -> None:
         """Return when the present grants are on the disk. Raises: OSError."""
@@ -292,7 +297,7 @@ def parse_link_lifetime(request: IRequest, settings: CallerSettings) -> int:
         raise AccessDenied("links are disabled; the operator can set callers.link_days")
     lifetime = get_query_number(request, "lifetime")
     if lifetime is None:
-        return min(DEFAULT_LIFETIME, most)
+        return min(DEFAULT_LINK_LIFETIME, most)
     if not 0 < lifetime <= most:
         raise MalformedRequest(
             f"lifetime: {lifetime} should be from 1 to {most} seconds (callers.link_days)",

@@ -10,9 +10,9 @@ from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
 from tawebeval.evaluations.registry import MAX_LISTED_EVALUATIONS
 from tawebeval.web.context import WebContext
-from tawebeval.web.peers import OWN_LIST_HEADER, ListRequest
+from tawebeval.web.peers import SINGLE_DAEMON_LIST_HEADER, ListRequest
 from tawebeval.web.responses import (
-    NUMBER,
+    WHOLE_NUMBER,
     get_header,
     get_query_argument,
     get_query_arguments,
@@ -71,11 +71,12 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
 
 def _parse_own_limit(request: ApiRequest) -> int | None:
     """Return the most entries for a daemon that asks; None for other clients."""
-    text = get_header(request.requestHeaders, OWN_LIST_HEADER)
+    text = get_header(request.requestHeaders, SINGLE_DAEMON_LIST_HEADER)
     if text is None:
         return None
-    if not NUMBER.fullmatch(text) or not 0 < int(text) <= MAX_LISTED_EVALUATIONS:
+    if not WHOLE_NUMBER.fullmatch(text) or not 0 < int(text) <= MAX_LISTED_EVALUATIONS:
         raise MalformedRequest(
-            f"{OWN_LIST_HEADER}: {text[:80]!r} is not a number from 1 to {MAX_LISTED_EVALUATIONS}"
+            f"{SINGLE_DAEMON_LIST_HEADER}: {text[:80]!r} is not a number from 1 to"
+            f" {MAX_LISTED_EVALUATIONS}"
         )
     return int(text)

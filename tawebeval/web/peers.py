@@ -1,9 +1,10 @@
 """Lists of evaluations of the other daemons that share this daemon's address.
 
 The operator has chosen the URLs, but a daemon may be away, hang, or answer with anything. Bounds:
-`DEADLINE` seconds, `MAX_ENTRY_BYTES` for each evaluation that an answer may have,
+`PEER_TIMEOUT` seconds, `MAX_LIST_ENTRY_BYTES` for each evaluation that an answer may have,
 `MAX_CONCURRENT_FAN_OUTS` lists at once, `MAX_FAN_OUTS_PER_CALLER` of them for one caller. A request
-carries the caller's own credentials, and `OWN_LIST_HEADER`: its receiver asks nobody else.
+carries the caller's own credentials, and `SINGLE_DAEMON_LIST_HEADER`: its receiver asks nobody
+else.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from tawebeval.pinned_agent import (
 )
 from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
 
-OWN_LIST_HEADER = "Tawebeval-Own-List"
+SINGLE_DAEMON_LIST_HEADER = "Tawebeval-Own-List"
 """Header of a request for the list of one daemon alone; its value is the most entries."""
 
-DEADLINE = 2.0
+PEER_TIMEOUT = 2.0
 """Seconds in which a daemon has to answer."""
 
 MAX_CONCURRENT_FAN_OUTS = 16
@@ -52,7 +53,7 @@ MAX_CONCURRENT_FAN_OUTS = 16
 MAX_FAN_OUTS_PER_CALLER = 4
 """Those of one caller with a token."""
 
-MAX_ENTRY_BYTES = 48 * 1024
+MAX_LIST_ENTRY_BYTES = 48 * 1024
 """Bytes of one evaluation in a list, at most: 20 KiB of results, and labels with their escapes."""
 
 _TOO_MANY_REQUESTS = 429  # RFC 6585
@@ -145,14 +146,14 @@ class PeerLists:
         """Return a part; None if the daemon is away. Every failure becomes a result."""
         if self._clock.seconds() < self._silent_until.get(url, 0):
             return None
-        limit = ResponseSizeLimit(_HEAD_BYTES + request.limit * MAX_ENTRY_BYTES)
+        limit = ResponseSizeLimit(_HEAD_BYTES + request.limit * MAX_LIST_ENTRY_BYTES)
         attempt = Deferred.fromCoroutine(self._request(name, url, cursor, request, limit))
         try:
-            return await attempt.addTimeout(DEADLINE, self._clock)
+            return await attempt.addTimeout(PEER_TIMEOUT, self._clock)
         except TookTooLong:
             limit.abort_connection()
             self._silent_until[url] = self._clock.seconds() + _SILENCE
-            self._log_fault(name, url, f"no answer within {DEADLINE:g} seconds")
+            self._log_fault(name, url, f"no answer within {PEER_TIMEOUT:g} seconds")
         except InvalidCursor as error:
             return error
         except _CallerRefused:
@@ -173,13 +174,13 @@ class PeerLists:
     ) -> DaemonListPage:
         target = parse_url_server(url)
         assert target is not None, "the configuration accepts URLs only"
-        address = await self._resolver.find_address(target, DEADLINE)
+        address = await self._resolver.find_address(target, PEER_TIMEOUT)
         query = {**request.filter_parameters, **({"after": cursor} if cursor else {})}
         headers = Headers(
             {
                 b"Authorization": list(request.authorization),
                 b"User-Agent": [f"tawebeval/{__version__}".encode()],
-                OWN_LIST_HEADER.encode(): [str(request.limit).encode()],
+                SINGLE_DAEMON_LIST_HEADER.encode(): [str(request.limit).encode()],
             }
         )
         body = bytearray()
@@ -226,5 +227,5 @@ def make_peer_lists(resolver: Resolver, reactor: Any) -> PeerLists:
     return PeerLists(
         reactor,
         CheckedResolver(policy, resolver, reactor),
-        partial(PinnedAgent, reactor, tls_policy, DEADLINE),
+        partial(PinnedAgent, reactor, tls_policy, PEER_TIMEOUT),
     )

@@ -11,32 +11,32 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
 
 from tawebeval.errors import MalformedRequest
-from tawebeval.web.server.headers import JSON_TYPE, make_framing_headers, set_headers
+from tawebeval.web.server.headers import JSON_TYPE, make_content_headers, set_headers
 from tawebeval.web.server.request import ApiRequest
 
 NO_STORE_HEADERS = {b"Cache-Control": b"no-store"}
 
-MAX_DIGITS = 15
+MAX_NUMBER_DIGITS = 15
 """Maximum of digits of a whole number; every JSON library keeps that many exactly."""
 
-NUMBER_PATTERN = rf"[0-9]{{1,{MAX_DIGITS}}}"
+WHOLE_NUMBER_PATTERN = rf"[0-9]{{1,{MAX_NUMBER_DIGITS}}}"
 """Pattern of a whole number."""
 
-NUMBER = re.compile(NUMBER_PATTERN)
+WHOLE_NUMBER = re.compile(WHOLE_NUMBER_PATTERN)
 """The same, compiled."""
 
 _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may be commas in quotes
-_SECONDS = re.compile(rf'[ \t]*("?)({NUMBER_PATTERN})\1[ \t]*')  # in quotes or not, the same
+_SECONDS = re.compile(rf'[ \t]*("?)({WHOLE_NUMBER_PATTERN})\1[ \t]*')  # in quotes or not, the same
 
 
-def cast_request(request: IRequest) -> ApiRequest:
+def cast_to_api_request(request: IRequest) -> ApiRequest:
     """Return `request` as an ApiRequest, which all requests of the site are."""
     return cast(ApiRequest, request)
 
 
 def prepare_response(request: IRequest, body: bytes, content_type: bytes = JSON_TYPE) -> bytes:
     """Set the headers of a response with this body, and return the body."""
-    set_headers(request, {**make_framing_headers(body, content_type), **NO_STORE_HEADERS})
+    set_headers(request, {**make_content_headers(body, content_type), **NO_STORE_HEADERS})
     return body
 
 
@@ -58,7 +58,7 @@ def get_header(headers: Headers, name: str) -> str | None:
 
 def get_query_argument(request: IRequest, name: str) -> str | None:
     """Return a query parameter; None if it is absent. Raises: MalformedRequest."""
-    values = cast_request(request).args.get(name.encode(), [])
+    values = cast_to_api_request(request).args.get(name.encode(), [])
     if len(values) > 1:
         raise MalformedRequest(f"{name}: the query parameter is repeated; send it once")
     return values[0].decode("utf-8", "replace") if values else None
@@ -66,16 +66,16 @@ def get_query_argument(request: IRequest, name: str) -> str | None:
 
 def get_query_arguments(request: IRequest, is_wanted: Callable[[str], bool]) -> dict[str, str]:
     """Return the query parameters whose names are wanted, by name. Raises: MalformedRequest."""
-    names = (name.decode("utf-8", "replace") for name in cast_request(request).args)
+    names = (name.decode("utf-8", "replace") for name in cast_to_api_request(request).args)
     return {name: get_query_argument(request, name) or "" for name in names if is_wanted(name)}
 
 
 def get_query_number(request: IRequest, name: str) -> int | None:
     """Return a query parameter that is a whole number; None if absent. Raises: MalformedRequest."""
     text = get_query_argument(request, name)
-    if text is not None and not NUMBER.fullmatch(text):
+    if text is not None and not WHOLE_NUMBER.fullmatch(text):
         raise MalformedRequest(
-            f"{name}: {text[:80]!r} is not a whole number of up to {MAX_DIGITS} digits"
+            f"{name}: {text[:80]!r} is not a whole number of up to {MAX_NUMBER_DIGITS} digits"
         )
     return None if text is None else int(text)
 

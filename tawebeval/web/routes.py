@@ -34,10 +34,10 @@ from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path
 from tawebeval.web.auth import (
+    EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
     LINKS_ROUTE,
     PROBLEM_DOCUMENT_ROUTE,
-    PROBLEM_ROUTE,
     RERUN_ROUTE,
     STATUS_ROUTE,
     SUBMISSION_ROUTE,
@@ -52,7 +52,7 @@ from tawebeval.web.links import find_link, parse_link_lifetime
 from tawebeval.web.listing import list_evaluations
 from tawebeval.web.problem_list import describe_problem, list_problems
 from tawebeval.web.responses import (
-    cast_request,
+    cast_to_api_request,
     get_query_argument,
     get_query_arguments,
     prepare_json_response,
@@ -86,15 +86,15 @@ def make_app(context: WebContext) -> Klein:
 
     async def accept_form(request: IRequest) -> bytes:
         """Accept the form that has arrived."""
-        form = cast_request(request).form
+        form = cast_to_api_request(request).form
         if not isinstance(form, FormReceiver):
             raise NotFound  # another spelling of the path, for which no form was received
         form.close()
-        caller = cast_request(request).caller
+        caller = cast_to_api_request(request).caller
         identifier = registry.find_idempotent_answer(form.key, form.compute_digest(), caller)
         if identifier is None:
             identifier = registry.accept_form(await form.finish(), caller)
-            cast_request(request).form = None  # from now on its files are the evaluation's
+            cast_to_api_request(request).form = None  # from now on its files are the evaluation's
             await registry.wait_until_persisted()
         request.setHeader(b"Location", f"{base_path}/evaluation/{identifier}".encode())
         return prepare_json_response(request, make_evaluate_response(identifier))
@@ -104,7 +104,7 @@ def make_app(context: WebContext) -> Klein:
         """Begin the evaluation of a form with all fields."""
         return await accept_form(request)
 
-    @app.route(PROBLEM_ROUTE, methods=["POST"])
+    @app.route(EVALUATE_PROBLEM_ROUTE, methods=["POST"])
     async def evaluate_problem(request: IRequest, name: str) -> bytes:
         """Begin the evaluation of a form for a problem; `make_form_receiver` has set the others."""
         return await accept_form(request)
@@ -120,7 +120,7 @@ def make_app(context: WebContext) -> Klein:
         listing = list_problems(
             context.configuration,
             get_query_argument(request, "after"),
-            cast_request(request).permitted_problems,
+            cast_to_api_request(request).permitted_problems,
         )
         add_next_link(request, "/problems", listing["end"])
         return prepare_json_response(request, listing)
@@ -139,18 +139,18 @@ def make_app(context: WebContext) -> Klein:
     @app.route(SUBMISSION_ROUTE, methods=["GET"])
     async def submission(request: IRequest, identifier: str) -> bytes:
         """Return the submitted files of an evaluation."""
-        files = await registry.read_submission(identifier, cast_request(request).caller)
+        files = await registry.read_submission(identifier, cast_to_api_request(request).caller)
         return prepare_json_response(request, {"files": files})
 
     @app.route(EVENTS_ROUTE, methods=["GET"])
     async def events(request: IRequest, identifier: str) -> bytes:
         """Return a page of events, or a stream."""
-        return await send_events(context, cast_request(request), identifier)
+        return await send_events(context, cast_to_api_request(request), identifier)
 
     @app.route("/evaluations", methods=["GET"])
     async def evaluations(request: IRequest) -> bytes:
         """Return a page of the caller's evaluations."""
-        listing = await list_evaluations(context, cast_request(request))
+        listing = await list_evaluations(context, cast_to_api_request(request))
         given = get_query_arguments(request, is_filter_parameter)
         add_next_link(request, "/evaluations", listing["end"], **given)
         return prepare_json_response(request, listing)
@@ -176,14 +176,14 @@ def make_app(context: WebContext) -> Klein:
     @app.route(STATUS_ROUTE, methods=["GET"])
     async def status(request: IRequest, identifier: str) -> bytes:
         """Return the status document of an evaluation."""
-        document = await read_status(identifier, cast_request(request).caller)
+        document = await read_status(identifier, cast_to_api_request(request).caller)
         return prepare_json_response(request, document)
 
     @app.route(LINKS_ROUTE, methods=["POST"])
     async def make_link(request: IRequest, identifier: str) -> bytes:
         """Make a link that only reads an evaluation."""
         lifetime = parse_link_lifetime(request, context.configuration.callers)
-        caller = cast_request(request).caller
+        caller = cast_to_api_request(request).caller
         await read_status(identifier, caller)  # the evaluation is there, and is the caller's
         try:
             link, expires = await context.links.make_link(identifier, caller, lifetime)
@@ -196,7 +196,7 @@ def make_app(context: WebContext) -> Klein:
     async def revoke_links(request: IRequest, identifier: str) -> bytes:
         """Revoke all links of an evaluation, also of one that is forgotten."""
         with suppress(EvaluationExpired):
-            registry.get_status(identifier, cast_request(request).caller)
+            registry.get_status(identifier, cast_to_api_request(request).caller)
         try:
             await context.links.revoke_links(identifier)
         except OSError as error:
@@ -207,8 +207,8 @@ def make_app(context: WebContext) -> Klein:
     @app.route(STATUS_ROUTE, methods=["DELETE"])
     async def cancel(request: IRequest, identifier: str) -> bytes:
         """Cancel an evaluation; respond once it has ended."""
-        cast_request(request).has_to_wait = True
-        await registry.cancel_evaluation(identifier, cast_request(request).caller)
+        cast_to_api_request(request).waits_for_evaluation = True
+        await registry.cancel_evaluation(identifier, cast_to_api_request(request).caller)
         request.setResponseCode(NO_CONTENT)
         return b""
 
@@ -217,7 +217,7 @@ def make_app(context: WebContext) -> Klein:
     @app.handle_errors(RequestError, HTTPException)
     def refused(request: IRequest, failure: Failure) -> bytes:
         """Answer a request error."""
-        _explain(failure.value, paths, base_path, cast_request(request))
+        _explain(failure.value, paths, base_path, cast_to_api_request(request))
         return _send_problem(request, failure)
 
     @app.handle_errors(Exception)
@@ -230,8 +230,8 @@ def make_app(context: WebContext) -> Klein:
 
 
 def _send_problem(request: IRequest, failure: Failure) -> bytes:
-    body = problems.set_error_response(cast_request(request), failure.value)
-    return prepare_response(request, body, problems.CONTENT_TYPE)
+    body = problems.set_error_response(cast_to_api_request(request), failure.value)
+    return prepare_response(request, body, problems.PROBLEM_MEDIA_TYPE)
 
 
 def _explain(
@@ -270,16 +270,16 @@ class KleinApplication:
 
         Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
         """
-        if collapse_slashes(cast_request(request).path) in _OPEN_PATHS:
+        if collapse_slashes(cast_to_api_request(request).path) in _OPEN_PATHS:
             return ANONYMOUS_CALLER
-        link = find_link(cast_request(request))
+        link = find_link(cast_to_api_request(request))
         if link is not None:
-            return self._identify_link_reader(cast_request(request), link)
-        token = self.context.identify_token(request.method, request.requestHeaders)
+            return self._identify_link_reader(cast_to_api_request(request), link)
+        token = self.context.authenticate_token(request.method, request.requestHeaders)
         if token.permitted_problems is not None:
             check_problem_access(token.permitted_problems, *self._match_request(request))
-        cast_request(request).permitted_problems = token.permitted_problems
-        cast_request(request).is_read_only = token.is_read_only
+        cast_to_api_request(request).permitted_problems = token.permitted_problems
+        cast_to_api_request(request).is_read_only = token.is_read_only
         return token.caller
 
     def _identify_link_reader(self, request: ApiRequest, link: str) -> str:
@@ -294,16 +294,16 @@ class KleinApplication:
 
     def _match_request(self, request: IRequest) -> tuple[str, str, Mapping[str, Any]]:
         """Return the method, the route and its parameters, with which a form is received."""
-        path = collapse_slashes(unquote_to_bytes(cast_request(request).path))
-        return self.routes.match_request(request.method, path.replace(b"%", b"%25"))
+        path = collapse_slashes(unquote_to_bytes(cast_to_api_request(request).path))
+        return self.routes.match_route_with_parameters(request.method, path.replace(b"%", b"%25"))
 
     def make_form_receiver(self, request: IRequest, length: int | None) -> FormReceiver | None:
         """Return the receiver of a form that begins an evaluation. Raises: RequestError."""
-        asked = cast_request(request)
+        asked = cast_to_api_request(request)
         if asked.method != b"POST":
             return None
         _, route, parameters = self._match_request(asked)
-        if route not in (EVALUATE_ROUTE, PROBLEM_ROUTE, RERUN_ROUTE):
+        if route not in (EVALUATE_ROUTE, EVALUATE_PROBLEM_ROUTE, RERUN_ROUTE):
             return None
         return make_form_receiver(
             self.context,
@@ -326,10 +326,12 @@ class KleinApplication:
 
     def record_answer(self, request: IRequest, status: int, seconds: float) -> None:
         """Count a response by its route; log it if the access log is enabled."""
-        done, request_log = cast_request(request), self.context.request_log
+        done, request_log = cast_to_api_request(request), self.context.request_log
         self.context.links.remove_reader(done)
         method, route = self.routes.match_route(done.method, done.path)
-        request_log.record_answer(method, route, status, None if done.has_to_wait else seconds)
+        request_log.record_answer(
+            method, route, status, None if done.waits_for_evaluation else seconds
+        )
         if request_log.is_enabled:
             path, client = decode_path(done.path), done.remote_address.address
             caller = f"link of {done.caller}" if done.uses_link else done.caller
@@ -371,7 +373,7 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
         if not identifier:
             raise InvalidField("evaluation", "is required")
         wait = context.configuration.polls.older
-        _, page = await read_page(context, cast_request(request), identifier, wait)
+        _, page = await read_page(context, cast_to_api_request(request), identifier, wait)
         return prepare_response(request, page.encode_json())
 
 
@@ -386,7 +388,7 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
     @app.route(READY, methods=["GET"])
     def ready(request: IRequest) -> bytes:
         """Return 200 if the daemon takes work, else 503 with the reasons."""
-        obstacles = context.operator_sources.find_unreadiness_reasons()
+        obstacles = context.health_and_metrics.find_unreadiness_reasons()
         if obstacles:
             raise ServerNotReady(obstacles)
         return prepare_json_response(request, {"status": "ready", "version": __version__})
@@ -394,9 +396,9 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
     @app.route(METRICS, methods=["GET"])
     def metrics(request: IRequest) -> bytes:
         """Return the metrics in the text format of Prometheus."""
-        _check_reader(context, cast_request(request))
+        _check_reader(context, cast_to_api_request(request))
         return prepare_response(
-            request, context.operator_sources.collect_metrics(), METRICS_MEDIA_TYPE
+            request, context.health_and_metrics.collect_metrics(), METRICS_MEDIA_TYPE
         )
 
 
@@ -406,10 +408,10 @@ def _check_reader(context: WebContext, request: ApiRequest) -> None:
     if readers == "nobody":
         raise NotFound("metrics are disabled (metrics.readers)")
     if readers == "tokens":
-        assert context.operator_sources.metrics_authentication is not None, (
+        assert context.health_and_metrics.metrics_authentication is not None, (
             "the daemon does not start without"
         )
-        context.operator_sources.metrics_authentication.identify_caller(
+        context.health_and_metrics.metrics_authentication.identify_caller(
             headers.getRawHeaders(b"Authorization", [])
         )
     elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):

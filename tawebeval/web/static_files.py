@@ -28,7 +28,7 @@ from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.web.responses import prepare_response
 from tawebeval.web.server.headers import JSON_TYPE, make_general_headers, set_headers
 
-DESCRIPTION_PATH = "/openapi.json"
+OPENAPI_PATH = "/openapi.json"
 
 _MEDIA_TYPES = {
     "html": b"text/html; charset=utf-8",
@@ -163,7 +163,7 @@ def _load_resources() -> dict[str, StaticResource]:
     document = complete_openapi_document(orjson.loads((package / "openapi.json").read_bytes()))
     # Indented, for people read it, too.
     description = orjson.dumps(document, option=orjson.OPT_INDENT_2)
-    resources = {DESCRIPTION_PATH: StaticResource(description)}
+    resources = {OPENAPI_PATH: StaticResource(description)}
     for file in (package / "static").iterdir():
         media_type = _MEDIA_TYPES.get(file.name.rpartition(".")[2])
         if media_type is None:  # an editor's backup or swap file
@@ -206,7 +206,7 @@ def add_static_routes(app: Klein, threads: WorkerThreads) -> None:
         """Return a file that the page loads."""
         return await respond(request, f"/static/{name}")
 
-    @app.route(DESCRIPTION_PATH, methods=["GET"])
+    @app.route(OPENAPI_PATH, methods=["GET"])
     async def description(request: IRequest) -> bytes:
         """Return the OpenAPI description."""
-        return await respond(request, DESCRIPTION_PATH)
+        return await respond(request, OPENAPI_PATH)

@@ -119,7 +119,7 @@ async def send_stream(
     The connection of an observer is closed at discarded events: resuming there is 410.
     """
     channel = request.channel
-    subscription.reader_connection = measure_connection(channel.transport)
+    subscription.reader_connection = measure_reader_connection(channel.transport)
     flow = StreamFlowControl(clock)
     request.registerProducer(flow, True)
     try:
@@ -141,7 +141,7 @@ async def send_stream(
     request.unregisterProducer()
 
 
-def measure_connection(transport: Any) -> ReaderConnection:
+def measure_reader_connection(transport: Any) -> ReaderConnection:
     """Return the connection's progress for a subscription; limit its send buffer.
 
     Bytes in the kernel's send buffer are lost if the connection breaks.

@@ -11,10 +11,10 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from twisted.web.http_headers import Headers
 
-from tawebeval.web.static_files import DESCRIPTION_PATH, STATIC_RESOURCES
+from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES
 from tests.fakes.clients import Answer
 
-DOCUMENT: dict[str, Any] = json.loads(STATIC_RESOURCES[DESCRIPTION_PATH].content)
+DOCUMENT: dict[str, Any] = json.loads(STATIC_RESOURCES[OPENAPI_PATH].content)
 
 METHODS = ("get", "head", "post", "delete")
 

@@ -57,7 +57,7 @@ class DoctorTestCase(SynchronousTestCase):
             (doctor, "UNIT_FILES", ()),
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
-            (doctor, "find_unreadable_directories", lambda: ()),
+            (doctor, "find_unreadable_import_directories", lambda: ()),
             (doctor, "check_git_version", lambda: "git version 2.39.5"),
             (probe, "probe_overlays_or_copies", self.probe_with_overlays),
             (rlimits, "find_lowered_hard_limits", lambda: ()),

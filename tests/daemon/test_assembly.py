@@ -46,7 +46,7 @@ from tawebeval.daemon import directories, services, startup
 from tawebeval.daemon.assembly import build_daemon
 from tawebeval.daemon.directories import DaemonDirectories, open_directories
 from tawebeval.daemon.logging import LogWriter, format_text
-from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
+from tawebeval.daemon.reload import ConfigurationFile, ReloadService, read_configuration
 from tawebeval.daemon.services import (
     Daemon,
     EvaluationService,
@@ -121,7 +121,7 @@ class ServiceTests(SynchronousTestCase):
     ) -> Daemon:
         """Return a daemon with the configuration of a file, or with these settings."""
         return build_daemon(
-            file.last_read if file else Configuration(**settings),
+            file.initial_configuration if file else Configuration(**settings),
             self.directories,
             self.reactor,
             self.privileges,
@@ -416,7 +416,7 @@ class ServiceTests(SynchronousTestCase):
         for name in ("skip_retry_delays", "give_up_deliveries"):
             self.patch(callbacks, name, lambda name=name: steps.append(name))
         self.assertIs(self.successResultOf(evaluations.stopService()), False)
-        evaluations.kill_all()
+        evaluations.kill_all_evaluations()
         self.assertEqual(
             steps, ["skip_retry_delays", "drained in 20", "closed", "give_up_deliveries"]
         )
@@ -559,7 +559,7 @@ class ServiceTests(SynchronousTestCase):
         Path(tokens).write_text(line)
         reload()
         self.assertEqual(self.request("GET /evaluation/x", token).status, 404)
-        (reloader,) = (one for one in daemon if isinstance(one, Reloader))
+        (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
         reloader.stopService()
         self.assertIs(signal.getsignal(signal.SIGHUP), before)
         reloader.startService()
@@ -631,7 +631,7 @@ class ServiceTests(SynchronousTestCase):
 
     def reload(self, daemon: Daemon) -> ReloadResult:
         """Have the daemon reload."""
-        (reloader,) = (one for one in daemon if isinstance(one, Reloader))
+        (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
         return reloader.reload_files()
 
     def test_reload_of_configuration(self) -> None:
@@ -742,7 +742,7 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual([one.split("=")[0] for one in told], ["RELOADING"])
             raise ZeroDivisionError
 
-        (reloader,) = (one for one in daemon if isinstance(one, Reloader))
+        (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
         self.patch(reloader, "reloadables", [ReloadableFiles("x", (), fail, lambda _: None)])
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
@@ -802,7 +802,9 @@ class ServiceTests(SynchronousTestCase):
 
     def test_warnings(self) -> None:
         """What the user cannot read, and should, is told at the start with a remedy."""
-        self.patch(services, "find_unreadable_directories", lambda: [SetupProblem("/root/python")])
+        self.patch(
+            services, "find_unreadable_import_directories", lambda: [SetupProblem("/root/python")]
+        )
         tokens, password = Path(self.write_token()), self.file_with("s3cret")
         secrets = self.file_with(f"* {format_secret(OLD)}")
         unreadable = tokens, secrets, password

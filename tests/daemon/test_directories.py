@@ -55,12 +55,12 @@ class DirectoriesTests(SynchronousTestCase):
     def test_key(self) -> None:
         """The key is drawn once, kept, and for the daemon only."""
         first = self.open(seed=1)
-        self.assertEqual(first.identifier_key, straw(1)(32))
+        self.assertEqual(first.identifier_mac_key, straw(1)(32))
         path = self.root / "state" / "key"
         self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
-        self.assertNotIn(repr(first.identifier_key), repr(first))
+        self.assertNotIn(repr(first.identifier_mac_key), repr(first))
         self.close(first)
-        self.assertEqual(self.open(seed=2).identifier_key, first.identifier_key)
+        self.assertEqual(self.open(seed=2).identifier_mac_key, first.identifier_mac_key)
         self.assertFalse((self.root / "state" / "key.new").exists())
 
     def test_broken_key(self) -> None:
@@ -73,7 +73,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertIn(str(path), str(caught.exception))
         del caught  # and with it what was opened on the way
         path.rename(path.with_suffix(".new"))
-        self.assertEqual(self.open(seed=3).identifier_key, straw(3)(32))
+        self.assertEqual(self.open(seed=3).identifier_mac_key, straw(3)(32))
 
     def test_leftovers(self) -> None:
         """What an earlier daemon has left is removed when this one runs, but no repository."""
@@ -135,26 +135,26 @@ class DirectoriesTests(SynchronousTestCase):
     def test_removed(self) -> None:
         """What is removed while a daemon runs is made anew, and named; the rest is let be."""
         directories = self.open(seed=1)
-        self.assertEqual(directories.restore_missing(), [])
+        self.assertEqual(directories.restore_missing_directories(), [])
         key = self.root / "state" / "key"
         parts = (directories.uploads, directories.evaluations, directories.repositories)
         (directories.account_directory / "passwd").touch()
         for path in parts:
             path.rmdir()
         key.unlink()
-        self.assertEqual(directories.restore_missing(), list(parts))
+        self.assertEqual(directories.restore_missing_directories(), list(parts))
         for path in parts:
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
         self.assertFalse(key.exists())  # it is to be another one, at the next start
         self.assertTrue((directories.account_directory / "passwd").exists())
-        self.assertEqual(directories.restore_missing(), [])
+        self.assertEqual(directories.restore_missing_directories(), [])
 
     def test_removed_with_all_around(self) -> None:
         """Where the directory around them is gone they are not made: that is the operator's."""
         directories = self.open()
         shutil.rmtree(self.root / "state")
         with self.assertRaises(FileNotFoundError):
-            directories.restore_missing()
+            directories.restore_missing_directories()
         self.assertFalse((self.root / "state").exists())
 
     def test_in_use(self) -> None:

@@ -64,7 +64,7 @@ FEW = "400 allowed, and up to 528 may be needed -> raise TasksMax="
 
 # What is said of a part where something of the machine is replaced, and with which settings.
 FAULTS = (
-    ("python", WEAKER, SAID, doctor, "find_unreadable_directories", gives([PROBLEM]), ""),
+    ("python", WEAKER, SAID, doctor, "find_unreadable_import_directories", gives([PROBLEM]), ""),
     ("sandbox", BROKEN, SAID, doctor, "open_sandbox", ERROR, ""),
     (
         "sandbox",

@@ -19,7 +19,7 @@ from tawebeval.config import (
     RepositorySettings,
 )
 from tawebeval.daemon import doctor_storage as module
-from tawebeval.daemon.doctor_storage import compare_free_space
+from tawebeval.daemon.doctor_storage import check_free_space
 from tawebeval.daemon.findings import Finding
 from tawebeval.errors import SetupProblem, format_size
 from tawebeval.sandbox.disk_usage import DiskUsage
@@ -258,7 +258,7 @@ class SpaceTests(SynchronousTestCase):
 
     def compare(self) -> list[str | SetupProblem]:
         """Return what is found of each file system."""
-        return list(compare_free_space(CONFIGURATION, self.state, self.cache))
+        return list(check_free_space(CONFIGURATION, self.state, self.cache))
 
     def check_bound(self, path: Path, needed: int, start: str, taken: int = 0) -> SetupProblem:
         """Hold how much is needed, to the byte; return what is said where that is not there."""

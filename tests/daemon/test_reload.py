@@ -27,15 +27,15 @@ from tawebeval.config import (
 )
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.daemon import reload as module
+from tawebeval.daemon.process_setup import EarlyHangupHandler
 from tawebeval.daemon.reload import (
     ConfigurationFile,
-    ConfigurationReload,
-    Reloader,
+    ReloadableConfiguration,
+    ReloadService,
     find_changed_settings,
-    merge_live_settings,
+    merge_reloadable_settings,
     read_configuration,
 )
-from tawebeval.daemon.runtime import EarlyHangupHandler
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import digest_file
 from tawebeval.reloadable import ReloadableFiles, ReloadableSource, ReloadResult
@@ -71,11 +71,11 @@ class FakeSource:
 class HangupTests(SynchronousTestCase):
     """SIGHUP, before and after the start."""
 
-    def start(self) -> tuple[Reloader, MemoryReactor]:
+    def start(self) -> tuple[ReloadService, MemoryReactor]:
         """Start what takes the signal, on a reactor that does not run yet."""
         self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
         reactor = MemoryReactor()
-        reloader = Reloader((FakeSource("file"),), "", FakeNotifier("/notify"), reactor)
+        reloader = ReloadService((FakeSource("file"),), "", FakeNotifier("/notify"), reactor)
         self.patch(module.os, "access", lambda *_: True)
         early = EarlyHangupHandler()
         early.install_handler()
@@ -110,7 +110,7 @@ class ReloaderTests(SynchronousTestCase):
     ) -> tuple[ReloadResult, list[str]]:
         """Reload; return what has come of it, and what is logged of each level."""
         notifier = FakeNotifier("/notify")
-        reloader = Reloader(sources, copies, notifier, MemoryReactor())
+        reloader = ReloadService(sources, copies, notifier, MemoryReactor())
         with capturedLogs() as logged:
             outcome = reloader.reload_files(originals)
         self.assertEqual([one.split("=")[0] for one in notifier.sent], ["RELOADING", "READY"])
@@ -202,7 +202,7 @@ class ReloaderTests(SynchronousTestCase):
         """Each file that cannot be read is warned of at the start."""
         folder = Path(self.mktemp()).absolute()
         sources = [FakeSource(name, path=folder / name) for name in ("one", "two")]
-        reloader = Reloader(sources, "", FakeNotifier("/notify"), MemoryReactor())
+        reloader = ReloadService(sources, "", FakeNotifier("/notify"), MemoryReactor())
         with capturedLogs() as logged:
             reloader.startService()
         self.addCleanup(reloader.stopService)
@@ -232,10 +232,10 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.file.write_text(text)
         written = read_configuration(self.file)
         file = ConfigurationFile(self.file, (), written)
-        configuration_reload = ConfigurationReload(
+        configuration_reload = ReloadableConfiguration(
             file, written, (self.taken.append,), evaluations_last
         )
-        self.reloader = Reloader(
+        self.reloader = ReloadService(
             [configuration_reload], "", FakeNotifier("/notify"), MemoryReactor()
         )
 
@@ -314,7 +314,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         seen: list[Configuration] = []
         started = read_configuration(file)
         self.assertEqual(set(started.problems), {"one", "two"})
-        (reloadable,) = ConfigurationReload(
+        (reloadable,) = ReloadableConfiguration(
             ConfigurationFile(file, (), started), started, (seen.append,)
         ).list_reloadables()
         self.assertEqual(reloadable.paths, (file, problems))
@@ -352,7 +352,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
 
     def test_without_a_file(self) -> None:
         """Where defaults hold there is nothing to read again."""
-        configuration_reload = ConfigurationReload(ConfigurationFile(), Configuration(), ())
+        configuration_reload = ReloadableConfiguration(ConfigurationFile(), Configuration(), ())
         self.assertEqual(configuration_reload.list_reloadables(), ())
 
 
@@ -411,7 +411,7 @@ class LiveTests(SynchronousTestCase):
         for path in SETTINGS:
             wanted = changed(path)
             self.assertEqual(list(find_changed_settings(BEFORE, wanted)), [path])
-            found = merge_live_settings(BEFORE, wanted)
+            found = merge_reloadable_settings(BEFORE, wanted)
             self.assertIn(found, (BEFORE, wanted))
             if found == wanted:
                 taken.add(path)
@@ -428,12 +428,12 @@ class LiveTests(SynchronousTestCase):
     def test_peers(self) -> None:
         """Peers wait for a restart that changes the daemon's name: they need one."""
         wanted = Configuration(service=ServiceSettings(name="a", peers={"b": "http://10.0.0.2"}))
-        self.assertEqual(merge_live_settings(Configuration(), wanted), Configuration())
+        self.assertEqual(merge_reloadable_settings(Configuration(), wanted), Configuration())
 
     def test_several(self) -> None:
         """Of several changes in a section some are taken; what is only running stays."""
         wanted = msgspec.structs.replace(BEFORE, log=changed("log.level").log, listen=("tcp:1",))
         running = changed("http.connections")
         self.assertEqual(list(find_changed_settings(BEFORE, wanted)), ["listen", "log.level"])
-        found = merge_live_settings(running, wanted)
+        found = merge_reloadable_settings(running, wanted)
         self.assertEqual(found, msgspec.structs.replace(running, log=wanted.log))

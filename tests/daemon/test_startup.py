@@ -60,7 +60,7 @@ class FakeParts:
 
         return do
 
-    def restore_missing(self) -> list[Path]:
+    def restore_missing_directories(self) -> list[Path]:
         self.note("restore")()
         return list(self.gone)
 

@@ -21,7 +21,7 @@ from zope.interface.verify import verifyObject
 from tawebeval import __version__
 from tawebeval.config import Configuration
 from tawebeval.daemon import tap
-from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
+from tawebeval.daemon.reload import ConfigurationFile, ReloadService, read_configuration
 from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
@@ -99,7 +99,7 @@ class ConfigurationFileTests(SynchronousTestCase):
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
         file = ConfigurationFile(path, ("tcp:1",), read_configuration(path, ("tcp:1",)))
-        self.assertEqual(file.read_configuration(), file.last_read)
+        self.assertEqual(file.read_configuration(), file.initial_configuration)
         self.assertEqual(file.read_configuration().listen, ("tcp:1",))
 
     def test_refused(self) -> None:
@@ -158,7 +158,7 @@ class MakeServiceTests(SynchronousTestCase):
         """A reload reads the file that the daemon was started with, wherever the daemon goes."""
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
-        (reloader,) = (one for one in self.make("-c", str(path)) if isinstance(one, Reloader))
+        (reloader,) = (one for one in self.make("-c", str(path)) if isinstance(one, ReloadService))
         self.addCleanup(os.chdir, Path.cwd())
         path.write_text("[polls]\nwait = -1")
         absolute = path.absolute()

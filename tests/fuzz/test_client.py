@@ -26,7 +26,7 @@ from zope.interface import implementer
 from tawebeval.client import Client, ClientError, Event, Page, sync_client
 from tawebeval.client.events import split_cursor
 from tawebeval.client.http import HttpRequest
-from tawebeval.client.operations import RequestResult, Pause
+from tawebeval.client.operations import Pause, RequestResult
 from tawebeval.client.twisted_client import TwistedClient
 from tests.cases.client import REQUEST
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated

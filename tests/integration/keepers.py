@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tawebeval.daemon.lasting import KEEPER_VARIABLE
+from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
 from tawebeval.evaluations.keeper_journal import JOURNAL_SUFFIX
 from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.sandbox.workspace import derive_log_name
@@ -29,7 +29,7 @@ class KeptDaemon(Daemon):
         self._keeper_folder.chmod(0o700)
         self.socket = self._keeper_folder / "socket"
         self._keeper: subprocess.Popen[bytes] | None = None
-        super().__init__(configuration, **{KEEPER_VARIABLE: str(self.socket)}, **more)
+        super().__init__(configuration, **{KEEPER_SOCKET_VARIABLE: str(self.socket)}, **more)
 
     async def start_keeper(self, open_files: int | None = None) -> None:
         """Start the keeper, with this limit of descriptors, and wait until it listens."""
@@ -74,7 +74,7 @@ class KeptDaemon(Daemon):
     def share(self, other: KeptDaemon) -> None:
         """Use the directories and the keeper of another daemon."""
         self.state, self.cache, self.socket = other.state, other.cache, other.socket
-        self._environment = {KEEPER_VARIABLE: str(other.socket)}
+        self._environment = {KEEPER_SOCKET_VARIABLE: str(other.socket)}
 
     @property
     def exit_status(self) -> int | None:

@@ -18,7 +18,7 @@ from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
 
 BECOME = """
 import os, sys
-from tawebeval.daemon.runtime import preload_modules
+from tawebeval.daemon.process_setup import preload_modules
 preload_modules()  # this Python may lie where only root can read
 import pyseccomp, twisted.internet.reactor
 os.setgroups([])

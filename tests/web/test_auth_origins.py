@@ -10,7 +10,7 @@ from tawebeval.web.auth import (
     check_read_origin,
     check_write_origin,
     classify_endpoint,
-    find_doubtful_endpoints,
+    find_endpoints_of_unknown_exposure,
 )
 
 
@@ -35,7 +35,7 @@ class EndpointTests(SynchronousTestCase):
     def test_unknown(self) -> None:
         """Sockets that somebody else has opened are the operator's affair."""
         endpoints = ["unix:/x", "systemd:domain=INET:index=0", "fd:fileno=3"]
-        self.assertEqual(find_doubtful_endpoints(endpoints), endpoints[1:])
+        self.assertEqual(find_endpoints_of_unknown_exposure(endpoints), endpoints[1:])
 
     def test_others(self) -> None:
         """Everything else, also what only looks like this machine."""
@@ -59,7 +59,7 @@ class EndpointTests(SynchronousTestCase):
             self.assertIs(classify_endpoint(endpoint), EndpointExposure.OTHER_MACHINES, endpoint)
             error = str(
                 self.assertRaises(
-                    ConfigurationError, find_doubtful_endpoints, ["unix:/x", endpoint]
+                    ConfigurationError, find_endpoints_of_unknown_exposure, ["unix:/x", endpoint]
                 )
             )
             self.assertIn(repr(endpoint), error)

@@ -8,9 +8,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http_headers import Headers
 
 from tawebeval.errors import NotAcceptable
-from tawebeval.web.events import PAGE_TYPE, STREAM_FRAMINGS, negotiate_media_type
+from tawebeval.web.events import PAGE_MEDIA_TYPE, STREAM_FRAMINGS, negotiate_media_type
 
-OFFERED = [PAGE_TYPE, *STREAM_FRAMINGS]
+OFFERED = [PAGE_MEDIA_TYPE, *STREAM_FRAMINGS]
 JSON, EVENTS, LINES, ND = OFFERED
 
 

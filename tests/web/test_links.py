@@ -230,7 +230,7 @@ class TokenlessTests(WebTestCase):
         lifetimes = [100, 50, 70]
         links = []
         waiting = self.connect()
-        with mock.patch.object(module, "MAX_LINKED", 2):
+        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS", 2):
             for path, lifetime in zip(paths, lifetimes, strict=True):
                 made = self.request("POST", f"{path}/links?lifetime={lifetime}").json()
                 links.append(made["link"])
@@ -306,7 +306,7 @@ class BoundTests(LinkTestCase):
     def test_slots(self) -> None:
         """So many at once, of one evaluation and in all; the owner is not affected."""
         link = self.share()
-        for bound in ("MAX_READERS", "MAX_READERS_OF_ONE"):
+        for bound in ("MAX_LINK_READERS", "MAX_LINK_READERS_PER_EVALUATION"):
             with mock.patch.object(module, bound, 2):
                 after = self.call("GET", f"{self.path}/events", 200, "alice").json()["end"]
                 waiting = [self.connect(), self.connect()]
@@ -324,7 +324,7 @@ class BoundTests(LinkTestCase):
         """So many in a minute, and none of them counts for the owner."""
         self.service.access.rate_limit.per_minute = 2
         link = self.share()
-        for bound in ("REQUESTS_PER_MINUTE", "REQUESTS_PER_MINUTE_OF_ONE"):
+        for bound in ("REQUESTS_PER_MINUTE", "REQUESTS_PER_MINUTE_PER_EVALUATION"):
             with mock.patch.object(module, bound, 4):
                 self.read(link)
                 self.read(link)
@@ -337,17 +337,17 @@ class BoundTests(LinkTestCase):
         link = self.share("?lifetime=5")
         other = self.begin("bob").json()["id"]
         place = f"/evaluation/{other}/links"
-        with mock.patch.object(module, "MAX_LINKED", 1):
+        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS", 1):
             self.call("POST", place, 503, "bob")
             self.read(self.share("?lifetime=1"))
-        with mock.patch.object(module, "MAX_LINKED_PER_CALLER", 1):
+        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS_PER_CALLER", 1):
             self.call("POST", place, 200, "bob")
             self.call("DELETE", place, 204, "bob")
-        with mock.patch.object(module, "MAX_LINKED_PER_CALLER", 0):
+        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS_PER_CALLER", 0):
             self.call("POST", place, 429, "bob")
         self.service.reactor.advance(5)
         self.read(link, status=401)
-        with mock.patch.object(module, "MAX_LINKED", 1):
+        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS", 1):
             self.call("POST", place, 200, "bob")
         self.assertEqual(list(self.links.grants), [other])
 

@@ -24,10 +24,10 @@ from tawebeval.core.results import MAX_GOAL_NAMES_BYTES, MAX_GOALS, VERDICTS
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
-from tawebeval.web.responses import MAX_DIGITS
+from tawebeval.web.responses import MAX_NUMBER_DIGITS
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import problems
-from tawebeval.web.static_files import DESCRIPTION_PATH, STATIC_RESOURCES, complete_openapi_document
+from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES, complete_openapi_document
 from tawebeval.webhooks.callback import CallbackState
 from tests.cases import described
 from tests.cases.described import DOCUMENT, complaints, operations, resolve
@@ -196,7 +196,7 @@ class DocumentTests(SynchronousTestCase):
 
     def test_missing_component(self) -> None:
         """A description that says nothing of a header of all answers is not taken."""
-        document = orjson.loads(STATIC_RESOURCES[DESCRIPTION_PATH].content)
+        document = orjson.loads(STATIC_RESOURCES[OPENAPI_PATH].content)
         del document["components"]["headers"]["Server"]
         self.assertRaises(KeyError, complete_openapi_document, document)
 
@@ -235,7 +235,7 @@ class ContentTests(SynchronousTestCase):
         """Numbers in a query have up to so many digits."""
         for name in ("wait", "limit", "skip"):
             schema = DOCUMENT["components"]["parameters"][name]["schema"]
-            self.assertEqual(schema["maximum"], 10**MAX_DIGITS - 1)
+            self.assertEqual(schema["maximum"], 10**MAX_NUMBER_DIGITS - 1)
 
     def test_identifier(self) -> None:
         """The form of identifiers, which the page knows, too."""
@@ -390,7 +390,7 @@ class ServedTests(CallerTestCase):
     def test_served(self) -> None:
         """Anybody may have it, without a token, and in any page."""
         answer = self.request("GET", "/openapi.json")
-        self.assertEqual(answer.body, STATIC_RESOURCES[DESCRIPTION_PATH].content)
+        self.assertEqual(answer.body, STATIC_RESOURCES[OPENAPI_PATH].content)
         self.assertEqual(answer.headers["content-type"], "application/json")
 
     def test_kept(self) -> None:

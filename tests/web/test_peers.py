@@ -314,7 +314,7 @@ class AwayTests(SeveralTestCase):
         self.fates["b"] = lambda: Deferred(cancelled.append)
         asked = self.send("a")
         self.assertEqual(asked.received, b"")
-        self.reactor.advance(peers.DEADLINE)
+        self.reactor.advance(peers.PEER_TIMEOUT)
         self.assertEqual(asked.answer().json()["away"], ["b"])
         self.assertEqual(len(cancelled), 1)
         self.assertEqual(self.warnings, ["no answer within 2 seconds"])
@@ -393,7 +393,7 @@ class RequestTests(SeveralTestCase):
         lists._agent = agent
         asked = ListRequest("", (), {}, 33)
         found = Deferred.fromCoroutine(lists.fetch_list_pages({"b": URLS["b"]}, {"b": None}, asked))
-        self.assertEqual(limits[0].remaining_bytes, 16 * 1024 + 33 * peers.MAX_ENTRY_BYTES)
+        self.assertEqual(limits[0].remaining_bytes, 16 * 1024 + 33 * peers.MAX_LIST_ENTRY_BYTES)
         self.assertEqual(reactor.tcpClients[0][:2], ("10.0.0.9", 8080))
-        reactor.advance(peers.DEADLINE)
+        reactor.advance(peers.PEER_TIMEOUT)
         self.assertEqual(self.successResultOf(found), {})

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IAddress
 from tawebeval import __version__
 from tawebeval.config import Configuration, MetricsSettings
 from tawebeval.web.auth import Authentication, RateLimit
-from tawebeval.web.context import OperatorSources
+from tawebeval.web.context import HealthAndMetrics
 from tawebeval.web.routes import METRICS_MEDIA_TYPE
 from tests.cases.polls import TOKENS
 from tests.cases.web import WebTestCase
@@ -33,8 +33,8 @@ class OperationsTestCase(WebTestCase):
         tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
         self.obstacles: list[str] = []
         self.set(
-            "operator_sources",
-            OperatorSources(
+            "health_and_metrics",
+            HealthAndMetrics(
                 lambda: self.obstacles,
                 lambda: b"some 1\n",
                 Authentication(RateLimit(0, self.service.reactor.seconds), tokens),

@@ -12,12 +12,12 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web import static_files
-from tawebeval.web.static_files import DESCRIPTION_PATH, STATIC_RESOURCES, StaticResource
+from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES, StaticResource
 from tests.cases import described
 from tests.cases.web import LINK, CallerTestCase, WebTestCase
 from tests.fakes.clients import Answer
 
-ASSETS = {path: found for path, found in STATIC_RESOURCES.items() if path != DESCRIPTION_PATH}
+ASSETS = {path: found for path, found in STATIC_RESOURCES.items() if path != OPENAPI_PATH}
 FILES = Path(static_files.__file__).with_name("static")
 ROOT = Path(__file__).resolve().parents[2]
 MAX_COMPRESSED_PAGE = 150 * 1024

@@ -424,7 +424,7 @@ class ClientGoneTests(StreamTestCase):
 
 
 class ConnectionTests(SynchronousTestCase):
-    """`measure_connection`."""
+    """`measure_reader_connection`."""
 
     def test_send_buffer(self) -> None:
         """The kernel's send buffer is limited, below TLS too; Linux doubles the limit."""
@@ -442,13 +442,17 @@ class ConnectionTests(SynchronousTestCase):
                 protocol.makeConnection(transport)
                 transport = protocol
             # A socket that is no TCP socket shows no progress.
-            self.assertIsInstance(streams.measure_connection(transport), UnmeasuredConnection)
+            self.assertIsInstance(
+                streams.measure_reader_connection(transport), UnmeasuredConnection
+            )
             size = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             self.assertEqual(size, 2 * 64 * 1024)
 
     def test_no_socket(self) -> None:
         """A transport without a socket stays as it is."""
-        self.assertIsInstance(streams.measure_connection(StringTransport()), UnmeasuredConnection)
+        self.assertIsInstance(
+            streams.measure_reader_connection(StringTransport()), UnmeasuredConnection
+        )
 
 
 class DefectTests(StreamTestCase):

@@ -20,9 +20,9 @@ from tawebeval.web.server import problems
 from tawebeval.web.server.headers import (
     encode_headers,
     encode_status_line,
-    make_framing_headers,
+    make_content_headers,
     make_general_headers,
-    sort_framing_headers_first,
+    sort_content_headers_first,
 )
 from tawebeval.web.server.interface import ChannelSite, FastPath
 from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, ConnectionPeer
@@ -229,7 +229,7 @@ class ApiChannel(TimeoutChannel):
             if not self._awaits_close_frame:
                 raise
 
-    def exempt_websocket_bytes(self, size: int) -> None:
+    def exempt_message_from_limit(self, size: int) -> None:
         """Do not count a meaningful message of `size` bytes against the limit."""
         self._socket_received -= _SHORT_FRAME + size
 
@@ -260,7 +260,7 @@ class ApiChannel(TimeoutChannel):
 
     # The daemon's end
 
-    def check_last_answer(self) -> bool:
+    def check_draining(self) -> bool:
         """Tell whether the daemon drains; if so, this response is the last one."""
         if self.site.open_connections.is_draining:
             self.persistent = False
@@ -268,9 +268,9 @@ class ApiChannel(TimeoutChannel):
 
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
         """Write a response's head, with `Connection: close` if it is the last one."""
-        if self.check_last_answer() and not headers.hasHeader(b"Connection"):
+        if self.check_draining() and not headers.hasHeader(b"Connection"):
             headers.setRawHeaders(b"Connection", [b"close"])
-        super().writeHeaders(version, code, reason, sort_framing_headers_first(headers))
+        super().writeHeaders(version, code, reason, sort_content_headers_first(headers))
 
     def drain_connection(self) -> None:
         """Refuse an unfinished request, or close after the current response."""
@@ -336,7 +336,7 @@ class ApiChannel(TimeoutChannel):
         self.site.application.record_refusal(status.value, self.peer.address)
         body = problems.make_problem_document(status, detail)
         headers = {
-            **make_framing_headers(body, problems.CONTENT_TYPE),
+            **make_content_headers(body, problems.PROBLEM_MEDIA_TYPE),
             **make_general_headers(self.site.application.origins, []),
             b"Connection": b"close",
             **(more or {}),

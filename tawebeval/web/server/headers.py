@@ -39,12 +39,12 @@ def make_general_headers(
     return headers
 
 
-def make_framing_headers(body: bytes, content_type: bytes = JSON_TYPE) -> dict[bytes, bytes]:
-    """Return the headers that stand first in a response (`sort_framing_headers_first`)."""
+def make_content_headers(body: bytes, content_type: bytes = JSON_TYPE) -> dict[bytes, bytes]:
+    """Return the headers that stand first in a response (`sort_content_headers_first`)."""
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 
 
-def sort_framing_headers_first(headers: Headers) -> Headers:
+def sort_content_headers_first(headers: Headers) -> Headers:
     """Return the headers with those first that say where the body ends.
 
     Some clients take a response with a truncated head for a complete one without a body (curl

@@ -22,7 +22,7 @@ RETRY_AFTER_SECONDS = 5
 """Seconds of the header `Retry-After` where a limit of connections or requests is reached."""
 
 _REQUEST_GRACE = 1.0  # seconds for an idle connection to begin its last request
-CLOSE_TIMEOUT = 5.0
+DRAIN_TIMEOUT = 5.0
 """Seconds for all clients to take their responses."""
 
 
@@ -42,13 +42,13 @@ class RemoteAddress:
 class ConnectionPeer:
     """The other end of a connection: its address, and the address group the connection counts for.
 
-    `fixed_client` is the client of all requests on it; None for a trusted proxy, which names the
+    `direct_client` is the client of all requests on it; None for a trusted proxy, which names the
     client in each request.
     """
 
     address: str
     address_group: str
-    fixed_client: RemoteAddress | None
+    direct_client: RemoteAddress | None
 
 
 @attrs.frozen
@@ -83,8 +83,8 @@ class ClientAddressResolver:
 
         Raises: MalformedRequest.
         """
-        if peer.fixed_client is not None:
-            return peer.fixed_client
+        if peer.direct_client is not None:
+            return peer.direct_client
         values = headers.getRawHeaders(self.proxies.header.encode(), [])
         said = self.proxies.find_client_address([value.decode("latin-1") for value in values])
         return (
@@ -104,7 +104,7 @@ class ConnectionLimits:
     settings: HttpSettings
     refused_connections: int = 0
     connection_count: int = 0
-    count_by_group: Counter[str] = attrs.field(factory=Counter)
+    connections_by_address_group: Counter[str] = attrs.field(factory=Counter)
 
     def add_connection(self, group: str) -> bool:
         """Count a connection of a group; return False, without counting, at a limit."""
@@ -128,17 +128,17 @@ class ConnectionLimits:
         if not group:
             return True
         most = self.settings.connections_per_address
-        if most and self.count_by_group[group] >= most:
+        if most and self.connections_by_address_group[group] >= most:
             return False
-        self.count_by_group[group] += 1
+        self.connections_by_address_group[group] += 1
         return True
 
     def remove_proxied_request(self, group: str) -> None:
         """Count one request less."""
         if group:
-            self.count_by_group[group] -= 1
-            if not self.count_by_group[group]:
-                del self.count_by_group[group]
+            self.connections_by_address_group[group] -= 1
+            if not self.connections_by_address_group[group]:
+                del self.connections_by_address_group[group]
 
 
 class DrainableConnection(Protocol):
@@ -181,7 +181,7 @@ class OpenConnections:
         for connection in list(self._connections):
             connection.close_if_idle()
 
-    async def drain_connections(self, patience: float = CLOSE_TIMEOUT) -> None:
+    async def drain_connections(self, patience: float = DRAIN_TIMEOUT) -> None:
         """Close all connections; abort those that take longer than `patience` seconds."""
         self.close_idle_connections()
         first = min(_REQUEST_GRACE, patience / 2)

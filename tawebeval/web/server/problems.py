@@ -19,7 +19,7 @@ from tawebeval.web.server.headers import set_headers
 
 _RETRY_AFTER = 60  # seconds, where the disk does not take a form
 
-CONTENT_TYPE = b"application/problem+json"
+PROBLEM_MEDIA_TYPE = b"application/problem+json"
 
 ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
@@ -108,7 +108,7 @@ def set_error_response(request: IRequest, error: BaseException | None) -> bytes:
     set_headers(request, problem.headers)
     # Twisted does not know the phrases of all of them.
     request.setResponseCode(problem.status, problem.status.phrase.encode())
-    request.setHeader(b"Content-Type", CONTENT_TYPE)
+    request.setHeader(b"Content-Type", PROBLEM_MEDIA_TYPE)
     return problem.body
 
 

@@ -65,7 +65,7 @@ log = Logger()
 class ApiRequest(Request):
     """A request; its form, if it has one, is in `form` before the request is processed.
 
-    `has_to_wait` is whether the response waits for events or for the end of an evaluation.
+    `waits_for_evaluation` is whether the response waits for events or for the end of an evaluation.
     `permitted_problems` are the problems to which the token is restricted; None: it is not.
     `uses_link` is whether the request has a link, `is_read_only` whether it has a link or a token
     that only reads.
@@ -78,7 +78,7 @@ class ApiRequest(Request):
     is_read_only = False
     uses_link = False
     # Whether the answer is to wait for events, or for the end of an evaluation.
-    has_to_wait = False
+    waits_for_evaluation = False
     remote_address: RemoteAddress
     _group = ""  # as whose this request counts besides its connection
     _started_at: float | None = None  # when there was something to answer, in seconds of the clock

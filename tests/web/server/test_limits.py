@@ -93,7 +93,7 @@ class ConnectionsTests(ConnectionsTestCase):
             connection = self.connect_from(ipv4(last))
             self.check_open(connection)
             connection.lose()
-        self.assertEqual(self.service.site.connection_limits.count_by_group, {})
+        self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
 

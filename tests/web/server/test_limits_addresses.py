@@ -33,9 +33,9 @@ class PeerTests(SynchronousTestCase):
         ):
             peer = clients.identify_peer(address)
             self.assertEqual((peer.address, peer.address_group), (name, group))
-            assert peer.fixed_client is not None
+            assert peer.direct_client is not None
             self.assertEqual(
-                (peer.fixed_client.address, peer.fixed_client.address_group), (name, "")
+                (peer.direct_client.address, peer.direct_client.address_group), (name, "")
             )
 
     def test_proxies(self) -> None:
@@ -48,10 +48,10 @@ class PeerTests(SynchronousTestCase):
             (unix, UNIXAddress(None)),
         ):
             peer = clients.identify_peer(address)
-            self.assertIsNone(peer.fixed_client)
+            self.assertIsNone(peer.direct_client)
             self.assertEqual(peer.address_group, "")
         for address in (None, PROXY):
-            self.assertIsNotNone(unix.identify_peer(address).fixed_client)
+            self.assertIsNotNone(unix.identify_peer(address).direct_client)
 
 
 class ProxiedTestCase(RawTestCase):
@@ -181,7 +181,7 @@ class LimitTests(ProxiedTestCase):
                 self.assertEqual(connection.answer().status, 200)
                 connection.lose()
             self.identifier = self.evaluate()
-            self.assertEqual(self.service.site.connection_limits.count_by_group, {})
+            self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
 
     def test_in_all(self) -> None:
         """There are so many connections in all, the proxy's among them."""
@@ -204,10 +204,11 @@ class LimitTests(ProxiedTestCase):
             )
             if fails == "gone":
                 self.assertEqual(
-                    self.service.site.connection_limits.count_by_group, {"192.0.2.7": 1}
+                    self.service.site.connection_limits.connections_by_address_group,
+                    {"192.0.2.7": 1},
                 )
             connection.lose()
-            self.assertEqual(self.service.site.connection_limits.count_by_group, {})
+            self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
 
     def test_refused(self) -> None:
         """Whoever is refused for want of a token counts no longer."""
@@ -215,23 +216,23 @@ class LimitTests(ProxiedTestCase):
         def refuse(*_: object) -> str:
             raise Unauthorized("no")
 
-        self.patch(type(self.service.context.authentication), "identify_token", refuse)
+        self.patch(type(self.service.context.authentication), "authenticate_token", refuse)
         for fast in (True, False):
             connection = self.wait("192.0.2.7", fast)
             self.check_raw(connection.answer(), 401)
-            self.assertEqual(self.service.site.connection_limits.count_by_group, {})
+            self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
 
     def test_tokens_come_later(self) -> None:
         """Whoever has too many requests does not use up a share by it."""
         asked: list[object] = []
         access = self.service.context.authentication
-        admit = type(access).identify_token
+        admit = type(access).authenticate_token
 
         def count(self: Any, *arguments: Any) -> str:
             asked.append(arguments)
             return admit(self, *arguments)
 
-        self.patch(type(access), "identify_token", count)
+        self.patch(type(access), "authenticate_token", count)
         for fast in (True, False):
             held = [self.wait("192.0.2.7", fast) for _ in range(3)]
             self.assertEqual(len(asked), 2)

@@ -1,4 +1,4 @@
-"""`daemon.runtime`: descriptors that epoll may not watch are waited for all the same."""
+"""`daemon.process_setup`: descriptors that epoll may not watch are waited for all the same."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon import runtime
-from tawebeval.daemon.runtime import FallbackPoller, add_poll_fallback
+from tawebeval.daemon import process_setup
+from tawebeval.daemon.process_setup import FallbackPoller, add_poll_fallback
 from tests.fakes.epoll import LimitedEpoll
 
 IN, OUT, HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP
@@ -139,7 +139,7 @@ class ReactorTests(PollerTestCase):
         reactor = EPollReactor()
         for each in reactor.getReaders():
             self.addCleanup(each.connectionLost, None)
-        self.patch(runtime, "FallbackPoller", self.replace)
+        self.patch(process_setup, "FallbackPoller", self.replace)
         add_poll_fallback(reactor)
         reading, writing = self.pipe()
         reader = Reader(reading)

@@ -26,7 +26,7 @@ from tawebeval.linux.rlimits import (
 )
 from tawebeval.webhooks.deliveries import DELIVERY_OVERHEAD_BYTES
 
-KEEPER_VARIABLE = "TAWEBEVAL_KEEPER"
+KEEPER_SOCKET_VARIABLE = "TAWEBEVAL_KEEPER"
 """The environment variable with the path of the keeper's socket."""
 
 log = Logger()
@@ -41,14 +41,14 @@ def open_keeper_client(
     cannot, if the keeper is of another version, or if its hard limits are too low for evaluators.
     """
     setting = configuration.service.lasting
-    path = environment.get(KEEPER_VARIABLE, "")
+    path = environment.get(KEEPER_SOCKET_VARIABLE, "")
     if not setting:
         return None
     if setting == "auto" and (not path or configuration.sandbox.kind == "none"):
         return None
     if not path:
         raise ConfigurationError(
-            f"service.lasting: no keeper is named ({KEEPER_VARIABLE})",
+            f"service.lasting: no keeper is named ({KEEPER_SOCKET_VARIABLE})",
             "start the daemon by tawebeval.service, or set service.lasting = false",
         )
     if configuration.sandbox.kind == "none":
@@ -66,15 +66,15 @@ def open_keeper_client(
     return client
 
 
-def count_journals(configuration: Configuration, environment: Mapping[str, str]) -> int:
+def compute_max_journals(configuration: Configuration, environment: Mapping[str, str]) -> int:
     """Return the most journals of evaluations at once; 0 if evaluations end with the daemon."""
-    if not (configuration.service.lasting and environment.get(KEEPER_VARIABLE)):
+    if not (configuration.service.lasting and environment.get(KEEPER_SOCKET_VARIABLE)):
         return 0
     settings = configuration.evaluations
     return resolve_run_slot_count(settings.running) + settings.queued + settings.kept
 
 
-def describe_keeper_allowances(
+def describe_keeper_headroom(
     configuration: Configuration, environment: Mapping[str, str], client: KeeperClient
 ) -> Iterator[str | SetupProblem]:
     """Yield what the keeper may have and need: a problem where it may have too few. Blocks, hardly.
@@ -82,7 +82,7 @@ def describe_keeper_allowances(
     What the kernel does not tell is left out.
     """
     callbacks = configuration.callbacks
-    others = count_journals(configuration, environment)
+    others = compute_max_journals(configuration, environment)
     others += callbacks.buffer // DELIVERY_OVERHEAD_BYTES if callbacks.enabled else 0
     parent = find_pids_controller_parent(client.cgroups)
     with suppress(PermissionError):  # the keeper of another user
@@ -106,7 +106,7 @@ def open_run_keeper(
     try:
         client = open_keeper_client(configuration, environment)
         if client is not None:
-            for found in describe_keeper_allowances(configuration, environment, client):
+            for found in describe_keeper_headroom(configuration, environment, client):
                 if isinstance(found, SetupProblem):
                     log.warn("the keeper's {problem}", problem=str(found))
             return RunKeeper(client, reactor)
@@ -124,7 +124,7 @@ def open_run_keeper(
 
 def _drop_bundles(environment: Mapping[str, str]) -> None:
     """End what an earlier process has left with a keeper that is not used any more. Blocks."""
-    path = environment.get(KEEPER_VARIABLE, "")
+    path = environment.get(KEEPER_SOCKET_VARIABLE, "")
     if path:
         with suppress(OSError, ConfigurationError):
             client = KeeperClient.connect(path)

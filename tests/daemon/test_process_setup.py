@@ -1,4 +1,4 @@
-"""`daemon.runtime`: allocator, garbage collector, clock, imports and signals of the process."""
+"""`daemon.process_setup`: allocator, garbage collector, clock, imports and signals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
-from tawebeval.daemon import runtime
-from tawebeval.daemon.runtime import (
-    KEPT_FREE_BYTES,
+from tawebeval.daemon import process_setup
+from tawebeval.daemon.process_setup import (
     LATE_IMPORTS,
-    UNUSED_PACKAGES,
+    MALLOC_TRIM_THRESHOLD,
+    NOT_PRELOADED_PACKAGES,
     ShutdownSignals,
-    find_unreadable_directories,
+    find_unreadable_import_directories,
     freeze_objects,
     keep_freed_memory,
     use_monotonic_clock,
@@ -37,7 +37,7 @@ BLOCK = 256 * 1024
 SCRIPT = f"""
 import json, resource, sys
 from pathlib import Path
-from tawebeval.daemon.runtime import keep_freed_memory
+from tawebeval.daemon.process_setup import keep_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -82,14 +82,14 @@ class AllocatorTests(SynchronousTestCase):
 
     def test_used_again(self) -> None:
         """What is freed and used again is mapped once, where else it is each time."""
-        size = KEPT_FREE_BYTES // 2
+        size = MALLOC_TRIM_THRESHOLD // 2
         self.assertGreater(mapped_and_left("as it is", size)[0], size / 2)
         self.assertLess(mapped_and_left("kept", size)[0], size / 20)
 
     def test_given_back(self) -> None:
         """Of much more than is to be kept the rest goes back."""
-        left = mapped_and_left("kept", 8 * KEPT_FREE_BYTES)[1]
-        self.assertLess(left, 1.2 * KEPT_FREE_BYTES)
+        left = mapped_and_left("kept", 8 * MALLOC_TRIM_THRESHOLD)[1]
+        self.assertLess(left, 1.2 * MALLOC_TRIM_THRESHOLD)
 
 
 class OtherLibraryTests(SynchronousTestCase):
@@ -97,7 +97,7 @@ class OtherLibraryTests(SynchronousTestCase):
 
     def test_nothing(self) -> None:
         """It stays as it is, and the daemon starts all the same."""
-        self.patch(runtime.ctypes, "CDLL", lambda name: object())
+        self.patch(process_setup.ctypes, "CDLL", lambda name: object())
         self.assertFalse(keep_freed_memory())
 
 
@@ -221,7 +221,7 @@ class MonotonicTests(SynchronousTestCase):
         self.check("timer")
 
 
-LOOK = "import sys; from tawebeval.daemon.runtime import preload_modules;"
+LOOK = "import sys; from tawebeval.daemon.process_setup import preload_modules;"
 LOOK += " preload_modules(); print(*sys.modules)"
 
 
@@ -235,24 +235,26 @@ class PreloadTests(SynchronousTestCase):
         for file in package.rglob("*.py"):
             name = ".".join(file.relative_to(package.parent).with_suffix("").parts)
             known = loaded.count(name.removesuffix(".__init__"))
-            unused = (*UNUSED_PACKAGES, "tawebeval.sandbox.tools")  # the last is evaluators'
+            unused = (*NOT_PRELOADED_PACKAGES, "tawebeval.sandbox.tools")  # the last is evaluators'
             self.assertEqual(known, not name.startswith(unused), name)
         self.assertEqual(set(LATE_IMPORTS) - set(loaded), set())
 
     def test_readable(self) -> None:
         """Where all can be read there is nothing to tell."""
-        self.assertEqual(list(find_unreadable_directories()), [])
+        self.assertEqual(list(find_unreadable_import_directories()), [])
 
     def test_unreadable(self) -> None:
         """Python and packages that cannot be read are named."""
         package = Path(tawebeval.__file__).parent
-        self.patch(runtime.os, "access", lambda path, mode, effective_ids: path != package)
-        (problem,) = find_unreadable_directories()
+        self.patch(process_setup.os, "access", lambda path, mode, effective_ids: path != package)
+        (problem,) = find_unreadable_import_directories()
         self.assertTrue(
             problem.description.startswith(f"{package}: the daemon's user cannot read"), problem
         )
-        self.patch(runtime.os, "access", lambda path, mode, effective_ids: False)
-        self.assertIn(str(Path(os.__file__).parent), str(list(find_unreadable_directories())))
+        self.patch(process_setup.os, "access", lambda path, mode, effective_ids: False)
+        self.assertIn(
+            str(Path(os.__file__).parent), str(list(find_unreadable_import_directories()))
+        )
 
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)

@@ -24,7 +24,7 @@ import twisted
 from tawebeval.daemon.logging import RateLimitedLog
 from tawebeval.errors import SetupProblem
 
-KEPT_FREE_BYTES = 16 * 1024 * 1024
+MALLOC_TRIM_THRESHOLD = 16 * 1024 * 1024
 """Free bytes at the end of the heap that the C library keeps; it returns the rest to the kernel."""
 
 _LARGE = 1024 * 1024  # bytes from which an allocation has a mapping of its own
@@ -39,7 +39,7 @@ LATE_IMPORTS = {
 }
 """Modules that are imported inside functions, with their use."""
 
-UNUSED_PACKAGES = ("tawebeval.cli", "tawebeval.client")
+NOT_PRELOADED_PACKAGES = ("tawebeval.cli", "tawebeval.client")
 """Packages that the daemon does not use."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -50,7 +50,7 @@ log = Logger()
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep `KEPT_FREE_BYTES` of freed memory.
+    """Let the C library keep `MALLOC_TRIM_THRESHOLD` of freed memory.
 
     Return whether it can (musl cannot).
 
@@ -62,7 +62,10 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(
         mallopt(option, size)
-        for option, size in ((_M_TRIM_THRESHOLD, KEPT_FREE_BYTES), (_M_MMAP_THRESHOLD, _LARGE))
+        for option, size in (
+            (_M_TRIM_THRESHOLD, MALLOC_TRIM_THRESHOLD),
+            (_M_MMAP_THRESHOLD, _LARGE),
+        )
     )
 
 
@@ -103,13 +106,13 @@ def preload_modules() -> None:
 
 def _import_all(package: ModuleType) -> None:
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if found.name not in UNUSED_PACKAGES:
+        if found.name not in NOT_PRELOADED_PACKAGES:
             module = importlib.import_module(found.name)
             if found.ispkg:
                 _import_all(module)
 
 
-def find_unreadable_directories() -> Iterator[SetupProblem]:
+def find_unreadable_import_directories() -> Iterator[SetupProblem]:
     """Yield a problem for each directory of Python or packages that the user cannot read."""
     for file in (os.__file__, twisted.__file__, tawebeval.__file__):
         directory = Path(file).parent
@@ -132,7 +135,7 @@ class EarlyHangupHandler:
         self.is_received = True
 
     def install_handler(self) -> None:
-        """Handle SIGHUP until `Reloader` does."""
+        """Handle SIGHUP until `ReloadService` does."""
         signal.signal(signal.SIGHUP, self)
 
 

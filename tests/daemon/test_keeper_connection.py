@@ -20,9 +20,9 @@ from tawebeval.config import (
     SandboxSettings,
     ServiceSettings,
 )
-from tawebeval.daemon.lasting import (
-    KEEPER_VARIABLE,
-    describe_keeper_allowances,
+from tawebeval.daemon.keeper_connection import (
+    KEEPER_SOCKET_VARIABLE,
+    describe_keeper_headroom,
     open_keeper_client,
     open_run_keeper,
 )
@@ -50,7 +50,7 @@ class SettingTests(SynchronousTestCase):
         """Return the environment of a daemon with a keeper."""
         keeper = KeeperProcess()
         self.addCleanup(keeper.stop)
-        return {KEEPER_VARIABLE: keeper.path}
+        return {KEEPER_SOCKET_VARIABLE: keeper.path}
 
     def test_answers(self) -> None:
         """Evaluations last with a keeper that answers, unless the operator does not want it."""
@@ -58,7 +58,7 @@ class SettingTests(SynchronousTestCase):
         for lasting in ("auto", True):
             client = open_keeper_client(configured(lasting), environment)
             assert client is not None
-            self.assertEqual(client.path, environment[KEEPER_VARIABLE])
+            self.assertEqual(client.path, environment[KEEPER_SOCKET_VARIABLE])
             client.close()
         self.assertIsNone(open_keeper_client(configured(False), environment))
         self.assertIsNone(open_keeper_client(configured("auto", "none"), environment))
@@ -69,7 +69,7 @@ class SettingTests(SynchronousTestCase):
         for environment, kind, words in (
             ({}, "bubblewrap", "service.lasting: no keeper is named"),
             (self.keeper(), "none", "service.lasting: evaluations last in a sandbox only"),
-            ({KEEPER_VARIABLE: "/nowhere"}, "bubblewrap", "No such file or directory"),
+            ({KEEPER_SOCKET_VARIABLE: "/nowhere"}, "bubblewrap", "No such file or directory"),
         ):
             with self.assertRaises(ConfigurationError) as caught:
                 open_run_keeper(configured(True, kind), environment, Clock())
@@ -97,13 +97,13 @@ class SettingTests(SynchronousTestCase):
         self.addCleanup(client.close)
         client.cgroups = self.cgroups
         settings = msgspec.structs.replace(SMALL, **sections)
-        return list(map(str, describe_keeper_allowances(settings, environment, client)))
+        return list(map(str, describe_keeper_headroom(settings, environment, client)))
 
     def test_descriptors(self) -> None:
         """The keeper needs some for each running evaluation, and one for each unread one."""
         environment = self.keeper()
         self.cgroups = ""
-        process = KeeperClient.connect(environment[KEEPER_VARIABLE])
+        process = KeeperClient.connect(environment[KEEPER_SOCKET_VARIABLE])
         self.addCleanup(process.close)
         wanted = 10 * 14 + 10 + 20 + 300 + 131
         for there in (wanted, wanted - 1):
@@ -132,7 +132,7 @@ class SettingTests(SynchronousTestCase):
     def test_warnings(self) -> None:
         """A start says what the keeper may have too few of."""
         environment = self.keeper()
-        client = KeeperClient.connect(environment[KEEPER_VARIABLE])
+        client = KeeperClient.connect(environment[KEEPER_SOCKET_VARIABLE])
         self.addCleanup(client.close)
         resource.prlimit(client.pid, resource.RLIMIT_NOFILE, (600, 600))
         with capturedLogs() as logged:
@@ -146,7 +146,9 @@ class SettingTests(SynchronousTestCase):
     def test_silent_keeper(self) -> None:
         """A keeper that is named and does not answer is a warning."""
         with capturedLogs() as logged:
-            found = open_run_keeper(configured("auto"), {KEEPER_VARIABLE: "/nowhere"}, Clock())
+            found = open_run_keeper(
+                configured("auto"), {KEEPER_SOCKET_VARIABLE: "/nowhere"}, Clock()
+            )
         self.assertIsNone(found)
         self.assertEqual(logged[0]["log_level"], LogLevel.warn)
         self.assertIn("the keeper does not answer", logged[0]["what"])
@@ -159,7 +161,7 @@ class DoctorTests(DoctorTestCase):
         """Too few descriptors of the keeper are weaker, with its unit."""
         keeper = KeeperProcess()
         self.addCleanup(keeper.stop)
-        self.environment[KEEPER_VARIABLE] = keeper.path
+        self.environment[KEEPER_SOCKET_VARIABLE] = keeper.path
         settings = "[evaluations]\nrunning = 10\nqueued = 20\nkept = 300"
         said = [str(each.what) for each in self.check_ok(settings) if each.part == "keeper"]
         self.assertIn("evaluations outlive the daemon", said)
