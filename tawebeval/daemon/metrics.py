@@ -215,7 +215,9 @@ class DaemonMetrics(Collector):
         yield _counter("fetches", "Ends of fetches.", tally.fetch_counts, "end")
         yield _histogram("fetch_seconds", "How long fetches took.", tally.fetch_durations)
         yield _counter("cache_evictions", "Repositories that had to go.", tally.eviction_count)
-        yield _gauge("cache_bytes", "The cache on the disk.", self.repositories.disk_sizes, "of")
+        yield _gauge(
+            "cache_bytes", "The cache on the disk.", self.repository_cache.disk_sizes, "of"
+        )
         yield _gauge("cache_limit_bytes", "What they may take.", limit)
 
     def _collect_web(self) -> Iterator[Metric]:
