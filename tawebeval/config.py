@@ -370,6 +370,8 @@ class RunnerSettings(Section, frozen=True):
 
     kind: Literal["local", "slurm"] = "local"
     shared: _OptionalPath = ""
+    node_directory: _AbsolutePath = "/tmp"  # noqa: S108  (the default, which any operator may change)
+    node_cache: _OptionalBytes = 4 * GIB
     python: _OptionalPath = ""
     partition: _SlurmWord = ""
     account: _SlurmWord = ""
@@ -796,12 +798,6 @@ def _check_runner(configuration: Configuration) -> None:
     runner = configuration.runner
     if runner.kind == "local":
         return
-    if not runner.shared:
-        raise ConfigurationError(
-            'runner.shared: runner.kind = "slurm" needs a directory that this machine and all nodes'
-            " see under the same path",
-            "set runner.shared, and keep the state and the cache directory in it",
-        )
     if configuration.sandbox.kind == "none":
         raise ConfigurationError(
             'runner.kind: the nodes run evaluators in a sandbox, and sandbox.kind is "none"',

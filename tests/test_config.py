@@ -135,12 +135,14 @@ class RunnerTests(SynchronousTestCase):
     """`[runner]`."""
 
     def test_refused(self) -> None:
-        """A cluster needs a shared directory and a sandbox."""
+        """A cluster needs a sandbox, and a shared directory or one on each node."""
         slurm = '[runner]\nkind = "slurm"\n'
         shared = slurm + 'shared = "/shared"\n'
-        parse_configuration(shared)
+        for text in (slurm, shared):
+            parse_configuration(text)
         for text, place in (
-            (slurm, "runner.shared"),
+            (slurm + 'node_directory = ""\n', "runner.node_directory"),
+            (slurm + "node_cache = -1\n", "runner.node_cache"),
             (shared + '[sandbox]\nkind = "none"\n', "runner.kind"),
             (shared + 'arguments = ["--uid=0"]\n', "runner.arguments[0]"),
             (shared + 'arguments = ["--qos=low;x"]\n', "runner.arguments[0]"),

@@ -543,7 +543,13 @@ class Evaluation:
     async def read_referenced_file(self, reference: FileReference) -> bytes:
         """Return the content of a file that the evaluator names. Raises: FileRefused."""
         assert self.evaluator_run is not None, "the pump has a run"
-        content = await self.context.worker_threads.run_in_thread(self._read_file, reference.path)
+        assert self._sandboxed is not None, "made before the start"
+        if self._sandboxed.read_remote_file is not None:
+            content = await self._sandboxed.read_remote_file(reference.path)
+        else:
+            content = await self.context.worker_threads.run_in_thread(
+                self._read_file, reference.path
+            )
         size = compute_base64_size(len(content))
         if self.evaluator_run.count_output(size) < size:
             raise FileRefused(f"{reference.path!r} exceeds the rest of limits.output")

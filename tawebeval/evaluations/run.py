@@ -598,6 +598,11 @@ class EvaluatorRun(ProcessProtocol):
         if self._process.is_running:
             self._sandboxed.send_signal(self._process, number)
 
+    @property
+    def output_stored_event(self) -> OneShotEvent[None]:
+        """The event of the pump: all output is in the ring."""
+        return self._pump.output_stored_event
+
     def outReceived(self, data: bytes) -> None:
         """Feed stdout to the pump, up to the limit."""
         self._check_delay()

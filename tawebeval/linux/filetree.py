@@ -110,6 +110,11 @@ def make_sealed_file(name: str, content: bytes) -> int:
     return descriptor
 
 
+def open_directory_path(path: Path) -> int:
+    """Return a descriptor of a directory, whose path may not be a link. Raises: OSError."""
+    return os.open(path, _FLAGS)
+
+
 def walk_tree(top: int) -> Iterator[tuple[str, os.stat_result]]:
     """Yield relative path and status of everything below the open directory `top`.
 
@@ -140,9 +145,9 @@ def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:
     Raises: OSError, always with a path; also for entries other than directories, regular files and
     symbolic links.
     """
-    below = os.open(source, _FLAGS)
+    below = open_directory_path(source)
     try:
-        into = os.open(target, _FLAGS)
+        into = open_directory_path(target)
         try:
             for part in subdirectory.split("/") if subdirectory else ():
                 parent, into = into, os.open(part, _FLAGS, dir_fd=into)

@@ -188,6 +188,12 @@ class KeptProcess(PipedProcess):
         if not self._ended:
             self._stdout.discard_delivered(before)
 
+    def discard_range(self, start: int, end: int) -> None:
+        """Release the memory of stdout between two offsets, which then reads as zeros."""
+        if not self._ended:
+            with contextlib.suppress(OSError):  # the memory is then kept until the end
+                punch_hole(self._output, start, end)
+
     def on_pipe_data(self, name: int, chunk: bytes) -> None:
         """Pass on output; release the memory of old stderr."""
         super().on_pipe_data(name, chunk)

@@ -15,7 +15,7 @@ import resource
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,6 +107,8 @@ class SandboxedRun(ABC):
     has_network = True  # whether the evaluator reaches the network
     has_own_queue = False  # whether the started program waits until something else lets it run
     runner_status: RunnerStatus | None = None  # None on this machine
+    # Reads a file that the evaluator names; None if its files are on this machine.
+    read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
     problem_name: str | None = None  # the name of the problem, for kinds with settings by problem
 
     def __init__(

@@ -3,11 +3,14 @@
 The daemon runs one srun(1) for each evaluator, as its child. The job that srun starts is
 `python -m tawebeval.slurm`. It runs the evaluator in the node's own bubblewrap, by the same
 code as a daemon without a cluster, and sends stdout, stderr and the outcome as frames by its
-stdout. The daemon's orders come by its stdin. Trees, submissions and environments reach the nodes
-by a shared directory (`runner.shared`), under the same paths.
+stdout. The daemon's orders come by its stdin. Trees and submissions reach the nodes by a shared
+directory (`runner.shared`) under the same paths, or by the stdin of srun.
 
 - `frames`: the messages between daemon and node, in both directions.
-- `order`: what a node needs to know, a file of the shared directory.
+- `order`: what a node needs to know, a file.
+- `order_transfer`, `tree_stream`: the way of the order and its files without a shared directory.
+- `tree_cache`: the trees that a node without a shared directory keeps.
+- `node_files`: `NodeFiles`, which has such a node read files.
 - `node`: the program on the node.
 - `jobs`: the options of srun; names and states of jobs; why a job was lost.
 - `job_counters`: `JobCounters`, for the daemon's metrics.

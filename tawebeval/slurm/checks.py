@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,12 @@ _INSTALL = "run `apt-get install slurm-client`, and set up this machine as a cli
 
 
 def check_shared_directories(configuration: Configuration, directories: Sequence[Path]) -> None:
-    """Check that the daemon's directories lie in `runner.shared`. Raises: ConfigurationError."""
+    """Check that the daemon's directories lie in `runner.shared`, if it is set.
+
+    Raises: ConfigurationError.
+    """
+    if not configuration.runner.shared:
+        return
     shared = Path(configuration.runner.shared)
     for directory in directories:
         if not directory.resolve().is_relative_to(shared.resolve()):
@@ -97,14 +102,14 @@ class _CommandRunner:
         self._user = user
         self._environment = environment
 
-    def __call__(self, *argv: str, timeout: float = COMMAND_TIMEOUT) -> str:
+    def __call__(self, *argv: str, timeout: float = COMMAND_TIMEOUT, stdin: str = "") -> str:
         user = self._user
         try:
             done = subprocess.run(
                 argv,
                 env=dict(self._environment),
                 cwd="/",
-                stdin=subprocess.DEVNULL,
+                input=stdin.encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=timeout,
@@ -125,36 +130,55 @@ def _check_by_job(
 ) -> Iterator[str | SetupProblem]:
     """Yield what a job finds on its node."""
     runner, token = configuration.runner, secrets.token_hex(16)
-    path = Path(runner.shared, f"tawebeval-doctor-{token[:8]}")
-    content = {"token": token, "sandbox": msgspec.to_builtins(configuration.sandbox)}
-    try:
-        with act_as_user():
-            path.touch(0o600)
-            path.write_text(json.dumps(content))
-    except OSError as error:
-        raise ConfigurationError(
-            f"runner.shared: {runner.shared}: {error.strerror}",
-            "let the daemon's user write there",
-        ) from None
+    content = json.dumps(
+        {
+            "token": token,
+            "sandbox": msgspec.to_builtins(configuration.sandbox),
+            "environments": [
+                (name, one.root, one.variables) for name, one in _sorted(configuration, 0)
+            ],
+            "directory": None if runner.shared else runner.node_directory,
+        }
+    )
     options = build_srun_options(
         merge_job_settings(runner), configuration.limits, f"tawebeval-doctor-{token[:8]}", 0
     )
     python = runner.python or sys.executable
+    command = ("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_MODULE, "--check")
     try:
-        printed = run(
-            *("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_MODULE),
-            *("--check", str(path)),
-            timeout=_JOB_SECONDS,
-        )
+        if runner.shared:
+            with _write_shared_file(Path(runner.shared), content, act_as_user) as path:
+                printed = run(*command, str(path), timeout=_JOB_SECONDS)
+        else:
+            printed = run(*command, "-", timeout=_JOB_SECONDS, stdin=content)
     finally:
         run("scancel", f"--name=tawebeval-doctor-{token[:8]}")
+    files = "the shared directory is seen" if runner.shared else f"{runner.node_directory} is there"
+    yield from _judge_report(printed, token, files)
+
+
+@contextmanager
+def _write_shared_file(
+    shared: Path, content: str, act_as_user: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Path]:
+    path = shared / f"tawebeval-doctor-{secrets.token_hex(4)}"
+    try:
+        with act_as_user():
+            path.touch(0o600)
+            path.write_text(content)
+    except OSError as error:
+        raise ConfigurationError(
+            f"runner.shared: {shared}: {error.strerror}", "let the daemon's user write there"
+        ) from None
+    try:
+        yield path
+    finally:
         with act_as_user():
             path.unlink(missing_ok=True)
-    yield _judge_report(printed, token)
 
 
-def _judge_report(printed: str, token: str) -> str:
-    """Return what a job has found. Raises: ConfigurationError, if evaluators cannot run there."""
+def _judge_report(printed: str, token: str, files: str) -> Iterator[str | SetupProblem]:
+    """Yield what a job has found. Raises: ConfigurationError, if evaluators cannot run there."""
     for line in printed.splitlines():
         if line.startswith('{"node":'):
             told = json.loads(line)
@@ -181,7 +205,9 @@ def _judge_report(printed: str, token: str) -> str:
             "mount the same file system on this machine and all nodes",
         )
     whose = "the whole evaluation" if told["has_memory_cgroup"] else "each process"
-    return (
-        f"{where} bubblewrap works (Python {told['python']}), the shared directory is seen, and"
-        f" limits.memory holds for {whose}"
+    yield (
+        f"{where} bubblewrap works (Python {told['python']}), {files}, and limits.memory holds for"
+        f" {whose}"
     )
+    for what, remedy in told["environments"]:
+        yield SetupProblem(f"{where} {what}", remedy)

@@ -43,6 +43,7 @@ from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.frames import KILL, TERMINATE
 from tawebeval.slurm.jobs import NODE_MODULE, build_srun_options, merge_job_settings
 from tawebeval.slurm.order import ORDER_NAME, VERSION, Order
+from tawebeval.slurm.order_transfer import OrderSender
 from tawebeval.slurm.srun_files import SrunFiles
 from tawebeval.slurm.transport import NodeTransport, wait_for_evaluator_start
 
@@ -149,8 +150,18 @@ class SlurmRun(SandboxedRun):
         self.has_network = self._configuration.sandbox.network
         self.runner_status = self._status = RunnerStatus("slurm")
         self._order = workspace.root / ORDER_NAME
+        self._set_transfer(not self._configuration.runner.shared)
         self._store: SrunFiles | None = None  # of the srun that was started last
         self._transport: NodeTransport | None = None
+
+    def _set_transfer(self, is_streamed: bool) -> None:
+        """Let the daemon send all files by srun's stdin, or have a shared directory for them."""
+        self._is_streamed = is_streamed
+        self.read_remote_file = self._read_node_file if is_streamed else None
+
+    async def _read_node_file(self, path: str) -> bytes:
+        assert self._transport is not None, "the run has begun"
+        return await self._transport.files.read_file(path)
 
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
@@ -211,10 +222,13 @@ class SlurmRun(SandboxedRun):
             settings, self.limits, self._name_job(attempt), configuration.evaluations.paused
         )
         python = configuration.runner.python or sys.executable
+        order = [str(self._order)]
+        if self._is_streamed:
+            order = ["--receive", configuration.runner.node_directory]
         return LaunchSpec(
             [
                 *(*_SHELL, "srun", *options),
-                *("--", python, "-I", "-m", NODE_MODULE, str(self._order)),
+                *("--", python, "-I", "-m", NODE_MODULE, *order),
             ],
             build_command_environment(),
             "/",
@@ -246,6 +260,17 @@ class SlurmRun(SandboxedRun):
             self._start_again,
             self._configuration.runner.retries,
             sandbox.is_kept,
+            self._make_sender if self._is_streamed else None,
+            self.limits.file,
+        )
+
+    def _make_sender(
+        self, descriptor: int, on_failure: Callable[[EvaluationFailure], object]
+    ) -> OrderSender:
+        return OrderSender(
+            *(self._sandbox.clock, self._sandbox.threads, self._order, self._checkout.path),
+            self._configuration.runner.node_cache,
+            *(descriptor, on_failure),
         )
 
     async def _start_again(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:
@@ -319,7 +344,12 @@ class SlurmRun(SandboxedRun):
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return the version of the frames, besides what all kinds of sandbox tell."""
-        return {**super().describe_for_resume(), "kind": "slurm", "version": VERSION}
+        return {
+            **super().describe_for_resume(),
+            "kind": "slurm",
+            "version": VERSION,
+            "is_streamed": self._is_streamed,
+        }
 
     def resume(
         self,
@@ -334,6 +364,7 @@ class SlurmRun(SandboxedRun):
             super().resume(described, descriptors, connect_broker)
             if described["version"] != VERSION:
                 raise ValueError(f"frames of version {described['version']}, not {VERSION}")
+            self._set_transfer(described["is_streamed"])
             self._store = SrunFiles.load(descriptors)
             failing.pop_all()
 

@@ -4,7 +4,8 @@ A frame from the node is a byte for its kind, the length of its content in 4 byt
 content and a line feed. Slurm passes stdout of a job on by lines, so the line feed makes a frame
 arrive at once. srun writes its own messages to stderr, never between frames.
 
-To the node the daemon sends lines: `GRANT` and an offset in stdout, `TERMINATE`, `KILL`. Slurm
+To the node the daemon sends lines: `GRANT` and an offset in stdout, `TERMINATE`, `KILL`, and `READ`
+with a token and a path, for a file that the evaluator has named (without a shared directory). Slurm
 keeps megabytes of output on the way, so back-pressure does not rely on it: the node stops reading
 the evaluator's stdout at the largest offset that the daemon has granted, which is `WINDOW` at
 first. Nothing waits behind a full pipe. An offset, unlike a number of bytes, may be granted again
@@ -24,8 +25,11 @@ WINDOW = 256 * 1024
 UNBOUNDED = 2**60
 """An offset for a grant of whatever is left."""
 
-GRANT, TERMINATE, KILL = b"A", b"T", b"K"
+GRANT, TERMINATE, KILL, READ = b"A", b"T", b"K", b"F"
 """First bytes of the daemon's lines; that of a grant is followed by its offset in decimal."""
+
+TOKEN_BYTES = 8
+"""The size of a token, which tells the answer to a `READ` from that to an earlier daemon."""
 
 MAX_CONTENT = 2**20
 """The most bytes of one frame: a read of a pipe, or the JSON of an outcome."""
@@ -40,7 +44,12 @@ class FrameKind(Enum):
     STDOUT = b"O"
     STDERR = b"E"
     EXITED = b"D"  # nothing: the evaluator's processes have ended; their output may follow
-    OUTCOME = b"X"  # JSON: the last frame
+    OUTCOME = b"X"  # JSON: the last frame but those of files
+    # Without a shared directory:
+    READY = b"R"  # nothing: the node waits for the order
+    WANTED = b"W"  # nothing: the node does not have the tree
+    FILE = b"F"  # a token, and a part of a file
+    FILE_END = b"G"  # a token, and JSON: why the file was refused, or null
 
 
 class BrokenFrame(Exception):
@@ -94,6 +103,17 @@ def encode_grant(offset: int) -> bytes:
     return b"%b%d\n" % (GRANT, offset)
 
 
+def encode_read(token: bytes, path: str) -> bytes:
+    """Return the line by which the daemon asks for a file that the evaluator has named."""
+    return b"%b%b%b\n" % (READ, token, path.encode("utf-8", "surrogateescape").hex().encode())
+
+
+def decode_read(content: bytes) -> tuple[bytes, str]:
+    """Return token and path of a line of `encode_read`, without its first byte."""
+    path = bytes.fromhex(content[TOKEN_BYTES:].decode())
+    return content[:TOKEN_BYTES], path.decode("utf-8", "surrogateescape")
+
+
 def encode_command(command: bytes) -> bytes:
     """Return the line of `TERMINATE` or `KILL`."""
     return command + b"\n"
@@ -105,8 +125,8 @@ class LineParser:
 
     _pending: bytes = b""
 
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Yield the first byte of each whole line, and the number behind it, 0 without one."""
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the first byte of each whole line, and what is behind it."""
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            yield line[:1], int(line[1:] or 0)
+            yield line[:1], line[1:]

@@ -1,11 +1,14 @@
 """The program on the node: runs one evaluator, and ends with it.
 
     python -I -m tawebeval.slurm ORDER
+    python -I -m tawebeval.slurm --receive DIRECTORY
 
-It reads the order, starts the evaluator in bubblewrap and watches its limits, as a daemon does.
-stdout has the frames, stdin the daemon's lines. The end of stdin means that srun or the daemon is
-gone: then the evaluator is killed, and the job cancelled, which Slurm would keep without srun. If
-this program itself is killed, bwrap ends with it, and the evaluator with bwrap.
+It reads the order from the shared directory, or receives it and all files by stdin
+(`order_transfer`) and keeps them below DIRECTORY until its end. It starts the evaluator in
+bubblewrap and watches its limits, as a daemon does. stdout has the frames, stdin the daemon's
+lines. The end of stdin means that srun or the daemon is gone: then the evaluator is killed, and the
+job cancelled, which Slurm would keep without srun. If this program itself is killed, bwrap ends
+with it, and the evaluator with bwrap.
 
 Limits are those of resources (setrlimit(2)) and of the disk. Where Slurm gives the job's cgroup of
 memory to the job's user, the evaluator has a cgroup in it; elsewhere Slurm limits the whole job.
@@ -22,8 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,26 +52,33 @@ from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
+from tawebeval.sandbox.environments import Environment, find_root_problem
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import close_sandbox, open_bubblewrap, probe_bubblewrap
+from tawebeval.sandbox.workspace import FileRefused
 from tawebeval.slurm.commands import COMMAND_TIMEOUT, build_command_environment
 from tawebeval.slurm.frames import (
     GRANT,
     KILL,
+    READ,
     TERMINATE,
     UNBOUNDED,
     WINDOW,
     FrameKind,
     LineParser,
+    decode_read,
     encode_frame,
 )
 from tawebeval.slurm.order import Order, WrongVersion, read_order
+from tawebeval.slurm.order_transfer import receive_order
+from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded
 
 _THREADS = 3  # two of them poll limits
 _PLACE = "tawebeval-node-"
 _FRESH = 60.0  # seconds in which a new place may have no lock yet
 _GATHER, _MOST_GATHER = 0.002, 0.016  # seconds between two frames of one stream
 _GATHERED = 64 * 1024  # bytes that wait for no time
+_FILE_PART = 256 * 1024  # bytes of a file in one frame
 
 
 class FrameWriter(FileDescriptor):
@@ -106,7 +116,7 @@ class FrameWriter(FileDescriptor):
 class OrderReader:
     """Reader of the daemon's lines from stdin; None is the end."""
 
-    def __init__(self, reactor: Any, take: Callable[[bytes | None, int], object]) -> None:
+    def __init__(self, reactor: Any, take: Callable[[bytes | None, bytes], object]) -> None:
         setNonBlocking(0)
         self._reactor = reactor
         self._take = take
@@ -126,13 +136,13 @@ class OrderReader:
         return readFromFD(0, self._feed)
 
     def _feed(self, data: bytes) -> None:
-        for command, number in self._lines.feed(data):
-            self._take(command, number)
+        for command, content in self._lines.feed(data):
+            self._take(command, content)
 
     def connectionLost(self, reason: Failure) -> None:
         """Tell the end of stdin."""
         self._reactor.removeReader(self)
-        self._take(None, 0)
+        self._take(None, b"")
 
 
 class OutputGatherer:
@@ -178,12 +188,19 @@ class NodeRun(ProcessProtocol):
     """The evaluator on the node: sends its output and its outcome."""
 
     def __init__(
-        self, order: Order, run: SandboxedRun, threads: WorkerThreads, reactor: Any
+        self,
+        order: Order,
+        run: SandboxedRun,
+        threads: WorkerThreads,
+        reactor: Any,
+        *,
+        has_own_files: bool = False,
     ) -> None:
         self._order = order
         self._run = run
         self._threads = threads
         self._reactor = reactor
+        self._has_own_files = has_own_files
         self._writer = FrameWriter(reactor, 1, self._on_reader_lost)
         self._stdout, self._stderr = (
             OutputGatherer(reactor, partial(self._writer.write_frame, kind))
@@ -205,6 +222,8 @@ class NodeRun(ProcessProtocol):
         begun = {"job": environment.get("SLURM_JOB_ID"), "node": environment.get("SLURMD_NODENAME")}
         self._writer.write_frame(FrameKind.BEGUN, json.dumps(begun).encode())
         order, run = self._order, self._run
+        if order.environment is not None:
+            check_environment(order.environment)
         started = run.start_evaluator(order.command, order.variables, order.directory)
         spawner.adopt_child(self, started)
         monitor.add_run(run, self.stop)
@@ -219,18 +238,38 @@ class NodeRun(ProcessProtocol):
         self._run.set_first_process(transport)
         super().makeConnection(transport)
 
-    def take_command(self, command: bytes | None, number: int) -> None:
+    def take_command(self, command: bytes | None, content: bytes) -> None:
         """Do what a line of the daemon says."""
         if command == GRANT:
-            before, self._granted = self._granted, max(self._granted, number)
+            before, self._granted = self._granted, max(self._granted, int(content))
             if before <= self._sent < self._granted:
                 self._process.resumeProducing()
         elif command == TERMINATE:
             self._signal(signal.SIGTERM)
         elif command == KILL:
             self._signal(signal.SIGKILL)
+        elif command == READ:
+            Deferred.fromCoroutine(self._send_file(*decode_read(content)))
         elif command is None:
             self._on_reader_lost()
+
+    async def _send_file(self, token: bytes, path: str) -> None:
+        """Send a file that the evaluator has named, or why it is refused."""
+        order, refusal = self._order, None
+        try:
+            file = await self._threads.run_in_thread(
+                order.workspace.read_file,
+                *(path, order.directory, order.limits.file, self._run.workspace_view),
+            )
+        except FileRefused as error:
+            file, refusal = b"", str(error)
+        except Exception:  # noqa: BLE001  (the daemon waits for an answer)
+            file, refusal = b"", f"{path!r} cannot be read: a defect of the node's program"
+            Failure().printTraceback(sys.stderr)
+        for start in range(0, len(file), _FILE_PART):
+            part = file[start : start + _FILE_PART]
+            self._writer.write_frame(FrameKind.FILE, token + part)
+        self._writer.write_frame(FrameKind.FILE_END, token + json.dumps(refusal).encode())
 
     def _on_reader_lost(self) -> None:
         """Kill the evaluator: nobody waits for it. After the outcome, end."""
@@ -311,7 +350,9 @@ class NodeRun(ProcessProtocol):
         outcome["over"] = over and dump_failure(over)
         outcome["usage"] = [seconds, usage.peak_memory_bytes]
         await self._threads.run_in_thread(run.close)
-        self.tell_outcome(outcome)
+        self._send_outcome(outcome)
+        if not self._has_own_files:  # with them, stdin ends when nobody asks for files any more
+            self._writer.loseConnection()
 
     def fail(self, failure: Failure) -> None:
         """Tell that the evaluator could not be run, or not to its end."""
@@ -326,10 +367,13 @@ class NodeRun(ProcessProtocol):
 
     def tell_outcome(self, outcome: dict[str, Any]) -> None:
         """Send the last frame, and end."""
+        self._send_outcome(outcome)
+        self._writer.loseConnection()
+
+    def _send_outcome(self, outcome: dict[str, Any]) -> None:
         self._has_told = True
         self._flush_output()
         self._writer.write_frame(FrameKind.OUTCOME, json.dumps(outcome).encode())
-        self._writer.loseConnection()
 
 
 def dump_failure(failure: EvaluationFailure) -> list[Any]:
@@ -339,14 +383,14 @@ def dump_failure(failure: EvaluationFailure) -> list[Any]:
 
 @contextmanager
 def open_node_sandbox(
-    settings: SandboxSettings, limits: LimitSettings, orphans: OrphanReaper
+    settings: SandboxSettings, limits: LimitSettings, place: Path, orphans: OrphanReaper
 ) -> Iterator[BubblewrapSandbox]:
-    """Set up the node's sandbox, and remove it in the end. Blocks.
+    """Set up the node's sandbox with its files in `place`, and end it in the end. Blocks.
 
     Raises: ConfigurationError, OSError.
     """
     configuration = msgspec.structs.replace(Configuration(), sandbox=settings, limits=limits)
-    with make_place() as place, _open_node_cgroups() as cgroups:
+    with _open_node_cgroups() as cgroups:
         write_sandbox_files(place)
         sandbox = open_bubblewrap(configuration, place, cgroups, orphans)
         # The daemon reads files of the tree by the shared directory: no overlay of this node.
@@ -365,24 +409,40 @@ def _open_node_cgroups() -> Iterator[CgroupManager]:
         cgroups.remove_all_cgroups()
 
 
-@contextmanager
-def make_place() -> Iterator[Path]:
-    """Make a directory of the node for the sandbox's own files, and remove it in the end. Blocks.
+def check_environment(environment: Environment) -> None:
+    """Check that an environment is on this node. Blocks. Raises: ConfigurationError."""
+    root = environment.root
+    if problem := find_root_problem(root):
+        what = f"the environment {environment.name!r} cannot be used: {problem.description}"
+        raise ConfigurationError(
+            what,
+            f"run `tawebeval environment import` on the node, so that {root} is there"
+            if environment.digest
+            else f"make {root} on the node",
+        )
 
-    Those that killed programs have left are removed first: a living one holds a lock.
+
+@contextmanager
+def make_place(parent: Path | None = None) -> Iterator[Path]:
+    """Make a directory of the node for this program's files, and remove it in the end. Blocks.
+
+    It lies in `parent`, None for /tmp. Those that killed programs have left are removed first: a
+    living one holds a lock. Raises: OSError.
     """
-    for path in Path(tempfile.gettempdir()).glob(f"{_PLACE}*"):
+    parent = parent or Path(tempfile.gettempdir())
+    for path in parent.glob(f"{_PLACE}*"):
         with suppress(OSError):
             status = path.lstat()
             if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _FRESH:
                 with _open_locked(path):
                     remove_tree(path)
-    place = Path(tempfile.mkdtemp(prefix=_PLACE))
+    place = Path(tempfile.mkdtemp(prefix=_PLACE, dir=parent))
     try:
         with _open_locked(place):
             yield place
     finally:
-        remove_tree(place)
+        with suppress(OSError):  # an evaluator is being killed still: the next program removes it
+            remove_tree(place)
 
 
 @contextmanager
@@ -397,17 +457,22 @@ def _open_locked(path: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the order. Raises: OSError, ConfigurationError, WrongVersion."""
+    """Run the order. Raises: OSError, ConfigurationError, WrongVersion, BrokenStream."""
     from twisted.internet import reactor as default_reactor
 
     reactor: Any = default_reactor
-    order = read_order(Path(sys.argv[1]))
+    is_received = sys.argv[1] == "--receive"
+    parent = Path(sys.argv[2]) if is_received else None
     become_subreaper()
     os.umask(0o022)
     spawner = Spawner(reactor)
     orphans = OrphanReaper(reactor, spawner)
     threads = WorkerThreads.create(reactor, _THREADS, "work", abandons_running_calls=True)
-    with open_node_sandbox(order.sandbox, order.limits, orphans) as sandbox:
+    with make_place(parent) as place, ExitStack() as opened:
+        order = receive_files(place, opened) if is_received else read_order(Path(sys.argv[1]))
+        sandbox = opened.enter_context(
+            open_node_sandbox(order.sandbox, order.limits, place, orphans)
+        )
         threads.start()
         run = NodeRun(
             order,
@@ -416,6 +481,7 @@ def main() -> None:
             ),
             threads,
             reactor,
+            has_own_files=is_received,
         )
 
         def begin() -> None:
@@ -428,6 +494,27 @@ def main() -> None:
         reactor.run()
     if run.is_deserted:
         cancel_own_job()
+
+
+def receive_files(place: Path, opened: ExitStack) -> Order:
+    """Receive an order with its files, before the reactor runs: nothing else is to be done.
+
+    Slurm ends a job by SIGTERM first. Raises: OSError, WrongVersion, BrokenStream; StreamEnded, if
+    srun may be gone: then the job is cancelled.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+
+    def send(kind: FrameKind) -> None:
+        os.write(1, encode_frame(kind))
+
+    try:
+        with open(0, "rb", closefd=False) as stream:
+            return receive_order(stream, place, opened.enter_context, send)
+    except StreamEnded:
+        cancel_own_job()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def cancel_own_job() -> None:
@@ -447,7 +534,7 @@ def cancel_own_job() -> None:
 def check_node(path: Path) -> None:
     """Print what evaluators would find on this node, for `tawebeval doctor`.
 
-    `path` is a file of the shared directory. Blocks. Raises: OSError, ConfigurationError.
+    `path` is a file of the shared directory, or "-" for stdin. Blocks. Raises: OSError.
     """
     from twisted.internet import reactor
 
@@ -457,9 +544,10 @@ def check_node(path: Path) -> None:
         "token": None,
         "problem": None,
         "has_memory_cgroup": False,
+        "environments": [],
     }
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(sys.stdin.read() if path.name == "-" else path.read_bytes())
     except OSError as error:
         what = f"{path}, which the daemon has written, cannot be read: {error.strerror}"
         remedy = "mount the directory runner.shared on all nodes, under the same path"
@@ -469,13 +557,31 @@ def check_node(path: Path) -> None:
         sandbox = msgspec.convert(told["sandbox"], SandboxSettings)
         try:
             orphans = OrphanReaper(reactor, Spawner(reactor))
-            with open_node_sandbox(sandbox, LimitSettings(), orphans) as opened:
+            with (
+                make_place(told["directory"] and Path(told["directory"])) as place,
+                open_node_sandbox(sandbox, LimitSettings(), place, orphans) as opened,
+            ):
                 found = probe_bubblewrap(opened)
                 report["problem"] = found and list(found)
                 report["has_memory_cgroup"] = "memory" in opened.cgroups.enforced_resources
         except ConfigurationError as error:
             report["problem"] = list(error.problem)
+        except OSError as error:
+            what = f"runner.node_directory: {told['directory']}: {error.strerror}"
+            report["problem"] = [what, "make the directory, where the daemon's user can write"]
+        report["environments"] = list(find_missing_environments(told["environments"]))
     print(json.dumps(report), flush=True)
+
+
+def find_missing_environments(
+    environments: Iterable[tuple[str, str, Mapping[str, str]]],
+) -> Iterator[list[str]]:
+    """Yield the problem with each environment that evaluators cannot use on this node. Blocks."""
+    for name, root, variables in environments:
+        try:
+            check_environment(Environment(name, Path(root), variables))
+        except ConfigurationError as error:
+            yield list(error.problem)
 
 
 def run_order() -> None:
@@ -485,5 +591,7 @@ def run_order() -> None:
             check_node(Path(sys.argv[2]))
         else:
             main()
+    except BrokenStream as error:
+        sys.exit(f"tawebeval on {os.uname().nodename}: what the daemon sends is broken: {error}")
     except (OSError, ConfigurationError, WrongVersion) as error:
         sys.exit(f"tawebeval on {os.uname().nodename}: {error}")

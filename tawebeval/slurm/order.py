@@ -1,7 +1,9 @@
-"""The order of one job: what the node has to run, as a file of the shared directory.
+"""The order of one job: what the node has to run, as JSON.
 
-The file lies in the evaluation's directory, which the sandbox does not show, and only the daemon's
-user can read it. Nothing of it stands on a command line, which other users could read.
+In a shared directory the file of the order lies in the evaluation's directory, which the sandbox
+does not show, and only the daemon's user can read it. Without a shared directory the daemon sends
+that file by the stdin of srun (`order_transfer`). Nothing of the order stands on a command line,
+which other users could read.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tawebeval.sandbox.workspace import Workspace
 ORDER_NAME = "order"
 """The name of the order's file in the evaluation's directory."""
 
-VERSION = 2
+VERSION = 3
 """The version of orders, frames and kept runs: daemon and nodes must have the same."""
 
 
@@ -53,11 +55,8 @@ class Order:
         commit = Commit("", "", self.commit_files, self.commit_bytes)
         return Checkout(commit, self.checkout, lambda: None)
 
-    def write_file(self) -> Path:
-        """Write the order to the evaluation's directory; return its path. Blocks. Raises: OSError.
-
-        The file has its name once it is whole.
-        """
+    def encode(self) -> bytes:
+        """Return the order as JSON."""
         environment = self.environment
         content: dict[str, Any] = {
             "version": VERSION,
@@ -74,11 +73,30 @@ class Order:
             "environment": environment
             and [environment.name, str(environment.root), dict(environment.variables)],
         }
+        return json.dumps(content).encode()
+
+    def move_to(self, root: Path, checkout: Path) -> Order:
+        """Return the order for a node that has the directories elsewhere, all below `root`."""
+        there = Workspace(root)
+        directory = self.directory.relative_to(self.workspace.tree_directory)
+        return attrs.evolve(
+            self,
+            directory=there.tree_directory / directory,
+            root=root,
+            quota_directory=None,
+            checkout=checkout,
+        )
+
+    def write_file(self) -> Path:
+        """Write the order to the evaluation's directory; return its path. Blocks. Raises: OSError.
+
+        The file has its name once it is whole.
+        """
         path = self.root / ORDER_NAME
         new = path.with_suffix(".new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file)
+        with open(descriptor, "wb") as file:
+            file.write(self.encode())
         new.replace(path)
         return path
 
@@ -89,7 +107,12 @@ class WrongVersion(Exception):
 
 def read_order(path: Path) -> Order:
     """Return the order in a file. Blocks. Raises: OSError, WrongVersion."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    return decode_order(path.read_bytes())
+
+
+def decode_order(encoded: bytes) -> Order:
+    """Return an order. Raises: WrongVersion."""
+    content = json.loads(encoded)
     version = content.pop("version")
     if version != VERSION:
         raise WrongVersion(

@@ -28,7 +28,7 @@ _FILES = ("state", "output", "errors")
 _HOLE = 64 * 1024
 _POSITION = struct.Struct("<QQQ")
 _SIZE = struct.Struct("<H")
-_NAME_AT, _START_AT, _END = 64, 2048, 4096  # offsets in `state`
+_SENDING_AT, _NAME_AT, _START_AT, _END = 32, 64, 2048, 4096  # offsets in `state`
 _MOST = 1900  # bytes between them
 
 
@@ -79,7 +79,8 @@ class SrunFiles:
     """The files of one srun, and `stdin`, the write end of its stdin.
 
     `attempt_number` is 0 for the first srun of a run. `job_and_node` is None until the evaluator
-    was started. `resume_position` is where a later process goes on.
+    was started. `is_sending`: this process of the daemon or an earlier one has begun to send the
+    order. `resume_position` is where a later process goes on.
     """
 
     stdin: int
@@ -90,6 +91,7 @@ class SrunFiles:
     attempt_number: int = 0
     job_and_node: tuple[str | None, str | None] | None = None
     resume_position: FramePosition = FramePosition()
+    is_sending: bool = False
     is_closed: bool = False
 
     @classmethod
@@ -120,6 +122,7 @@ class SrunFiles:
             *(stdin, state, OutputFile(stdout), OutputFile(stderr), job_name, attempt_number),
             None if start is None else (start[0], start[1]),
             FramePosition(*_POSITION.unpack(os.pread(state, _POSITION.size, 0))),
+            os.pread(state, 1, _SENDING_AT) != b"\0",
         )
 
     @property
@@ -131,6 +134,11 @@ class SrunFiles:
         """Note that the evaluator was started. Raises: OSError, ValueError."""
         _write(self._state, _START_AT, [job, node])
         self.job_and_node = job, node
+
+    def write_sending(self) -> None:
+        """Note that the order is being sent. Raises: OSError."""
+        os.pwrite(self._state, b"\1", _SENDING_AT)
+        self.is_sending = True
 
     def write_resume_position(self, position: FramePosition) -> None:
         """Note from where a later process goes on. Raises: OSError."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from resource import struct_rusage
 from typing import Any
 
@@ -32,6 +33,7 @@ from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.frames import (
     KILL,
+    TOKEN_BYTES,
     UNBOUNDED,
     WINDOW,
     BrokenFrame,
@@ -46,6 +48,8 @@ from tawebeval.slurm.jobs import (
     find_job_identifier,
     reports_out_of_memory,
 )
+from tawebeval.slurm.node_files import NodeFiles
+from tawebeval.slurm.order_transfer import OrderSender
 from tawebeval.slurm.srun_files import FramePosition, SrunFiles
 
 KILL_ANSWER_TIMEOUT = 10.0
@@ -133,6 +137,8 @@ class SrunProtocol(ProcessProtocol):
     _position: FramePosition = attrs.field(init=False)  # behind the last frame
     _has_exited: bool = False
     _store_error: OSError | None = None
+    sender: OrderSender | None = None  # until the evaluator begins
+    failure: EvaluationFailure | None = None  # why the daemon has given it up
     _srun: ProcessTransport = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -165,11 +171,26 @@ class SrunProtocol(ProcessProtocol):
         """The end of what srun has said."""
         return self.stderr_tail.decode(errors="replace")
 
-    def send(self, line: bytes) -> None:
-        """Send a line to the node. What a pipe does not take has no reader."""
+    def send(self, line: bytes) -> bool:
+        """Send a line to the node; tell whether it was sent whole.
+
+        What a pipe does not take has no reader.
+        """
         if self.store.stdin >= 0:
             with contextlib.suppress(OSError):
-                os.write(self.store.stdin, line)
+                return os.write(self.store.stdin, line) == len(line)
+        return False
+
+    def close_stdin(self) -> None:
+        """Close the stdin of srun, whatever is on the way there."""
+        self.store.close_stdin()
+        self.stop_sending()
+
+    def stop_sending(self) -> None:
+        """Send no more of the order."""
+        if self.sender is not None:
+            self.sender.stop()
+            self.sender = None
 
     def signal_srun(self, number: int = signal.SIGKILL) -> None:
         """Signal srun itself."""
@@ -214,7 +235,9 @@ class SrunProtocol(ProcessProtocol):
             stderr += len(content)
             content = store.stderr.append(before.stderr_offset, content)
             store.stderr.discard_before(store.count_skipped_stderr_bytes())
-        else:
+        elif kind is FrameKind.FILE:
+            self._discard_file(len(content))
+        elif kind in (FrameKind.EXITED, FrameKind.OUTCOME):
             self._has_exited = True
         self._position = FramePosition(self._frames.offset, stdout, stderr)
         # The exit, and what comes after it, is told again to a later process.
@@ -227,9 +250,18 @@ class SrunProtocol(ProcessProtocol):
                 self._srun.discard_output(self._position.frame_offset)
         self._owner.on_frame(self, kind, content)
 
+    def _discard_file(self, size: int) -> None:
+        """Give back the memory of a part of a file, which no later process needs.
+
+        After the exit no position gives back what the keeper holds.
+        """
+        if self._has_exited and isinstance(self._srun, KeptProcess):
+            end = self._frames.offset - 1
+            self._srun.discard_range(end - size + TOKEN_BYTES, end)
+
     def processEnded(self, reason: Failure) -> None:
         """Tell the end of srun."""
-        self.store.close_stdin()
+        self.close_stdin()
         self.end_event.set_value(None)
         is_killed = isinstance(reason.value, ProcessTerminated) and reason.value.signal is not None
         self._owner.on_srun_end(self, is_killed=is_killed)
@@ -237,8 +269,12 @@ class SrunProtocol(ProcessProtocol):
     def close(self) -> None:
         """Take no frames any more, and close the files."""
         self.ignores_frames = True
+        self.stop_sending()
         self.store.close()
 
+
+SenderMaker = Callable[[int, Callable[[EvaluationFailure], object]], OrderSender]
+"""Function that makes the sender of an order by the stdin of srun; a failure is told by a call."""
 
 StartSrun = Callable[[int], Awaitable[tuple[StartedProcess, SrunFiles]]]
 """Start an srun; return it and its files."""
@@ -253,8 +289,11 @@ class NodeTransport:
     stderr, which has no window, never waits: the order of the two pipes is not kept. A job is begun
     again, by `start_again`, only if it was lost before the evaluator printed anything.
 
+    `make_sender` is for a node without a shared directory. That node ends after all output was
+    stored: until then the output may name `files`, of at most `file_limit` bytes.
+
     With `is_kept` stdout stays in its file until `discard_output`. The run has got the first
-    `delivered_stdout_bytes` of stdout, the bytes of the present call included.
+    `delivered` of stdout, the bytes of the present call included.
     """
 
     _clock: Any
@@ -264,13 +303,16 @@ class NodeTransport:
     _start_again: StartSrun
     _retries: int
     is_kept: bool = False
+    _make_sender: SenderMaker | None = None
+    _file_limit: int = 0
     start_event: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
     pid: int = 0
     resource_usage: struct_rusage | None = None
     is_running: bool = True
     _has_exited: bool = False
     job_loss: EvaluationFailure | None = None
-    delivered_stdout_bytes: int = 0
+    delivered: int = 0
+    files: NodeFiles = attrs.field(init=False)
     _attempt: SrunProtocol = attrs.field(init=False)
     _run: Any = None  # the protocol
     _granted: int = WINDOW  # the offset in stdout
@@ -282,6 +324,9 @@ class NodeTransport:
     _has_ended: bool = False
     _is_handed_over: bool = False
     _kill: IDelayedCall | None = None  # None until the first `KILL`
+
+    def __attrs_post_init__(self) -> None:
+        self.files = NodeFiles(self._file_limit, lambda line: self._attempt.send(line))
 
     @property
     def outcome(self) -> NodeOutcome | None:
@@ -317,7 +362,7 @@ class NodeTransport:
         self,
         run: Any,
         store: SrunFiles,
-        delivered_stdout_bytes: int,
+        delivered: int,
         connect: Callable[[ProcessProtocol], ProcessTransport],
     ) -> None:
         """Go on with the srun of an earlier process, which has delivered so much of stdout.
@@ -332,7 +377,7 @@ class NodeTransport:
         self._retries = max(0, self._retries - store.attempt_number)
         attempt.job_identifier, status.node = status.job, _ = store.job_and_node or (None, None)
         self._has_printed = bool(store.stdout.size or store.stderr.size)
-        self.delivered_stdout_bytes = delivered_stdout_bytes
+        self.delivered = delivered
         self._attempt = attempt
         process = connect(attempt)
         self.pid = process.pid
@@ -343,11 +388,12 @@ class NodeTransport:
         self.connect(run)
         if stderr := store.stderr.read(store.count_skipped_stderr_bytes(), KEPT_STDERR_BYTES):
             run.childDataReceived(2, stderr)
-        self._grant(delivered_stdout_bytes + WINDOW)
+        self._grant(delivered + WINDOW)
 
     def leave(self) -> None:
         """Do nothing any more: another process of the daemon goes on."""
         self._is_handed_over = self._attempt.ignores_frames = True
+        self._attempt.stop_sending()
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
 
@@ -358,7 +404,7 @@ class NodeTransport:
     def connect(self, run: Any) -> None:
         """Let the process drive a protocol, after `start_event`.
 
-        It has the methods `suspend_clock` and `restart_clock` of `EvaluatorRun` besides.
+        It has `suspend_clock`, `restart_clock` and `output_stored_event` of `EvaluatorRun` besides.
         """
         self._run = run
         run.makeConnection(self)
@@ -382,7 +428,7 @@ class NodeTransport:
     def _give_up(self, attempt: SrunProtocol) -> None:
         """End srun and its job, whatever the node does."""
         self._commands.unwatch_job(attempt.job_name)
-        attempt.store.close_stdin()
+        attempt.close_stdin()
         self.end_srun(attempt)
         self._commands.cancel_job(attempt.job_name)
 
@@ -431,13 +477,18 @@ class NodeTransport:
     def discard_output(self, before: int) -> None:
         """Give back the memory of stdout before an offset that the run has got already."""
         if not self._attempt.store.is_closed:
-            self._attempt.store.stdout.discard_before(min(before, self.delivered_stdout_bytes))
+            self._attempt.store.stdout.discard_before(min(before, self.delivered))
 
     # What the node tells
 
     def on_frame(self, attempt: SrunProtocol, kind: FrameKind, content: bytes) -> None:
         """Take a frame of an attempt, which has stored it."""
-        if kind is FrameKind.BEGUN:
+        if kind in (FrameKind.READY, FrameKind.WANTED):
+            self._send_order(attempt, kind)
+        elif kind in (FrameKind.FILE, FrameKind.FILE_END):
+            self.files.on_frame(kind, content)
+        elif kind is FrameKind.BEGUN:
+            attempt.stop_sending()
             self.status.job, self.status.node = attempt.store.job_and_node or (None, None)
             self.status.queue_reason = None
             self._commands.unwatch_job(attempt.job_name)
@@ -457,11 +508,43 @@ class NodeTransport:
         else:
             outcome = attempt.outcome = NodeOutcome.load(content)
             self._exit()
-            if outcome.is_success or attempt.end_event.is_set:
+            if self._has_own_files or outcome.is_success or attempt.end_event.is_set:
                 self._finish()
             else:
-                waiting = self._clock.callLater(_END_PATIENCE, self._finish)
-                attempt.end_event.add_callback(lambda _: waiting.active() and waiting.cancel())
+                self._wait_for_srun(attempt, _END_PATIENCE, self._finish)
+
+    def _send_order(self, attempt: SrunProtocol, kind: FrameKind) -> None:
+        """Send what a node waits for, unless an earlier process has."""
+        if self._make_sender is None or attempt.has_started_evaluator:
+            return
+        give_up = partial(self._on_unsent, attempt)
+        if kind is FrameKind.READY and attempt.store.is_sending:
+            self._retries += 1
+            what = "the daemon was started again while it sent the files"
+            give_up(EvaluationFailure("node", what))
+        elif kind is FrameKind.READY:
+            attempt.store.write_sending()
+            attempt.sender = self._make_sender(attempt.store.stdin, give_up)
+        if attempt.sender is not None:
+            attempt.sender.on_frame(kind)
+
+    def _on_unsent(self, attempt: SrunProtocol, failure: EvaluationFailure) -> None:
+        """Give up an srun whose order cannot be sent."""
+        attempt.failure = failure
+        attempt.ignores_frames = True
+        self._give_up(attempt)
+
+    def _wait_for_srun(
+        self, attempt: SrunProtocol, seconds: float, on_late: Callable[[], object]
+    ) -> None:
+        """Call `on_late` unless srun ends before."""
+        waiting = self._clock.callLater(seconds, on_late)
+        attempt.end_event.add_callback(lambda _: waiting.active() and waiting.cancel())
+
+    @property
+    def _has_own_files(self) -> bool:
+        """Whether the evaluator's files are on the node alone."""
+        return self._make_sender is not None
 
     def _on_queue(self, job: QueuedJob | None) -> None:
         if job is None:
@@ -484,6 +567,7 @@ class NodeTransport:
             return
         self._commands.unwatch_job(attempt.job_name)
         self._commands.counters.note_job_end(attempt.job_name)
+        self.files.lose_node()
         self.status.queue_reason = None
         if attempt.outcome is not None:
             if is_killed:
@@ -504,6 +588,7 @@ class NodeTransport:
         if attempt.storage_error is not None:
             why = attempt.storage_error.strerror
             loss = EvaluationFailure("lost", f"the daemon could not store the output: {why}")
+        loss = attempt.failure or loss
         self._commands.cancel_job(attempt.job_name)
         if self._is_handed_over:
             return
@@ -565,11 +650,8 @@ class NodeTransport:
         self._is_over = True
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
-        attempt = self._attempt
-        attempt.store.close_stdin()
-        if not attempt.end_event.is_set:
-            late = self._clock.callLater(SRUN_END_TIMEOUT, self._give_up, attempt)
-            attempt.end_event.add_callback(lambda _: late.active() and late.cancel())
+        if not self._has_own_files:
+            self._let_node_end()
         if self.start_event.is_set:
             self._plan()
         else:  # the node could not even begin
@@ -586,24 +668,48 @@ class NodeTransport:
         """Deliver one piece, so that other runs have their turns."""
         self._is_turn_due = False
         store, run = self._attempt.store, self._run
-        is_behind = self.delivered_stdout_bytes < store.stdout.size
+        is_behind = self.delivered < store.stdout.size
         if self._is_handed_over:
             return
         if is_behind and not self._is_paused:
-            content = store.stdout.read(self.delivered_stdout_bytes, _PIECE)
-            self.delivered_stdout_bytes += len(content)
+            content = store.stdout.read(self.delivered, _PIECE)
+            self.delivered += len(content)
             run.childDataReceived(1, content)
             if not self.is_kept:
-                self.discard_output(self.delivered_stdout_bytes)
-            if self.delivered_stdout_bytes + WINDOW - self._granted >= _GRANTED:
-                self._grant(self.delivered_stdout_bytes + WINDOW)
+                self.discard_output(self.delivered)
+            if self.delivered + WINDOW - self._granted >= _GRANTED:
+                self._grant(self.delivered + WINDOW)
             self._plan()
         elif not is_behind and self._is_over and not self._has_ended and not self.is_running:
             self._has_ended = True
-            self._attempt.close()
             for descriptor in (1, 2):
                 run.childConnectionLost(descriptor)
-            run.processEnded(Failure(self._build_reason()))
+            if self._has_own_files:
+                run.output_stored_event.add_callback(lambda _: self._on_stored())
+            else:
+                self._end()
+
+    def _on_stored(self) -> None:
+        """Let the node end: the output names no more files. A bad end may be explained by srun."""
+        if self._is_handed_over:
+            return
+        attempt = self._attempt
+        self._let_node_end()
+        if attempt.outcome is None or attempt.outcome.is_success or attempt.end_event.is_set:
+            self._end()
+        else:
+            end = self._clock.callLater(_END_PATIENCE, self._end)
+            attempt.end_event.add_callback(lambda _: end.active() and end.reset(0))
+
+    def _let_node_end(self) -> None:
+        attempt = self._attempt
+        attempt.close_stdin()
+        if not attempt.end_event.is_set:
+            self._wait_for_srun(attempt, SRUN_END_TIMEOUT, partial(self._give_up, attempt))
+
+    def _end(self) -> None:
+        self._attempt.close()
+        self._run.processEnded(Failure(self._build_reason()))
 
     def _grant(self, offset: int) -> None:
         """Let the node send stdout up to an offset."""

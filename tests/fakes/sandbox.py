@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal as signals
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
@@ -47,6 +47,7 @@ class FakeSandboxedRun:
     orphans: Gate = attrs.field(factory=Gate)
     over: EvaluationFailure | None = None
     unstarted: EvaluationFailure | None = None
+    read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
     used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
     unable: OSError | None = None
     started_as: list[LaunchSpec] = attrs.field(factory=list)

@@ -64,6 +64,7 @@ PreemptMode=CANCEL
 PartitionName=main Nodes=one,two Default=YES State=UP PriorityTier=2
 PartitionName=low Nodes=one,two State=UP PreemptMode=CANCEL PriorityTier=1
 """
+_HIDE = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 _CGROUP_CONF = "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\nConstrainRAMSpace={limits_memory}\n"
 
 
@@ -76,7 +77,11 @@ def find_missing() -> str | None:
 
 
 class Cluster:
-    """A running cluster: munged, slurmctld and a slurmd for each node, all of them its own."""
+    """A running cluster: munged, slurmctld and a slurmd for each node, all of them its own.
+
+    The nodes do not see what is in `hidden`. `scratch` is the directory of both nodes for what they
+    receive.
+    """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-slurm-")).resolve()
@@ -103,6 +108,10 @@ class Cluster:
         limits_memory = "yes" if self.limits_memory else "no"
         (self.folder / "cgroup.conf").write_text(_CGROUP_CONF.format(limits_memory=limits_memory))
         (self.folder / "state").mkdir()
+        self.hidden, self.scratch = self.folder / "hidden", self.folder / "scratch"
+        for directory in (self.hidden, self.scratch):
+            directory.mkdir()
+            directory.chmod(0o1777)
         self.python = provide_python(self.folder)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         atexit.register(self.stop)
@@ -137,7 +146,11 @@ class Cluster:
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd."""
-        self._spawn(node, "slurmd", "-D", "-N", node, "-f", str(self.configuration))
+        self._spawn(
+            node,
+            *("unshare", "--mount", "/bin/sh", "-c", _HIDE, "sh", str(self.hidden)),
+            *("slurmd", "-D", "-N", node, "-f", str(self.configuration)),
+        )
 
     def kill_controller(self) -> None:
         """End slurmctld as a loss of power would."""
@@ -306,9 +319,21 @@ class SlurmTestCase(ClusterCase, DaemonTestCase):
     async def setUp(self) -> None:
         await self.start_cluster()
         cls = type(self)
-        cls.configuration = cls.template.format(python=self.cluster.python)
+        cls.configuration = cls.template.format(
+            python=self.cluster.python, scratch=self.cluster.scratch
+        )
         cls.environment = {**cls.environment, "SLURM_CONF": str(self.cluster.configuration)}
         await super().setUp()
+
+
+STREAM_RUNNER = """
+[runner]
+kind = "slurm"
+node_directory = "{scratch}"
+node_cache = 1_000_000
+python = "{python}"
+cpus = 1
+"""
 
 
 class KeptSlurmTestCase(ClusterCase, KeptDaemonTestCase):
@@ -323,4 +348,32 @@ class KeptSlurmTestCase(ClusterCase, KeptDaemonTestCase):
 
     def configure(self) -> str:
         """Return the configuration."""
-        return super().configure().replace("{python}", self.cluster.python)
+        configuration = super().configure().replace("{python}", self.cluster.python)
+        return configuration.replace("{scratch}", str(self.cluster.scratch))
+
+
+class ApartCase(ClusterCase):
+    """Tests whose nodes see no directory of the daemon."""
+
+    async def start_cluster(self) -> None:
+        """Start the cluster; make all directories of the tests where no node sees them."""
+        await super().start_cluster()
+        self.patch(tempfile, "tempdir", str(self.cluster.hidden))
+
+    async def nothing_left_on_nodes(self) -> None:
+        """Wait until nothing is left of any evaluation."""
+        await until(lambda: not self.cluster.list_jobs(), "no job is left")
+        left = "tawebeval-node-*"
+        await until(lambda: not list(self.cluster.scratch.glob(left)), "no directory is left")
+
+
+class StreamTestCase(ApartCase, SlurmTestCase):
+    """Tests with a daemon that sends all files."""
+
+    template: ClassVar[str] = CONFIGURATION + STREAM_RUNNER
+
+
+class KeptStreamTestCase(ApartCase, KeptSlurmTestCase):
+    """Tests with a daemon that sends all files, and a keeper."""
+
+    configuration: ClassVar[str] = CONFIGURATION + STREAM_RUNNER

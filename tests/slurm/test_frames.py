@@ -49,4 +49,4 @@ class FrameTests(SynchronousTestCase):
         parser, found = LineParser(), []
         for start in range(0, len(sent), size):
             found += parser.feed(sent[start : start + size])
-        self.assertEqual(found, [(GRANT, 65536), (KILL, 0)])
+        self.assertEqual(found, [(GRANT, b"65536"), (KILL, b"")])

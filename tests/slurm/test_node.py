@@ -107,11 +107,11 @@ class OutputTests(SynchronousTestCase):
         """It stops at the largest offset that was granted."""
         self.run_.outReceived(b"x" * (WINDOW + 5))
         self.assertTrue(self.evaluator.is_paused)
-        self.run_.take_command(GRANT, WINDOW + 5)
+        self.run_.take_command(GRANT, b"%d" % (WINDOW + 5))
         self.assertTrue(self.evaluator.is_paused)
-        self.run_.take_command(GRANT, WINDOW + 6)
+        self.run_.take_command(GRANT, b"%d" % (WINDOW + 6))
         self.assertFalse(self.evaluator.is_paused)
-        self.run_.take_command(GRANT, 1)
+        self.run_.take_command(GRANT, b"1")
         self.run_.outReceived(b"x")
         self.assertTrue(self.evaluator.is_paused)
 
@@ -119,7 +119,7 @@ class OutputTests(SynchronousTestCase):
         """Without srun it kills the evaluator, and reads to the end: nobody grants any more."""
         for printed in (WINDOW - 1, 1):
             self.run_.outReceived(b"x" * printed)
-            self.run_.take_command(None, 0)
+            self.run_.take_command(None, b"")
             self.run_.outReceived(b"x" * WINDOW)
             self.assertEqual(self.evaluator.signals, [9])
             self.assertFalse(self.evaluator.is_paused)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
@@ -14,11 +15,13 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.child import StartedProcess
 from tawebeval.sandbox.base import RunnerStatus
+from tawebeval.sandbox.workspace import FileRefused
 from tawebeval.slurm import transport
-from tawebeval.slurm.frames import KILL, TERMINATE, WINDOW, FrameKind, encode_frame
+from tawebeval.slurm.frames import KILL, TERMINATE, WINDOW, FrameKind, decode_read, encode_frame
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
 from tawebeval.slurm.srun_files import OutputFile, SrunFiles
@@ -117,6 +120,7 @@ class FakeRun(ProcessProtocol):
         self.pieces = 0
         self.told: list[str] = []
         self.clock: list[str] = []
+        self.output_stored_event = OneShotEvent[None]()
 
     def outReceived(self, data: bytes) -> None:
         self.out += data
@@ -144,6 +148,7 @@ class TransportTests(SynchronousTestCase):
     """One run on a node."""
 
     retries = 0
+    options: Mapping[str, Any] = MappingProxyType({})
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -156,6 +161,7 @@ class TransportTests(SynchronousTestCase):
             *(self.clock, self.spawner, self.commands, self.status),  # type: ignore[arg-type]
             self.start_again,
             self.retries,
+            **self.options,
         )
         self.transport.adopt(StartedProcess(9, -1, -1, -1), SrunFiles.create(orders, "job-0", 0))
         self.run_ = FakeRun()
@@ -406,19 +412,21 @@ class RunTests(TransportTests):
         self.assertEqual(self.transport.job_loss.reason, "memory")
 
 
-class ResumeTests(TransportTests):
-    """A later process of the daemon goes on with an srun."""
+class ResumeCase(TransportTests):
+    """Two processes of the daemon, one after the other."""
 
     retries = 1
+    begins = True
 
     def setUp(self) -> None:
         super().setUp()
         self.frames = b""
         self.transport.is_kept = True
         self.hold()
-        self.srun.begin()
-        self.successResultOf(self.begun)
-        self.transport.connect(self.run_)
+        if self.begins:
+            self.srun.begin()
+            self.successResultOf(self.begun)
+            self.transport.connect(self.run_)
 
     def hold(self) -> None:
         """Hold the files of the last srun, as the keeper does."""
@@ -441,7 +449,7 @@ class ResumeTests(TransportTests):
         self.transport = NodeTransport(
             *(self.clock, self.spawner, self.commands, self.status),  # type: ignore[arg-type]
             *(self.start_again, self.retries),
-            is_kept=True,
+            **{"is_kept": True, **self.options},
         )
         self.run_ = FakeRun()
         loaded = SrunFiles.load([os.dup(each) for each in self.held])
@@ -453,6 +461,10 @@ class ResumeTests(TransportTests):
         self.transport.resume(self.run_, loaded, delivered, connect)
         self.srun.protocol.childDataReceived(1, stored[loaded.resume_position.frame_offset :])
         self.turn()
+
+
+class ResumeTests(ResumeCase):
+    """A later process of the daemon goes on with an srun."""
 
     def test_exact(self) -> None:
         """Each byte of stdout comes once, and the tail of stderr again; the node may go on."""
@@ -647,3 +659,178 @@ class RetryTests(TransportTests):
         self.srun.end(1)
         self.failureResultOf(self.begun, CancelledError)
         self.assertEqual(len(self.spawner.children), 2)
+
+
+class FakeSender:
+    """A sender of an order, which notes what the node has told."""
+
+    def __init__(self, stdin: int, fail: Callable[[EvaluationFailure], object]) -> None:
+        self.told: list[FrameKind] = []
+        self.fail = fail
+        self.is_stopped = False
+
+    def on_frame(self, kind: FrameKind) -> None:
+        """Note it."""
+        self.told.append(kind)
+
+    def stop(self) -> None:
+        """Note it."""
+        self.is_stopped = True
+
+
+class OwnFilesCase(ResumeCase):
+    """Nodes without a shared directory."""
+
+    stores_output = True
+
+    def setUp(self) -> None:
+        self.senders: list[FakeSender] = []
+        self.options = {"make_sender": self.make_sender, "file_limit": 100}
+        super().setUp()
+
+    def make_sender(self, stdin: int, fail: Callable[[EvaluationFailure], object]) -> Any:
+        """Return a sender."""
+        self.senders.append(FakeSender(stdin, fail))
+        return self.senders[-1]
+
+    def turn(self) -> None:
+        """Let happen what is due, with all output stored."""
+        super().turn()
+        if self.stores_output and self.run_.told == ["exited"]:
+            self.run_.output_stored_event.set_value(None)
+            super().turn()
+
+
+class OwnFilesTests(OwnFilesCase):
+    """Such a node has files until all output is stored."""
+
+    def ask(self, path: str) -> tuple[Deferred[bytes], bytes]:
+        """Ask for a file; return the answer to come, and the token."""
+        answered = Deferred.fromCoroutine(self.transport.files.read_file(path))
+        *_, line = self.read_lines().splitlines()
+        return answered, decode_read(line[1:])[0]
+
+    def test_last_file(self) -> None:
+        """The node ends once all output is stored, and may be asked for files until then."""
+        self.transport.connect(self.run_)
+        self.tell(FrameKind.STDOUT, b"named")
+        self.tell(FrameKind.EXITED)
+        self.tell(FrameKind.OUTCOME, GOOD)
+        super(OwnFilesCase, self).turn()
+        self.assertEqual((self.run_.out, self.run_.told), (b"named", ["exited"]))
+        answered, token = self.ask("a")
+        self.tell(FrameKind.FILE, token + b"content")
+        self.tell(FrameKind.FILE_END, token + b"null")
+        self.assertEqual(self.successResultOf(answered), b"content")
+        self.assertEqual(self.read_lines(), b"-")
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
+        self.assertEqual(self.transport._attempt.store.stdin, -1)
+
+    def test_file_and_restart(self) -> None:
+        """A later process asks again, and leaves out what an earlier one was sent."""
+        self.stores_output = False
+        self.tell(FrameKind.EXITED)
+        self.tell(FrameKind.OUTCOME, GOOD)
+        self.read_lines()
+        _, old = self.ask("a")
+        self.tell(FrameKind.FILE, old + b"old")
+        self.resume(0)
+        answered, token = self.ask("a")
+        self.tell(FrameKind.FILE_END, old + b"null")
+        self.assertNoResult(answered)
+        self.tell(FrameKind.FILE, token + b"new")
+        self.tell(FrameKind.FILE_END, token + b"null")
+        self.assertEqual(self.successResultOf(answered), b"new")
+
+    def test_lost(self) -> None:
+        """A file of a node that is gone is refused."""
+        self.transport.connect(self.run_)
+        answered, _ = self.ask("a")
+        self.srun.end(1)
+        self.failureResultOf(answered, FileRefused)
+        self.failureResultOf(
+            Deferred.fromCoroutine(self.transport.files.read_file("a")), FileRefused
+        )
+
+    def test_explained(self) -> None:
+        """A bad end waits for the last words of srun, which ends after all output is stored."""
+        self.transport.connect(self.run_)
+        self.tell(FrameKind.EXITED)
+        self.tell(FrameKind.OUTCOME, {"exit": [1, None]})
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited"])
+        self.srun.say("slurmstepd: error: Detected 1 oom-kill event(s)")
+        self.srun.end(1)
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        assert self.transport.job_loss is not None
+        self.assertEqual(self.transport.job_loss.reason, "memory")
+
+
+class TransferTests(OwnFilesCase):
+    """The order on its way to the node, under one process of the daemon or two."""
+
+    begins = False
+
+    def test_sent(self) -> None:
+        """The node is sent what it waits for, until the evaluator begins."""
+        self.tell(FrameKind.READY)
+        self.tell(FrameKind.WANTED)
+        (sender,) = self.senders
+        self.assertEqual(sender.told, [FrameKind.READY, FrameKind.WANTED])
+        self.assertNoResult(self.begun)
+        self.srun.begin()
+        self.successResultOf(self.begun)
+        self.assertTrue(sender.is_stopped)
+
+    def test_unsent(self) -> None:
+        """An order that cannot be sent ends the evaluation, with the reason."""
+        self.tell(FrameKind.READY)
+        self.senders[0].fail(EvaluationFailure("lost", "no files"))
+        self.assertTrue(self.senders[0].is_stopped)
+        self.assertEqual((self.srun.signals, self.commands.cancelled), ([15], ["job-0"]))
+        self.srun.end(1)
+        self.assertEqual(str(self.failureResultOf(self.begun, EvaluationFailure).value), "no files")
+
+    def test_cancelled(self) -> None:
+        """A cancellation ends the transfer."""
+        self.tell(FrameKind.READY)
+        self.begun.cancel()
+        self.assertTrue(self.senders[0].is_stopped)
+        self.srun.end(1)
+        self.failureResultOf(self.begun, CancelledError)
+
+    def start_second(self) -> None:
+        """Lose the first node, and let the second one wait for its order."""
+        self.srun.begin()
+        self.commands.job = {"JobState": "NODE_FAIL"}
+        self.srun.end(1)
+        self.hold()
+
+    def test_ready_meanwhile(self) -> None:
+        """A node that was ready while there was no daemon is sent its order by the next one."""
+        self.start_second()
+        self.frames = encode_frame(FrameKind.READY)
+        self.resume(0, began=False)
+        self.assertEqual(self.senders[-1].told, [FrameKind.READY])
+        self.assertEqual(self.srun.signals, [])
+
+    def test_interrupted(self) -> None:
+        """A job that an earlier process was sending to is replaced by another one."""
+        self.start_second()
+        self.tell(FrameKind.READY)
+        self.resume(0, began=False)
+        self.assertEqual((self.srun.signals, len(self.senders)), ([15], 1))
+        self.srun.begin()
+        self.srun.end(1)
+        self.assertEqual(self.status.retries, 2)
+        self.srun.begin("three")
+        self.assertEqual((self.run_.told, self.status.node), ([], "three"))
+
+    def test_begun_meanwhile(self) -> None:
+        """What was sent to a node that has begun is not sent again."""
+        self.tell(FrameKind.READY)
+        self.srun.begin()
+        self.resume(0, began=False)
+        self.assertEqual((self.srun.signals, len(self.senders)), ([], 1))

@@ -1,0 +1,125 @@
+"""`slurm.tree_cache`: trees that several programs of one node use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from threading import Event, Thread
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.slurm import tree_cache
+from tawebeval.slurm.tree_cache import TreeCache
+from tawebeval.slurm.tree_stream import TreeSize
+
+ONE, TWO, THREE = (f"{number:064x}" for number in (1, 2, 3))
+BLOCK = 4096
+
+
+class CacheTests(SynchronousTestCase):
+    """One cache, and the programs that use it."""
+
+    def setUp(self) -> None:
+        self.parent = Path(self.mktemp()).resolve()
+        self.parent.mkdir()
+        self.received: list[str] = []
+
+    def open(self, limit: int = 10 * BLOCK) -> TreeCache:
+        """Return the cache as another program opens it."""
+        place = self.parent / f"place-{len(list(self.parent.iterdir()))}"
+        place.mkdir()
+        cache = TreeCache.open(self.parent, limit, place)
+        self.addCleanup(cache.close)
+        return cache
+
+    def provide(self, cache: TreeCache, key: str, entries: int = 4) -> Path:
+        """Return a tree of a number of entries."""
+
+        def receive(target: Path) -> TreeSize:
+            (target / "file").write_text(key)
+            self.received.append(key)
+            return TreeSize(entries, 0)
+
+        path = cache.provide_tree(key, receive)
+        self.assertEqual((path / "file").read_text(), key)
+        return path
+
+    def test_once(self) -> None:
+        """A tree is received once, also for later programs."""
+        first = self.provide(self.open(), ONE)
+        self.assertEqual(self.provide(self.open(), ONE), first)
+        self.assertEqual(self.received, [ONE])
+
+    def test_least_recently_used(self) -> None:
+        """The tree that was used longest ago goes, and no other."""
+        for key in (ONE, TWO, ONE):
+            with self.open() as cache:
+                self.provide(cache, key)
+        with self.open() as cache:
+            self.provide(cache, THREE)
+        for key in (ONE, THREE, TWO):
+            with self.open(100 * BLOCK) as cache:
+                self.provide(cache, key)
+        self.assertEqual(self.received, [ONE, TWO, THREE, TWO])
+
+    def test_used(self) -> None:
+        """A tree that is in use stays; what has no room is used without the cache."""
+        kept = self.provide(self.open(), ONE)
+        self.provide(self.open(), TWO)
+        cache = self.open()
+        self.assertTrue(self.provide(cache, THREE).is_relative_to(cache.place))
+        self.assertTrue(self.provide(self.open(), ONE, 99) == kept)
+        large = self.open(BLOCK)
+        self.assertTrue(self.provide(large, f"{9:064x}").is_relative_to(large.place))
+
+    def test_at_once(self) -> None:
+        """Programs that need the same tree at once wait for the first."""
+        begun, go = Event(), Event()
+        caches, paths = [self.open() for _ in range(4)], list[Path]()
+
+        def receive(target: Path) -> TreeSize:
+            self.received.append(ONE)
+            begun.set()
+            go.wait(60)
+            return TreeSize(1, 0)
+
+        def provide(cache: TreeCache) -> None:
+            paths.append(cache.provide_tree(ONE, receive))
+
+        threads = [Thread(target=provide, args=(cache,)) for cache in caches]
+        threads[0].start()
+        begun.wait(60)
+        for thread in threads[1:]:
+            thread.start()
+        go.set()
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual((self.received, len(set(paths))), ([ONE], 1))
+
+    def test_slow(self) -> None:
+        """A program that waits too long receives the tree itself."""
+        self.patch(tree_cache, "WAIT_SECONDS", 0.0)
+        slow, fast = self.open(), self.open()
+        with slow._lock_receiving(ONE):
+            path = self.provide(fast, ONE)
+        self.assertEqual(self.provide(slow, ONE), path)
+
+    def test_failed(self) -> None:
+        """A tree that did not arrive is no tree."""
+        cache = self.open()
+
+        def fail(target: Path) -> TreeSize:
+            (target / "part").touch()
+            raise OSError
+
+        self.assertRaises(OSError, cache.provide_tree, ONE, fail)
+        self.provide(self.open(), ONE)
+
+    def test_directory(self) -> None:
+        """Caches of earlier boots are removed; one that others can write to is refused."""
+        old = self.parent / f"tawebeval-trees-{os.geteuid()}-earlier"
+        (old / "tree").mkdir(parents=True)
+        cache = self.open()
+        self.assertFalse(old.exists())
+        cache.directory.chmod(0o777)
+        self.assertRaises(PermissionError, self.open)
