@@ -9,7 +9,7 @@ decides nothing about an evaluation: the registry takes values and returns value
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
 - `events`: pages of events (`EventPoll`), and the choice between a page, a stream (`streams`) and a
   WebSocket (`websockets`).
-- `listing`: the list of evaluations, on this daemon or, by `peers`, on all that share its address.
+- `evaluation_list`: the list of evaluations of this daemon or, by `peers`, of all at its address.
 - `problem_list`: the problems, and the document of one.
 - `links`: `EvaluationLinks`, the links that only read one evaluation, and their requests.
 - `static_files`: the page for browsers and the OpenAPI description.

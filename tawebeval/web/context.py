@@ -40,10 +40,10 @@ class HealthAndMetrics:
 class WebContext:
     """The dependencies of the routes, and the checks of callers and origins.
 
-    `upload_directory` is the directory of arriving forms, written by `threads`. A reload replaces
-    `configuration`. `clock` is for deadlines; `read_wall_clock` returns the time of day in seconds
-    since the epoch; `random_bytes(n)` returns n random bytes. `peers` are the lists of the other
-    daemons; `links` are the links that read one evaluation.
+    `upload_directory` is the directory of arriving forms, written by `upload_threads`. A reload
+    replaces `configuration`. `clock` is for deadlines; `read_wall_clock` returns the time of day in
+    seconds since the epoch; `random_bytes(n)` returns n random bytes. `peer_lists` are the lists of
+    the other daemons; `links` are the links that read one evaluation.
     """
 
     registry: EvaluationRegistry
@@ -52,8 +52,8 @@ class WebContext:
     random_bytes: Callable[[int], bytes]
     authentication: Authentication
     clock: IReactorTime
-    threads: WorkerThreads
-    peers: PeerLists
+    upload_threads: WorkerThreads
+    peer_lists: PeerLists
     links: EvaluationLinks
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
     request_log: RequestLog = attrs.field(factory=RequestLog)

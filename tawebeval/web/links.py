@@ -54,10 +54,10 @@ MAX_LINK_READERS_PER_EVALUATION = 50
 DEFAULT_LINK_LIFETIME = 7 * 86400
 """Seconds for which a link holds if its maker does not choose."""
 
-REQUESTS_PER_MINUTE = 6000
+LINK_REQUESTS_PER_MINUTE = 6000
 """Requests of all links in a minute, at most."""
 
-REQUESTS_PER_MINUTE_PER_EVALUATION = 1200
+LINK_REQUESTS_PER_MINUTE_PER_EVALUATION = 1200
 """Those of the links of one evaluation."""
 
 _EVERY = ""  # the bucket of all links
@@ -187,9 +187,9 @@ class EvaluationLinks:
                 _RETRY_AFTER,
             )
         self._rate.count_in_bucket(
-            identifier, REQUESTS_PER_MINUTE_PER_EVALUATION, "for the links of an evaluation"
+            identifier, LINK_REQUESTS_PER_MINUTE_PER_EVALUATION, "for the links of an evaluation"
         )
-        self._rate.count_in_bucket(_EVERY, REQUESTS_PER_MINUTE, "for all links")
+        self._rate.count_in_bucket(_EVERY, LINK_REQUESTS_PER_MINUTE, "for all links")
         left = max(0.0, expires - self._read_wall_clock())
         self._readers[request] = _Reader(identifier, abort, self._clock.callLater(left, abort))
         self._counts[identifier] += 1

@@ -76,7 +76,7 @@ class _CallerRefused(TawebevalError):
 
 
 @attrs.frozen
-class ListRequest:
+class PeerListRequest:
     """A request of a caller for parts of lists; `limit` is the most entries of each.
 
     `caller` is the caller's name, that of ANONYMOUS without tokens. `authorization` are the
@@ -105,7 +105,7 @@ class PeerLists:
     _next_log: dict[str, float] = attrs.field(factory=dict, init=False)
 
     async def fetch_list_pages(
-        self, urls: Mapping[str, str], cursors: Mapping[str, str | None], request: ListRequest
+        self, urls: Mapping[str, str], cursors: Mapping[str, str | None], request: PeerListRequest
     ) -> dict[str, DaemonListPage]:
         """Return the next parts of the lists of these daemons, without those that are away.
 
@@ -141,7 +141,7 @@ class PeerLists:
         return result
 
     async def _fetch(
-        self, name: str, url: str, cursor: str | None, request: ListRequest
+        self, name: str, url: str, cursor: str | None, request: PeerListRequest
     ) -> DaemonListPage | InvalidCursor | None:
         """Return a part; None if the daemon is away. Every failure becomes a result."""
         if self._clock.seconds() < self._silent_until.get(url, 0):
@@ -169,7 +169,7 @@ class PeerLists:
         name: str,
         url: str,
         cursor: str | None,
-        request: ListRequest,
+        request: PeerListRequest,
         limit: ResponseSizeLimit,
     ) -> DaemonListPage:
         target = parse_url_server(url)

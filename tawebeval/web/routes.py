@@ -46,10 +46,10 @@ from tawebeval.web.auth import (
     is_trusted_origin,
 )
 from tawebeval.web.context import WebContext
+from tawebeval.web.evaluation_list import list_evaluations
 from tawebeval.web.events import read_page, send_events
 from tawebeval.web.fastpath import PollFastPath
 from tawebeval.web.links import find_link, parse_link_lifetime
-from tawebeval.web.listing import list_evaluations
 from tawebeval.web.problem_list import describe_problem, list_problems
 from tawebeval.web.responses import (
     cast_to_api_request,
@@ -162,7 +162,7 @@ def make_app(context: WebContext) -> Klein:
         return prepare_json_response(request, {"data": listed})
 
     add_legacy_routes(app, context)
-    static_files.add_static_routes(app, context.threads)
+    static_files.add_static_routes(app, context.upload_threads)
     _add_operator_routes(app, context)
 
     async def read_status(identifier: str, caller: str) -> dict[str, Any]:

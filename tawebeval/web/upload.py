@@ -364,7 +364,7 @@ def make_form_receiver(
             context.upload_directory / context.random_bytes(16).hex(),
             source,
             spool,
-            context.threads,
+            context.upload_threads,
         ),
         key,
         context.configuration,

@@ -324,7 +324,7 @@ class BoundTests(LinkTestCase):
         """So many in a minute, and none of them counts for the owner."""
         self.service.access.rate_limit.per_minute = 2
         link = self.share()
-        for bound in ("REQUESTS_PER_MINUTE", "REQUESTS_PER_MINUTE_PER_EVALUATION"):
+        for bound in ("LINK_REQUESTS_PER_MINUTE", "LINK_REQUESTS_PER_MINUTE_PER_EVALUATION"):
             with mock.patch.object(module, bound, 4):
                 self.read(link)
                 self.read(link)

@@ -26,7 +26,7 @@ from tawebeval.errors import ServerBusy
 from tawebeval.pinned_agent import PinnedAgent, ResponseSizeLimit
 from tawebeval.resolver import CheckedResolver
 from tawebeval.web import peers
-from tawebeval.web.peers import ListRequest, PeerLists, make_peer_lists
+from tawebeval.web.peers import PeerListRequest, PeerLists, make_peer_lists
 from tests.cases import described
 from tests.cases.agents import MadeResponse
 from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
@@ -99,7 +99,7 @@ class SeveralTestCase(SynchronousTestCase):
         """Let a service ask the others by the agent."""
         policy = HostPolicy(allowed_private_networks=("0.0.0.0/0",))
         resolver = CheckedResolver(policy, FakeResolver(["10.0.0.2"]), self.reactor)
-        service.context.peers = PeerLists(self.reactor, resolver, lambda *_: self.agent)
+        service.context.peer_lists = PeerLists(self.reactor, resolver, lambda *_: self.agent)
 
     def restart(self, name: str) -> None:
         """Replace a service by one that has lost its evaluations."""
@@ -306,7 +306,7 @@ class AwayTests(SeveralTestCase):
         """A defect costs the list one daemon, too."""
         self.list_without(lambda: fail(ZeroDivisionError()))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.services["a"].context.peers._running, {})
+        self.assertEqual(self.services["a"].context.peer_lists._running, {})
 
     def test_silent(self) -> None:
         """A daemon that hangs is waited for, then left alone for some seconds."""
@@ -352,7 +352,7 @@ class AwayTests(SeveralTestCase):
                 each.callback(MadeResponse(503, b""))
             for answered in (second, third):
                 self.assertEqual(answered.answer().json()["away"], ["b"])
-        self.assertEqual(self.services["a"].context.peers._running, {})
+        self.assertEqual(self.services["a"].context.peer_lists._running, {})
 
 
 class RequestTests(SeveralTestCase):
@@ -391,7 +391,7 @@ class RequestTests(SeveralTestCase):
             return made
 
         lists._agent = agent
-        asked = ListRequest("", (), {}, 33)
+        asked = PeerListRequest("", (), {}, 33)
         found = Deferred.fromCoroutine(lists.fetch_list_pages({"b": URLS["b"]}, {"b": None}, asked))
         self.assertEqual(limits[0].remaining_bytes, 16 * 1024 + 33 * peers.MAX_LIST_ENTRY_BYTES)
         self.assertEqual(reactor.tcpClients[0][:2], ("10.0.0.9", 8080))

@@ -10,7 +10,7 @@ from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
 from tawebeval.evaluations.registry import MAX_LISTED_EVALUATIONS
 from tawebeval.web.context import WebContext
-from tawebeval.web.peers import SINGLE_DAEMON_LIST_HEADER, ListRequest
+from tawebeval.web.peers import SINGLE_DAEMON_LIST_HEADER, PeerListRequest
 from tawebeval.web.responses import (
     WHOLE_NUMBER,
     get_header,
@@ -57,8 +57,8 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
             parts[own] = make_list_page(listing.end_cursor, listing.entries)
     asked = {name: url for name, url in others.items() if name in cursors}
     authorization = request.requestHeaders.getRawHeaders(b"Authorization", [])
-    parts |= await context.peers.fetch_list_pages(
-        asked, cursors, ListRequest(request.caller, authorization, parameters, limit)
+    parts |= await context.peer_lists.fetch_list_pages(
+        asked, cursors, PeerListRequest(request.caller, authorization, parameters, limit)
     )
     joint = merge_list_pages(before, cursors, parts)
     return {
