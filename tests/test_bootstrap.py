@@ -6,25 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bootstrap"
+from tests.cases.scripts import load_script
+from tests.run import ROOT
 
-
-def load_script() -> Any:
-    """Return the script as a module."""
-    loader = SourceFileLoader("bootstrap", str(SCRIPT))
-    spec = spec_from_loader("bootstrap", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+SCRIPT = ROOT / "scripts" / "bootstrap"
 
 
 class LinkTests(SynchronousTestCase):
@@ -38,7 +28,7 @@ class LinkTests(SynchronousTestCase):
             (other / "file").touch()
             (checkout / "scripts").mkdir(parents=True)
             shutil.copy(SCRIPT, checkout / "scripts")
-            shutil.copy(SCRIPT.parents[1] / "pyproject.toml", checkout)
+            shutil.copy(ROOT / "pyproject.toml", checkout)
             (checkout / ".venv").symlink_to(other)
             command = [sys.executable, str(checkout / "scripts" / "bootstrap")]
             ran = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -57,7 +47,7 @@ class PipTests(SynchronousTestCase):
             *("download", "--no-index", "click"),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        explain = load_script().explain_missing
+        explain = load_script("bootstrap").explain_missing
         said = explain(subprocess.CalledProcessError(1, command, done.stdout))
         for name in ("PyPI", "PIP_INDEX_URL", "PIP_FIND_LINKS"):
             self.assertIn(name, said)
@@ -68,7 +58,7 @@ class ServiceTests(SynchronousTestCase):
     """Packages that bring services, on a machine whose directories are the test's."""
 
     def setUp(self) -> None:
-        self.module = load_script()
+        self.module = load_script("bootstrap")
         self.units = Path(self.mktemp())
         self.units.mkdir()
         self.policy = Path(self.mktemp())
