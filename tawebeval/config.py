@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from tawebeval.core.environment import is_reserved_variable
+from tawebeval.core.evaluator_environment import is_reserved_variable
 from tawebeval.core.form import (
     DEFAULT_ENVIRONMENT,
     FIELD_NAME_PATTERN,

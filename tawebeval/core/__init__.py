@@ -15,9 +15,9 @@ byte.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs. `tokens` finds
   the caller, `signed_links` signs links that read one evaluation, `forwarded_headers` finds the
   client's address behind proxies. `budget.UploadBudget` bounds uploads.
-- Values that several packages share: `identifiers`, `states`, `environment` (the evaluator's
-  environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters for metrics),
-  `retry_schedule` (`Retry-After` of a full queue).
+- Values that several packages share: `identifiers`, `states`, `evaluator_environment` (the
+  evaluator's environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters
+  for metrics), `retry_schedule` (`Retry-After` of a full queue).
 
 All other packages import this one; it imports `errors` alone.
 """

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from tawebeval.config import LimitSettings
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.environment import build_environment
+from tawebeval.core.evaluator_environment import build_environment
 from tawebeval.core.events import EventBatch, compute_base64_size, encode_error_event
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.form import (

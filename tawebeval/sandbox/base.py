@@ -25,7 +25,7 @@ from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.core.environment import add_tools_to_path
+from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.manager import CgroupManager, EvaluationCgroup, ResourceUsage

@@ -15,7 +15,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 
 from tawebeval.config import GIB, MIB
-from tawebeval.core.environment import add_tools_to_path
+from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox import base as module

@@ -19,7 +19,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB
-from tawebeval.core.environment import add_tools_to_path
+from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.launcher_client import MountedOverlay
 from tawebeval.sandbox import bubblewrap as module

@@ -1,10 +1,14 @@
-"""`core.environment`: what each run sets, and no operator can."""
+"""`core.evaluator_environment`: what each run sets, and no operator can."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.environment import add_tools_to_path, build_environment, is_reserved_variable
+from tawebeval.core.evaluator_environment import (
+    add_tools_to_path,
+    build_environment,
+    is_reserved_variable,
+)
 from tawebeval.core.segi import Markers
 
 
