@@ -5,7 +5,8 @@ content and a line feed. Slurm passes stdout of a job on by lines, so the line f
 arrive at once. srun writes its own messages to stderr, never between frames.
 
 To the node the daemon sends lines: `GRANT` and an offset in stdout, `TERMINATE`, `KILL`, and `READ`
-with a token and a path, for a file that the evaluator has named (without a shared directory). Slurm
+with a token and a path, for a file that the evaluator has named (without a shared directory), and
+`END` when no more files are asked for: the keeper may hold stdin, which then does not end. Slurm
 keeps megabytes of output on the way, so back-pressure does not rely on it: the node stops reading
 the evaluator's stdout at the largest offset that the daemon has granted, which is `WINDOW` at
 first. Nothing waits behind a full pipe. An offset, unlike a number of bytes, may be granted again
@@ -25,7 +26,7 @@ WINDOW = 256 * 1024
 UNBOUNDED = 2**60
 """An offset for a grant of whatever is left."""
 
-GRANT, TERMINATE, KILL, READ = b"A", b"T", b"K", b"F"
+GRANT, TERMINATE, KILL, READ, END = b"A", b"T", b"K", b"F", b"E"
 """First bytes of the daemon's lines; that of a grant is followed by its offset in decimal."""
 
 TOKEN_BYTES = 8
@@ -115,7 +116,7 @@ def decode_read(content: bytes) -> tuple[bytes, str]:
 
 
 def encode_command(command: bytes) -> bytes:
-    """Return the line of `TERMINATE` or `KILL`."""
+    """Return the line of `TERMINATE`, `KILL` or `END`."""
     return command + b"\n"
 
 

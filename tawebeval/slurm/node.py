@@ -58,6 +58,7 @@ from tawebeval.sandbox.probe import close_sandbox, open_bubblewrap, probe_bubble
 from tawebeval.sandbox.workspace import FileRefused
 from tawebeval.slurm.commands import COMMAND_TIMEOUT, build_command_environment
 from tawebeval.slurm.frames import (
+    END,
     GRANT,
     KILL,
     READ,
@@ -250,6 +251,8 @@ class NodeRun(ProcessProtocol):
             self._signal(signal.SIGKILL)
         elif command == READ:
             Deferred.fromCoroutine(self._send_file(*decode_read(content)))
+        elif command == END:
+            self._writer.loseConnection()
         elif command is None:
             self._on_reader_lost()
 
@@ -351,7 +354,7 @@ class NodeRun(ProcessProtocol):
         outcome["usage"] = [seconds, usage.peak_memory_bytes]
         await self._threads.run_in_thread(run.close)
         self._send_outcome(outcome)
-        if not self._has_own_files:  # with them, stdin ends when nobody asks for files any more
+        if not self._has_own_files:  # with them, it ends by `END`
             self._writer.loseConnection()
 
     def fail(self, failure: Failure) -> None:

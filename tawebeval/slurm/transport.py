@@ -32,6 +32,7 @@ from tawebeval.linux.kept_process import KEPT_STDERR_BYTES, KeptProcess
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.frames import (
+    END,
     KILL,
     TOKEN_BYTES,
     UNBOUNDED,
@@ -703,6 +704,8 @@ class NodeTransport:
 
     def _let_node_end(self) -> None:
         attempt = self._attempt
+        if self._has_own_files:
+            attempt.send(encode_command(END))
         attempt.close_stdin()
         if not attempt.end_event.is_set:
             self._wait_for_srun(attempt, SRUN_END_TIMEOUT, partial(self._give_up, attempt))

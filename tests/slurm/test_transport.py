@@ -724,8 +724,7 @@ class OwnFilesTests(OwnFilesCase):
         self.assertEqual(self.successResultOf(answered), b"content")
         self.assertEqual(self.read_lines(), b"-")
         self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
-        self.assertEqual(self.transport._attempt.store.stdin, -1)
+        self.assertEqual((self.run_.told, self.read_lines()), (["exited", "ProcessDone"], b"E\n"))
 
     def test_file_and_restart(self) -> None:
         """A later process asks again, and leaves out what an earlier one was sent."""
