@@ -241,6 +241,18 @@ class OutputTests(KeptTestCase):
         await kept.ended.wait()
         self.assertEqual(bytes(kept.stdout), known[70_000:])
 
+    async def test_discard_range(self) -> None:
+        """The memory of a range is given back in whole pages, and the bytes around it stay."""
+        known = b"k" * 200_000
+        kept = self.run_shell("true", known=known)
+        kept.child.discard_range(5000, 150_000)
+        held = os.pread(self.output, 200_000, 0)
+        self.assertEqual(held.count(b"\0"), 36 * 4096 - 2 * 4096)
+        self.assertEqual((held[:8192].count(b"k"), held[-50_000:].count(b"k")), (8192, 50_000))
+        self.assertLess(os.fstat(self.output).st_blocks * 512, 70_000)
+        await kept.ended.wait()
+        kept.child.discard_range(0, 8192)  # no longer of any effect
+
     async def test_discard_errors(self) -> None:
         """Of stderr the last bytes are kept."""
         kept = self.run_shell("head -c 300000 /dev/zero >&2; sleep 600")

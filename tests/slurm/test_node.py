@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm import node
-from tawebeval.slurm.frames import GRANT, WINDOW, FrameKind
+from tawebeval.slurm.frames import END, GRANT, READ, WINDOW, FrameKind, encode_read
+from tests.cases.roots import make_root
+from tests.fakes.world import InlineThreads
 
 
 class FakeWriter:
     """Writer that notes frames."""
+
+    has_ended = False
 
     def __init__(self, *_: Any) -> None:
         self.frames: list[tuple[FrameKind, bytes]] = []
@@ -23,7 +29,8 @@ class FakeWriter:
         self.frames.append((kind, content))
 
     def loseConnection(self) -> None:
-        """Do nothing."""
+        """Note the end."""
+        self.has_ended = True
 
 
 class FakeEvaluator:
@@ -124,3 +131,65 @@ class OutputTests(SynchronousTestCase):
             self.assertEqual(self.evaluator.signals, [9])
             self.assertFalse(self.evaluator.is_paused)
             self.setUp()
+
+    def test_files(self) -> None:
+        """A file is sent in parts, or its refusal; the node ends by a line."""
+        path = Path(self.mktemp()).resolve()
+        for name in ("evaluation/tree", "evaluation/tmp"):
+            (path / name).mkdir(parents=True)
+        workspace = Workspace(path / "evaluation")
+        (workspace.tree_directory / "a").write_bytes(b"x" * 300_000)
+        order: Any = SimpleNamespace(
+            limits=SimpleNamespace(stderr=99, file=300_000),
+            workspace=workspace,
+            directory=workspace.tree_directory,
+        )
+        run: Any = self.evaluator
+        run.workspace_view = workspace.make_sandboxed_view(Path("/evaluation"))
+        threads: Any = InlineThreads()
+        self.run_ = node.NodeRun(order, run, threads, self.clock, has_own_files=True)
+        for name in ("a", "../../etc/passwd"):
+            self.run_.take_command(READ, encode_read(b"12345678", name)[1:-1])
+        *parts, end, refusal = self.frames
+        self.assertEqual({kind for kind, _ in parts}, {FrameKind.FILE})
+        self.assertEqual(b"".join(content[8:] for _, content in parts), b"x" * 300_000)
+        self.assertEqual(end, (FrameKind.FILE_END, b"12345678null"))
+        self.assertIn(b"is outside the directories", refusal[1])
+        writer: Any = self.run_._writer
+        self.assertFalse(writer.has_ended)
+        self.run_.take_command(END, b"")
+        self.assertTrue(writer.has_ended)
+
+
+class PlaceTests(SynchronousTestCase):
+    """Directories of programs, and environments of a node."""
+
+    def test_place(self) -> None:
+        """A program removes its directory, and those of dead programs, but not of living ones."""
+        parent = Path(self.mktemp()).resolve()
+        parent.mkdir()
+        self.patch(node, "_FRESH", -1.0)
+        with node.make_place(parent) as living:
+            dead = parent / "tawebeval-node-dead"
+            (dead / "evaluation").mkdir(parents=True)
+            (dead / "evaluation").chmod(0)
+            (parent / "other").mkdir()
+            with node.make_place(parent) as place:
+                self.assertEqual(
+                    set(parent.iterdir()), {living, place, parent / "other"}, "dead is removed"
+                )
+        self.assertEqual(list(parent.iterdir()), [parent / "other"])
+
+    def test_environments(self) -> None:
+        """A node names the roots that it lacks, and how they get there."""
+        base = Path(self.mktemp()).resolve()
+        digest = f"sha256-{'0' * 64}"
+        environments = [
+            ("good", str(make_root(base / "root")), {}),
+            ("stored", str(base / digest), {}),
+            ("plain", str(base / "x"), {}),
+        ]
+        stored, plain = node.find_missing_environments(environments)
+        self.assertIn("environment 'stored' cannot be used", stored[0])
+        self.assertIn("tawebeval environment import", stored[1])
+        self.assertEqual(plain[1], f"make {base}/x on the node")
