@@ -73,6 +73,7 @@ def _enter() -> Sequence[str]:
     is_root = os.geteuid() == 0
     if not _HYBRID.exists():
         return ("unshare", "--mount") if is_root else ()
-    enter = ("unshare", "--mount") if is_root else ("podman", "unshare")
+    # What podman unshare mounts itself would stay for the user's other containers.
+    enter = ("unshare", "--mount") if is_root else ("podman", "unshare", "unshare", "--mount")
     hide = f"umount {_HYBRID}" if is_root else f"mount -t tmpfs none {_HYBRID}"
     return (*enter, "sh", "-c", f'{hide} && exec "$@"', "sh")

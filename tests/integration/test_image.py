@@ -156,7 +156,7 @@ class ImageTests(RepositoryTestCase):
             return listens(port)
 
         async def stop() -> None:
-            process.terminate()  # podman hands the signal on
+            await deferToThread(self.podman.run, "stop", "--all", f"--time={LONG_PATIENCE:.0f}")
             await until(lambda: process.poll() is not None, "the container ends", LONG_PATIENCE)
 
         self.addCleanup(stop)
