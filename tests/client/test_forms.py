@@ -91,7 +91,9 @@ class FormTests(SynchronousTestCase):
     def test_refused(self) -> None:
         """What cannot be sent is told before anything is."""
         for fields, submission, words in (
-            ({}, {"a": NamedFile("..", b"")}, "no file name"),
+            *(({}, {"a": NamedFile(one, b"")}, "no file name") for one in ("", "..", "a/")),
+            ({}, {"a": NamedFile("x" * 256, b"")}, "256 bytes; the limit is 255"),
+            ({}, {"a": NamedFile("\udcff", b"")}, "UTF-8"),
             ({}, {"a": Path("..")}, "no file name"),
             ({}, {"source": "\udcff"}, "submission[source]: must be UTF-8"),
             ({"seed": "\udcff"}, {}, "seed: must be UTF-8"),

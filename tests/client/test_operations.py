@@ -138,15 +138,6 @@ class EvaluateTests(ClientTestCase):
         self.assertTrue(300_000 < counts[-1] < 302_000)
         self.assertGreater(len(pieces), 5)
 
-    def test_names(self) -> None:
-        """What cannot be a name of a file is told before anything is sent."""
-        for name in ("", "..", "a/", "x" * 256, "\udcff"):
-            with self.assertRaises(ValueError):
-                self.line.begin(submission={"source": NamedFile(name, b"")})
-        with self.assertRaises(FileNotFoundError):
-            self.line.begin(submission={"source": Path("/nonexistent/a")})
-        self.assertEqual(self.line.agent.asked, [])
-
 
 class EventsTests(ClientTestCase):
     """`Client.events` and `Client.pages`."""
