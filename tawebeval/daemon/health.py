@@ -48,19 +48,23 @@ class DiskCheck:
     _started: float | None = None  # clock time at which the running check started
     _next_check: float = 0.0  # clock time of the next check
 
-    def start_check(self, free: int) -> None:
+    def start_check(self, min_free_bytes: int) -> None:
         """Start a check if one is due; with a fault, one is due at each call.
 
-        `free` is the number of bytes that must be free.
+        `min_free_bytes` must be free.
         """
         now = self._clock.seconds()
         if self._started is None and (self._fault is not None or now >= self._next_check):
             self._started, self._next_check = now, now + DISK_CHECK_PERIOD
-            run_in_background(self._run_check(free), log, "defect: a disk could not be checked")
+            run_in_background(
+                self._run_check(min_free_bytes), log, "defect: a disk could not be checked"
+            )
 
-    async def _run_check(self, free: int) -> None:
+    async def _run_check(self, min_free_bytes: int) -> None:
         try:
-            self._fault = await self._threads.run_in_thread(find_disk_fault, self.path, free)
+            self._fault = await self._threads.run_in_thread(
+                find_disk_fault, self.path, min_free_bytes
+            )
         finally:
             self._started = None
 
@@ -167,15 +171,15 @@ class SandboxProbe(Service):
         self._last_problem = problem
 
 
-def find_disk_fault(path: Path, free: int) -> str | None:
-    """Return the fault of a file system, None if it works and has `free` bytes left. Blocks."""
+def find_disk_fault(path: Path, min_free_bytes: int) -> str | None:
+    """Return the fault of a file system, None if it works and has `min_free_bytes` left. Blocks."""
     try:
         status = os.statvfs(path)
     except OSError as error:
         return f"cannot be used: {error.strerror}"
     # File systems without a fixed number of inodes report 0 of 0.
     full = status.f_files > 0 and status.f_favail == 0
-    full = full or status.f_bavail * status.f_frsize < free
+    full = full or status.f_bavail * status.f_frsize < min_free_bytes
     try:
         probe_disk_write(path)
     except OSError as error:
@@ -183,7 +187,7 @@ def find_disk_fault(path: Path, free: int) -> str | None:
             return f"cannot be written to: {error.strerror}"
         full = True
     return (
-        f"has less than {format_size(free)} free (health.free_disk), or no free inode"
+        f"has less than {format_size(min_free_bytes)} free (health.free_disk), or no free inode"
         if full
         else None
     )

@@ -87,8 +87,8 @@ class ApiChannel(TimeoutChannel):
         if connections.add_connection(self.peer.address_group):
             self._group = self.peer.address_group
             self.await_first_request()
-        elif connections.refused_connections < _MAX_REFUSED:
-            connections.refused_connections += 1
+        elif connections.open_refusals < _MAX_REFUSED:
+            connections.open_refusals += 1
             self._is_refused = True
             self.set_write_deadline(LINGER_SECONDS)
         else:
@@ -101,7 +101,7 @@ class ApiChannel(TimeoutChannel):
             self.site.connection_limits.remove_connection(self._group)
             self._group = None
         if self._is_refused:
-            self.site.connection_limits.refused_connections -= 1
+            self.site.connection_limits.open_refusals -= 1
             self._is_refused = False
         super().connectionLost(reason)
 
