@@ -269,7 +269,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual([pool.name for pool in watching], ["watch", "count"])
         daemon.privilegedStartService()
         daemon.startService()
-        self.assertEqual(self.context().threads.name, "upload")
+        self.assertEqual(self.context().upload_threads.name, "upload")
         self.assertEqual(done, [f"start {name}" for _, name in expected])
         self.successResultOf(daemon.stopService())
         self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in waited])
