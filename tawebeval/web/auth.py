@@ -107,7 +107,7 @@ class Authentication:
         return self.authenticate_token(authorization, method).caller
 
     def authenticate_token(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
-        """Return the token as `identify_caller` does; that of ANONYMOUS if anybody may call.
+        """Return the token as `identify_caller` does; that of ANONYMOUS_CALLER if anybody may call.
 
         `check_problem_access` decides which routes a token for some problems permits.
         """
@@ -122,7 +122,7 @@ class Authentication:
         return token
 
     def has_caller(self, name: str) -> bool:
-        """Return whether the caller has a token; without tokens only ANONYMOUS exists."""
+        """Return whether the caller has a token; without tokens only ANONYMOUS_CALLER exists."""
         if self._tokens is None:
             return name == ANONYMOUS_CALLER
         return name in self._tokens.caller_names

@@ -79,7 +79,7 @@ class _CallerRefused(TawebevalError):
 class PeerListRequest:
     """A request of a caller for parts of lists; `limit` is the most entries of each.
 
-    `caller` is the caller's name, that of ANONYMOUS without tokens. `authorization` are the
+    `caller` is the caller's name, ANONYMOUS_CALLER without tokens. `authorization` are the
     caller's headers of this name.
     """
 

@@ -266,7 +266,7 @@ class KleinApplication:
         return self.context.configuration.callers.origins
 
     def identify_caller(self, request: IRequest) -> str:
-        """Return the name of the caller; ANONYMOUS for open paths.
+        """Return the name of the caller; ANONYMOUS_CALLER for open paths.
 
         Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
         """
