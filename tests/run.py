@@ -60,16 +60,8 @@ _TOGETHER = (
 # The longest of the others, which begin first.
 _LONG = (
     *("proxies_nginx", "proxies_haproxy", "archive", "full_disk", "submissions", "try", "page"),
-    *(
-        "git_attacks",
-        "total",
-        "drain",
-        "streams",
-        "slurm_wire",
-        "slurm_lasting",
-        "slurm_stream",
-        "slurm",
-    ),
+    *("git_attacks", "total", "drain", "streams", "slurm_wire", "slurm_lasting"),
+    *("slurm_stream", "slurm"),
 )
 
 _AT_ONCE = 6

@@ -157,7 +157,7 @@ class OrderSender:
             if self._writer.fileno() >= 0:
                 log.error("sending to a node has failed: {error}", error=error)  # noqa: TRY400
                 self._fail(f"the daemon could not send the files: {error.strerror}")
-        except BaseException:
+        except Exception:
             self._fail("the daemon could not send the files; the log has the reason")
             raise
 
