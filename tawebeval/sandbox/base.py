@@ -29,7 +29,7 @@ from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.manager import CgroupManager, EvaluationCgroup, ResourceUsage
-from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
+from tawebeval.linux.child import ProcessAdopter, ProcessTransport, ResumableProcess, StartedProcess
 from tawebeval.linux.kept_process import KeptDescriptors
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
@@ -46,7 +46,7 @@ _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of
 _UNNOTICED = 1.0
 
 
-ProcessResumer = Callable[[ProcessProtocol, KeptDescriptors], ProcessTransport]
+ProcessResumer = Callable[[ProcessProtocol, KeptDescriptors], ResumableProcess]
 """Function that lets a process of the keeper's drive a protocol. Raises: OSError."""
 
 
@@ -266,7 +266,7 @@ class SandboxedRun(ABC):
         process: KeptDescriptors,
         connect: ProcessResumer,
         spawner: ProcessAdopter,
-    ) -> ProcessTransport:
+    ) -> ResumableProcess:
         """Let the process of a resumed run drive `run`; `spawner` adopts others that it needs.
 
         Raises: OSError.
