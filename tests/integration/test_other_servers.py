@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as installed
-from twisted.internet.interfaces import IAddress, IProtocolNegotiationFactory
+from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import TestCase
 from twisted.web.server import Site
 from twisted.web.static import Data
-from zope.interface import implementer
 
 from tests.cases.patience import LONG_PATIENCE
-from tests.integration.receivers import make_certificate
 from tests.integration.terminal import piped
 
 reactor: Any = installed
@@ -36,7 +33,6 @@ class Other(Protocol):
             self.transport.loseConnection()
 
 
-@implementer(IProtocolNegotiationFactory)
 class Others(Factory):
     """Such a server; `asked` counts connections."""
 
@@ -45,10 +41,6 @@ class Others(Factory):
     def __init__(self, says: bytes) -> None:
         self.says = says
         self.asked = 0
-
-    def acceptableProtocols(self) -> list[bytes]:
-        """Return what TLS may agree on: without it Twisted refuses clients that ask for some."""
-        return [b"http/1.1"]
 
     def buildProtocol(self, addr: IAddress) -> Protocol | None:
         """Count."""
@@ -61,15 +53,10 @@ class OtherServersTests(TestCase):
 
     timeout = LONG_PATIENCE
 
-    async def check(
-        self, says: bytes, scheme: str, words: str, tls: Any = None, asked: int = 1
-    ) -> None:
+    async def check(self, says: bytes, scheme: str, words: str, asked: int = 1) -> None:
         """Hold that a server which says that is asked so often, and what is told of it."""
-        others, listening = Others(says), reactor
-        if tls is None:
-            port = listening.listenTCP(0, others, interface="127.0.0.1")
-        else:
-            port = listening.listenSSL(0, others, tls.options(), interface="127.0.0.1")
+        others = Others(says)
+        port = reactor.listenTCP(0, others, interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         url = f"{scheme}://localhost:{port.getHost().port}"
         for command in (("status", "a" * 40), ("follow", "a" * 40), ("cancel", "a" * 40)):
@@ -82,10 +69,6 @@ class OtherServersTests(TestCase):
     async def test_page(self) -> None:
         """A web server that answers everything by a page."""
         await self.check(PAGE, "http", "is not a tawebeval server: it sends text/html")
-
-    async def test_no_http(self) -> None:
-        """A server of another protocol."""
-        await self.check(b"SSH-2.0-OpenSSH_9.2\r\n", "http", "does not speak HTTP")
 
     async def test_no_tls(self) -> None:
         """TLS with a port that speaks none: it is asked once more, without TLS."""
@@ -105,14 +88,3 @@ class OtherServersTests(TestCase):
         done = await piped(f"https://localhost:{port.getHost().port}", "status", "a" * 40)
         self.assertEqual(done.returncode, 3)
         self.assertIn("speaks plain HTTP, not TLS; use http://localhost:", done.stderr)
-
-    async def test_untrusted(self) -> None:
-        """A certificate that nobody has vouched for."""
-        certificate, _ = make_certificate("localhost", Path(self.mktemp()).parent)
-        await self.check(PAGE, "https", "is not trusted (self-signed certificate)", certificate)
-
-    async def test_no_host(self) -> None:
-        """A name that is no host's, as far as this machine can know that."""
-        done = await piped("http://host.invalid:8080", "status", "a" * 40)
-        self.assertEqual(done.returncode, 3)
-        self.assertIn("no address is known for the host host.invalid", done.stderr)
