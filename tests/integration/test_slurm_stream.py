@@ -85,8 +85,9 @@ class TransferTests(StreamTestCase):
     async def test_killed(self) -> None:
         """A node that dies in the middle of a transfer ends the evaluation."""
         identifier = await self.submit("echo never", bytes(60 * MIB))
-        programs = await until(lambda: self.find_programs("python"), "the node begins")
-        for pid in programs:
+        part = "tawebeval-node-*/evaluation/submission/solution/large.bin"
+        await until(lambda: list(self.cluster.scratch.glob(part)), "a part has arrived")
+        for pid in self.find_programs("python"):
             os.kill(pid, signal.SIGKILL)
         failure(await self.client.follow(identifier), "lost")
         await until(lambda: not self.cluster.list_jobs(), "no job is left")
