@@ -340,7 +340,7 @@ class SimulatedDaemon:
                 configuration.buffers.evaluation,
                 self.slots,
                 lambda call: clock.callLater(0, call),
-                configuration.callers.buffers,
+                configuration.callers.max_buffer_bytes,
             ),
             read_wall_clock=lambda: _EPOCH + clock.seconds(),
         )
@@ -348,7 +348,12 @@ class SimulatedDaemon:
         registry = EvaluationRegistry(
             context,
             IdentifierIssuer(self.random.randbytes(SECRET_KEY_BYTES), self.random.randbytes),
-            (self.slots, configuration.evaluations.queued, callers.running, callers.queued),
+            (
+                self.slots,
+                configuration.evaluations.max_queued,
+                callers.max_running,
+                callers.max_queued,
+            ),
             Path("/nonexistent"),
             None,  # type: ignore[arg-type]  # no form has a callback
         )

@@ -158,7 +158,10 @@ Table = TypeVar("Table", bound=Struct)
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """Table of the configuration file; unknown keys are errors."""
+    """Table of the configuration file; unknown keys are errors.
+
+    `rename` has the keys of the attributes that are not called as in the file.
+    """
 
 
 def _check_variables(key: str, variables: Mapping[str, str]) -> None:
@@ -202,15 +205,17 @@ def _check_peer(name: str, url: str) -> None:
         raise ValueError(f".peers.{name}: {shown} {error}") from None
 
 
-class ServiceSettings(Section, frozen=True):
+class ServiceSettings(
+    Section, frozen=True, rename={"drain_seconds": "drain", "evaluations_outlive_daemon": "lasting"}
+):
     """`[service]`: the daemon's process."""
 
     user: Annotated[
         str,
         _matching(r"([a-z_][a-z0-9_-]*\$?)?", "a user name (a-z, 0-9, _ and -), or empty"),
     ] = ""
-    drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
-    lasting: Literal["auto"] | bool = "auto"
+    drain_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 20
+    evaluations_outlive_daemon: Literal["auto"] | bool = "auto"
     name: Annotated[
         str, _matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
     ] = ""
@@ -232,18 +237,29 @@ class ServiceSettings(Section, frozen=True):
         return {name: url for name, url in self.peers.items() if name != self.name}
 
 
-class CallerSettings(Section, frozen=True):
+class CallerSettings(
+    Section,
+    frozen=True,
+    rename={
+        "is_open_without_tokens": "open",
+        "max_running": "running",
+        "max_queued": "queued",
+        "max_kept": "kept",
+        "max_buffer_bytes": "buffers",
+        "link_lifetime_days": "link_days",
+    },
+):
     """`[callers]`: tokens, and the share of each caller."""
 
     tokens: str = ""
-    open: bool = False
+    is_open_without_tokens: bool = False
     origins: tuple[_Origin, ...] = ("*",)
-    running: _OptionalCount = 0
-    queued: _OptionalCount = 200
-    kept: _OptionalCount = 2000
-    buffers: _OptionalBytes = 40 * MIB
+    max_running: _OptionalCount = 0
+    max_queued: _OptionalCount = 200
+    max_kept: _OptionalCount = 2000
+    max_buffer_bytes: _OptionalBytes = 40 * MIB
     requests_per_minute: _OptionalCount = 6000
-    link_days: Annotated[float, Meta(ge=0, le=366)] = 30
+    link_lifetime_days: Annotated[float, Meta(ge=0, le=366)] = 30
 
 
 class CredentialSettings(Section, frozen=True):
@@ -272,7 +288,15 @@ class CredentialSettings(Section, frozen=True):
             )
 
 
-class RepositorySettings(Section, frozen=True):
+class RepositorySettings(
+    Section,
+    frozen=True,
+    rename={
+        "max_concurrent_fetches": "fetches",
+        "max_cache_bytes": "cache",
+        "git_memory_bytes": "memory",
+    },
+):
     """`[repositories]`: allowed sources of evaluators, and the cache."""
 
     protocols: tuple[Literal["https", "http", "git", "ssh", "file"], ...] = ("https",)
@@ -280,11 +304,11 @@ class RepositorySettings(Section, frozen=True):
     deny_hosts: tuple[_Host, ...] = ()
     private_networks: tuple[str, ...] = ()
     credentials: tuple[CredentialSettings, ...] = ()
-    cache: _Bytes = 10 * GIB
-    fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
+    max_cache_bytes: _Bytes = 10 * GIB
+    max_concurrent_fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
     fetch_timeout: _Seconds = 300
     fetch_bytes: _Bytes = GIB
-    memory: Annotated[int, Meta(ge=64 * MIB, le=2**50, extra=_SIZE)] = GIB
+    git_memory_bytes: Annotated[int, Meta(ge=64 * MIB, le=2**50, extra=_SIZE)] = GIB
     tree_files: _Count = 100_000
     tree_bytes: _Bytes = GIB
     submodules: Annotated[int, Meta(ge=0, le=1000)] = 16
@@ -294,20 +318,31 @@ class RepositorySettings(Section, frozen=True):
         _check_networks(self.private_networks)
 
 
-PAUSES_IN_ALL = 10
+TOTAL_PAUSE_FACTOR = 10
 """Multiplies `evaluations.paused` for the sum of all pauses, however much was read in between."""
 
 
-class EvaluationSettings(Section, frozen=True):
+class EvaluationSettings(
+    Section,
+    frozen=True,
+    rename={
+        "max_running": "running",
+        "max_queued": "queued",
+        "max_kept": "kept",
+        "kill_grace_seconds": "grace",
+        "max_pause_seconds": "paused",
+        "retention_seconds": "retain",
+    },
+):
     """`[evaluations]`: numbers and times of evaluations."""
 
-    running: Annotated[int, Meta(ge=0, le=10**6)] = 0
-    queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
-    grace: _Seconds = 2
-    paused: _Seconds = 600
+    max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    max_queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
+    kill_grace_seconds: _Seconds = 2
+    max_pause_seconds: _Seconds = 600
     abandon_after: _Seconds = 900
-    retain: _Seconds = 900
-    kept: _Count = 10_000
+    retention_seconds: _Seconds = 900
+    max_kept: _Count = 10_000
     keep_submissions: bool = True
     problems: Annotated[str, _matching(r"(/.+)?", "the absolute path of a file, or empty")] = ""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
@@ -351,7 +386,7 @@ _SlurmArguments = Annotated[tuple[_SlurmArgument, ...], Meta(max_length=20)]
 _OptionalPath = Annotated[str, _matching(r"(/[^\0]+)?", "an absolute path, or empty")]
 
 
-class JobSettings(Section, frozen=True):
+class SlurmJobSettings(Section, frozen=True):
     """`[environments.NAME.runner]`, `[problems.NAME.runner]`: options of Slurm's jobs.
 
     What is empty, or 0, is as in `[runner]`.
@@ -365,11 +400,11 @@ class JobSettings(Section, frozen=True):
     arguments: _SlurmArguments = ()
 
 
-class RunnerSettings(Section, frozen=True):
+class RunnerSettings(Section, frozen=True, rename={"shared_directory": "shared"}):
     """`[runner]`: the machines that evaluators run on."""
 
     kind: Literal["local", "slurm"] = "local"
-    shared: _OptionalPath = ""
+    shared_directory: _OptionalPath = ""
     node_directory: _AbsolutePath = "/tmp"  # noqa: S108  (the default, which any operator may change)
     node_cache: _OptionalBytes = 4 * GIB
     python: _OptionalPath = ""
@@ -382,7 +417,7 @@ class RunnerSettings(Section, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=1)] = 0
 
 
-class MaximumSettings(Section, frozen=True):
+class MaximumLimitSettings(Section, frozen=True):
     """`[limits.maximum]`: the most that a request may choose; 0: the default in `[limits]`."""
 
     wall_clock: Annotated[float, Meta(ge=0, le=10**9)] = 0
@@ -420,7 +455,7 @@ class LimitSettings(Section, frozen=True):
     stderr: _Bytes = 64 * MIB
     data_value: _Bytes = MIB
     file: _Bytes = 2 * MIB
-    maximum: MaximumSettings = MaximumSettings()
+    maximum: MaximumLimitSettings = MaximumLimitSettings()
 
     def __post_init__(self) -> None:
         for name in LIMIT_UNITS:
@@ -448,7 +483,7 @@ class LimitSettings(Section, frozen=True):
         )
 
     @property
-    def largest(self) -> LimitSettings:
+    def largest_requestable(self) -> LimitSettings:
         """The limits of the largest evaluation that a request may ask for."""
         return self.choose_limits(dict.fromkeys(LIMIT_UNITS, inf))
 
@@ -467,7 +502,7 @@ def _read_least(name: str) -> float:
 _LEAST: Mapping[str, float] = {name: _read_least(name) for name in LIMIT_UNITS}
 
 
-class BufferSettings(Section, frozen=True):
+class EventBufferSettings(Section, frozen=True):
     """`[buffers]`: memory for events."""
 
     total: _Bytes = 256 * MIB
@@ -475,11 +510,11 @@ class BufferSettings(Section, frozen=True):
     page: _Bytes = 256 * KIB
 
 
-class PollSettings(Section, frozen=True):
+class LongPollSettings(Section, frozen=True, rename={"legacy_wait": "older", "max_wait": "wait"}):
     """`[polls]`: long polls."""
 
-    wait: Annotated[int, Meta(ge=0, le=3600)] = 30
-    older: Annotated[int, Meta(ge=0, le=3600)] = 20
+    max_wait: Annotated[int, Meta(ge=0, le=3600)] = 30
+    legacy_wait: Annotated[int, Meta(ge=0, le=3600)] = 20
 
 
 class StreamSettings(Section, frozen=True):
@@ -488,17 +523,29 @@ class StreamSettings(Section, frozen=True):
     heartbeat: _Seconds = 15
 
 
-class ArchiveSettings(Section, frozen=True):
+class ArchiveSettings(
+    Section,
+    frozen=True,
+    rename={"retention_days": "days", "max_bytes": "size", "max_submission_bytes": "submission"},
+):
     """`[archive]`: ended evaluations on the disk."""
 
     enabled: bool = False
     directory: Annotated[str, _matching(r"(/.+)?", "an absolute path, or empty")] = ""
-    days: Annotated[float, Meta(gt=0, le=100_000)] = 90
-    size: Annotated[int, Meta(ge=MIB, le=2**50, extra=_SIZE)] = 10 * GIB
-    submission: _OptionalBytes = MIB
+    retention_days: Annotated[float, Meta(gt=0, le=100_000)] = 90
+    max_bytes: Annotated[int, Meta(ge=MIB, le=2**50, extra=_SIZE)] = 10 * GIB
+    max_submission_bytes: _OptionalBytes = MIB
 
 
-class CallbackSettings(Section, frozen=True):
+class CallbackSettings(
+    Section,
+    frozen=True,
+    rename={
+        "max_concurrent_attempts": "at_once",
+        "max_pending_bytes": "buffer",
+        "max_attempts": "attempts",
+    },
+):
     """`[callbacks]`: receivers of callbacks, and retries."""
 
     enabled: bool = False
@@ -506,29 +553,39 @@ class CallbackSettings(Section, frozen=True):
     allow_hosts: tuple[_Host, ...] = ()
     deny_hosts: tuple[_Host, ...] = ()
     private_networks: tuple[str, ...] = ()
-    attempts: Annotated[int, Meta(ge=1, le=100)] = 8
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 8
     first_delay: _Seconds = 5
     longest_delay: _Seconds = 600
     timeout: _Seconds = 15
-    at_once: _Count = 10
-    buffer: _Bytes = 16 * MIB
+    max_concurrent_attempts: _Count = 10
+    max_pending_bytes: _Bytes = 16 * MIB
 
     def __post_init__(self) -> None:
         _check_networks(self.private_networks)
 
 
-class HttpSettings(Section, frozen=True):
+class HttpSettings(
+    Section,
+    frozen=True,
+    rename={
+        "max_line_bytes": "line",
+        "max_headers": "headers",
+        "min_bytes_per_second": "rate",
+        "rate_window_seconds": "window",
+        "idle_timeout": "idle",
+    },
+):
     """`[http]`: limits and time-outs of connections and requests."""
 
     connections: _Count = 1500
     connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
-    line: _Bytes = 8 * KIB
-    headers: _Count = 100
+    max_line_bytes: _Bytes = 8 * KIB
+    max_headers: _Count = 100
     header_bytes: _Bytes = 32 * KIB
     head_deadline: _Seconds = 20
-    window: _Seconds = 30
-    rate: _Bytes = 4 * KIB
-    idle: _Seconds = 60
+    rate_window_seconds: _Seconds = 30
+    min_bytes_per_second: _Bytes = 4 * KIB
+    idle_timeout: _Seconds = 60
     base_path: str = ""
     trusted_proxies: tuple[str, ...] = ()
     client_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
@@ -583,7 +640,7 @@ class EnvironmentSettings(Section, frozen=True):
     root: _AbsolutePath
     variables: dict[str, str] = msgspec.field(default_factory=dict)
     description: _Line = ""
-    runner: JobSettings = JobSettings()
+    runner: SlurmJobSettings = SlurmJobSettings()
 
     def __post_init__(self) -> None:
         _check_variables("variables", self.variables)
@@ -616,7 +673,7 @@ class ProblemSettings(Section, frozen=True):
     title: _Line = ""
     description: _Line = ""
     statement: _OptionalPath = ""
-    runner: JobSettings = JobSettings()
+    runner: SlurmJobSettings = SlurmJobSettings()
 
     def __post_init__(self) -> None:
         if bool(self.commit) == bool(self.branch):
@@ -653,8 +710,8 @@ class Configuration(Section, frozen=True):
     sandbox: SandboxSettings = SandboxSettings()
     runner: RunnerSettings = RunnerSettings()
     limits: LimitSettings = LimitSettings()
-    buffers: BufferSettings = BufferSettings()
-    polls: PollSettings = PollSettings()
+    buffers: EventBufferSettings = EventBufferSettings()
+    polls: LongPollSettings = LongPollSettings()
     streams: StreamSettings = StreamSettings()
     archive: ArchiveSettings = ArchiveSettings()
     callbacks: CallbackSettings = CallbackSettings()
@@ -838,7 +895,7 @@ def _check_table_name(table: str, name: str) -> str:
 def _convert(settings: Any, kind: type[Table], place: str = "") -> Table:
     """Return the settings of the table at the path `place`. Raises ConfigurationError."""
     for name in settings if isinstance(settings, dict) else ():
-        if name not in kind.__struct_fields__:
+        if name not in kind.__struct_encode_fields__:
             raise ConfigurationError(_escape(_describe_unknown(name, place)))
     try:
         return msgspec.convert(_read_sizes(settings, kind, place), kind)
@@ -856,12 +913,12 @@ def _read_sizes(settings: Any, kind: type[Struct], place: str) -> Any:
         return settings
     read = dict(settings)
     for field in structs.fields(kind):
-        path, value = f"{place}.{field.name}".lstrip("."), settings.get(field.name)
+        path, value = f"{place}.{field.encode_name}".lstrip("."), settings.get(field.encode_name)
         if isinstance(field.type, type) and issubclass(field.type, Section):
             if value is not None:
-                read[field.name] = _read_sizes(value, field.type, path)
+                read[field.encode_name] = _read_sizes(value, field.type, path)
         elif isinstance(value, str) and _is_size(field.type):
-            read[field.name] = size = parse_size(value)
+            read[field.encode_name] = size = parse_size(value)
             if size is None:
                 raise ConfigurationError(
                     _escape(f"{path}: {value!r:.80} is not a size"),
@@ -894,13 +951,13 @@ def _describe_unknown(name: str, table: str) -> str:
 def _list_settings(table: type[Struct], path: str = "") -> Iterator[str]:
     """Yield the path of each table and setting of `table`."""
     for field in msgspec.structs.fields(table):
-        yield path + field.name
-        inner = CredentialSettings if field.name == "credentials" else field.type
-        named = NAMED_TABLES.get(path + field.name)
+        yield path + field.encode_name
+        inner = CredentialSettings if field.encode_name == "credentials" else field.type
+        named = NAMED_TABLES.get(path + field.encode_name)
         if named is not None:
-            yield from _list_settings(named, f"{path}{field.name}.NAME.")
+            yield from _list_settings(named, f"{path}{field.encode_name}.NAME.")
         elif isinstance(inner, type) and issubclass(inner, Section):
-            yield from _list_settings(inner, f"{path}{field.name}.")
+            yield from _list_settings(inner, f"{path}{field.encode_name}.")
 
 
 def _escape(text: str) -> str:
@@ -942,7 +999,9 @@ def _split(path: str) -> list[str]:
 def _list_choices(kind: Any, path: str) -> Sequence[str]:
     """Return the allowed values of the setting at `path` of the table `kind`."""
     for name in filter(str.isidentifier, _split(path)):
-        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
+        kind = next(
+            field.type for field in msgspec.structs.fields(kind) if field.encode_name == name
+        )
     return _list_values(kind)
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from tawebeval.config import (
 )
 from tawebeval.core.limits import LimitRange
 from tawebeval.errors import ConfigurationError
-from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings
+from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings, read_setting
 
 DOCS = EXAMPLE.parent.parent / "docs"
 CONFIGURE = DOCS / "configure.md"
@@ -81,11 +80,11 @@ class ParseTests(SynchronousTestCase):
         self.assertEqual(
             configuration.repositories.protocols, ("file", "https", "http", "git", "ssh")
         )
-        self.assertEqual(configuration.evaluations.running, 3)
-        self.assertEqual(configuration.evaluations.grace, 0.5)
+        self.assertEqual(configuration.evaluations.max_running, 3)
+        self.assertEqual(configuration.evaluations.kill_grace_seconds, 0.5)
         self.assertEqual(configuration.evaluations.environment, {"PATH": "/bin", "_x9": ""})
         self.assertEqual(configuration.limits.wall_clock, 10)
-        self.assertEqual(configuration.evaluations.queued, 1000)
+        self.assertEqual(configuration.evaluations.max_queued, 1000)
         self.assertEqual(configuration.buffers, Configuration().buffers)
 
     def test_sizes(self) -> None:
@@ -160,7 +159,7 @@ class MaximumTests(SynchronousTestCase):
         """Without a maximum the default is the maximum: no request gets more than before."""
         limits = Configuration().limits
         self.assertIs(limits.choose_limits({}), limits)
-        self.assertEqual(limits.largest, limits)
+        self.assertEqual(limits.largest_requestable, limits)
         ranges = limits.requestable_ranges
         self.assertEqual(ranges["memory"], LimitRange(16 * MIB, 512 * MIB))
         self.assertEqual(ranges["wall_clock"], LimitRange(0, 300))
@@ -173,7 +172,9 @@ class MaximumTests(SynchronousTestCase):
         chosen = limits.choose_limits({"cpu": 5, "processes": 50})
         self.assertEqual((chosen.cpu, chosen.processes), (5, 40))
         self.assertEqual(chosen.memory, limits.memory)
-        self.assertEqual((limits.largest.cpu, limits.largest.processes), (10, 40))
+        self.assertEqual(
+            (limits.largest_requestable.cpu, limits.largest_requestable.processes), (10, 40)
+        )
 
     def test_below_default(self) -> None:
         """A maximum below the default is an error that names both."""
@@ -779,7 +780,7 @@ class TableTests(SynchronousTestCase):
                     settings = names.strip("`").split("`, `")
                     written = defaults.split(", ") if len(settings) > 1 else [defaults]
                     for setting, default in zip(settings, written, strict=True):
-                        found = reduce(getattr, setting.split("."), Configuration())
+                        found = read_setting(Configuration(), setting)
                         found = list(found) if isinstance(found, tuple) else found
                         self.assertEqual(self.parse(default), found, setting)
                     shown += settings
@@ -802,7 +803,7 @@ class ExamplesTests(SynchronousTestCase):
         for name in names:
             found = self.read(name)
             self.assertTrue(f"etc/examples/{name}.toml" in CONFIGURE.read_text("utf-8"), name)
-            self.assertFalse(found.callers.open)
+            self.assertFalse(found.callers.is_open_without_tokens)
             self.assertEqual((found.sandbox.network, found.sandbox.kind == "none"), (False, False))
             if name == "class":  # without a unit
                 continue
@@ -818,13 +819,15 @@ class ExamplesTests(SynchronousTestCase):
         """What is said to fit into a machine fits: memory of 32 and 16 GiB, disk of 100 GB."""
         for name, memory in (("contest", 32 * GIB), ("public", 16 * GIB)):
             found = self.read(name)
-            running, limits = found.evaluations.running, found.limits
-            waiting = running + found.evaluations.queued
+            running, limits = found.evaluations.max_running, found.limits
+            waiting = running + found.evaluations.max_queued
             used = running * limits.memory + waiting * found.buffers.evaluation
-            used += running * 2 * found.repositories.memory / 4  # seldom all fetch at once
+            used += (
+                running * 2 * found.repositories.git_memory_bytes / 4
+            )  # seldom all fetch at once
             self.assertLess(used, memory)
             disk = running * (limits.disk + found.repositories.tree_bytes)
-            disk += waiting * limits.request_body + found.repositories.cache
+            disk += waiting * limits.request_body + found.repositories.max_cache_bytes
             self.assertLess(disk, 100 * 10**9)
 
     def test_class(self) -> None:
@@ -842,6 +845,6 @@ class ExamplesTests(SynchronousTestCase):
         """Nothing leads from strangers to the machine's own network, and nobody takes it all."""
         found = self.read("public")
         self.assertEqual(found.repositories.private_networks, ())
-        self.assertLess(0, found.callers.running)
-        self.assertLess(found.callers.running, found.evaluations.running)
-        self.assertLess(found.callers.queued, found.evaluations.queued)
+        self.assertLess(0, found.callers.max_running)
+        self.assertLess(found.callers.max_running, found.evaluations.max_running)
+        self.assertLess(found.callers.max_queued, found.evaluations.max_queued)

@@ -197,7 +197,7 @@ class MessageTests(SynchronousTestCase):
     def test_settings(self) -> None:
         """Each setting that a message names exists."""
         sections = {
-            field.name: field.type.__struct_fields__
+            field.encode_name: field.type.__struct_encode_fields__
             for field in structs.fields(Configuration)
             if isinstance(field.type, type) and issubclass(field.type, Section)
         }

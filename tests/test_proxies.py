@@ -58,7 +58,7 @@ class ProxiesTests(SynchronousTestCase):
             *((name, "timeout http-keep-alive") for name in HAPROXY),
             ("Caddyfile", "keepalive"),
         ):
-            self.assertLess(self.seconds(name, setting), self.configuration.http.idle)
+            self.assertLess(self.seconds(name, setting), self.configuration.http.idle_timeout)
 
     def test_quiet_connections(self) -> None:
         """No poll and no stream is quiet for longer than a proxy has patience.
@@ -66,7 +66,7 @@ class ProxiesTests(SynchronousTestCase):
         JSON Lines are for as long as an evaluator may run and print nothing.
         """
         polls, streams = self.configuration.polls, self.configuration.streams
-        longest = max(polls.wait, streams.heartbeat, self.configuration.limits.wall_clock)
+        longest = max(polls.max_wait, streams.heartbeat, self.configuration.limits.wall_clock)
         sides = tuple(f"timeout {side}" for side in ("client", "server", "tunnel"))
         for name, settings in (
             ("nginx.conf", ("proxy_read_timeout", "proxy_send_timeout")),

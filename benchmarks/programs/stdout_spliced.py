@@ -33,7 +33,7 @@ class Counter(ProcessProtocol):
         """Count."""
         self._stopwatch.count(len(data))
         if self.process is not None:
-            self.process.discard_output(self.process.delivered)
+            self.process.discard_output(self.process.delivered_bytes)
 
     def processEnded(self, reason: Failure) -> None:
         """Stop."""

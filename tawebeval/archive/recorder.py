@@ -269,7 +269,7 @@ class DiskArchive:
                         self._stall_call.cancel()
                 if self.queued_bytes < MAX_QUEUED_BYTES_PER_EVALUATION // 2:
                     self._release_held()
-                is_too_large = self.usage.total_bytes > self.settings.size
+                is_too_large = self.usage.total_bytes > self.settings.max_bytes
                 if is_too_large and not self.store.has_unremovable_files:
                     self._next_maintenance = min(self._next_maintenance, self._clock.seconds())
         finally:

@@ -363,7 +363,7 @@ class ArchiveStore:
             recording = self._recordings[name] = SpooledRecording(self._spool, name)
         batches = list(self._check_events(recording, work.events))
         size = sum(len(batch.lines) for batch in batches)
-        if self.usage.spooled_bytes + size > self.settings.size:
+        if self.usage.spooled_bytes + size > self.settings.max_bytes:
             raise RecordingLost("size", "recordings take up archive.size")
         header = encode_header(work.identifier, work.caller)
         if work.recording_end is None:
@@ -408,7 +408,7 @@ class ArchiveStore:
         new = target.with_suffix(".new")
         target.parent.mkdir(mode=0o700, exist_ok=True)
         try:
-            if pack_submission(workspace, self.settings.submission, new):
+            if pack_submission(workspace, self.settings.max_submission_bytes, new):
                 rename_durably(new, target)
         except (OSError, DamagedArchiveFile) as error:
             new.unlink(missing_ok=True)
@@ -435,9 +435,9 @@ class ArchiveStore:
         Evaluations whose files cannot be removed stay and count; others go in their place, until
         the next removal tries again. Raises: sqlite3.Error.
         """
-        latest = self._read_clock() - self.settings.days * _DAY
+        latest = self._read_clock() - self.settings.retention_days * _DAY
         rows = self._list_oldest(latest)
-        excess = self.usage.total_bytes - self.settings.size
+        excess = self.usage.total_bytes - self.settings.max_bytes
         if not rows and excess > 0:
             for row in self._list_oldest(float("inf")):
                 if excess <= 0:

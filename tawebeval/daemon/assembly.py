@@ -293,7 +293,7 @@ def build_daemon(
 
 def _make_parts(base: SharedParts) -> DaemonParts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
-    running = resolve_run_slot_count(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.max_running)
     repositories = _make_repositories(base, _make_remotes(base))
     archive = _make_archive(base)
     context = _make_context(base, repositories, running, archive or NoArchive())
@@ -345,7 +345,7 @@ def _make_repositories(base: SharedParts, remotes: RemoteResolver) -> Repository
         base.reactor,
         base.spawner,
         settings.protocols,
-        settings.memory,
+        settings.git_memory_bytes,
         open_command_sandbox(base.sandbox, directories.account_directory),
         base.cgroups.git_procs_files,
         base.cgroups.evaluator_niceness,
@@ -363,7 +363,7 @@ def _make_repositories(base: SharedParts, remotes: RemoteResolver) -> Repository
         remotes,
         limits,
         base.keyring,
-        capacity=settings.cache,
+        capacity=settings.max_cache_bytes,
         lfs=_make_lfs_client(base, remotes) if settings.lfs else None,
     )
 
@@ -382,7 +382,7 @@ def _make_context(
     base: SharedParts, repositories: RepositoryCache, running: int, archive: EvaluationArchive
 ) -> EvaluationContext:
     configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
-    fetches = configuration.repositories.fetches
+    fetches = configuration.repositories.max_concurrent_fetches
     free_quotas: DeferredQueue[Path] = DeferredQueue()
     for directory in base.directories.quota_directories:
         if directory not in base.recovered_evaluations.quota_directories:
@@ -407,7 +407,7 @@ def _make_context(
             configuration.buffers.evaluation,
             running,
             lambda call: reactor.callLater(0, call),
-            configuration.callers.buffers,
+            configuration.callers.max_buffer_bytes,
         ),
         quota_directories=free_quotas if base.directories.quota_directories else None,
         run_keeper=base.run_keeper,
@@ -511,5 +511,9 @@ def _make_watchdog(notifier: SystemdNotifier, parts: DaemonParts, reactor: Any) 
 
 def _queue_bounds(configuration: Configuration, access: Authentication) -> tuple[int, int, int]:
     """Return the limits of queued, and per caller of running and queued; 0 means no limit."""
-    callers, queued = configuration.callers, configuration.evaluations.queued
-    return (queued, 0, 0) if access.is_token_optional else (queued, callers.running, callers.queued)
+    callers, queued = configuration.callers, configuration.evaluations.max_queued
+    return (
+        (queued, 0, 0)
+        if access.is_token_optional
+        else (queued, callers.max_running, callers.max_queued)
+    )

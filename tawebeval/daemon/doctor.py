@@ -258,7 +258,10 @@ class SystemChecks:
             yield SetupProblem(what, remedy)
         callers = self.configuration.callers
         with suppress(ConfigurationError):  # the part "callers" reports it
-            if find_token_file(callers, self.environment) is None and not callers.open:
+            if (
+                find_token_file(callers, self.environment) is None
+                and not callers.is_open_without_tokens
+            ):
                 what = "no tokens (callers.tokens): all clients of the proxy may run programs"
                 yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 

@@ -298,8 +298,8 @@ def check_free_space(
     A file system with both directories needs the sum. Bytes in the cache count as free. Blocks in
     proportion to the number of files in the cache. Raises: OSError.
     """
-    limits, repositories = configuration.limits.largest, configuration.repositories
-    running = resolve_run_slot_count(configuration.evaluations.running)
+    limits, repositories = configuration.limits.largest_requestable, configuration.repositories
+    running = resolve_run_slot_count(configuration.evaluations.max_running)
     fetched = repositories.fetch_bytes + repositories.tree_bytes
     systems: dict[int, list[_Space]] = {}
     for space in (
@@ -311,8 +311,9 @@ def check_free_space(
         ),
         _Space(
             cache,
-            repositories.cache + (running + repositories.fetches) * fetched,
-            min(_measure_directory(cache), repositories.cache),
+            repositories.max_cache_bytes
+            + (running + repositories.max_concurrent_fetches) * fetched,
+            min(_measure_directory(cache), repositories.max_cache_bytes),
             ("repositories.cache", "repositories.fetch_bytes", "repositories.tree_bytes"),
         ),
         *_list_archive_space(configuration.archive, state),
@@ -333,8 +334,8 @@ def check_free_space(
 def _list_archive_space(settings: ArchiveSettings, state: Path) -> Iterator[_Space]:
     if settings.enabled:
         path = locate_archive(settings, state)
-        taken = min(_measure_directory(path), settings.size)
-        yield _Space(path, settings.size, taken, ("archive.size",))
+        taken = min(_measure_directory(path), settings.max_bytes)
+        yield _Space(path, settings.max_bytes, taken, ("archive.size",))
 
 
 def _measure_directory(directory: Path) -> int:

@@ -40,7 +40,7 @@ def open_keeper_client(
     Raises: OSError, if the keeper does not answer; ConfigurationError, if they must last and
     cannot, if the keeper is of another version, or if its hard limits are too low for evaluators.
     """
-    setting = configuration.service.lasting
+    setting = configuration.service.evaluations_outlive_daemon
     path = environment.get(KEEPER_SOCKET_VARIABLE, "")
     if not setting:
         return None
@@ -68,10 +68,12 @@ def open_keeper_client(
 
 def compute_max_journals(configuration: Configuration, environment: Mapping[str, str]) -> int:
     """Return the most journals of evaluations at once; 0 if evaluations end with the daemon."""
-    if not (configuration.service.lasting and environment.get(KEEPER_SOCKET_VARIABLE)):
+    if not (
+        configuration.service.evaluations_outlive_daemon and environment.get(KEEPER_SOCKET_VARIABLE)
+    ):
         return 0
     settings = configuration.evaluations
-    return resolve_run_slot_count(settings.running) + settings.queued + settings.kept
+    return resolve_run_slot_count(settings.max_running) + settings.max_queued + settings.max_kept
 
 
 def describe_keeper_headroom(
@@ -83,7 +85,7 @@ def describe_keeper_headroom(
     """
     callbacks = configuration.callbacks
     others = compute_max_journals(configuration, environment)
-    others += callbacks.buffer // DELIVERY_OVERHEAD_BYTES if callbacks.enabled else 0
+    others += callbacks.max_pending_bytes // DELIVERY_OVERHEAD_BYTES if callbacks.enabled else 0
     parent = find_pids_controller_parent(client.cgroups)
     with suppress(PermissionError):  # the keeper of another user
         found = {
@@ -116,7 +118,7 @@ def open_run_keeper(
         remedy = "start tawebeval-keeper.service"
         # A keeper that is only slow may hold evaluations.
         is_absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
-        if configuration.service.lasting is True or not is_absent:
+        if configuration.service.evaluations_outlive_daemon is True or not is_absent:
             raise ConfigurationError(f"service.lasting: {what}", remedy) from None
         log.warn("evaluations end with the daemon: {what}; {remedy}", what=what, remedy=remedy)
     return None

@@ -179,7 +179,7 @@ class DaemonMetrics(Collector):
     def _collect_queue(self) -> Iterator[Metric]:
         queue, limit = (
             self.evaluation_registry.run_queue,
-            self.evaluation_context.configuration.evaluations.queued,
+            self.evaluation_context.configuration.evaluations.max_queued,
         )
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
@@ -208,7 +208,7 @@ class DaemonMetrics(Collector):
     def _collect_cache(self) -> Iterator[Metric]:
         tally, limit = (
             self.repository_cache.counters,
-            self.evaluation_context.configuration.repositories.cache,
+            self.evaluation_context.configuration.repositories.max_cache_bytes,
         )
         said = "What was in the cache (hit), or was not (miss)."
         yield _counter("cache_lookups", said, tally.lookup_counts, "of", "result")
@@ -259,7 +259,7 @@ class DaemonMetrics(Collector):
         yield _gauge("archive_evaluations", "Evaluations in the archive.", usage.evaluation_count)
         said = "The archive on the disk, with what is not complete."
         yield _gauge("archive_bytes", said, usage.total_bytes)
-        limit = archive.settings.size if archive else 0
+        limit = archive.settings.max_bytes if archive else 0
         yield _gauge("archive_limit_bytes", "What they may take.", limit)
         said = "Events in memory that wait for the archive's disk."
         yield _gauge("archive_queued_bytes", said, archive.queued_bytes if archive else 0)

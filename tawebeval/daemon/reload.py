@@ -290,12 +290,12 @@ def find_changed_settings(one: Section, other: Section, table: str = "") -> Iter
 
     `table` is the path of both sections with a dot at its end, empty for whole configurations.
     """
-    for name in one.__struct_fields__:
+    for name, key in zip(one.__struct_fields__, one.__struct_encode_fields__, strict=True):
         before, after = getattr(one, name), getattr(other, name)
         if isinstance(before, Section):
-            yield from find_changed_settings(before, after, f"{table}{name}.")
+            yield from find_changed_settings(before, after, f"{table}{key}.")
         elif before != after:
-            yield table + name
+            yield table + key
 
 
 def merge_reloadable_settings(running: Configuration, wanted: Configuration) -> Configuration:

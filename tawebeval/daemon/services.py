@@ -139,7 +139,7 @@ class EvaluationService(Service):
                 self.context.run_keeper.client.ignore_connection_loss()
             return False
         self.callbacks.skip_retry_delays()
-        had_any = await self.registry.close(self.context.configuration.service.drain)
+        had_any = await self.registry.close(self.context.configuration.service.drain_seconds)
         await self.repositories.close()
         await self.callbacks.close()
         await self._close_archive()
@@ -296,7 +296,10 @@ def make_listener(
             f"listen: {endpoint!r} is not an endpoint such as tcp:8080:interface=127.0.0.1: {error}"
         ) from None
     # TCP_USER_TIMEOUT cannot tell a client that reads nothing from an unreachable one.
-    timeout = max(_MIN_USER_TIMEOUT, settings.window + _LARGE_RESPONSE / settings.rate)
+    timeout = max(
+        _MIN_USER_TIMEOUT,
+        settings.rate_window_seconds + _LARGE_RESPONSE / settings.min_bytes_per_second,
+    )
     listening.endpoint = WriteThroughEndpoint(listening.endpoint, timeout)
     listening.setName(endpoint)
     return listening

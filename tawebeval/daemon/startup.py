@@ -197,7 +197,7 @@ def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProble
 
     Raises: ConfigurationError, for an endpoint that other machines reach, unless `callers.open`.
     """
-    if configuration.callers.open:
+    if configuration.callers.is_open_without_tokens:
         yield SetupProblem(
             "no tokens, and callers.open is true: everybody who can connect may run programs here",
             "run `tawebeval token new NAME`, set callers.tokens, and remove callers.open",

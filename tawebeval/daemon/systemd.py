@@ -84,7 +84,11 @@ def find_notifier(environment: Mapping[str, str]) -> SystemdNotifier:
 
 def compute_stop_timeout(configuration: Configuration) -> float:
     """Return the maximum duration of an orderly stop, in seconds."""
-    seconds = configuration.service.drain + configuration.evaluations.grace + _STOP_MARGIN
+    seconds = (
+        configuration.service.drain_seconds
+        + configuration.evaluations.kill_grace_seconds
+        + _STOP_MARGIN
+    )
     if configuration.callbacks.enabled:
         seconds += configuration.callbacks.timeout
     if configuration.archive.enabled:

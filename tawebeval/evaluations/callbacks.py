@@ -53,7 +53,7 @@ class EvaluationCallbacks:
             self._drop(name)
 
         if kept is not None:
-            callback.event = kept.webhook_event
+            callback.webhook_id = kept.webhook_event
         self.queue.start_delivery(callback, name, make_document, on_end)
 
     def resume_undelivered(self, known_names: Collection[str]) -> None:
@@ -61,7 +61,7 @@ class EvaluationCallbacks:
         for name in self.undelivered.keys() - known_names:
             kept = self.undelivered.pop(name)
             self.queue.start_delivery(
-                CallbackRecord(kept.url, kept.caller, event=kept.webhook_event),
+                CallbackRecord(kept.url, kept.caller, webhook_id=kept.webhook_event),
                 name,
                 partial(bytes, kept.document),
                 partial(self._drop, name),
@@ -70,7 +70,7 @@ class EvaluationCallbacks:
     def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
         """Keep a callback and its document for another process of the daemon."""
         if self._keeper is not None:
-            kept = UndeliveredCallback(callback.url, callback.caller, callback.event, document)
+            kept = UndeliveredCallback(callback.url, callback.caller, callback.webhook_id, document)
             try:
                 self._keeper.keep_callback(name, kept.pack())
             except OSError as error:

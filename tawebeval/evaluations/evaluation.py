@@ -266,7 +266,7 @@ class Evaluation:
         another evaluation waits for the slot.
         """
         if self.evaluator_run is not None:
-            limit = self.context.configuration.evaluations.paused
+            limit = self.context.configuration.evaluations.max_pause_seconds
             self.evaluator_run.check_reader_timeout(
                 limit, self.ring.measure_bytes_before(read_cursor), is_slot_wanted=is_slot_wanted
             )
@@ -402,7 +402,7 @@ class Evaluation:
     ) -> EvaluatorRun:
         """Return the run that the started evaluator will drive."""
         context, clock = self.context, self.context.clock
-        grace = context.configuration.evaluations.grace
+        grace = context.configuration.evaluations.kill_grace_seconds
         self.result_summary = parser.result_summary
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_allocation, self)
         return EvaluatorRun(

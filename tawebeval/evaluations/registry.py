@@ -203,15 +203,15 @@ class EvaluationRegistry:
 
     def _has_too_much_kept(self) -> bool:
         return (
-            self.records.ended_count >= self.context.configuration.evaluations.kept
+            self.records.ended_count >= self.context.configuration.evaluations.max_kept
             or self.context.ring_budget.is_only_reserve_free
         )
 
     def _has_kept_share(self, caller: str) -> bool:
         """Return whether a caller has as many unread finished evaluations as `callers.kept`."""
         configuration = self.context.configuration
-        share = configuration.callers.kept
-        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.kept:
+        share = configuration.callers.max_kept
+        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.max_kept:
             return False
         return self.records.ended_counts[caller] >= share
 
@@ -763,7 +763,7 @@ class EvaluationRegistry:
         for record in self.records.find_abandoned_evaluations(settings.abandon_after):
             record.evaluation.stop_abandoned()
             self.records.forget_record(record.evaluation.identifier, EvaluationState.EXPIRED)
-        for record in self.records.find_unread_evaluations(settings.retain):
+        for record in self.records.find_unread_evaluations(settings.retention_seconds):
             self.records.forget_record(record.evaluation.identifier, EvaluationState.EXPIRED)
         for identifier, wanted in self.run_queue.list_slot_holders():
             record = self._alive[identifier]

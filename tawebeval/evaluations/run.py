@@ -26,7 +26,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from tawebeval.config import PAUSES_IN_ALL
+from tawebeval.config import TOTAL_PAUSE_FACTOR
 from tawebeval.core import text
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.events import EventBatch
@@ -550,7 +550,7 @@ class EvaluatorRun(ProcessProtocol):
             self.stop(
                 build_slow_reader_failure(max_paused_seconds, f"for {pauses.owed:.0f} seconds{why}")
             )
-        elif pauses.total >= most * PAUSES_IN_ALL:
+        elif pauses.total >= most * TOTAL_PAUSE_FACTOR:
             self.stop(
                 build_slow_reader_failure(
                     max_paused_seconds, f"for {pauses.total:.0f} seconds in all{why}"

@@ -172,7 +172,7 @@ class RunRecorder:
         if not batch.count and offset - self._recorded < _STEP:
             return
         self._recorded = offset
-        counted = self._run.output_bytes - (self._process.delivered - offset)
+        counted = self._run.output_bytes - (self._process.delivered_bytes - offset)
         checkpoint = ParserCheckpoint(offset, counted, state)
         self._write(JournaledBatch(begin_cursor, batch, time_ms, checkpoint))
         self._process.discard_output(offset)

@@ -166,7 +166,7 @@ def dump_callback(callback: CallbackRecord) -> CallbackSnapshot:
         callback.state.value,
         callback.attempt_count,
         callback.last_error,
-        callback.event,
+        callback.webhook_id,
     )
 
 

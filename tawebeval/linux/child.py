@@ -379,11 +379,11 @@ class ResumableProcess(ProcessTransport, Protocol):
     """A `ProcessTransport` that stores stdout, for a later process of the daemon."""
 
     @property
-    def delivered(self) -> int:
+    def delivered_bytes(self) -> int:
         """The offset in stdout up to which `childDataReceived` was called, now or before."""
 
     def discard_output(self, before: int) -> None:
-        """Release the memory of stdout before an offset, at most up to `delivered`."""
+        """Release the memory of stdout before an offset, at most up to `delivered_bytes`."""
 
 
 class PipedProcess(ABC):

@@ -33,7 +33,7 @@ from zope.interface import implementer
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import keeper
 
-TIMEOUT = 10  # seconds for an answer, before `attach`
+ANSWER_TIMEOUT = 10  # seconds for an answer, before `attach`
 MAX_QUEUED_REQUESTS = 4096  # requests: with more the keeper is taken for dead
 KEEPER_SOURCE = Path(keeper.__file__).read_bytes()  # now: later the user may lack permission
 _RETRY = 0.1  # seconds, where the user has too many descriptors in flight (unix(7))
@@ -356,7 +356,7 @@ def _connect(path: str) -> socket.socket:
     try:
         # Not by settimeout(), with which connect(2) fails at once if other clients wait, too.
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TIMEOUT, 0))
+            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", ANSWER_TIMEOUT, 0))
         with _timeout():
             connection.connect(path)
     except OSError:

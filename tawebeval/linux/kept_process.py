@@ -43,12 +43,12 @@ _PROCESS_GROUP = 1 << 2  # pidfd_send_signal(2), Linux 6.9: PIDFD_SIGNAL_PROCESS
 class SplicedPipeReader(PipeReader):
     """The reader of a pipe whose bytes go to a memfd first.
 
-    `delivered` is the offset in the memfd up to which bytes were delivered, those of the present
-    call included. `write_error` is the error by which the memfd took no more bytes. The reader then
-    closes the pipe; the bytes that are left in it were not delivered.
+    `delivered_bytes` is the offset in the memfd up to which bytes were delivered, with those of
+    this call included. `write_error` is the error by which the memfd took no more bytes. The reader
+    then closes the pipe; the bytes that are left in it were not delivered.
     """
 
-    __slots__ = ("_discarded", "_memfd", "_size", "delivered", "write_error")
+    __slots__ = ("_discarded", "_memfd", "_size", "delivered_bytes", "write_error")
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SplicedPipeReader(PipeReader):
     ) -> None:
         """Deliver the bytes of the memfd from `begin` on, and then those of the pipe."""
         super().__init__(reactor, descriptor, name, owner)
-        self.delivered = begin
+        self.delivered_bytes = begin
         self.write_error: OSError | None = None
         self._memfd = memfd
         self._discarded = 0
@@ -71,7 +71,7 @@ class SplicedPipeReader(PipeReader):
 
     def read_chunk(self, size: int) -> bytes:
         """Return bytes of the memfd; if there are none, move some there. Raises: OSError."""
-        if self.delivered == self._size:
+        if self.delivered_bytes == self._size:
             try:
                 self._size += os.splice(
                     self._descriptor,
@@ -84,13 +84,15 @@ class SplicedPipeReader(PipeReader):
                 raise
             except OSError as error:
                 self.write_error = error
-        chunk = os.pread(self._memfd, min(size, self._size - self.delivered), self.delivered)
-        self.delivered += len(chunk)
+        chunk = os.pread(
+            self._memfd, min(size, self._size - self.delivered_bytes), self.delivered_bytes
+        )
+        self.delivered_bytes += len(chunk)
         return chunk
 
     def discard_delivered(self, before: int) -> None:
-        """Release the memory of the memfd before an offset, at most up to `delivered`."""
-        before = min(before, self.delivered)
+        """Release the memory of the memfd before an offset, at most up to `delivered_bytes`."""
+        before = min(before, self.delivered_bytes)
         before -= before % _HOLE
         if before > self._discarded:
             with contextlib.suppress(OSError):  # the memory is then kept until the end
@@ -99,7 +101,7 @@ class SplicedPipeReader(PipeReader):
 
     def count_readable_bytes(self) -> int:
         """Return the bytes that can be read now, from the memfd and from the pipe."""
-        return self._size - self.delivered + super().count_readable_bytes()
+        return self._size - self.delivered_bytes + super().count_readable_bytes()
 
     def connectionLost(self, reason: Failure) -> None:
         """Close the pipe, unless the reactor stops: the next process goes on with it."""
@@ -164,9 +166,9 @@ class KeptProcess(PipedProcess):
         super().__init__(reactor, protocol, run.pid, run.pidfd)
 
     @property
-    def delivered(self) -> int:
+    def delivered_bytes(self) -> int:
         """The offset in stdout up to which `childDataReceived` was called, now or before."""
-        return self._stdout.delivered
+        return self._stdout.delivered_bytes
 
     @property
     def lost_reason(self) -> str | None:
@@ -181,7 +183,7 @@ class KeptProcess(PipedProcess):
         return self._stdout.write_error or self._stderr.write_error
 
     def discard_output(self, before: int) -> None:
-        """Release the memory of stdout before an offset, at most up to `delivered`.
+        """Release the memory of stdout before an offset, at most up to `delivered_bytes`.
 
         Cheap to call often: each system call discards 64 KiB or more.
         """
@@ -198,7 +200,7 @@ class KeptProcess(PipedProcess):
         """Pass on output; release the memory of old stderr."""
         super().on_pipe_data(name, chunk)
         if name == STDERR and not self._ended:
-            self._stderr.discard_delivered(self._stderr.delivered - KEPT_STDERR_BYTES)
+            self._stderr.discard_delivered(self._stderr.delivered_bytes - KEPT_STDERR_BYTES)
 
     def on_pipe_end(self, name: int) -> None:
         """Take the end of stdout or stderr; if it is an early one, kill the process."""

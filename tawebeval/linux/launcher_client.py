@@ -3,7 +3,7 @@
 The daemon is large and has threads, so forking it is slow, and Python code between fork and exec is
 unsafe. The launcher does this work in a few lines of Python: it mounts overlays, enters cgroups and
 sets limits. `LauncherClient` starts the launcher, sends it requests and replaces it when it ends.
-All methods block: for some milliseconds, and no longer than `TIMEOUT`.
+All methods block: for some milliseconds, and no longer than `LAUNCHER_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ LAUNCHER_PROCESS_NAME = "tawebeval-launcher"
 FIRST_PASSED_DESCRIPTOR = 3
 """The number of the first of a program's `descriptors`; the others follow."""
 
-TIMEOUT = 10.0  # seconds for the process to start, and to answer
+LAUNCHER_TIMEOUT = 10.0  # seconds for the process to start, and to answer
 _COMPLAINT = 8 * 1024  # bytes of what it says before it fails
 _HANGS = "the launcher of evaluators does not answer"
 _NONE = "the launcher of evaluators cannot be started"
@@ -275,7 +275,7 @@ def start_process(
         _in_memory("complaint") as complaint,
     ):
         try:
-            ours.settimeout(TIMEOUT)
+            ours.settimeout(LAUNCHER_TIMEOUT)
             argv = [*python, "-I", "-S", "/proc/self/fd/0", LAUNCHER_PROCESS_NAME]
             streams = (source, theirs.fileno(), complaint)
             process = (
@@ -388,7 +388,7 @@ class LauncherClient:
                 self.start_launcher()
         few_mounts = layers is not None and self._needs_few_mounts(launch, layers)
         report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        report.settimeout(TIMEOUT)
+        report.settimeout(LAUNCHER_TIMEOUT)
         with contextlib.ExitStack() as reading, report:
             with contextlib.ExitStack() as writing:
                 writing.enter_context(theirs)
@@ -455,7 +455,7 @@ class LauncherClient:
         try:
             report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with report:
-                report.settimeout(TIMEOUT)
+                report.settimeout(LAUNCHER_TIMEOUT)
                 with theirs, _in_memory("words", request) as words:
                     socket.send_fds(asked.connection, [b"\n"], [words, theirs.fileno()])
                 pid, _ = read_launch_report(report)
@@ -505,7 +505,7 @@ class LauncherClient:
             return None
         self._may_take_over = False
         connection = socket.socket(fileno=bundle.descriptors[0])
-        connection.settimeout(TIMEOUT)
+        connection.settimeout(LAUNCHER_TIMEOUT)
         try:
             return LauncherProcess(KeeperChild(bundle.pid, os.pidfd_open(bundle.pid)), connection)
         except ProcessLookupError:

@@ -76,7 +76,7 @@ def check_hard_limits(limits: LimitSettings, keeper_pid: int = 0) -> None:
     whose, unit = "the daemon's own", "the unit"
     if keeper_pid:
         whose, unit = "the keeper's", _KEEPER_UNIT
-    largest = limits.largest
+    largest = limits.largest_requestable
     for name, value, number, directive in (
         ("open_files", largest.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),
         ("processes", largest.processes + 1, resource.RLIMIT_NPROC, "LimitNPROC"),
@@ -177,7 +177,7 @@ def compute_process_headroom(configuration: Configuration) -> ResourceHeadroom:
 
 def count_needed_processes(configuration: Configuration) -> int:
     """Return the processes and threads in use if every evaluator uses its whole limit."""
-    fetches = configuration.repositories.fetches * _FETCH_PROCESSES
+    fetches = configuration.repositories.max_concurrent_fetches * _FETCH_PROCESSES
     return _count_evaluators_processes(configuration) + fetches + _DAEMON_PROCESSES
 
 
@@ -188,7 +188,7 @@ def compute_keeper_descriptor_headroom(
 
     `others` is how many of them are for journals and callbacks. Raises: PermissionError.
     """
-    running = resolve_run_slot_count(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.max_running)
     wanted = running * _KEPT_DESCRIPTORS + others + _KEPT_OTHERS + keeper.RESERVED_DESCRIPTORS
     remedy = (
         f"set LimitNOFILE={wanted} in {_KEEPER_UNIT} (or ulimit -n), or lower evaluations.running,"
@@ -228,9 +228,10 @@ def compute_epoll_watch_headroom(configuration: Configuration) -> ResourceHeadro
 
     The daemon itself needs none (`daemon.process_setup`). Blocks, hardly. Raises OSError.
     """
-    running = resolve_run_slot_count(configuration.evaluations.running)
+    running = resolve_run_slot_count(configuration.evaluations.max_running)
     wanted = (
-        running * configuration.limits.largest.memory // _WATCH + configuration.http.connections
+        running * configuration.limits.largest_requestable.memory // _WATCH
+        + configuration.http.connections
     )
     there = int(EPOLL_WATCH_LIMIT_FILE.read_text("ascii"))
     return ResourceHeadroom(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
@@ -241,15 +242,15 @@ def _descriptors_besides(configuration: Configuration) -> int:
 
     Callbacks count also where they are disabled: enabling them takes no connections away.
     """
-    running = resolve_run_slot_count(configuration.evaluations.running)
-    fetches = configuration.repositories.fetches * _FETCH_DESCRIPTORS
-    callbacks = configuration.callbacks.at_once
+    running = resolve_run_slot_count(configuration.evaluations.max_running)
+    fetches = configuration.repositories.max_concurrent_fetches * _FETCH_DESCRIPTORS
+    callbacks = configuration.callbacks.max_concurrent_attempts
     return running * _EVALUATION_DESCRIPTORS + fetches + callbacks + _SPARE_DESCRIPTORS
 
 
 def _count_evaluators_processes(configuration: Configuration) -> int:
-    running = resolve_run_slot_count(configuration.evaluations.running)
-    return running * configuration.limits.largest.processes
+    running = resolve_run_slot_count(configuration.evaluations.max_running)
+    return running * configuration.limits.largest_requestable.processes
 
 
 def _bounds(pid: int, cgroup: str | None) -> Iterator[int]:

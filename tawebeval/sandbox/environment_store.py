@@ -45,7 +45,7 @@ from tawebeval.sandbox.environments import (
 )
 from tawebeval.sandbox.images import (
     DOCKER_MANIFEST_FILE,
-    IMAGE_REFERENCE_PATTERN,
+    LAYOUT_IMAGE_NAME,
     OCI_LAYOUT_FILE,
     is_path_escape,
     rewrite_image,
@@ -314,7 +314,7 @@ class _Import:
         for layer in layers:
             self._check_layer(layer)
         unpacked.mkdir()
-        words = ("raw", "unpack", "--rootless", "--image", f"{layout}:{IMAGE_REFERENCE_PATTERN}")
+        words = ("raw", "unpack", "--rootless", "--image", f"{layout}:{LAYOUT_IMAGE_NAME}")
         self._run(_UNPACKER, *words, unpacked / "root", writable=unpacked)
         for name in _LEFT_OUT:
             remove_tree(unpacked / "root" / name)

@@ -36,7 +36,7 @@ OCI_LAYOUT_FILE = "oci-layout"
 """The file that an OCI layout has in its top directory."""
 DOCKER_MANIFEST_FILE = "manifest.json"
 """The file that an archive of docker has there."""
-IMAGE_REFERENCE_PATTERN = "root"
+LAYOUT_IMAGE_NAME = "root"
 """The name of the image in the layout that `rewrite_image` writes."""
 
 _MAX_JSON = 4 * 2**20  # bytes of a manifest, index or configuration; registries accept no more
@@ -196,7 +196,7 @@ def _write_layout(target: Path, files: Sequence[Path]) -> None:
         "manifest.v1+json",
         {"schemaVersion": 2, "config": write("config.v1+json", configuration), "layers": layers},
     )
-    manifest["annotations"] = {"org.opencontainers.image.ref.name": IMAGE_REFERENCE_PATTERN}
+    manifest["annotations"] = {"org.opencontainers.image.ref.name": LAYOUT_IMAGE_NAME}
     (target / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
     (target / OCI_LAYOUT_FILE).write_text('{"imageLayoutVersion": "1.0.0"}')
 

@@ -69,7 +69,7 @@ _PROBE = (
     f" && cd .. && rm -r {_DIRECTORY} && mkdir {_DIRECTORY} && [ ! -e {_DIRECTORY}/file ]"
     f" && echo {_SOUND}"
 )
-TIMEOUT = 20.0  # seconds for the probe to start and end
+PROBE_TIMEOUT = 20.0  # seconds for the probe to start and end
 
 _OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
 _REMEDIES = {
@@ -325,7 +325,7 @@ def probe_bubblewrap(
                     _PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory
                 )
             try:
-                problem = _judge(*wait_for_exit(started, TIMEOUT))
+                problem = _judge(*wait_for_exit(started, PROBE_TIMEOUT))
             finally:
                 sandbox.orphan_reaper.forget_child(started.pid)
             untouched = whole.read_text() == _WHOLE

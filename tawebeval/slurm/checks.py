@@ -34,9 +34,9 @@ def check_shared_directories(configuration: Configuration, directories: Sequence
 
     Raises: ConfigurationError.
     """
-    if not configuration.runner.shared:
+    if not configuration.runner.shared_directory:
         return
-    shared = Path(configuration.runner.shared)
+    shared = Path(configuration.runner.shared_directory)
     for directory in directories:
         if not directory.resolve().is_relative_to(shared.resolve()):
             raise ConfigurationError(
@@ -137,7 +137,7 @@ def _check_by_job(
             "environments": [
                 (name, one.root, one.variables) for name, one in _sorted(configuration, 0)
             ],
-            "directory": None if runner.shared else runner.node_directory,
+            "directory": None if runner.shared_directory else runner.node_directory,
         }
     )
     options = build_srun_options(
@@ -146,14 +146,18 @@ def _check_by_job(
     python = runner.python or sys.executable
     command = ("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_MODULE, "--check")
     try:
-        if runner.shared:
-            with _write_shared_file(Path(runner.shared), content, act_as_user) as path:
+        if runner.shared_directory:
+            with _write_shared_file(Path(runner.shared_directory), content, act_as_user) as path:
                 printed = run(*command, str(path), timeout=_JOB_SECONDS)
         else:
             printed = run(*command, "-", timeout=_JOB_SECONDS, stdin=content)
     finally:
         run("scancel", f"--name=tawebeval-doctor-{token[:8]}")
-    files = "the shared directory is seen" if runner.shared else f"{runner.node_directory} is there"
+    files = (
+        "the shared directory is seen"
+        if runner.shared_directory
+        else f"{runner.node_directory} is there"
+    )
     yield from _judge_report(printed, token, files)
 
 

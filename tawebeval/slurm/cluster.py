@@ -150,7 +150,7 @@ class SlurmRun(SandboxedRun):
         self.has_network = self._configuration.sandbox.network
         self.runner_status = self._status = RunnerStatus("slurm")
         self._order = workspace.root / ORDER_NAME
-        self._set_transfer(not self._configuration.runner.shared)
+        self._set_transfer(not self._configuration.runner.shared_directory)
         self._store: SrunFiles | None = None  # of the srun that was started last
         self._transport: NodeTransport | None = None
 
@@ -219,7 +219,10 @@ class SlurmRun(SandboxedRun):
             configuration.runner, *(one.runner for one in (named, problem) if one is not None)
         )
         options = build_srun_options(
-            settings, self.limits, self._name_job(attempt), configuration.evaluations.paused
+            settings,
+            self.limits,
+            self._name_job(attempt),
+            configuration.evaluations.max_pause_seconds,
         )
         python = configuration.runner.python or sys.executable
         order = [str(self._order)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from tawebeval.config import PAUSES_IN_ALL, JobSettings, LimitSettings, RunnerSettings
+from tawebeval.config import TOTAL_PAUSE_FACTOR, LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.errors import EvaluationFailure, FailureReason
 
 NODE_MODULE = "tawebeval.slurm"
@@ -60,21 +60,21 @@ def find_job_identifier(srun_stderr: str) -> str | None:
     return None if told is None else told[1] or told[2]
 
 
-def merge_job_settings(settings: RunnerSettings, *overrides: JobSettings) -> JobSettings:
+def merge_job_settings(settings: RunnerSettings, *overrides: SlurmJobSettings) -> SlurmJobSettings:
     """Return the settings of a job; the last one that is not empty counts."""
-    names = JobSettings.__struct_fields__
+    names = SlurmJobSettings.__struct_fields__
     merged = {name: getattr(settings, name) for name in names}
     for one in overrides:
         for name in names:
             merged[name] = getattr(one, name) or merged[name]
-    return JobSettings(**merged)
+    return SlurmJobSettings(**merged)
 
 
 def build_srun_options(
-    settings: JobSettings, limits: LimitSettings, name: str, paused: float
+    settings: SlurmJobSettings, limits: LimitSettings, name: str, paused: float
 ) -> Iterator[str]:
     """Yield the options of srun for one evaluator; `paused` is `evaluations.paused` in seconds."""
-    seconds = limits.wall_clock + paused * PAUSES_IN_ALL + EXTRA_JOB_SECONDS
+    seconds = limits.wall_clock + paused * TOTAL_PAUSE_FACTOR + EXTRA_JOB_SECONDS
     yield from (
         f"--job-name={name}",
         "--nodes=1",

@@ -294,7 +294,7 @@ class NodeTransport:
     stored: until then the output may name `files`, of at most `file_limit` bytes.
 
     With `is_kept` stdout stays in its file until `discard_output`. The run has got the first
-    `delivered` of stdout, the bytes of the present call included.
+    `delivered_bytes` of stdout, with the bytes of this call.
     """
 
     _clock: Any
@@ -312,7 +312,7 @@ class NodeTransport:
     is_running: bool = True
     _has_exited: bool = False
     job_loss: EvaluationFailure | None = None
-    delivered: int = 0
+    delivered_bytes: int = 0
     files: NodeFiles = attrs.field(init=False)
     _attempt: SrunProtocol = attrs.field(init=False)
     _run: Any = None  # the protocol
@@ -378,7 +378,7 @@ class NodeTransport:
         self._retries = max(0, self._retries - store.attempt_number)
         attempt.job_identifier, status.node = status.job, _ = store.job_and_node or (None, None)
         self._has_printed = bool(store.stdout.size or store.stderr.size)
-        self.delivered = delivered
+        self.delivered_bytes = delivered
         self._attempt = attempt
         process = connect(attempt)
         self.pid = process.pid
@@ -478,7 +478,7 @@ class NodeTransport:
     def discard_output(self, before: int) -> None:
         """Give back the memory of stdout before an offset that the run has got already."""
         if not self._attempt.store.is_closed:
-            self._attempt.store.stdout.discard_before(min(before, self.delivered))
+            self._attempt.store.stdout.discard_before(min(before, self.delivered_bytes))
 
     # What the node tells
 
@@ -669,17 +669,17 @@ class NodeTransport:
         """Deliver one piece, so that other runs have their turns."""
         self._is_turn_due = False
         store, run = self._attempt.store, self._run
-        is_behind = self.delivered < store.stdout.size
+        is_behind = self.delivered_bytes < store.stdout.size
         if self._is_handed_over:
             return
         if is_behind and not self._is_paused:
-            content = store.stdout.read(self.delivered, _PIECE)
-            self.delivered += len(content)
+            content = store.stdout.read(self.delivered_bytes, _PIECE)
+            self.delivered_bytes += len(content)
             run.childDataReceived(1, content)
             if not self.is_kept:
-                self.discard_output(self.delivered)
-            if self.delivered + WINDOW - self._granted >= _GRANTED:
-                self._grant(self.delivered + WINDOW)
+                self.discard_output(self.delivered_bytes)
+            if self.delivered_bytes + WINDOW - self._granted >= _GRANTED:
+                self._grant(self.delivered_bytes + WINDOW)
             self._plan()
         elif not is_behind and self._is_over and not self._has_ended and not self.is_running:
             self._has_ended = True

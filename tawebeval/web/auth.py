@@ -161,7 +161,7 @@ def find_token_file(callers: CallerSettings, environment: Mapping[str, str]) -> 
     be looked up.
     """
     found = find_secret_file(callers.tokens, _CREDENTIAL, environment)
-    if found is not None and callers.open:
+    if found is not None and callers.is_open_without_tokens:
         raise ConfigurationError(
             f"callers.open: true, although {found} has tokens; remove callers.open or"
             " callers.tokens"

@@ -74,7 +74,7 @@ class WebContext:
         Only daemons without tokens check it (`exposure`).
         """
         callers = self.configuration.callers
-        if self.authentication.is_token_optional and not callers.open:
+        if self.authentication.is_token_optional and not callers.is_open_without_tokens:
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
             check_write_origin(method, origin, host, callers.origins)
 
@@ -98,7 +98,7 @@ class WebContext:
         callers = self.configuration.callers
         if not self.authentication.is_token_optional:
             return
-        if callers.open:
+        if callers.is_open_without_tokens:
             raise Unauthorized(
                 "the list of evaluations needs a token; the operator can set callers.tokens"
             )

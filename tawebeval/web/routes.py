@@ -372,7 +372,7 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
         identifier = get_query_argument(request, "evaluation")
         if not identifier:
             raise InvalidField("evaluation", "is required")
-        wait = context.configuration.polls.older
+        wait = context.configuration.polls.legacy_wait
         _, page = await read_page(context, cast_to_api_request(request), identifier, wait)
         return prepare_response(request, page.encode_json())
 

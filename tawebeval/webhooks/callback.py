@@ -28,8 +28,8 @@ class CallbackState(Enum):
 class CallbackRecord:
     """A callback and its progress.
 
-    `caller` is the name by which its secret is found. `event` is its Webhook-Id, the same for each
-    attempt, also in another process of the daemon; empty before the first one. `last_error`
+    `caller` is the name by which its secret is found. `webhook_id` is its Webhook-Id, the same for
+    each attempt, also in another process of the daemon; empty before the first one. `last_error`
     describes the last failed attempt for people; None before one has failed.
     """
 
@@ -38,7 +38,7 @@ class CallbackRecord:
     state: CallbackState = CallbackState.WAITING
     attempt_count: int = 0
     last_error: str | None = None
-    event: str = ""
+    webhook_id: str = ""
 
     @property
     def shown_url(self) -> str:

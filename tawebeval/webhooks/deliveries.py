@@ -96,9 +96,9 @@ class CallbackQueue:
         self._settings = settings
         self._secrets = secrets
         self._sender = sender
-        per_caller = 0 if has_one_caller else (settings.at_once + 1) // 2
-        self._slots = FairQueue(settings.at_once, UNLIMITED_QUEUE, per_caller)
-        self._backoff = Backoff(settings.attempts, settings.first_delay, settings.longest_delay)
+        per_caller = 0 if has_one_caller else (settings.max_concurrent_attempts + 1) // 2
+        self._slots = FairQueue(settings.max_concurrent_attempts, UNLIMITED_QUEUE, per_caller)
+        self._backoff = Backoff(settings.max_attempts, settings.first_delay, settings.longest_delay)
         self._clock = clock
         self._random = random
         self._time = time
@@ -147,8 +147,10 @@ class CallbackQueue:
         in the final state.
         """
         callback.state = CallbackState.PENDING
-        callback.event = callback.event or f"evt_{self._random(16).hex()}"
-        delivery = self._deliveries[callback.event] = Delivery(callback, evaluation, document())
+        callback.webhook_id = callback.webhook_id or f"evt_{self._random(16).hex()}"
+        delivery = self._deliveries[callback.webhook_id] = Delivery(
+            callback, evaluation, document()
+        )
         self._sizes[callback.caller] += delivery.size
         self._evict()
         if self._is_stopped:
@@ -190,7 +192,7 @@ class CallbackQueue:
     def _evict(self) -> None:
         """Give up deliveries until the others fit: the oldest of the caller with most bytes."""
         evicted: list[Delivery] = []
-        while self._sizes.total() > self._settings.buffer:
+        while self._sizes.total() > self._settings.max_pending_bytes:
             ((caller, _),) = self._sizes.most_common(1)
             oldest = next(
                 one
@@ -227,7 +229,7 @@ class CallbackQueue:
             callback.last_error = delivery.give_up_reason + before
         self.ended_counts[callback.state] += 1
         self._give_up(delivery, "ended")
-        del self._deliveries[callback.event]
+        del self._deliveries[callback.webhook_id]
         self._log(delivery)
         delivery.ended.set_value(None)
         on_end()
@@ -256,7 +258,7 @@ class CallbackQueue:
 
     async def _attempt(self, delivery: Delivery) -> AttemptResult:
         callback = delivery.callback
-        await self._slots.acquire_slot(callback.event, callback.caller)
+        await self._slots.acquire_slot(callback.webhook_id, callback.caller)
         try:
             if delivery.give_up_reason:
                 raise CancelledError
@@ -268,11 +270,11 @@ class CallbackQueue:
                 return AttemptResult(RequestOutcome.REFUSED, reason)
             callback.attempt_count += 1
             headers = secrets.sign_body(
-                callback.caller, callback.event, int(self._time()), delivery.document
+                callback.caller, callback.webhook_id, int(self._time()), delivery.document
             )
             return await self._sender.post_document(callback.url, headers, delivery.document)
         finally:
-            self._slots.release_slot(callback.event)
+            self._slots.release_slot(callback.webhook_id)
 
     def _log(self, delivery: Delivery, delay: float | None = None) -> None:
         """Log the end of a delivery, or a failed attempt with the `delay` before the next."""

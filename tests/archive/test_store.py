@@ -271,7 +271,7 @@ class RemovalTests(ArchiveTestCase):
         """The oldest are removed until the rest has the allowed size."""
         self.fill(300)
         size = self.store.usage.archived_bytes
-        self.store = self.open(size=2**20)
+        self.store = self.open(max_bytes=2**20)
         self.check()
         self.assertEqual(self.store.usage.archived_bytes, size)
         while self.store.remove_old_evaluations():
@@ -294,7 +294,7 @@ class RemovalTests(ArchiveTestCase):
         self.fill(5)
         each = self.store.usage.archived_bytes // 5
         paths = [self.stick(1), self.stick(2)]
-        self.store.settings = ArchiveSettings(enabled=True, size=3 * each)
+        self.store.settings = ArchiveSettings(enabled=True, max_bytes=3 * each)
         with capturedLogs() as logged:
             while self.store.remove_old_evaluations():
                 pass
@@ -344,7 +344,7 @@ class RemovalTests(ArchiveTestCase):
 
     def test_recordings_count(self) -> None:
         """Recordings count, too; those that alone exceed the size are given up."""
-        self.store = self.open(size=2**20)
+        self.store = self.open(max_bytes=2**20)
         self.fill(30)
         lines = os.urandom(2**20 - 100_000).replace(b"\n", b"")
         self.write(
@@ -398,7 +398,7 @@ class SubmissionTests(ArchiveTestCase):
 
     def test_too_large(self) -> None:
         """A submission over `archive.submission` is not archived; the events are."""
-        self.store = self.open(submission=1000)
+        self.store = self.open(max_submission_bytes=1000)
         self.archive()
         self.assertEqual(self.list_files(), ["jsonl.zst"])
         self.assertIsNone(

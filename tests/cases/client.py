@@ -16,10 +16,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.client import Event, Text
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.config import (
-    BufferSettings,
     Configuration,
+    EventBufferSettings,
     LimitSettings,
-    PollSettings,
+    LongPollSettings,
     ServiceSettings,
 )
 from tests.cases.agents import BreakingAgent, Fate
@@ -160,8 +160,8 @@ class ClientTestCase(SynchronousTestCase):
 
     settings = Configuration(
         limits=LimitSettings(request_body=1_000_000),
-        buffers=BufferSettings(evaluation=4096, page=1024),
-        polls=PollSettings(wait=20),
+        buffers=EventBufferSettings(evaluation=4096, page=1024),
+        polls=LongPollSettings(max_wait=20),
     )
 
     def setUp(self) -> None:

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
+from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.events import EventBatch
 from tawebeval.core.fileblock import FileReference
@@ -56,7 +56,9 @@ GRACE = 2.0
 KEY = b"k" * 32
 END = "end"
 PATIENT = Configuration(
-    evaluations=EvaluationSettings(abandon_after=900, paused=100_000, retain=600),
+    evaluations=EvaluationSettings(
+        abandon_after=900, max_pause_seconds=100_000, retention_seconds=600
+    ),
     limits=LimitSettings(wall_clock=100_000),
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
@@ -68,7 +70,7 @@ class EvaluationTestCase(SynchronousTestCase):
     configuration = Configuration(
         evaluations=EvaluationSettings(environment={"TZ": "UTC", "LANG": "it"}),
         limits=LimitSettings(wall_clock=10),
-        buffers=BufferSettings(evaluation=1024),
+        buffers=EventBufferSettings(evaluation=1024),
     )
 
     def setUp(self) -> None:
@@ -312,8 +314,8 @@ class RegistryTestCase(SynchronousTestCase):
     """A registry in a world without a disk."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after=900, paused=10**6),
-        buffers=BufferSettings(evaluation=4096, page=1024),
+        evaluations=EvaluationSettings(abandon_after=900, max_pause_seconds=10**6),
+        buffers=EventBufferSettings(evaluation=4096, page=1024),
     )
     running, queued = 2, 2
     own = (0, 0)  # of each caller, that run and that wait

@@ -34,7 +34,7 @@ TOKENS = "".join(
 CONFIGURATIONS = {
     "usual": Configuration(),
     "origins": Configuration(callers=CallerSettings(origins=("https://judge.example.org",))),
-    "little": Configuration(http=HttpSettings(headers=4, line=150, header_bytes=250)),
+    "little": Configuration(http=HttpSettings(max_headers=4, max_line_bytes=150, header_bytes=250)),
     "tokens": Configuration(callers=CallerSettings(requests_per_minute=3)),
     "named": Configuration(service=Process(name="a")),
     "below": Configuration(http=HttpSettings(base_path="/judge/a.b")),

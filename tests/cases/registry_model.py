@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval import errors
-from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
+from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES, StreamFraming
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
@@ -182,10 +182,13 @@ class Comparison(RuleBasedStateMachine):
         super().__init__()
         configuration = Configuration(
             evaluations=EvaluationSettings(
-                abandon_after=ABANDON, paused=10**6, retain=RETAIN, kept=KEPT
+                abandon_after=ABANDON,
+                max_pause_seconds=10**6,
+                retention_seconds=RETAIN,
+                max_kept=KEPT,
             ),
             limits=LimitSettings(wall_clock=10**6),
-            buffers=BufferSettings(total=TOTAL, evaluation=CAPACITY, page=PAGE),
+            buffers=EventBufferSettings(total=TOTAL, evaluation=CAPACITY, page=PAGE),
         )
         self.world = World(configuration=configuration, threads=IdleThreads(), running=RUNNING)
         self.world.spawn.obeys = (SIGTERM,)

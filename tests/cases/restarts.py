@@ -81,7 +81,7 @@ class Reader(ProcessProtocol):
 
     def outReceived(self, data: bytes) -> None:
         """Record the chunk, then where to go on, and discard what is before that."""
-        end = self.process.delivered
+        end = self.process.delivered_bytes
         os.write(self._records, _HEAD.pack(b"o", end - len(data), len(data)) + data)
         self._begin = max(end - self._chance.randrange(_LAG), self._begin)
         os.write(self._records, _HEAD.pack(b"c", self._begin, 0))

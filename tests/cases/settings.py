@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,20 @@ def list_settings(section: type[Section], prefix: str = "") -> Iterator[str]:
     """Yield the path of every setting, those of a table after the table's own name."""
     for field in msgspec.structs.fields(section):
         if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from list_settings(field.type, f"{prefix}{field.name}.")
+            yield from list_settings(field.type, f"{prefix}{field.encode_name}.")
         else:
-            yield prefix + field.name
+            yield prefix + field.encode_name
+
+
+def find_attribute(section: Section, key: str) -> str:
+    """Return the name of the attribute for a key of the file."""
+    keys = zip(section.__struct_encode_fields__, section.__struct_fields__, strict=True)
+    return dict(keys)[key]
+
+
+def read_setting(section: Section, path: str) -> Any:
+    """Return the value of the setting at a path."""
+    found: Any = section
+    for key in path.split("."):
+        found = getattr(found, find_attribute(found, key))
+    return found

@@ -14,12 +14,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tawebeval.config import (
-    BufferSettings,
     CallerSettings,
     Configuration,
+    EventBufferSettings,
     HttpSettings,
     LimitSettings,
-    PollSettings,
+    LongPollSettings,
     StreamSettings,
 )
 from tawebeval.core.tokens import generate_token
@@ -40,8 +40,8 @@ class WebTestCase(SynchronousTestCase):
 
     configuration = Configuration(
         limits=LimitSettings(request_body=100_000),
-        buffers=BufferSettings(evaluation=4096, page=1024),
-        polls=PollSettings(wait=30),
+        buffers=EventBufferSettings(evaluation=4096, page=1024),
+        polls=LongPollSettings(max_wait=30),
     )
 
     def setUp(self) -> None:
@@ -168,7 +168,7 @@ class RawTestCase(WebTestCase):
 class CallerTestCase(WebTestCase):
     """A service with two callers."""
 
-    callers = CallerSettings(requests_per_minute=30, queued=1, running=1, kept=1)
+    callers = CallerSettings(requests_per_minute=30, max_queued=1, max_running=1, max_kept=1)
 
     def setUp(self) -> None:
         self.configuration = Configuration(callers=self.callers)
@@ -201,8 +201,8 @@ class StreamTestCase(WebTestCase):
     """A service with deadlines, and a ring of a few pieces."""
 
     configuration = Configuration(
-        buffers=BufferSettings(evaluation=CAPACITY, page=4096),
-        http=HttpSettings(window=20, rate=1024),
+        buffers=EventBufferSettings(evaluation=CAPACITY, page=4096),
+        http=HttpSettings(rate_window_seconds=20, min_bytes_per_second=1024),
         limits=LimitSettings(wall_clock=100_000),
         streams=StreamSettings(heartbeat=15),
     )

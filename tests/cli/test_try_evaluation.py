@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli.try_evaluation import NO_COMMIT, WorkingTreeSource, read_pages, write_upload
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
-from tawebeval.config import BufferSettings, Configuration
+from tawebeval.config import Configuration, EventBufferSettings
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
@@ -137,7 +137,7 @@ class PagesTests(SynchronousTestCase):
 
     def test_room(self) -> None:
         """More than the buffer holds comes through whole, with its end, despite cancellations."""
-        world = World(configuration=Configuration(buffers=BufferSettings(evaluation=2048)))
+        world = World(configuration=Configuration(buffers=EventBufferSettings(evaluation=2048)))
         folder = Path(self.mktemp()).resolve()
         (folder / "upload").mkdir(parents=True)
         evaluation = Evaluation(

@@ -35,7 +35,7 @@ from tawebeval.client import (
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure, Response
 from tawebeval.client.operations import Pause
 from tawebeval.client.settings import ClientSettings, normalize_server_url
-from tawebeval.config import Configuration, PollSettings, ProblemSettings
+from tawebeval.config import Configuration, LongPollSettings, ProblemSettings
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import generate_token
 from tests.cases.agents import Fate
@@ -178,7 +178,7 @@ class EventsTests(ClientTestCase):
     def test_polls(self) -> None:
         """A request waits as long as the server grants; one that grants nothing sets the pace."""
         for wait, seconds, requests in ((20, 60.25, 4), (0, 10, 11)):
-            self.line = self.make(settings={"polls": PollSettings(wait=wait)})
+            self.line = self.make(settings={"polls": LongPollSettings(max_wait=wait)})
             identifier = self.line.begin()
             before = len(self.line.agent.asked)
             following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))

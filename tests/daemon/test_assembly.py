@@ -27,12 +27,12 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.config import (
-    BufferSettings,
     CallbackSettings,
     CallerSettings,
     Configuration,
     CredentialSettings,
     EvaluationSettings,
+    EventBufferSettings,
     HealthSettings,
     HttpSettings,
     LogSettings,
@@ -202,7 +202,7 @@ class ServiceTests(SynchronousTestCase):
     def test_listens(self) -> None:
         """Every endpoint gets the same site, and nothing is listened on before the start."""
         listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
-        daemon = self.make(listen=listen, callers=CallerSettings(open=True))
+        daemon = self.make(listen=listen, callers=CallerSettings(is_open_without_tokens=True))
         self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
         daemon.privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
@@ -215,7 +215,7 @@ class ServiceTests(SynchronousTestCase):
         with capturedLogs() as events:
             self.start(
                 listen=("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x"),
-                callers=CallerSettings(open=True),
+                callers=CallerSettings(is_open_without_tokens=True),
                 http=HttpSettings(base_path="/judge"),
             )
         lines = [formatEvent(event) for event in events]
@@ -239,7 +239,7 @@ class ServiceTests(SynchronousTestCase):
     def test_endpoint_listed_twice(self) -> None:
         """An endpoint that is listed twice is opened once."""
         self.make(
-            listen=("tcp:1", "tcp:2", "tcp:1"), callers=CallerSettings(open=True)
+            listen=("tcp:1", "tcp:2", "tcp:1"), callers=CallerSettings(is_open_without_tokens=True)
         ).privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
 
@@ -319,7 +319,7 @@ class ServiceTests(SynchronousTestCase):
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda *_: None)
             self.addCleanup(signal.signal, number, before)
-        daemon = self.start(service=ServiceSettings(drain=7))
+        daemon = self.start(service=ServiceSettings(drain_seconds=7))
         for hook, arguments, options in self.reactor.whenRunningHooks:
             hook(*arguments, **options)
         evaluations = self.evaluations(daemon)
@@ -466,7 +466,9 @@ class ServiceTests(SynchronousTestCase):
             (CallerSettings(), 3),
             (CallerSettings(tokens=self.write_token()), 2),
         ):
-            daemon = self.make(callers=callers, repositories=RepositorySettings(fetches=3))
+            daemon = self.make(
+                callers=callers, repositories=RepositorySettings(max_concurrent_fetches=3)
+            )
             fetches = self.evaluations(daemon).context.fetch_slots
             places = [fetches.acquire_slot(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
             self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
@@ -477,8 +479,8 @@ class ServiceTests(SynchronousTestCase):
         for running, places in ((3, 3), (0, 5)):
             self.patch(module.os, "sched_getaffinity", lambda pid: range(5))
             daemon = self.make(
-                evaluations=EvaluationSettings(running=running, queued=0),
-                buffers=BufferSettings(total=256 * 1024),
+                evaluations=EvaluationSettings(max_running=running, max_queued=0),
+                buffers=EventBufferSettings(total=256 * 1024),
             )
             evaluations = self.evaluations(daemon)
             queue = evaluations.registry.run_queue
@@ -495,8 +497,8 @@ class ServiceTests(SynchronousTestCase):
         made = self.note_calls("EvaluationRegistry")
         for tokens, own in (("", (0, 0)), (self.write_token(), (2, 7))):
             self.make(
-                callers=CallerSettings(tokens=tokens, running=2, queued=7),
-                evaluations=EvaluationSettings(running=3, queued=9),
+                callers=CallerSettings(tokens=tokens, max_running=2, max_queued=7),
+                evaluations=EvaluationSettings(max_running=3, max_queued=9),
             )
             self.assertEqual(made.pop()[2], (3, 9, *own))
 
@@ -509,7 +511,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_callers_share_of_the_buffers(self) -> None:
         """A caller's share of the memory is as configured, and what it has waiting heeds it."""
-        daemon = self.make(callers=CallerSettings(tokens=self.write_token(), buffers=2048))
+        daemon = self.make(callers=CallerSettings(tokens=self.write_token(), max_buffer_bytes=2048))
         evaluations = self.evaluations(daemon)
         queue = evaluations.registry.run_queue
         share = evaluations.context.ring_budget.allocate_ring("alice")
@@ -529,11 +531,11 @@ class ServiceTests(SynchronousTestCase):
     def test_strangers(self) -> None:
         """Without tokens it is for this machine only, unless the operator wants otherwise."""
         tokens = self.write_token()
-        for callers in (CallerSettings(open=True), CallerSettings(tokens=tokens)):
+        for callers in (CallerSettings(is_open_without_tokens=True), CallerSettings(tokens=tokens)):
             self.make(listen=("tcp:80",), callers=callers)
         self.assertIn("'tcp:80'", self.fail_to_make(listen=("unix:/x", "tcp:80")))
         for callers, word in (
-            (CallerSettings(tokens=tokens, open=True), tokens),
+            (CallerSettings(tokens=tokens, is_open_without_tokens=True), tokens),
             (CallerSettings(tokens=f"{tokens}.missing"), f"{tokens}.missing"),
         ):
             self.assertIn(word, self.fail_to_make(callers=callers))
@@ -566,7 +568,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_monitoring(self) -> None:
         """The operator can ask: whether it is ready, and for the figures of this daemon."""
-        self.start(evaluations=EvaluationSettings(running=7))
+        self.start(evaluations=EvaluationSettings(max_running=7))
         self.assertIn(b'"ready"', self.request("GET /health/ready").body)
         self.reactor.advance(0.5)
         figures = self.request("GET /metrics").body
@@ -752,7 +754,7 @@ class ServiceTests(SynchronousTestCase):
     def test_ready_is_told(self) -> None:
         """A start is told when all has started that there is, and then the queue."""
         told = self.supervise()
-        daemon = self.start(evaluations=EvaluationSettings(running=3))
+        daemon = self.start(evaluations=EvaluationSettings(max_running=3))
         for number in range(11):
             self.evaluations(daemon).registry.run_queue.acquire_slot(str(number))
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("watchdog"))
@@ -868,7 +870,7 @@ class ServiceTests(SynchronousTestCase):
             raise ConfigurationError("git version 1 is too old")
 
         calls = self.note_calls("GitRunner")
-        daemon = self.make(repositories=RepositorySettings(memory=77_777_777))
+        daemon = self.make(repositories=RepositorySettings(git_memory_bytes=77_777_777))
         memory, sandbox = calls[0][3:5]
         self.assertEqual(memory, 77_777_777)
         self.assertIsInstance(sandbox, BubblewrapCommandSandbox)
@@ -921,7 +923,10 @@ class ListenTests(TestCase):
 
     async def test_silence(self) -> None:
         """A client may be silent for two minutes, or for as long as one that is slow may take."""
-        for settings, seconds in ((HttpSettings(), 120), (HttpSettings(window=10, rate=1024), 266)):
+        for settings, seconds in (
+            (HttpSettings(), 120),
+            (HttpSettings(rate_window_seconds=10, min_bytes_per_second=1024), 266),
+        ):
             port = await self.listen("tcp:0:interface=127.0.0.1", settings)
             timeout = port.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             self.assertEqual(timeout, seconds * 1000)

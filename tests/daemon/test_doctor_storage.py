@@ -30,10 +30,13 @@ GIB = 2**30
 RUNNING = 3
 SPARE = 5 * GIB
 CONFIGURATION = Configuration(
-    evaluations=EvaluationSettings(running=RUNNING),
+    evaluations=EvaluationSettings(max_running=RUNNING),
     limits=LimitSettings(uploads=7 * GIB, disk=11 * GIB),
     repositories=RepositorySettings(
-        cache=13 * GIB, fetches=2, fetch_bytes=17 * GIB, tree_bytes=19 * GIB
+        max_cache_bytes=13 * GIB,
+        max_concurrent_fetches=2,
+        fetch_bytes=17 * GIB,
+        tree_bytes=19 * GIB,
     ),
     health=HealthSettings(free_disk=SPARE),
 )

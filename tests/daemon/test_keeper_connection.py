@@ -34,11 +34,13 @@ from tests.cases.keepers import KeeperProcess
 
 def configured(lasting: Any, kind: Any = "bubblewrap") -> Configuration:
     """Return a configuration."""
-    return Configuration(service=ServiceSettings(lasting=lasting), sandbox=SandboxSettings(kind))
+    return Configuration(
+        service=ServiceSettings(evaluations_outlive_daemon=lasting), sandbox=SandboxSettings(kind)
+    )
 
 
 SMALL = Configuration(
-    evaluations=EvaluationSettings(running=10, queued=20, kept=300),
+    evaluations=EvaluationSettings(max_running=10, max_queued=20, max_kept=300),
     limits=LimitSettings(processes=100),
 )
 
@@ -112,7 +114,9 @@ class SettingTests(SynchronousTestCase):
             self.assertIn(f"descriptors: {there} allowed, and up to {wanted} may be needed", said)
             self.assertEqual("; set LimitNOFILE=601 in tawebeval-keeper" in said, there < wanted)
         # Callbacks that wait are kept, too.
-        (said,) = self.describe(environment, callbacks=CallbackSettings(True, buffer=3 * 4096))
+        (said,) = self.describe(
+            environment, callbacks=CallbackSettings(True, max_pending_bytes=3 * 4096)
+        )
         self.assertIn("up to 604 may be needed; set LimitNOFILE=604", said)
 
     def test_processes(self) -> None:

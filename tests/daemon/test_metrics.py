@@ -184,7 +184,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("cache_evictions_total"), 6)
         self.assertEqual(self.value("cache_bytes", of="repositories"), 77)
         self.assertEqual(self.value("cache_bytes", of="checkouts"), 88)
-        limit = self.configuration.repositories.cache
+        limit = self.configuration.repositories.max_cache_bytes
         self.assertEqual(self.value("cache_limit_bytes"), limit)
 
     def test_web(self) -> None:

@@ -40,7 +40,7 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import digest_file
 from tawebeval.reloadable import ReloadableFiles, ReloadableSource, ReloadResult
 from tests.cases.roots import make_root
-from tests.cases.settings import list_settings
+from tests.cases.settings import find_attribute, list_settings, read_setting
 from tests.fakes.world import FakeNotifier
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -376,17 +376,9 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def value(configuration: Configuration, path: str) -> Any:
-    """Return what a setting is."""
-    found: Any = configuration
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
 def changed(path: str) -> Configuration:
     """Return a configuration with another value of this setting."""
-    before = value(BEFORE, path)
+    before = read_setting(BEFORE, path)
     if isinstance(before, bool):
         other: Any = not before
     elif isinstance(before, int | float):
@@ -394,9 +386,10 @@ def changed(path: str) -> Configuration:
     else:
         other = ("other",) if isinstance(before, tuple) else "other"
     section, _, key = path.rpartition(".")
-    change = {key: OTHERS.get(path, other)}
+    table = read_setting(BEFORE, section) if section else BEFORE
+    change = {find_attribute(table, key): OTHERS.get(path, other)}
     while section:
-        table = msgspec.structs.replace(value(BEFORE, section), **change)
+        table = msgspec.structs.replace(read_setting(BEFORE, section), **change)
         section, _, key = section.rpartition(".")
         change = {key: table}
     return msgspec.structs.replace(BEFORE, **change)

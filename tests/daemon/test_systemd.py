@@ -277,8 +277,8 @@ class LongestStopTests(SynchronousTestCase):
     def test_settings(self) -> None:
         """All that is waited for by configuration, and some seconds for readers."""
         settings = Configuration(
-            service=ServiceSettings(drain=100),
-            evaluations=EvaluationSettings(grace=7),
+            service=ServiceSettings(drain_seconds=100),
+            evaluations=EvaluationSettings(kill_grace_seconds=7),
             callbacks=CallbackSettings(timeout=20),
         )
         self.assertEqual(compute_stop_timeout(settings), 118)
@@ -286,7 +286,7 @@ class LongestStopTests(SynchronousTestCase):
     def test_cluster(self) -> None:
         """Nodes that do not answer are waited for."""
         without = compute_stop_timeout(Configuration())
-        settings = RunnerSettings(kind="slurm", shared="/shared")
+        settings = RunnerSettings(kind="slurm", shared_directory="/shared")
         self.assertEqual(compute_stop_timeout(Configuration(runner=settings)), without + 20)
 
     def test_callbacks(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
-from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
+from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core.segi import SegiParser
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
@@ -215,7 +215,8 @@ class StopTests(SlowTestCase):
     """Ended from outside, in each state."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(grace=2), buffers=BufferSettings(evaluation=1024)
+        evaluations=EvaluationSettings(kill_grace_seconds=2),
+        buffers=EventBufferSettings(evaluation=1024),
     )
 
     def stop(self, reason: EvaluationFailure = CANCELLED) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.config import BufferSettings, Configuration, EvaluationSettings
+from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings
 from tawebeval.evaluations.records import Subscription
 from tests.cases.evaluations import RegistryTestCase
 from tests.fakes.children import FakeChild
@@ -41,7 +41,7 @@ class SubscriptionTests(RegistryTestCase):
 
     configuration = Configuration(
         evaluations=EvaluationSettings(abandon_after=10**6),
-        buffers=BufferSettings(evaluation=LIMIT),
+        buffers=EventBufferSettings(evaluation=LIMIT),
     )
     child: FakeChild
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
+from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationExpired, ServerBusy
 from tawebeval.evaluations import run
@@ -74,7 +74,7 @@ class IdleRetryTests(RegistryTestCase):
 class KeptTests(RegistryTestCase):
     """Evaluations that have ended and are not read to their end."""
 
-    configuration = Configuration(evaluations=EvaluationSettings(kept=2, retain=600))
+    configuration = Configuration(evaluations=EvaluationSettings(max_kept=2, retention_seconds=600))
 
     def fill(self) -> list[str]:
         """Let as many end as may be kept."""
@@ -189,7 +189,9 @@ class KeptTests(RegistryTestCase):
 class RememberedTests(RegistryTestCase):
     """What is kept of ended evaluations besides events counts among the bytes of all."""
 
-    configuration = Configuration(buffers=BufferSettings(total=16_384 * 4 // 3, evaluation=6000))
+    configuration = Configuration(
+        buffers=EventBufferSettings(total=16_384 * 4 // 3, evaluation=6000)
+    )
 
     def test_forms_and_stderr(self) -> None:
         """With many URLs and much stderr no new one is accepted, until one is read to its end."""
@@ -211,8 +213,8 @@ class PausedTests(RegistryTestCase):
     """Places that are held by evaluators which wait for their readers; there is one place."""
 
     configuration = Configuration(
-        buffers=BufferSettings(evaluation=4096, page=1024),
-        evaluations=EvaluationSettings(paused=600),
+        buffers=EventBufferSettings(evaluation=4096, page=1024),
+        evaluations=EvaluationSettings(max_pause_seconds=600),
     )
     running, queued = 1, 2
 
@@ -271,7 +273,7 @@ class PausedTests(RegistryTestCase):
     def test_read_by_a_stream(self) -> None:
         """What a stream takes counts at once, though much of it stays behind it."""
         self.patch(run, "MIN_READ_BYTES_PER_SECOND", 64)
-        buffers = BufferSettings(evaluation=40_960, page=1024)
+        buffers = EventBufferSettings(evaluation=40_960, page=1024)
         self.configuration = Configuration(buffers=buffers)
         self.setUp()
         identifier, child = self.start(b"x" * 50 + b"\n")
@@ -300,7 +302,7 @@ class TotalTests(RegistryTestCase):
     """The events of all evaluations together: 8 KiB are common, and the rest is the reserve."""
 
     configuration = Configuration(
-        buffers=BufferSettings(total=8192 * 4 // 3, evaluation=6000, page=4096),
+        buffers=EventBufferSettings(total=8192 * 4 // 3, evaluation=6000, page=4096),
         limits=LimitSettings(wall_clock=10**6),
     )
 

@@ -19,7 +19,7 @@ class CallbackTests(RegistryTestCase):
     """A registry with callbacks, and with more time to run than to be asked for."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after=900, paused=10**6),
+        evaluations=EvaluationSettings(abandon_after=900, max_pause_seconds=10**6),
         limits=LimitSettings(wall_clock=10**6),
     )
 
@@ -123,7 +123,7 @@ class CallbackTests(RegistryTestCase):
         self.expire(2000)
         self.patch(self.callbacks, "start_delivery", lambda *_: None)
         self.finish(self.world.child)
-        self.expire(self.configuration.evaluations.retain - 1)
+        self.expire(self.configuration.evaluations.retention_seconds - 1)
         self.assertIn(identifier, self.registry.records)
         self.expire(1)
         self.assertNotIn(identifier, self.registry.records)

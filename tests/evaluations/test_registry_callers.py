@@ -7,10 +7,10 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import (
-    BufferSettings,
     CallerSettings,
     Configuration,
     EvaluationSettings,
+    EventBufferSettings,
     LimitSettings,
 )
 from tawebeval.core.tokens import ANONYMOUS_CALLER
@@ -196,7 +196,8 @@ class KeptShareTests(KeptShareTestCase):
     """Of five that may be unread two are each caller's share."""
 
     configuration = Configuration(
-        callers=CallerSettings(kept=2), evaluations=EvaluationSettings(kept=5, retain=600)
+        callers=CallerSettings(max_kept=2),
+        evaluations=EvaluationSettings(max_kept=5, retention_seconds=600),
     )
 
     def check_over(self, caller: str) -> None:
@@ -293,7 +294,7 @@ class NoKeptShareTests(KeptShareTestCase):
         """With 0, or as much as there is room for, one caller may leave all of that unread."""
         for share in (0, 5, 6):
             self.configuration = Configuration(
-                callers=CallerSettings(kept=share), evaluations=EvaluationSettings(kept=5)
+                callers=CallerSettings(max_kept=share), evaluations=EvaluationSettings(max_kept=5)
             )
             self.setUp()
             self.leave("alice", 5)
@@ -307,9 +308,9 @@ class BytesShareTests(KeptShareTestCase):
     """Of 12 KiB for all two are each caller's share; one evaluation may have one."""
 
     configuration = Configuration(
-        callers=CallerSettings(buffers=2048),
-        evaluations=EvaluationSettings(retain=600),
-        buffers=BufferSettings(total=16384, evaluation=1024, page=4096),
+        callers=CallerSettings(max_buffer_bytes=2048),
+        evaluations=EvaluationSettings(retention_seconds=600),
+        buffers=EventBufferSettings(total=16384, evaluation=1024, page=4096),
         limits=LimitSettings(wall_clock=10**6),
     )
     running, queued = 2, 20

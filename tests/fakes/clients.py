@@ -237,8 +237,8 @@ class Service:
             (
                 self.running,
                 self.queued,
-                self.configuration.callers.running,
-                self.configuration.callers.queued,
+                self.configuration.callers.max_running,
+                self.configuration.callers.max_queued,
             ),
             self.root / "evaluations",
             FakeCallbacks(),

@@ -232,7 +232,7 @@ class World:
             buffers.evaluation,
             self.running,
             lambda call: self.clock.callLater(0, call),
-            self.configuration.callers.buffers,
+            self.configuration.callers.max_buffer_bytes,
         )
 
     def context(self) -> EvaluationContext:

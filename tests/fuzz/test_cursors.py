@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import BufferSettings, Configuration, PollSettings
+from tawebeval.config import Configuration, EventBufferSettings, LongPollSettings
 from tests.cases.web import END, payload
 from tests.fakes.clients import MULTIPART, Answer, Service, form, parts
 from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFollower
 
 CONFIGURATION = Configuration(
-    buffers=BufferSettings(evaluation=1024, page=1024), polls=PollSettings(older=0)
+    buffers=EventBufferSettings(evaluation=1024, page=1024), polls=LongPollSettings(legacy_wait=0)
 )
 
 PLACES = st.one_of(

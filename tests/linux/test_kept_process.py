@@ -89,7 +89,7 @@ class EndTests(KeptTestCase):
         self.assertFalse(kept.child.is_running)
         self.assertIsNotNone(kept.child.resource_usage)
         self.assertIsNone(kept.child.output_error)
-        self.assertEqual(kept.child.delivered, 6)
+        self.assertEqual(kept.child.delivered_bytes, 6)
         self.assertEqual(descriptors(), before)
         kept.child.discard_output(6)  # no longer of any effect
         kept.child.signal_group(signal.SIGKILL)
@@ -196,10 +196,10 @@ class OutputTests(KeptTestCase):
     async def test_resume(self) -> None:
         """Stdout begins where it was left, stderr at its beginning."""
         kept = self.run_shell("echo new; echo err >&2", known=b"old, unread, ", stdout_offset=5)
-        self.assertEqual((bytes(kept.stdout), kept.child.delivered), (b"", 5))
+        self.assertEqual((bytes(kept.stdout), kept.child.delivered_bytes), (b"", 5))
         await kept.ended.wait()
         self.assertEqual(bytes(kept.stdout), b"unread, new\n")
-        self.assertEqual(kept.child.delivered, 17)
+        self.assertEqual(kept.child.delivered_bytes, 17)
 
     async def test_remaining_output(self) -> None:
         """The rest is what was not delivered, and what the pipe holds; nobody is waited for."""
@@ -222,7 +222,7 @@ class OutputTests(KeptTestCase):
         self.addCleanup(os.close, held)
         most = 0
         while not kept.ended.is_set:
-            kept.child.discard_output(kept.child.delivered - 100_000)
+            kept.child.discard_output(kept.child.delivered_bytes - 100_000)
             most = max(most, os.fstat(held).st_blocks * 512)
             await turn()
         self.assertEqual(len(kept.stdout), _PRINTED)

@@ -424,10 +424,10 @@ class LossTests(LaunchingTestCase):
             hung = self.processes()
             for pid in hung[victims]:
                 os.kill(pid, signal.SIGSTOP)
-            self.patch(module, "TIMEOUT", 3.0)  # the next one has to start within that
+            self.patch(module, "LAUNCHER_TIMEOUT", 3.0)  # the next one has to start within that
             with capturedLogs() as events, ThreadPoolExecutor(4) as threads:
                 told = list(threads.map(lambda number: self.shell(f"echo {number}"), range(4)))
-            self.patch(module, "TIMEOUT", PATIENCE)
+            self.patch(module, "LAUNCHER_TIMEOUT", PATIENCE)
             self.assertEqual(told, [(0, b"%d\n" % number) for number in range(4)], victims)
             said = " ".join(str(formatEvent(event)) for event in events)
             self.assertIn("does not answer; starting another one", said)
@@ -448,7 +448,7 @@ class LossTests(LaunchingTestCase):
             "_, descriptors = receive_message(",
             "os.kill(os.getpid(), signal.SIGSTOP); receive_message(",
         )
-        self.patch(module, "TIMEOUT", 3.0)  # the next one has to start within that
+        self.patch(module, "LAUNCHER_TIMEOUT", 3.0)  # the next one has to start within that
         with self.assertRaises(TimeoutError) as caught:
             self.shell("true")
         self.assertEqual(caught.exception.strerror, "the launcher of evaluators does not answer")
@@ -597,7 +597,7 @@ class StartTests(SynchronousTestCase):
 
     def test_slow(self) -> None:
         """One that does not become ready in time is ended."""
-        self.patch(module, "TIMEOUT", 0.05)
+        self.patch(module, "LAUNCHER_TIMEOUT", 0.05)
         self.assertIn("timed out", self.start("exec sleep 600"))
 
     def test_another_python(self) -> None:

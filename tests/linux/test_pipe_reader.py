@@ -286,7 +286,7 @@ class SplicedCase(PipeTestCase):
     def assert_kept(self) -> None:
         """Hold that what was delivered lies in the memfd, at its place."""
         delivered = b"".join(self.chunks)
-        self.assertEqual(self.spliced.delivered, self.begin + len(delivered))
+        self.assertEqual(self.spliced.delivered_bytes, self.begin + len(delivered))
         self.assertEqual(os.pread(self.memfd, len(delivered), self.begin), delivered)
 
 

@@ -24,7 +24,7 @@ from tawebeval.linux.rlimits import (
 )
 
 USUAL = Configuration(
-    evaluations=EvaluationSettings(running=10), http=HttpSettings(connections=500)
+    evaluations=EvaluationSettings(max_running=10), http=HttpSettings(connections=500)
 )
 
 
@@ -57,10 +57,10 @@ class DescriptorsTests(SynchronousTestCase):
         before = count_needed_descriptors(USUAL)
         for settings, more in (
             ({"http": HttpSettings(connections=507)}, 7),
-            ({"evaluations": EvaluationSettings(running=12)}, 32),
-            ({"repositories": RepositorySettings(fetches=5)}, 6),
-            ({"callbacks": CallbackSettings(enabled=True, at_once=15)}, 5),
-            ({"callbacks": CallbackSettings(enabled=False, at_once=15)}, 5),
+            ({"evaluations": EvaluationSettings(max_running=12)}, 32),
+            ({"repositories": RepositorySettings(max_concurrent_fetches=5)}, 6),
+            ({"callbacks": CallbackSettings(enabled=True, max_concurrent_attempts=15)}, 5),
+            ({"callbacks": CallbackSettings(enabled=False, max_concurrent_attempts=15)}, 5),
         ):
             kept = {"evaluations": USUAL.evaluations, "http": USUAL.http}
             changed = Configuration(**{**kept, **settings})

@@ -12,7 +12,7 @@ from tawebeval.config import (
     Configuration,
     EvaluationSettings,
     LimitSettings,
-    MaximumSettings,
+    MaximumLimitSettings,
     RepositorySettings,
 )
 from tawebeval.errors import ConfigurationError
@@ -27,7 +27,7 @@ from tawebeval.linux.rlimits import (
 from tests.fakes.cgroups import FakeMachine
 
 USUAL = Configuration(
-    evaluations=EvaluationSettings(running=10), limits=LimitSettings(processes=100)
+    evaluations=EvaluationSettings(max_running=10), limits=LimitSettings(processes=100)
 )
 
 
@@ -64,7 +64,7 @@ class LimitTests(CeilingsTestCase):
             chosen = msgspec.structs.replace(
                 limits,
                 **{setting: 16},
-                maximum=MaximumSettings(**{setting: getattr(limits, setting)}),
+                maximum=MaximumLimitSettings(**{setting: getattr(limits, setting)}),
             )
             with self.assertRaises(ConfigurationError) as caught:
                 check_hard_limits(chosen)
@@ -86,11 +86,13 @@ class ProcessesTests(CeilingsTestCase):
     def test_needed(self) -> None:
         """All that each evaluator may have, times those that run, and the daemon's own."""
         more = Configuration(
-            evaluations=EvaluationSettings(running=11), limits=LimitSettings(processes=100)
+            evaluations=EvaluationSettings(max_running=11), limits=LimitSettings(processes=100)
         )
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 100)
         self.assertGreater(count_needed_processes(USUAL), 1000)
-        more = msgspec.structs.replace(USUAL, repositories=RepositorySettings(fetches=5))
+        more = msgspec.structs.replace(
+            USUAL, repositories=RepositorySettings(max_concurrent_fetches=5)
+        )
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 16)
 
     def test_allowed(self) -> None:

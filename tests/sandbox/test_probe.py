@@ -399,7 +399,7 @@ class TryTests(SandboxesTestCase):
 
     def test_hangs(self) -> None:
         """One that does not end is told of, instead of being waited for."""
-        self.patch(module, "TIMEOUT", 0.05)
+        self.patch(module, "PROBE_TIMEOUT", 0.05)
         what, _ = self.complaint("exec sleep 600")
         self.assertEqual(what, "a sandbox without an evaluator: it did not end within 0.05 seconds")
 

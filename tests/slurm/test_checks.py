@@ -47,7 +47,7 @@ class CheckTests(SynchronousTestCase):
         """A cluster without a free node is no fault of `runner.python`."""
         folder = self.make_commands()
         self.patch(checks, "_JOB_SECONDS", 0.01)
-        runner = RunnerSettings(kind="slurm", shared=str(folder))
+        runner = RunnerSettings(kind="slurm", shared_directory=str(folder))
         checking = checks.check_cluster(
             Configuration(runner=runner), (folder,), None, nullcontext, os.environ
         )

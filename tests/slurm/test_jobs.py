@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import JobSettings, LimitSettings, RunnerSettings
+from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.slurm.jobs import (
     QueuedJob,
     build_srun_options,
@@ -33,17 +33,17 @@ class OptionTests(SynchronousTestCase):
     def test_merged(self) -> None:
         """A problem's settings count more than an environment's, and these than the runner's."""
         runner = RunnerSettings(partition="main", account="group", cpus=2, arguments=("--qos=low",))
-        environment = JobSettings(partition="gpu", gres="gpu:1")
-        problem = JobSettings(partition="large", arguments=("--exclusive",))
+        environment = SlurmJobSettings(partition="gpu", gres="gpu:1")
+        problem = SlurmJobSettings(partition="large", arguments=("--exclusive",))
         self.assertEqual(
             merge_job_settings(runner, environment, problem),
-            JobSettings("large", "group", "", "gpu:1", 2, ("--exclusive",)),
+            SlurmJobSettings("large", "group", "", "gpu:1", 2, ("--exclusive",)),
         )
 
     def test_options(self) -> None:
         """Memory and time come from the limits; what is empty is left out."""
         limits = LimitSettings(wall_clock=61, memory=2**20 * 100)
-        settings = JobSettings(partition="main", arguments=("--qos=low",))
+        settings = SlurmJobSettings(partition="main", arguments=("--qos=low",))
         options = list(build_srun_options(settings, limits, "name", 600))
         for option in ("--job-name=name", "--mem=292M", "--time=104", "--cpus-per-task=1"):
             self.assertIn(option, options)

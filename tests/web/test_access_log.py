@@ -22,7 +22,7 @@ STATUS = "/evaluation/<identifier>"
 class TrafficTestCase(WebTestCase):
     """A service with one evaluation, and what is counted from then on."""
 
-    configuration = Configuration(http=HttpSettings(line=1024))
+    configuration = Configuration(http=HttpSettings(max_line_bytes=1024))
 
     def setUp(self) -> None:
         super().setUp()

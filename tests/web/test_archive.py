@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from tawebeval.archive.recorder import DiskArchive
-from tawebeval.config import ArchiveSettings, BufferSettings, CallerSettings, Configuration
+from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
 from tawebeval.errors import DiscardedCursor
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
 from tests.fakes.clients import MULTIPART, Service, form, parts
@@ -22,7 +22,7 @@ class ArchiveTestCase(WebTestCase):
     """A service with an archive, and an evaluation that was read to its end."""
 
     configuration = Configuration(
-        archive=ArchiveSettings(enabled=True), buffers=BufferSettings(page=1024)
+        archive=ArchiveSettings(enabled=True), buffers=EventBufferSettings(page=1024)
     )
 
     def settle(self) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from twisted.web.http import datetimeToString
 
 from tawebeval.config import (
-    BufferSettings,
     Configuration,
+    EventBufferSettings,
     HttpSettings,
 )
 from tawebeval.web.server import request
@@ -55,8 +55,8 @@ class FastPathTests(RawTestCase):
     """The requests that take the fast path, and what holds for them."""
 
     configuration = Configuration(
-        buffers=BufferSettings(evaluation=4096, page=1024),
-        http=HttpSettings(idle=40, window=20, rate=1024),
+        buffers=EventBufferSettings(evaluation=4096, page=1024),
+        http=HttpSettings(idle_timeout=40, rate_window_seconds=20, min_bytes_per_second=1024),
     )
 
     def setUp(self) -> None:

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import BufferSettings, Configuration, HttpSettings, LimitSettings
+from tawebeval.config import Configuration, EventBufferSettings, HttpSettings, LimitSettings
 from tawebeval.core import ring
 from tawebeval.web import streams
 from tests.cases.web import payload
@@ -52,9 +52,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         configuration = Configuration(
-            buffers=BufferSettings(evaluation=CAPACITY, page=1024),
+            buffers=EventBufferSettings(evaluation=CAPACITY, page=1024),
             limits=LimitSettings(wall_clock=10**6),
-            http=HttpSettings(window=20, rate=1024),
+            http=HttpSettings(rate_window_seconds=20, min_bytes_per_second=1024),
         )
         self.service = Service(self.root, configuration)
         asked = self.ask("POST /evaluate", form(parts()), Content_Type=MULTIPART)

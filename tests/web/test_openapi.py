@@ -288,12 +288,12 @@ class ContentTests(SynchronousTestCase):
             f"{settings.limits.fields} fields (operator's settings)",
             f"Up to {settings.buffers.page // 1024} KiB of events",
             f"daemon's own limit ({settings.buffers.page // 1024} KiB",
-            f"Maximum {settings.polls.wait:g} (operator's setting)",
-            f"the request waits up to {settings.polls.older:g} seconds",
+            f"Maximum {settings.polls.max_wait:g} (operator's setting)",
+            f"the request waits up to {settings.polls.legacy_wait:g} seconds",
             f"follows each {settings.streams.heartbeat:g} seconds without an event",
-            f"The request line is over {settings.http.line // 1024} KiB",
-            f"A header over {settings.http.line // 1024} KiB",
-            f"over {settings.http.headers} headers",
+            f"The request line is over {settings.http.max_line_bytes // 1024} KiB",
+            f"A header over {settings.http.max_line_bytes // 1024} KiB",
+            f"over {settings.http.max_headers} headers",
             f"over {settings.http.header_bytes // 1024} KiB in all",
         ):
             self.assertIn(words, said)

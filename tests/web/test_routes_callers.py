@@ -185,7 +185,7 @@ class PageTests(WebTestCase):
 class OpenTests(PageTests):
     """No tokens, and `open = true`."""
 
-    configuration = Configuration(callers=CallerSettings(open=True))
+    configuration = Configuration(callers=CallerSettings(is_open_without_tokens=True))
 
     def test_strangers(self) -> None:
         """Any page may."""

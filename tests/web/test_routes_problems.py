@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 from unittest import mock
 
-from tawebeval.config import Configuration, LimitSettings, MaximumSettings, ProblemSettings
+from tawebeval.config import Configuration, LimitSettings, MaximumLimitSettings, ProblemSettings
 from tawebeval.core.limits import LimitRange
 from tawebeval.core.tokens import generate_token
 from tests.cases.web import CallerTestCase, WebTestCase
@@ -32,7 +32,7 @@ PROBLEMS = {
     "two": ProblemSettings(URL, "./run", commit=OID),
 }
 CONFIGURATION = Configuration(
-    problems=PROBLEMS, limits=LimitSettings(maximum=MaximumSettings(cpu=500))
+    problems=PROBLEMS, limits=LimitSettings(maximum=MaximumLimitSettings(cpu=500))
 )
 
 
@@ -191,7 +191,7 @@ class ProblemTests(WebTestCase):
 
     def test_ranges(self) -> None:
         """The ranges of the limits, half of the time of a page, are computed once."""
-        limits = CountedLimits(maximum=MaximumSettings(cpu=500))
+        limits = CountedLimits(maximum=MaximumLimitSettings(cpu=500))
         self.service.context.configuration = Configuration(problems=PROBLEMS, limits=limits)
         CountedLimits.counted.clear()
         self.request("GET", "/problems")

@@ -12,7 +12,7 @@ from tawebeval.config import (
     Configuration,
     EvaluationSettings,
     LimitSettings,
-    MaximumSettings,
+    MaximumLimitSettings,
     ProblemSettings,
 )
 from tawebeval.core.tokens import generate_token
@@ -32,7 +32,7 @@ FIELDS = {
 }
 PROBLEM = ProblemSettings("https://example.org/p.git", "./run", commit=OID)
 CONFIGURATION = Configuration(
-    limits=LimitSettings(maximum=MaximumSettings(wall_clock=1000)),
+    limits=LimitSettings(maximum=MaximumLimitSettings(wall_clock=1000)),
     problems={"one": PROBLEM, "two": PROBLEM},
 )
 SAME = (

@@ -24,7 +24,9 @@ class SlowDiskTests(RawTestCase):
 
     configuration = Configuration(
         limits=LimitSettings(request_body=len(BODY)),
-        http=HttpSettings(head_deadline=10, window=WINDOW, rate=1024, idle=40),
+        http=HttpSettings(
+            head_deadline=10, rate_window_seconds=WINDOW, min_bytes_per_second=1024, idle_timeout=40
+        ),
     )
 
     def setUp(self) -> None:

@@ -385,7 +385,7 @@ class EndTests(SocketTestCase):
         self.finish()
         self.assertEqual(follower.code, 1000)
         self.assertFalse(follower.connection.closed)
-        self.service.reactor.advance(self.service.configuration.http.window + 1)
+        self.service.reactor.advance(self.service.configuration.http.rate_window_seconds + 1)
         self.assertTrue(follower.connection.closed)
         follower.lose()
         self.check_nothing_left(self.identifier)

@@ -86,12 +86,12 @@ class CallbacksTestCase(SynchronousTestCase):
 
     settings = CallbackSettings(
         enabled=True,
-        attempts=4,
+        max_attempts=4,
         first_delay=10,
         longest_delay=60,
         timeout=15,
-        at_once=4,
-        buffer=10**6,
+        max_concurrent_attempts=4,
+        max_pending_bytes=10**6,
     )
     has_one_caller = False
 
@@ -304,7 +304,7 @@ class DeliveryTests(CallbacksTestCase):
 class ManyTests(CallbacksTestCase):
     """Places to send."""
 
-    settings = msgspec.structs.replace(CallbacksTestCase.settings, buffer=10**8)
+    settings = msgspec.structs.replace(CallbacksTestCase.settings, max_pending_bytes=10**8)
 
     def test_at_once(self) -> None:
         """So many are sent at once; half of the places at most are one caller's."""
@@ -344,7 +344,9 @@ class ManyTests(CallbacksTestCase):
 class RoomTests(CallbacksTestCase):
     """Memory for four."""
 
-    settings = msgspec.structs.replace(CallbacksTestCase.settings, buffer=4 * (4096 + 100))
+    settings = msgspec.structs.replace(
+        CallbacksTestCase.settings, max_pending_bytes=4 * (4096 + 100)
+    )
 
     def test_room(self) -> None:
         """Over the bound the caller who has most loses what has waited longest."""
@@ -376,7 +378,7 @@ class RoomTests(CallbacksTestCase):
         left: list[tuple[CallbackRecord, int]] = []
         for caller, length in drawn:
             left.append((self.send(caller, bytes(length)), 4096 + length))
-            while sum(size for _, size in left) > self.settings.buffer:
+            while sum(size for _, size in left) > self.settings.max_pending_bytes:
                 sizes: Counter[str] = Counter()
                 for callback, size in left:
                     sizes[callback.caller] += size
@@ -398,7 +400,7 @@ class RoomTests(CallbacksTestCase):
         """A document that is larger than all room is not sent, and takes no other's."""
         self.sender.results = [BAD]
         bob = self.send("bob", b"")
-        alice = self.send("alice", b"a" * self.settings.buffer)
+        alice = self.send("alice", b"a" * self.settings.max_pending_bytes)
         self.check(
             alice,
             CallbackState.GIVEN_UP,
@@ -452,7 +454,7 @@ class AloneTests(CallbacksTestCase):
 class CloseTests(CallbacksTestCase):
     """The daemon's end."""
 
-    settings = msgspec.structs.replace(CallbacksTestCase.settings, at_once=2)
+    settings = msgspec.structs.replace(CallbacksTestCase.settings, max_concurrent_attempts=2)
 
     def test_nothing(self) -> None:
         """Where nothing waits nothing is waited for."""

@@ -77,7 +77,7 @@ class ApiChannel(TimeoutChannel):
 
     def connectionMade(self) -> None:
         """Count the connection and await a request; refuse it beyond the limits."""
-        self.MAX_LENGTH = self.http_settings.line
+        self.MAX_LENGTH = self.http_settings.max_line_bytes
         super().connectionMade()
         self._set_read_size(_READ_DEFAULT)
         self.site.open_connections.add_connection(self)
@@ -160,9 +160,9 @@ class ApiChannel(TimeoutChannel):
         name, value = name.lower(), value.strip(b" \t")
         if self.phase is ConnectionPhase.CLOSED:
             return False
-        if self._receivedHeaderCount >= self.http_settings.headers:
+        if self._receivedHeaderCount >= self.http_settings.max_headers:
             self._too_large(
-                f"the request has over {self.http_settings.headers} headers (http.headers)"
+                f"the request has over {self.http_settings.max_headers} headers (http.headers)"
             )
         elif name == b"content-length" and len(value) > _DIGITS:
             self._bad_request("Content-Length: not a length")
@@ -297,22 +297,24 @@ class ApiChannel(TimeoutChannel):
 
     def on_body_timeout(self) -> None:
         """Refuse a request whose body arrives too slowly."""
+        settings = self.http_settings
         self.requests[-1].refuse_request(
             RequestTooSlow(
                 "the request body arrives too slowly; the minimum is"
-                f" {format_size(self.http_settings.rate)} per second (http.rate), measured over"
-                f" {self.http_settings.window:g} s (http.window)"
+                f" {format_size(settings.min_bytes_per_second)} per second (http.rate), measured"
+                f" over {settings.rate_window_seconds:g} s (http.window)"
             )
         )
 
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a request with too long a line, which Twisted would drop silently."""
+        limit = format_size(self.http_settings.max_line_bytes)
         if hasattr(self, "_command"):  # which Twisted has while headers come
-            self._too_large(f"a header is over {format_size(self.http_settings.line)} (http.line)")
+            self._too_large(f"a header is over {limit} (http.line)")
         elif self.phase is not ConnectionPhase.CLOSED:
             self._refuse(
                 HTTPStatus.REQUEST_URI_TOO_LONG,
-                f"the request line is over {format_size(self.http_settings.line)} (http.line)",
+                f"the request line is over {limit} (http.line)",
             )
 
     def _too_large(self, detail: str) -> None:

@@ -177,7 +177,7 @@ class TimeoutChannel(HTTPChannel):
         self.phase = ConnectionPhase.BODY
         self._body_size = 0
         self._unsent = 0
-        self._begin_window(self.http_settings.window)
+        self._begin_window(self.http_settings.rate_window_seconds)
         super().allHeadersReceived()
 
     def start_answer(self, request: AnsweredRequest) -> None:
@@ -273,7 +273,7 @@ class TimeoutChannel(HTTPChannel):
         request, self._answered = self._answered, None
         if self.persistent:
             self.phase = ConnectionPhase.IDLE
-            self.set_read_deadline(self.http_settings.idle, self.loseConnection)
+            self.set_read_deadline(self.http_settings.idle_timeout, self.loseConnection)
         super().requestDone(request)
 
     # Deadlines
@@ -298,13 +298,19 @@ class TimeoutChannel(HTTPChannel):
 
     def _write_timeout(self) -> float:
         """Return the seconds in which the client has to take what was written."""
-        return self.http_settings.window + self._unsent / self.http_settings.rate
+        return (
+            self.http_settings.rate_window_seconds
+            + self._unsent / self.http_settings.min_bytes_per_second
+        )
 
     def _check_rate(self) -> None:
         """Check that enough of the body has arrived since the last check."""
-        if self._body_size >= self.http_settings.window * self.http_settings.rate:
+        if (
+            self._body_size
+            >= self.http_settings.rate_window_seconds * self.http_settings.min_bytes_per_second
+        ):
             self._body_size = 0
-            self._begin_window(self.http_settings.window)
+            self._begin_window(self.http_settings.rate_window_seconds)
         else:
             self.on_body_timeout()
 

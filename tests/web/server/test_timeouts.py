@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.config import BufferSettings, Configuration, HttpSettings
+from tawebeval.config import Configuration, EventBufferSettings, HttpSettings
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, head, parts
 
@@ -13,8 +13,10 @@ class SlowTestCase(RawTestCase):
     """A service with deadlines that are easy to reckon with."""
 
     configuration = Configuration(
-        buffers=BufferSettings(evaluation=4096, page=1024),
-        http=HttpSettings(head_deadline=10, window=20, rate=1024, idle=40),
+        buffers=EventBufferSettings(evaluation=4096, page=1024),
+        http=HttpSettings(
+            head_deadline=10, rate_window_seconds=20, min_bytes_per_second=1024, idle_timeout=40
+        ),
     )
 
     def advance(self, seconds: float) -> None:
