@@ -2,6 +2,7 @@
 
 import { Cases } from "./cases.js";
 import { byId, bytes, counted, element } from "./dom.js";
+import { countPixels } from "./pictures.js";
 import { brief, isBrief, tree } from "./values.js";
 import { isCase, isProgress, isScore } from "./verdict.js";
 
@@ -11,6 +12,7 @@ const MOST_GOALS = 500;
 const LONGEST_NAME = 100; // characters
 const LONGEST_PREVIEW = 8192; // bytes
 const LARGEST_PICTURE = 512 * 1024; // characters of base64
+const MOST_PIXELS = 32_000_000; // of all pictures: 128 MB
 const PROGRESS = ["type", "done", "total"];
 const SCORE = ["type", "score", "maximum", "goal", "name"];
 const PICTURES = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml"];
@@ -40,6 +42,7 @@ export class Results {
   clear() {
     this.urls.forEach(URL.revokeObjectURL);
     this.urls = [];
+    this.pixels = []; // of the pictures among the files, 0 for others
     this.rows = new Map(); // of goals, by their names
     this.cases.clear();
     this.goals.querySelector("table").classList.remove("scored");
@@ -116,7 +119,11 @@ export class Results {
     const link = element("a", { href: url, download: name }, name);
     const item = element("li", {}, element("p", {}, link, " ", about));
     const text = readText(content);
-    if (PICTURES.includes(type) && base64.length < LARGEST_PICTURE) {
+    const isPicture = PICTURES.includes(type);
+    const pixels = isPicture ? this.#findRoom(content, type, base64) : null;
+    this.pixels.push(pixels ?? 0);
+    if (isPicture && pixels === null) about.append(", not shown");
+    if (pixels !== null) {
       item.append(element("img", { src: `data:${type};base64,${base64}`, alt: `Picture ${name}` }));
     } else if (text) {
       const words = element("pre", { tabIndex: 0 }, text);
@@ -124,7 +131,18 @@ export class Results {
       words.setAttribute("role", "region");
       item.append(element("details", {}, element("summary", {}, "Preview"), words));
     }
-    this.#append("files", item, MOST_FILES, () => URL.revokeObjectURL(this.urls.shift()));
+    this.#append("files", item, MOST_FILES, () => {
+      URL.revokeObjectURL(this.urls.shift());
+      this.pixels.shift();
+    });
+  }
+
+  /** Return the pixels of a picture that can be shown beside the others; else null. */
+  #findRoom(content, type, base64) {
+    const pixels = base64.length < LARGEST_PICTURE ? countPixels(content, type) : null;
+    if (pixels === null) return null;
+    const sum = this.pixels.reduce((one, other) => one + other, pixels);
+    return sum <= MOST_PIXELS ? pixels : null;
   }
 
   #addData(payload) {
