@@ -6,7 +6,8 @@ copies, and do not see the cache.
 
 All programs on the node use it at once. Each holds a shared lock (flock(2)) on the trees that it
 uses, which are not removed. A lock on the cache itself is held for as long as a rename takes. A
-tree that is missing is received by one program, while the others that need it wait for a time.
+tree that is missing, or has lost files to a cleaner of /tmp, is received by one program, while the
+others that need it wait for a time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import attrs
 
 from tawebeval.linux.filetree import open_directory_path, remove_tree
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES
-from tawebeval.slurm.tree_stream import TreeSize
+from tawebeval.slurm.tree_stream import TreeSize, measure_tree
 
 WAIT_SECONDS = 60.0
 """Seconds for which a program waits for another one that receives the same tree."""
@@ -74,12 +75,14 @@ class TreeCache(ExitStack):
         with self._lock_receiving(key):
             with self._lock_cache():
                 found = self._use_tree(key)
-            if found is not None:
+            if found is not None and _is_whole(found):
                 return found
+            if found is not None:
+                with self._lock_cache(), suppress(FileNotFoundError):
+                    found.parent.rename(self.place / "damaged")
             received = self.place / "received"
             (received / _TREE).mkdir(parents=True)
-            size = receive(received / _TREE)
-            return self._add_tree(key, received, size.content_bytes + size.entries * BLOCK_BYTES)
+            return self._add_tree(key, received, receive(received / _TREE))
 
     @contextmanager
     def _lock_receiving(self, key: str) -> Iterator[None]:
@@ -108,11 +111,11 @@ class TreeCache(ExitStack):
         os.utime(descriptor)
         return path / _TREE
 
-    def _add_tree(self, key: str, received: Path, size: int) -> Path:
+    def _add_tree(self, key: str, received: Path, size: TreeSize) -> Path:
         """Keep a received tree, if there is room; return its path."""
-        (received / _SIZE).write_text(str(size), encoding="ascii")
+        (received / _SIZE).write_text(f"{size.entries} {size.content_bytes}", encoding="ascii")
         with self._lock_cache():
-            if not (self.directory / key).exists() and self._make_room(size):
+            if not (self.directory / key).exists() and self._make_room(_count_bytes(size)):
                 received.rename(self.directory / key)
             return self._use_tree(key) or received / _TREE
 
@@ -122,13 +125,14 @@ class TreeCache(ExitStack):
         They are removed with `place`, when the cache is not locked any more.
         """
         trees = sorted(self._list_trees(), key=lambda path: path.stat().st_mtime_ns)
-        taken = sum(map(_read_size, trees))
+        sizes = [_count_bytes(_read_size(path)) for path in trees]
+        taken = sum(sizes)
         for number, path in enumerate(trees):
             if taken + size <= self.limit:
                 break
             with _open_unused(path) as is_unused:
                 if is_unused:
-                    taken -= _read_size(path)
+                    taken -= sizes[number]
                     path.rename(self.place / f"evicted-{number}")
         return taken + size <= self.limit
 
@@ -136,8 +140,29 @@ class TreeCache(ExitStack):
         return (path for path in self.directory.iterdir() if not path.name.startswith("lock"))
 
 
-def _read_size(path: Path) -> int:
-    return int((path / _SIZE).read_text(encoding="ascii"))
+def _read_size(path: Path) -> TreeSize:
+    """Return the size of a kept tree; none if a cleaner of old files has removed it."""
+    try:
+        entries, content_bytes = (path / _SIZE).read_text(encoding="ascii").split()
+        return TreeSize(int(entries), int(content_bytes))
+    except (FileNotFoundError, ValueError):
+        return TreeSize(0, 0)
+
+
+def _count_bytes(size: TreeSize) -> int:
+    return size.content_bytes + size.entries * BLOCK_BYTES
+
+
+def _is_whole(tree: Path) -> bool:
+    """Tell whether a tree has all that it was kept with: cleaners remove old files of /tmp."""
+    try:
+        top = open_directory_path(tree)
+    except FileNotFoundError:
+        return False
+    try:
+        return measure_tree(top) == _read_size(tree.parent)
+    finally:
+        os.close(top)
 
 
 def _try_lock(descriptor: int) -> bool:

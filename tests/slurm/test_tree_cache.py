@@ -8,6 +8,7 @@ from threading import Event, Thread
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.slurm import tree_cache
 from tawebeval.slurm.tree_cache import TreeCache
 from tawebeval.slurm.tree_stream import TreeSize
@@ -37,8 +38,10 @@ class CacheTests(SynchronousTestCase):
 
         def receive(target: Path) -> TreeSize:
             (target / "file").write_text(key)
+            for number in range(1, entries):
+                (target / f"empty-{number}").touch()
             self.received.append(key)
-            return TreeSize(entries, 0)
+            return TreeSize(entries, len(key))
 
         path = cache.provide_tree(key, receive)
         self.assertEqual((path / "file").read_text(), key)
@@ -81,7 +84,7 @@ class CacheTests(SynchronousTestCase):
             self.received.append(ONE)
             begun.set()
             go.wait(60)
-            return TreeSize(1, 0)
+            return TreeSize(0, 0)
 
         def provide(cache: TreeCache) -> None:
             paths.append(cache.provide_tree(ONE, receive))
@@ -114,6 +117,18 @@ class CacheTests(SynchronousTestCase):
 
         self.assertRaises(OSError, cache.provide_tree, ONE, fail)
         self.provide(self.open(), ONE)
+
+    def test_cleaned(self) -> None:
+        """A tree that has lost a file, or its size, is received again."""
+        for name in ("tree/empty-1", "tree/file", "size"):
+            with self.open() as cache:
+                (self.provide(cache, ONE).parent / name).unlink()
+        with self.open() as cache:
+            remove_tree(self.provide(cache, ONE))
+        with self.open(4 * BLOCK + 100) as cache:
+            self.provide(cache, TWO)
+        self.provide(self.open(), ONE)
+        self.assertEqual(self.received, [ONE] * 4 + [TWO, ONE])
 
     def test_directory(self) -> None:
         """Caches of earlier boots are removed; one that others can write to is refused."""
