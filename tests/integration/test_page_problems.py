@@ -195,7 +195,7 @@ class ProblemPageTests(ProblemPageTestCase):
         self.assertEqual(await self.browser.script(text), "well noted")
         other = await self.begin("true")
         await self.browser.click("#to-listing")
-        await self.browser.shows("#listing", "notes")
+        await self.browser.shows("#listing", "Notes & <b>")
         await self.browser.shows(f"#listing a[href$='{other}']", "")
         await self.choose("#filters [name=problem]", "notes")
         listed = "Array.from(document.querySelectorAll('#listing a'), (one) => one.hash.slice(12))"
