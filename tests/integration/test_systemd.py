@@ -305,6 +305,8 @@ class EndTests(ServiceTestCase):
         held = "/var/lib/tawebeval/evaluations"
         self.assertEqual(len(self.machine.run("ls", held).split()), 1)
         waiting = self.wait_for_events(identifier, after)
+        # A daemon that answers a later connection has accepted the one before.
+        self.assertEqual(self.ask("GET", "/health").answer()[0], 200)
         self.control("kill", "--kill-whom=main", "--signal=KILL", SERVICE)
         self.assertRaises((ConnectionError, BadStatusLine), waiting.answer)
         coming = [self.ask("GET", "/health") for _ in range(20)]
