@@ -389,7 +389,8 @@ class NodeTransport:
         self.connect(run)
         if stderr := store.stderr.read(store.count_skipped_stderr_bytes(), KEPT_STDERR_BYTES):
             run.childDataReceived(2, stderr)
-        self._grant(delivered + WINDOW)
+        if attempt.has_started_evaluator:  # before, the node would take it for the order
+            self._grant(delivered + WINDOW)
 
     def leave(self) -> None:
         """Do nothing any more: another process of the daemon goes on."""

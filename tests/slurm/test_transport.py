@@ -815,6 +815,14 @@ class TransferTests(OwnFilesCase):
         self.assertEqual(self.senders[-1].told, [FrameKind.READY])
         self.assertEqual(self.srun.signals, [])
 
+    def test_still_queued(self) -> None:
+        """A node that is not ready at a restart gets nothing before its order."""
+        self.start_second()
+        self.resume(0, began=False)
+        self.assertEqual(self.read_lines(), b"-")
+        self.tell(FrameKind.READY)
+        self.assertEqual(self.senders[-1].told, [FrameKind.READY])
+
     def test_interrupted(self) -> None:
         """A job that an earlier process was sending to is replaced by another one."""
         self.start_second()
