@@ -354,7 +354,7 @@ class NodeRun(ProcessProtocol):
         outcome["usage"] = [seconds, usage.peak_memory_bytes]
         await self._threads.run_in_thread(run.close)
         self._send_outcome(outcome)
-        if not self._has_own_files:  # with them, it ends by `END`
+        if self.is_deserted or not self._has_own_files:  # else it ends by `END`
             self._writer.loseConnection()
 
     def fail(self, failure: Failure) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.config import LimitSettings
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm import node
 from tawebeval.slurm.frames import END, GRANT, READ, WINDOW, FrameKind, encode_read
 from tests.cases.roots import make_root
+from tests.fakes.children import FakeChild
+from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import InlineThreads
 
 
@@ -131,6 +134,25 @@ class OutputTests(SynchronousTestCase):
             self.assertEqual(self.evaluator.signals, [9])
             self.assertFalse(self.evaluator.is_paused)
             self.setUp()
+
+    def test_deserted_with_files(self) -> None:
+        """A program that has files waits for a line after the outcome, but not without srun."""
+        limits = LimitSettings()
+        order: Any = SimpleNamespace(limits=limits)
+        threads: Any = InlineThreads()
+        for is_deserted in (False, True):
+            run: Any = FakeSandboxedRun(limits, Workspace(Path("/some")).make_unsandboxed_view())
+            self.run_ = node.NodeRun(order, run, threads, self.clock, has_own_files=True)
+            unused: Any = SimpleNamespace(remove_run=lambda _: None)
+            self.run_._monitor = unused
+            child = FakeChild(self.clock, self.run_)
+            self.run_.makeConnection(child)
+            if is_deserted:
+                self.run_.take_command(None, b"")
+            child.end()
+            writer: Any = self.run_._writer
+            self.assertEqual(writer.frames[-1][0], FrameKind.OUTCOME)
+            self.assertEqual(writer.has_ended, is_deserted)
 
     def test_files(self) -> None:
         """A file is sent in parts, or its refusal; the node ends by a line."""
