@@ -14,6 +14,9 @@ from tawebeval.errors import EvaluationFailure, FailureReason
 NODE_MODULE = "tawebeval.slurm"
 """What a job runs by `python -m`."""
 
+NODE_MESSAGE_PREFIX = "tawebeval on "
+"""What a message of that program on stderr begins with, before the node's name."""
+
 NODE_PROGRAM_MEMORY = 192 * 2**20
 """Bytes that the program on the node and the sandbox need beside the evaluator."""
 
@@ -26,6 +29,7 @@ SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
 _MIB = 2**20
 _QUEUED = re.compile(r"job (\d+) (?:queued|has been allocated)|allocation (\d+)")
 _STDERR_SHOWN = 300  # characters of srun's stderr in a message
+_NODE_MESSAGE = re.compile(f"^{NODE_MESSAGE_PREFIX}.*", re.MULTILINE)
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|[ \t].*)$\n?", re.MULTILINE)
 
 
@@ -109,7 +113,7 @@ def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFail
         if state in states:
             return EvaluationFailure(reason, f"{named} {what}", {"slurm": state})
     for sign, reason, what in _SIGNS:
-        if re.search(sign, srun_stderr):
+        if _has_sign(srun_stderr, sign):
             return EvaluationFailure(reason, f"{named} {what}")
     said = re.sub(r"\s+", " ", _TRACEBACK.sub("", srun_stderr)).strip()[-_STDERR_SHOWN:]
     said = f"; srun said: {said}" if said else ""
@@ -142,4 +146,9 @@ _SIGNS: Sequence[_Loss] = (
 
 def reports_out_of_memory(srun_stderr: str) -> bool:
     """Tell whether srun says that the kernel has killed a process of the job for its memory."""
-    return re.search(_SIGNS[2][0], srun_stderr) is not None
+    return _has_sign(srun_stderr, _SIGNS[2][0])
+
+
+def _has_sign(srun_stderr: str, sign: str) -> bool:
+    """Tell whether Slurm says so, and not a message with a path or an error of the node."""
+    return re.search(sign, _NODE_MESSAGE.sub("", srun_stderr)) is not None

@@ -70,6 +70,7 @@ from tawebeval.slurm.frames import (
     decode_read,
     encode_frame,
 )
+from tawebeval.slurm.jobs import NODE_MESSAGE_PREFIX
 from tawebeval.slurm.order import Order, WrongVersion, read_order
 from tawebeval.slurm.order_transfer import receive_order
 from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded
@@ -594,7 +595,6 @@ def run_order() -> None:
             check_node(Path(sys.argv[2]))
         else:
             main()
-    except BrokenStream as error:
-        sys.exit(f"tawebeval on {os.uname().nodename}: what the daemon sends is broken: {error}")
-    except (OSError, ConfigurationError, WrongVersion) as error:
-        sys.exit(f"tawebeval on {os.uname().nodename}: {error}")
+    except (BrokenStream, OSError, ConfigurationError, WrongVersion) as error:
+        what = "what the daemon sends is broken: " if isinstance(error, BrokenStream) else ""
+        sys.exit(f"{NODE_MESSAGE_PREFIX}{os.uname().nodename}: {what}{error}")

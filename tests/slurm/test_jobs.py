@@ -134,3 +134,12 @@ class LossTests(SynchronousTestCase):
         """What Slurm says of the kernel's choice."""
         self.assertTrue(reports_out_of_memory("srun: error: one: task 0: Out Of Memory"))
         self.assertFalse(reports_out_of_memory("srun: error: one: task 0: Killed"))
+
+    def test_node_message(self) -> None:
+        """Names in a message of the program on the node are no words of Slurm."""
+        for words in ("/preemption: Permission denied", "/oom-kill: No space left on device"):
+            said = f"srun: job 5 queued\ntawebeval on one: {words}\n"
+            failure = explain_job_loss({"JobId": "5", "JobState": "FAILED"}, said)
+            self.assertEqual(failure.reason, "lost", words)
+            self.assertIn(words, failure.message)
+            self.assertFalse(reports_out_of_memory(said))
