@@ -6,14 +6,18 @@ copies, and do not see the cache.
 
 All programs on the node use it at once. Each holds a shared lock (flock(2)) on the trees that it
 uses, which are not removed. A lock on the cache itself is held for as long as a rename takes. A
-tree that is missing, or has lost files to a cleaner of /tmp, is received by one program, while the
-others that need it wait for a time.
+tree that is missing, or has lost files to a cleaner of old files, is received by one program, while
+the others that need it wait for a time. A program that cannot use the cache says so on stderr, and
+goes on without it.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,9 +32,12 @@ from tawebeval.slurm.tree_stream import TreeSize, measure_tree
 WAIT_SECONDS = 60.0
 """Seconds for which a program waits for another one that receives the same tree."""
 
+LOCK_SECONDS = 10.0
+"""Seconds for which a program waits for the lock of the cache."""
+
 _PREFIX = "tawebeval-trees-"
 _POLL = 0.05  # seconds between two attempts to get a lock
-_LOCKS = 16  # files for the locks of those that receive a tree
+_LOCKS = 4096  # empty files for the locks of those that receive a tree
 _TREE, _SIZE = "tree", "size"
 
 
@@ -44,60 +51,88 @@ class TreeCache(ExitStack):
     directory: Path
     limit: int
     place: Path
+    _is_usable: bool = attrs.field(default=True, init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__init__()
 
     @classmethod
     def open(cls, parent: Path, limit: int, place: Path) -> TreeCache:
-        """Return the cache below `parent`; remove those of earlier boots. Blocks. Raises: OSError.
+        """Return the cache below `parent`; remove those of earlier boots. Blocks.
 
-        Raises: PermissionError, if the directory is not this user's alone.
+        The cache is not used, if its directory is not this user's alone.
         """
         prefix = f"{_PREFIX}{os.geteuid()}-"
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        directory = parent / f"{prefix}{boot}"
-        directory.mkdir(mode=0o700, exist_ok=True)
+        cache = cls(parent / f"{prefix}{boot}", limit, place)
+        try:
+            _make_own_directory(cache.directory)
+        except OSError as error:
+            cache._go_without(error)
         for path in parent.glob(f"{prefix}*"):
-            status = path.lstat()
-            if path == directory and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
-                raise PermissionError(None, "another user can write there", str(path))
-            if path != directory and status.st_uid == os.geteuid():
-                with suppress(OSError):
+            with suppress(OSError):  # another program removes it, too
+                if path != cache.directory and path.lstat().st_uid == os.geteuid():
                     remove_tree(path)
-        return cls(directory, limit, place)
+        return cache
 
     def provide_tree(self, key: str, receive: Callable[[Path], TreeSize]) -> Path:
         """Return a tree, which stays until the context ends; `receive` makes a missing one. Blocks.
 
         Raises: OSError, and what `receive` raises.
         """
-        with self._lock_receiving(key):
-            with self._lock_cache():
-                found = self._use_tree(key)
-            if found is not None and _is_whole(found):
+        received = self.place / "received"
+        with ExitStack() as receiving:
+            if (found := self._find_or_wait(key, receiving)) is not None:
                 return found
-            if found is not None:
-                with self._lock_cache(), suppress(FileNotFoundError):
-                    found.parent.rename(self.place / "damaged")
-            received = self.place / "received"
             (received / _TREE).mkdir(parents=True)
-            return self._add_tree(key, received, receive(received / _TREE))
+            size = receive(received / _TREE)
+            added = self._add_tree(key, received, size) if self._is_usable else None
+        return added or received / _TREE
+
+    def _go_without(self, error: OSError) -> None:
+        self._is_usable = False
+        where = f"tawebeval on {os.uname().nodename}"
+        print(f"{where}: the cache of trees is not used: {error}", file=sys.stderr)
+
+    def _find_or_wait(self, key: str, receiving: ExitStack) -> Path | None:
+        """Return a kept tree, or None once this program may receive it, as `receiving` ensures."""
+        if not self._is_usable:
+            return None
+        try:
+            found = self._find_tree(key)
+            if found is None:
+                is_alone = receiving.enter_context(self._lock_receiving(key))
+                found = self._find_tree(key, removes_damaged=is_alone)
+        except OSError as error:
+            self._go_without(error)
+            return None
+        return found
 
     @contextmanager
-    def _lock_receiving(self, key: str) -> Iterator[None]:
-        """Hold the lock of those that receive a tree, unless another one takes too long."""
+    def _lock_receiving(self, key: str) -> Iterator[bool]:
+        """Hold the lock of those that receive a tree; False, if another one takes too long."""
         with open(self.directory / f"lock-{int(key, 16) % _LOCKS}", "wb") as file:
-            deadline = time.monotonic() + WAIT_SECONDS
-            while not _try_lock(file.fileno()) and time.monotonic() < deadline:
-                time.sleep(_POLL)
-            yield
+            yield _wait_for_lock(file.fileno(), WAIT_SECONDS)
 
     @contextmanager
     def _lock_cache(self) -> Iterator[None]:
-        with open(self.directory / "lock", "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        """Hold the lock of the cache. Raises: TimeoutError, OSError."""
+        path = self.directory / "lock"
+        with open(path, "wb") as file:
+            if not _wait_for_lock(file.fileno(), LOCK_SECONDS):
+                raise TimeoutError(errno.ETIMEDOUT, "another program does not unlock", str(path))
             yield
+
+    def _find_tree(self, key: str, *, removes_damaged: bool = False) -> Path | None:
+        """Return a kept tree that has lost nothing, and lock it until the context ends."""
+        with self._lock_cache():
+            found = self._use_tree(key)
+        if found is None or _is_whole(found):
+            return found
+        if removes_damaged:
+            with self._lock_cache(), suppress(FileNotFoundError):
+                found.parent.rename(self.place / "damaged")
+        return None
 
     def _use_tree(self, key: str) -> Path | None:
         """Lock a tree until the context ends, and note its use; the cache is locked."""
@@ -111,30 +146,36 @@ class TreeCache(ExitStack):
         os.utime(descriptor)
         return path / _TREE
 
-    def _add_tree(self, key: str, received: Path, size: TreeSize) -> Path:
+    def _add_tree(self, key: str, received: Path, size: TreeSize) -> Path | None:
         """Keep a received tree, if there is room; return its path."""
-        (received / _SIZE).write_text(f"{size.entries} {size.content_bytes}", encoding="ascii")
-        with self._lock_cache():
-            if not (self.directory / key).exists() and self._make_room(_count_bytes(size)):
-                received.rename(self.directory / key)
-            return self._use_tree(key) or received / _TREE
+        evicted, added = self.place / "evicted", None
+        try:
+            evicted.mkdir()
+            (received / _SIZE).write_text(f"{size.entries} {size.content_bytes}", encoding="ascii")
+            with self._lock_cache():
+                is_new = not (self.directory / key).exists()
+                if is_new and self._make_room(_count_bytes(size), evicted):
+                    received.rename(self.directory / key)
+                    added = self._use_tree(key)
+        except OSError as error:
+            self._go_without(error)
+        with suppress(OSError):  # it is removed with `place`
+            remove_tree(evicted)
+        return added
 
-    def _make_room(self, size: int) -> bool:
-        """Take the least recently used trees that nobody uses out of the cache.
-
-        They are removed with `place`, when the cache is not locked any more.
-        """
+    def _make_room(self, size: int, evicted: Path) -> bool:
+        """Move the least recently used trees that nobody uses to `evicted`, if that is enough."""
         trees = sorted(self._list_trees(), key=lambda path: path.stat().st_mtime_ns)
-        sizes = [_count_bytes(_read_size(path)) for path in trees]
-        taken = sum(sizes)
-        for number, path in enumerate(trees):
-            if taken + size <= self.limit:
+        sizes = {path: _count_bytes(_read_size(path)) for path in trees}
+        excess = sum(sizes.values()) + size - self.limit
+        if size > self.limit or sum(sizes[path] for path in trees if _is_unused(path)) < excess:
+            return False
+        for path in filter(_is_unused, trees):
+            if excess <= 0:
                 break
-            with _open_unused(path) as is_unused:
-                if is_unused:
-                    taken -= sizes[number]
-                    path.rename(self.place / f"evicted-{number}")
-        return taken + size <= self.limit
+            excess -= sizes[path]
+            path.rename(evicted / path.name)
+        return True
 
     def _list_trees(self) -> Iterator[Path]:
         return (path for path in self.directory.iterdir() if not path.name.startswith("lock"))
@@ -154,15 +195,28 @@ def _count_bytes(size: TreeSize) -> int:
 
 
 def _is_whole(tree: Path) -> bool:
-    """Tell whether a tree has all that it was kept with: cleaners remove old files of /tmp."""
+    """Tell whether a tree has all that it was kept with: cleaners remove old files."""
     try:
         top = open_directory_path(tree)
-    except FileNotFoundError:
+        try:
+            return measure_tree(top) == _read_size(tree.parent)
+        finally:
+            os.close(top)
+    except OSError:
         return False
-    try:
-        return measure_tree(top) == _read_size(tree.parent)
-    finally:
-        os.close(top)
+
+
+def _make_own_directory(path: Path) -> None:
+    """Make a directory, unless it is there. Raises: OSError, if it is not this user's alone."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != os.geteuid()
+        or stat.S_IMODE(status.st_mode) & 0o777 != 0o700
+    ):
+        raise PermissionError(errno.EPERM, "not a directory of this user alone", str(path))
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -173,11 +227,18 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-@contextmanager
-def _open_unused(path: Path) -> Iterator[bool]:
-    """Tell whether nobody uses a tree, which is locked meanwhile."""
+def _wait_for_lock(descriptor: int, seconds: float) -> bool:
+    """Lock a file; return False if that takes longer."""
+    deadline = time.monotonic() + seconds
+    while not (is_locked := _try_lock(descriptor)) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return is_locked
+
+
+def _is_unused(path: Path) -> bool:
+    """Tell whether nobody uses a tree, nor will while the cache is locked."""
     descriptor = open_directory_path(path)
     try:
-        yield _try_lock(descriptor)
+        return _try_lock(descriptor)
     finally:
         os.close(descriptor)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from pathlib import Path
 from threading import Event, Thread
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.slurm import tree_cache
+from tawebeval.slurm import tree_cache, tree_stream
 from tawebeval.slurm.tree_cache import TreeCache
-from tawebeval.slurm.tree_stream import TreeSize
+from tawebeval.slurm.tree_stream import TreeSize, walk_tree
 
 ONE, TWO, THREE = (f"{number:064x}" for number in (1, 2, 3))
 BLOCK = 4096
@@ -130,11 +132,114 @@ class CacheTests(SynchronousTestCase):
         self.provide(self.open(), ONE)
         self.assertEqual(self.received, [ONE] * 4 + [TWO, ONE])
 
+    def test_hit(self) -> None:
+        """A tree that is kept is there at once, whatever others receive."""
+        self.provide(self.open(), ONE)
+        self.patch(tree_cache.time, "sleep", lambda _: self.fail("it waits"))
+        receiving = self.open()
+        for key in (ONE, f"{1 + tree_cache._LOCKS:064x}"):
+            with receiving._lock_receiving(key):
+                self.provide(self.open(), ONE)
+        with receiving._lock_receiving(ONE):
+            self.provide(self.open(), f"{17:064x}")
+        self.assertEqual(len(self.received), 2)
+
+    def test_evicted(self) -> None:
+        """Evicted trees are off the disk at once."""
+        for key in (ONE, TWO):
+            with self.open() as cache:
+                self.provide(cache, key)
+        running = self.open()
+        self.provide(running, THREE)
+        self.assertEqual(list(running.place.rglob("file")), [])
+
+    def test_too_large(self) -> None:
+        """No tree goes for one that has no room even so."""
+        for key in (ONE, TWO):
+            with self.open() as cache:
+                self.provide(cache, key)
+        used = self.open()
+        self.provide(used, TWO)
+        for number, entries in ((8, 8), (9, 11)):
+            with self.open() as cache:
+                path = self.provide(cache, f"{number:064x}", entries)
+                self.assertTrue(path.is_relative_to(cache.place))
+        for key in (ONE, TWO):
+            self.provide(self.open(), key)
+        self.assertEqual(self.received[:2], [ONE, TWO])
+        self.assertEqual(len(self.received), 4)
+
+    def test_cleaned_meanwhile(self) -> None:
+        """A tree that a cleaner removes while it is measured, or whose directory is none."""
+        with self.open() as cache:
+            tree = self.provide(cache, ONE)
+
+        def fail(top: int) -> object:
+            yield from walk_tree(top)
+            raise FileNotFoundError
+
+        with self.open() as cache:
+            self.patch(tree_stream, "walk_tree", fail)
+            self.provide(cache, ONE)
+        self.patch(tree_stream, "walk_tree", walk_tree)
+        remove_tree(tree)
+        tree.touch()
+        self.provide(self.open(), ONE)
+        self.provide(self.open(), ONE)
+        self.assertEqual(self.received, [ONE] * 3)
+
+    def assert_without(self, cache: TreeCache, key: str = ONE) -> None:
+        """Check that a program receives its tree for itself, and says why."""
+        self.assertTrue(self.provide(cache, key).is_relative_to(cache.place))
+        self.assertIn("the cache of trees is not used: ", sys.stderr.getvalue())  # type: ignore[attr-defined]
+
+    def test_locked(self) -> None:
+        """A lock that nobody releases is waited for only once."""
+        self.patch(sys, "stderr", io.StringIO())
+        self.patch(tree_cache, "LOCK_SECONDS", 0.0)
+        holding, cache = self.open(), self.open()
+        with holding._lock_cache():
+            self.assert_without(cache)
+        with self.open() as cache:
+
+            def receive(target: Path) -> TreeSize:
+                (target / "file").touch()
+                lock = holding._lock_cache()
+                lock.__enter__()
+                self.addCleanup(lock.__exit__, None, None, None)
+                return TreeSize(1, 0)
+
+            path = cache.provide_tree(TWO, receive)
+            self.assertTrue(path.is_relative_to(cache.place))
+        said = sys.stderr.getvalue().splitlines()  # type: ignore[attr-defined]
+        self.assertEqual(len(said), 2)
+
+    def test_refused(self) -> None:
+        """A directory that others have made, or can use, is no cache: not even if unlisted."""
+        directory = self.open().directory
+        for make in (
+            lambda: directory.mkdir(mode=0o755),
+            lambda: directory.symlink_to(self.parent),
+            lambda: directory.symlink_to("missing"),
+            directory.touch,
+        ):
+            self.patch(sys, "stderr", io.StringIO())
+            remove_tree(directory)
+            make()
+            self.patch(Path, "glob", lambda *_: ())
+            self.assert_without(self.open())
+        self.assertEqual(len(self.received), 4)
+
     def test_directory(self) -> None:
-        """Caches of earlier boots are removed; one that others can write to is refused."""
-        old = self.parent / f"tawebeval-trees-{os.geteuid()}-earlier"
-        (old / "tree").mkdir(parents=True)
-        cache = self.open()
-        self.assertFalse(old.exists())
-        cache.directory.chmod(0o777)
-        self.assertRaises(PermissionError, self.open)
+        """Caches of earlier boots are removed, also if another program is first."""
+        old = [self.parent / f"tawebeval-trees-{os.geteuid()}-{name}" for name in "ab"]
+        for path in old:
+            (path / "tree").mkdir(parents=True)
+        with self.open() as cache:
+            self.provide(cache, ONE)
+        self.assertFalse(any(path.exists() for path in old))
+        for path in old:
+            path.mkdir()
+        self.patch(tree_cache, "remove_tree", lambda _: [path.rmdir() for path in old])
+        self.provide(self.open(), ONE)
+        self.assertEqual(self.received, [ONE])
