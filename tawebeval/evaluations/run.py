@@ -581,7 +581,7 @@ class EvaluatorRun(ProcessProtocol):
                 self._kill = self._clock.callLater(self._grace, self.kill)
                 self._signal(signal.SIGTERM)
             elif self._tree_ended.is_set:
-                self._pump.refuse_referenced_files()
+                self._hurry_files()
         if at_once:
             self.kill()
 
@@ -659,10 +659,14 @@ class EvaluatorRun(ProcessProtocol):
         finally:
             self._tree_ended.set_value(None)
             if self.failure is not None:
-                self._pump.refuse_referenced_files()
+                self._hurry_files()
             # The rest in the pipe is little: read it, so that the run can end.
             self._pump.accept_remaining_output()
             self._process.read_remaining_output()
+
+    def _hurry_files(self) -> None:
+        self._sandboxed.hurry_remote_files()
+        self._pump.refuse_referenced_files()
 
     def processEnded(self, reason: Failure) -> None:
         """Interpret the exit; all output has been read."""

@@ -204,6 +204,9 @@ class SandboxedRun(ABC):
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to all processes of the run; `child` is the first, and still runs."""
 
+    def hurry_remote_files(self) -> None:  # noqa: B027  (most kinds have none)
+        """End `read_remote_file` soon, whatever a node does: the stopped run has ended."""
+
     @abstractmethod
     async def kill_remaining_processes(self) -> None:
         """Kill the processes that the first one has left, and return after their end."""

@@ -300,6 +300,11 @@ class SlurmRun(SandboxedRun):
         assert self._transport is not None, "the run has begun"
         self._transport.send_command(KILL if number == signal.SIGKILL else TERMINATE)
 
+    def hurry_remote_files(self) -> None:
+        """Give a node that has files up unless all output is stored soon."""
+        if self._is_streamed and self._transport is not None:
+            self._transport.send_command(KILL)
+
     async def kill_remaining_processes(self) -> None:
         """Do nothing: the node has told the exit after it has killed them, or the job is lost."""
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from secrets import token_hex
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 
 from tawebeval.errors import format_size
 from tawebeval.sandbox.workspace import FileRefused
 from tawebeval.slurm.frames import TOKEN_BYTES, FrameKind, encode_read
+
+ANSWER_TIMEOUT = 120.0
+"""Seconds without a part of a file after which a node is given up."""
 
 
 @attrs.define(eq=False)
@@ -19,21 +24,25 @@ class NodeFiles:
     """The files of one evaluator, of at most `limit` bytes each: one is read at a time.
 
     `send` sends a line to the node, and tells whether it could. What a node answers to an earlier
-    daemon has another token, and is left out.
+    daemon has another token, and is left out. `on_silence` is called after `ANSWER_TIMEOUT`.
     """
 
+    _clock: Any
     _limit: int
     _send: Callable[[bytes], bool]
+    _on_silence: Callable[[], object]
     _token: bytes = b""
     _path: str = ""
     _content: bytearray = attrs.field(factory=bytearray)
     _answered: Deferred[bytes] | None = None
+    _timeout: IDelayedCall | None = None
 
     async def read_file(self, path: str) -> bytes:
         """Return the content of a file. Raises: FileRefused."""
         self._token, self._path = token_hex(TOKEN_BYTES // 2).encode(), path
         self._content.clear()
         answered = self._answered = Deferred()
+        self._timeout = self._clock.callLater(ANSWER_TIMEOUT, self._on_silence)
         if not self._send(encode_read(self._token, path)):
             self.lose_node()
         return await answered
@@ -44,6 +53,8 @@ class NodeFiles:
         if self._answered is None or token != self._token:
             return
         if kind is FrameKind.FILE:
+            if self._timeout is not None and self._timeout.active():
+                self._timeout.reset(ANSWER_TIMEOUT)
             self._content += content[: self._limit + 1 - len(self._content)]
             return
         refusal = json.loads(content)
@@ -55,7 +66,13 @@ class NodeFiles:
         """Refuse the file that is being read: no answer comes any more."""
         self._answer(f"{self._path!r} cannot be read: the node is gone")
 
+    def cancel_timeout(self) -> None:
+        """Wait without an end."""
+        if self._timeout is not None and self._timeout.active():
+            self._timeout.cancel()
+
     def _answer(self, refusal: str | None) -> None:
+        self.cancel_timeout()
         answered, self._answered = self._answered, None
         content = bytes(self._content)
         self._content.clear()

@@ -327,7 +327,11 @@ class NodeTransport:
     _kill: IDelayedCall | None = None  # None until the first `KILL`
 
     def __attrs_post_init__(self) -> None:
-        self.files = NodeFiles(self._file_limit, lambda line: self._attempt.send(line))
+        self.files = NodeFiles(
+            *(self._clock, self._file_limit),
+            lambda line: self._attempt.send(line),
+            self._on_silent_node,
+        )
 
     @property
     def outcome(self) -> NodeOutcome | None:
@@ -396,6 +400,7 @@ class NodeTransport:
         """Do nothing any more: another process of the daemon goes on."""
         self._is_handed_over = self._attempt.ignores_frames = True
         self._attempt.stop_sending()
+        self.files.cancel_timeout()
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
 
@@ -458,6 +463,13 @@ class NodeTransport:
     def _on_deaf_node(self) -> None:
         log.warn("a node does not answer; the job {job} of Slurm is given up", job=self.status.job)
         self._give_up(self._attempt)
+
+    def _on_silent_node(self) -> None:
+        self._attempt.failure = EvaluationFailure(
+            "node", "the node does not send a file that the evaluator has named"
+        )
+        self._on_deaf_node()
+        self.files.lose_node()
 
     def signal_group(self, number: int) -> None:
         """Signal the evaluator by the node."""
@@ -650,8 +662,6 @@ class NodeTransport:
     def _finish(self) -> None:
         """Tell the ends of the pipes, after what is held."""
         self._is_over = True
-        if self._kill is not None and self._kill.active():
-            self._kill.cancel()
         if not self._has_own_files:
             self._let_node_end()
         if self.start_event.is_set:
@@ -705,6 +715,8 @@ class NodeTransport:
 
     def _let_node_end(self) -> None:
         attempt = self._attempt
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
         if self._has_own_files:
             attempt.send(encode_command(END))
         attempt.close_stdin()

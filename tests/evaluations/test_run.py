@@ -10,6 +10,7 @@ from tawebeval.core.segi import SegiParser
 from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
 from tawebeval.evaluations.run import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.sandbox.workspace import FileRefused
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
 from tests.fakes.children import STDOUT
 
@@ -93,6 +94,22 @@ class EndTests(RunTestCase):
         self.file.callback(b"content")
         self.assert_over(status=0)
         self.assertEqual(self.ring.end_cursor, 1)
+
+    def test_stopped_files(self) -> None:
+        """After a stop, before the exit or after it, files of a node are not waited for long."""
+        for has_exited in (True, False):
+            self.child.print(b"~FB\nX-SEGI-As: path\n\nout.txt\n~FE\n")
+            if has_exited:
+                self.child.end()
+                self.turn()
+            self.assertEqual(self.sandboxed.hurried, 0)
+            self.run.stop(CANCELLED)
+            if not has_exited:
+                self.child.end()
+            self.assertEqual(self.sandboxed.hurried, 1)
+            self.file.errback(FileRefused("the node is gone"))
+            self.assert_over(status=0)
+            self.setUp()
 
     def test_orphans_hold_up_the_end(self) -> None:
         """It has not ended before its orphans are gone, although its pipes are closed."""

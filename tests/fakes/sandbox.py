@@ -62,6 +62,11 @@ class FakeSandboxedRun:
     runner_status: RunnerStatus | None = None
     problem_name: str | None = None
     begin: Gate = attrs.field(factory=Gate)
+    hurried: int = 0
+
+    def hurry_remote_files(self) -> None:
+        """Count."""
+        self.hurried += 1
 
     async def wait_for_evaluator_start(
         self, started: StartedProcess, spawner: ProcessAdopter

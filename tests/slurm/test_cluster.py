@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from tawebeval.linux.child import StartedProcess
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
+from tawebeval.slurm.frames import KILL
 from tawebeval.slurm.order import ORDER_NAME, VERSION, read_order
 
 
@@ -55,3 +57,13 @@ class OrderTests(SynchronousTestCase):
         self.assertIs(run.start_evaluator("true", {}, root), started)
         expected = msgspec.structs.replace(limits, free_disk=0)
         self.assertEqual(read_order(root / ORDER_NAME).limits, expected)
+
+    def test_hurried(self) -> None:
+        """A stop ends the wait for files of a node, where the daemon has none of its own."""
+        run: Any = self.make_run(Path(self.mktemp()), LimitSettings())
+        sent: list[bytes] = []
+        run._transport = SimpleNamespace(send_command=sent.append)
+        for is_streamed in (False, True):
+            run._set_transfer(is_streamed)
+            run.hurry_remote_files()
+        self.assertEqual(sent, [KILL])

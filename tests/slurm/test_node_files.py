@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox.workspace import FileRefused
 from tawebeval.slurm.frames import TOKEN_BYTES, FrameKind, LineParser, decode_read
-from tawebeval.slurm.node_files import NodeFiles
+from tawebeval.slurm.node_files import ANSWER_TIMEOUT, NodeFiles
 
 LIMIT = 10
 
@@ -20,7 +21,13 @@ class FileTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.sent = b""
         self.can_send = True
-        self.files = NodeFiles(LIMIT, self.send)
+        self.clock = Clock()
+        self.silences = 0
+        self.files = NodeFiles(self.clock, LIMIT, self.send, self.note_silence)
+
+    def note_silence(self) -> None:
+        """Count."""
+        self.silences += 1
 
     def send(self, line: bytes) -> bool:
         """Note a line."""
@@ -78,3 +85,16 @@ class FileTests(SynchronousTestCase):
         self.can_send = False
         _, answered = self.ask()
         self.assertIn("the node is gone", self.refused(answered))
+
+    def test_silence(self) -> None:
+        """A node may take its time for many parts, but not for one; after a file it may rest."""
+        token, answered = self.ask()
+        for _ in range(3):
+            self.clock.advance(ANSWER_TIMEOUT - 1)
+            self.files.on_frame(FrameKind.FILE, token + b"x")
+        self.answer(token)
+        self.successResultOf(answered)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.ask()
+        self.clock.advance(ANSWER_TIMEOUT)
+        self.assertEqual(self.silences, 1)

@@ -24,6 +24,7 @@ from tawebeval.slurm import transport
 from tawebeval.slurm.frames import KILL, TERMINATE, WINDOW, FrameKind, decode_read, encode_frame
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
+from tawebeval.slurm.node_files import ANSWER_TIMEOUT
 from tawebeval.slurm.srun_files import OutputFile, SrunFiles
 from tawebeval.slurm.transport import (
     JOB_QUERY_TIMEOUT,
@@ -751,6 +752,48 @@ class OwnFilesTests(OwnFilesCase):
         self.failureResultOf(
             Deferred.fromCoroutine(self.transport.files.read_file("a")), FileRefused
         )
+
+    def test_silent(self) -> None:
+        """A node that does not send a file is given up, with what is known of the end."""
+        for has_exited in (True, False):
+            self.tell(FrameKind.STDOUT, b"named")
+            if has_exited:
+                self.tell(FrameKind.EXITED)
+                self.tell(FrameKind.OUTCOME, GOOD)
+            answered, _ = self.ask("a")
+            self.clock.advance(ANSWER_TIMEOUT)
+            self.failureResultOf(answered, FileRefused)
+            self.assertEqual((self.srun.signals, self.commands.cancelled), ([15], ["job-0"]))
+            self.srun.end(1)
+            self.turn()
+            loss = self.transport.job_loss
+            self.assertEqual(loss and loss.reason, None if has_exited else "node")
+            self.assertIs(self.transport.outcome is None, not has_exited)
+            self.setUp()
+
+    def test_stopped(self) -> None:
+        """One that has been sent `KILL` after the exit has not even that time."""
+        self.stores_output = False
+        self.tell(FrameKind.EXITED)
+        self.transport.send_command(KILL)
+        self.tell(FrameKind.OUTCOME, GOOD)
+        self.read_lines()
+        answered, _ = self.ask("a")
+        self.clock.advance(KILL_ANSWER_TIMEOUT)
+        self.assertEqual((self.srun.signals, self.commands.cancelled), ([15], ["job-0"]))
+        self.srun.end(1)
+        self.failureResultOf(answered, FileRefused)
+        self.stores_output = True
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_left_with_file(self) -> None:
+        """A process that has handed over gives nothing up."""
+        self.ask("a")
+        self.transport.leave()
+        self.turn()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_explained(self) -> None:
         """A bad end waits for the last words of srun, which ends after all output is stored."""
