@@ -405,7 +405,7 @@ class RunnerSettings(Section, frozen=True, rename={"shared_directory": "shared"}
 
     kind: Literal["local", "slurm"] = "local"
     shared_directory: _OptionalPath = ""
-    node_directory: _AbsolutePath = "/tmp"  # noqa: S108  (the default, which any operator may change)
+    node_directory: _AbsolutePath = "/var/tmp"  # noqa: S108  (the default, which any operator may change)
     node_cache: _OptionalBytes = 4 * GIB
     python: _OptionalPath = ""
     partition: _SlurmWord = ""

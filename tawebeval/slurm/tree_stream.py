@@ -31,6 +31,9 @@ PIECE_BYTES = 256 * 1024
 MAX_LINE_BYTES = 32 * 1024
 """Bytes of the line of one entry: six for each byte of a path."""
 
+MAX_LEVELS = 256
+"""Components of a path: the node has a descriptor for each of them."""
+
 _MAX_TARGET = 4096  # bytes of a link's target (PATH_MAX)
 _FILE, _DIRECTORY, _LINK = "f", "d", "l"
 _KINDS = {stat.S_IFREG: _FILE, stat.S_IFDIR: _DIRECTORY, stat.S_IFLNK: _LINK}
@@ -92,6 +95,8 @@ def _encode_entry(top: int, name: str, status: os.stat_result) -> Iterator[bytes
     kind = _KINDS.get(stat.S_IFMT(status.st_mode))
     if kind is None:
         raise OSError(errno.EINVAL, "neither a file, a directory nor a symbolic link", name)
+    if name.count("/") > MAX_LEVELS:  # it begins with "./"
+        raise OSError(errno.EINVAL, f"a path has more than {MAX_LEVELS} components", name)
     mode, size = stat.S_IMODE(status.st_mode) & 0o777, status.st_size
     yield _encode_line([kind, os.path.normpath(name), mode, 0 if kind == _DIRECTORY else size])
     if kind == _LINK:
@@ -151,29 +156,26 @@ class _Unpacking(ExitStack):
     def __init__(self, target: Path) -> None:
         super().__init__()
         self._target = target
-        self._top = open_directory_path(target)
-        self.callback(os.close, self._top)
-        self._above = ""  # the directory that is open
-        self._opened = os.dup(self._top)
-        self.callback(lambda: os.close(self._opened))
+        self._parts: list[str] = []  # the path of the directory that is open
+        self._opened = [open_directory_path(target)]  # it is the last; before it, those above it
+        self.callback(self._close_directories, 0)
 
     def make_entry(self, stream: IO[bytes], kind: str, path: str, mode: int, size: int) -> None:
         """Make an entry, whose directory was made before."""
         parts = path.split("/")
         if "\0" in path or any(part in ("", ".", "..") for part in parts):
             raise BrokenStream(f"the path {path[:80]!r} is not one below the top")
-        above, _, name = path.rpartition("/")
+        if len(parts) > MAX_LEVELS:
+            raise BrokenStream(f"a path has more than {MAX_LEVELS} components")
         try:
-            if above != self._above:
-                self._open_directory(parts[:-1])
-                self._above = above
-            self._make(stream, kind, name, mode, size)
+            self._open_directory(parts[:-1])
+            self._make(stream, kind, parts[-1], mode, size)
         except OSError as error:
             error.filename = str(self._target / path)
             raise
 
     def _make(self, stream: IO[bytes], kind: str, name: str, mode: int, size: int) -> None:
-        above = self._opened
+        above = self._opened[-1]
         if kind == _DIRECTORY and not size:
             os.mkdir(name, 0o700, dir_fd=above)
             os.chmod(name, mode | stat.S_IRWXU, dir_fd=above)
@@ -192,12 +194,13 @@ class _Unpacking(ExitStack):
 
     def _open_directory(self, parts: list[str]) -> None:
         """Open a directory by one component at a time: a link among them is not followed."""
-        os.close(self._opened)
-        self._opened = os.dup(self._top)
-        self._above = ""
-        for part in parts:
-            parent, self._opened = (
-                self._opened,
-                os.open(part, _READ | os.O_DIRECTORY, dir_fd=self._opened),
-            )
-            os.close(parent)
+        while self._parts != parts[: len(self._parts)]:
+            self._parts.pop()
+            self._close_directories(1 + len(self._parts))
+        for part in parts[len(self._parts) :]:
+            self._opened.append(os.open(part, _READ | os.O_DIRECTORY, dir_fd=self._opened[-1]))
+            self._parts.append(part)
+
+    def _close_directories(self, left: int) -> None:
+        while len(self._opened) > left:
+            os.close(self._opened.pop())

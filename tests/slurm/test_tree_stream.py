@@ -100,6 +100,7 @@ class TreeTests(SynchronousTestCase):
             build_stream(1, 9000, ["l", "a", 0o777, 9000], b"x" * 9000),
             build_stream(1, 0, ["d", "x" * 40_000, 0o755, 0]),
             build_stream(1, 0, {"kind": "d"}),
+            build_stream(1, 0, ["d", "/".join("d" * 257), 0o755, 0]),
             b"GET / HTTP/1.1\r\n\r\n",
         )
         for stream in broken:
@@ -122,6 +123,17 @@ class TreeTests(SynchronousTestCase):
         decode_tree(io.BytesIO(stream), target)
         self.assertEqual((target / "a").stat().st_mode & 0o7777, 0o700)
         self.assertEqual((target / "a/b").stat().st_mode & 0o7777, 0o755)
+
+    def test_deep(self) -> None:
+        """A tree of more levels than the node opens in good time is not sent."""
+        source = self.make_directory()
+        deepest = source.joinpath(*["d"] * tree_stream.MAX_LEVELS)
+        deepest.mkdir(parents=True)
+        decode_tree(io.BytesIO(b"".join(encode_tree(source))), self.make_directory())
+        (deepest / "file").touch()
+        with self.assertRaises(OSError) as refused:
+            list(encode_tree(source))
+        self.assertEqual(refused.exception.strerror, "a path has more than 256 components")
 
     def test_other_kinds(self) -> None:
         """A tree with a FIFO is not sent."""
