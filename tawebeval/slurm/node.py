@@ -596,5 +596,5 @@ def run_order() -> None:
         else:
             main()
     except (BrokenStream, OSError, ConfigurationError, WrongVersion) as error:
-        what = "what the daemon sends is broken: " if isinstance(error, BrokenStream) else ""
+        what = "the daemon sends a broken stream: " if isinstance(error, BrokenStream) else ""
         sys.exit(f"{NODE_MESSAGE_PREFIX}{os.uname().nodename}: {what}{error}")
