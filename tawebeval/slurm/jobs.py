@@ -14,9 +14,6 @@ from tawebeval.errors import EvaluationFailure, FailureReason
 NODE_MODULE = "tawebeval.slurm"
 """What a job runs by `python -m`."""
 
-NODE_MESSAGE_PREFIX = "tawebeval on "
-"""What a message of that program on stderr begins with, before the node's name."""
-
 NODE_PROGRAM_MEMORY = 192 * 2**20
 """Bytes that the program on the node and the sandbox need beside the evaluator."""
 
@@ -29,7 +26,8 @@ SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
 _MIB = 2**20
 _QUEUED = re.compile(r"job (\d+) (?:queued|has been allocated)|allocation (\d+)")
 _STDERR_SHOWN = 300  # characters of srun's stderr in a message
-_NODE_MESSAGE = re.compile(f"^{NODE_MESSAGE_PREFIX}.*", re.MULTILINE)
+_NODE_MESSAGE_PREFIX = "tawebeval on "
+_NODE_MESSAGE = re.compile(f"^{_NODE_MESSAGE_PREFIX}.*", re.MULTILINE)
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|[ \t].*)$\n?", re.MULTILINE)
 
 
@@ -142,6 +140,11 @@ _SIGNS: Sequence[_Loss] = (
         "was cancelled in Slurm",
     ),
 )
+
+
+def format_node_message(node: str, message: str) -> str:
+    """Return what the program on a node writes to stderr; it is not taken for a word of Slurm."""
+    return f"{_NODE_MESSAGE_PREFIX}{node}: {message}"
 
 
 def reports_out_of_memory(srun_stderr: str) -> bool:

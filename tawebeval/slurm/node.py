@@ -70,7 +70,7 @@ from tawebeval.slurm.frames import (
     decode_read,
     encode_frame,
 )
-from tawebeval.slurm.jobs import NODE_MESSAGE_PREFIX
+from tawebeval.slurm.jobs import format_node_message
 from tawebeval.slurm.order import Order, WrongVersion, read_order
 from tawebeval.slurm.order_transfer import receive_order
 from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded
@@ -597,4 +597,4 @@ def run_order() -> None:
             main()
     except (BrokenStream, OSError, ConfigurationError, WrongVersion) as error:
         what = "the daemon sends a broken stream: " if isinstance(error, BrokenStream) else ""
-        sys.exit(f"{NODE_MESSAGE_PREFIX}{os.uname().nodename}: {what}{error}")
+        sys.exit(format_node_message(os.uname().nodename, f"{what}{error}"))

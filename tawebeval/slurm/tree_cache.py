@@ -27,6 +27,7 @@ import attrs
 
 from tawebeval.linux.filetree import open_directory_path, remove_tree
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES
+from tawebeval.slurm.jobs import format_node_message
 from tawebeval.slurm.tree_stream import TreeSize, measure_tree
 
 WAIT_SECONDS = 60.0
@@ -91,8 +92,8 @@ class TreeCache(ExitStack):
 
     def _go_without(self, error: OSError) -> None:
         self._is_usable = False
-        where = f"tawebeval on {os.uname().nodename}"
-        print(f"{where}: the cache of trees is not used: {error}", file=sys.stderr)
+        message = f"the cache of trees is not used: {error}"
+        print(format_node_message(os.uname().nodename, message), file=sys.stderr)
 
     def _find_or_wait(self, key: str, receiving: ExitStack) -> Path | None:
         """Return a kept tree, or None once this program may receive it, as `receiving` ensures."""

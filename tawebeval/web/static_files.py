@@ -2,8 +2,8 @@
 
 Both stay the same until the daemon restarts. They are read at import and kept in memory: a request
 needs no access to the disk, and the service user needs no access to the installed files.
-Clients may cache them and revalidate by entity tag. Each is compressed when it is first asked for
-so, and that is kept, too.
+Clients may cache them and revalidate by entity tag. A resource is compressed when a client first
+accepts gzip, and the daemon keeps the compressed content.
 """
 
 from __future__ import annotations
