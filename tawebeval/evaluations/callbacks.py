@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import attrs
@@ -23,20 +23,20 @@ log = Logger()
 class EvaluationCallbacks:
     """Deliverer of the status documents of ended evaluations to the URLs in their forms.
 
-    With a keeper, documents that are not delivered yet outlive the daemon. `undelivered` are those
-    of an earlier process, by the names of their evaluations, until they are delivered again.
+    With a keeper, documents that are not delivered yet outlive the daemon.
     """
 
     queue: CallbackQueue
     _keeper: RunKeeper | None
-    undelivered: dict[str, UndeliveredCallback] = attrs.field(factory=dict)
+    # Those of an earlier process whose evaluations are still to be restored, by their names.
+    _undelivered: dict[str, UndeliveredCallback] = attrs.field(factory=dict)
 
     def start_delivery(self, evaluation: Evaluation) -> None:
         """Send the callback of an evaluation that has ended, if its form asks for one."""
         callback, name = evaluation.callback, evaluation.log_name
         if callback is None:
             return
-        kept = self.undelivered.pop(name, None)
+        kept = self._undelivered.pop(name, None)
         if callback.state.is_final:
             self._drop(name)
             return
@@ -56,16 +56,24 @@ class EvaluationCallbacks:
             callback.webhook_id = kept.webhook_event
         self.queue.start_delivery(callback, name, make_document, on_end)
 
-    def resume_undelivered(self, known_names: Collection[str]) -> None:
-        """Go on with callbacks of forgotten evaluations, those not in `known_names`."""
-        for name in self.undelivered.keys() - known_names:
-            kept = self.undelivered.pop(name)
-            self.queue.start_delivery(
-                CallbackRecord(kept.url, kept.caller, webhook_id=kept.webhook_event),
-                name,
-                partial(bytes, kept.document),
-                partial(self._drop, name),
-            )
+    def resume_deliveries(
+        self, undelivered: Mapping[str, UndeliveredCallback], known_names: Collection[str]
+    ) -> None:
+        """Go on with callbacks of an earlier process, by the names of their evaluations.
+
+        Those of the evaluations in `known_names` wait for `start_delivery`; the others are of
+        forgotten evaluations, and are delivered again at once.
+        """
+        for name, kept in undelivered.items():
+            if name in known_names:
+                self._undelivered[name] = kept
+            else:
+                self.queue.start_delivery(
+                    CallbackRecord(kept.url, kept.caller, webhook_id=kept.webhook_event),
+                    name,
+                    partial(bytes, kept.document),
+                    partial(self._drop, name),
+                )
 
     def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
         """Keep a callback and its document for another process of the daemon."""

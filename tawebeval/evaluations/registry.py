@@ -265,7 +265,14 @@ class EvaluationRegistry:
         """
         shares: dict[int, SharedUpload] = {}
         accepted = self.records.accepted_count
-        self._callbacks.undelivered = dict(found.callbacks)
+        self._callbacks.resume_deliveries(
+            found.callbacks,
+            {
+                each.log_name
+                for each in found.evaluations
+                if not each.snapshot.has_only_callback_left
+            },
+        )
         # Otherwise those that wait would take the slots of those that run.
         for each in sorted(found.evaluations, key=lambda each: each.is_waiting):
             resume = partial(
@@ -280,13 +287,6 @@ class EvaluationRegistry:
             except Exception:  # noqa: BLE001  (the others go on; its journal stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=each.log_name)
         self.records.sort_records()
-        self._callbacks.resume_undelivered(
-            {
-                each.log_name
-                for each in found.evaluations
-                if not each.snapshot.has_only_callback_left
-            }
-        )
         self.records.accepted_count = max(accepted, found.accepted_count)
 
     def _restore(
