@@ -16,6 +16,7 @@ Measured, and not worth their code:
   an evaluator has not touched may be used again.
 - One change of thread in place of two. One takes 0.1 ms of processor time, and the answer to `POST`
   has to wait for the upload's files.
+- A cgroup that is made ahead. To make one with its limits takes 0.2 ms, in four hierarchies.
 - `POST` past Klein, which takes 6 % of the reactor's time and 3 % of the daemon's.
 """
 

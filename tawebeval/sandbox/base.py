@@ -115,7 +115,6 @@ class SandboxedRun(ABC):
         self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox, limits: LimitSettings
     ) -> None:
         self.limits = limits
-        self._default_limits = sandbox.limits
         self.workspace = workspace
         self._checkout = checkout
         self._cgroups = sandbox.cgroups
@@ -379,8 +378,7 @@ class SandboxedRun(ABC):
     def close(self) -> None:
         """Kill the remaining processes and remove what `start_evaluator` has made. Blocks.
 
-        Then make a cgroup ahead, for the next start. Raises: OSError, if killed processes do not
-        end soon; call again later.
+        Raises: OSError, if killed processes do not end soon; call again later.
         """
         if self._tree is not None:
             os.close(self._tree)
@@ -388,7 +386,6 @@ class SandboxedRun(ABC):
         if self._group is not None:
             self._group.remove_cgroup()
             self._group = None
-            self._cgroups.make_spare_cgroup(self._default_limits)
 
     @property
     def _running(self) -> bool:

@@ -260,7 +260,7 @@ class FakeGroup:
 class FakeCgroups:
     """What gives `group` to everybody.
 
-    `made` are the names and limits that were asked for, `spares` the limits of what was made ahead.
+    `made` are the names and limits that were asked for.
     """
 
     enforced_resources: frozenset[str] = frozenset()
@@ -268,14 +268,10 @@ class FakeCgroups:
     parent_paths: Sequence[str] = ()
     group: FakeGroup = attrs.field(factory=FakeGroup)
     made: list[tuple[str, LimitSettings]] = attrs.field(factory=list)
-    spares: list[LimitSettings] = attrs.field(factory=list)
 
     def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> FakeGroup:
         self.made.append((identifier, limits))
         return self.group
-
-    def make_spare_cgroup(self, limits: LimitSettings) -> None:
-        self.spares.append(limits)
 
 
 @attrs.define

@@ -44,8 +44,6 @@ running = 4
 grace = 0.3
 """
 
-_GROUP = re.compile("(evaluation|spare)-.*")
-
 
 async def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """Wait for `condition()`, or what it awaits, to be true and return it; fail after `seconds`.
@@ -221,11 +219,8 @@ class Daemon:
         return found + [str(path) for path in self.used_groups()]
 
     def used_groups(self) -> list[Path]:
-        """Return the control groups of evaluations: all but the spare that was made last."""
-        found = [path for path in self.cgroups() if _GROUP.fullmatch(path.name)]
-        spares = (path.name for path in found if path.name.startswith("spare-"))
-        newest = max(spares, key=lambda name: int(name.rpartition("-")[2]), default=None)
-        return [path for path in found if path.name != newest]
+        """Return the control groups of evaluations."""
+        return [path for path in self.cgroups() if path.name.startswith("evaluation-")]
 
     async def nothing_left(self, dead: bool = True) -> None:
         """Wait until nothing is left of any evaluation; `dead` orphans are reaped each second."""

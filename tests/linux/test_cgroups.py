@@ -9,7 +9,6 @@ from pathlib import Path
 from resource import struct_rusage
 
 import attrs
-import msgspec
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -615,19 +614,16 @@ class AttachTests(CgroupsTestCase):
         cgroups = self.attach()
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.enter(group, STRANGER)
-        cgroups.make_spare_cgroup(LIMITS)
-        spare = cgroups.make_evaluation_cgroup("def", LIMITS)
+        cgroups.make_evaluation_cgroup("def", LIMITS)
         cgroups.remove_all_cgroups()
         later = self.attach_again()
         self.check(later, ALL)
-        self.assertEqual(later.list_evaluation_cgroups(), {"evaluation-abc", spare.name})
+        self.assertEqual(later.list_evaluation_cgroups(), {"evaluation-abc", "evaluation-def"})
         found = later.find_evaluation_cgroup("evaluation-abc")
         assert found is not None
         self.assertEqual(self.get(found, "cgroup.procs"), str(STRANGER))
         self.assertEqual(found.list_procs_files(), group.list_procs_files())
-        self.assertIsNone(later.find_evaluation_cgroup("evaluation-def"))
-        later.make_spare_cgroup(LIMITS)
-        self.assertEqual(len(later.list_evaluation_cgroups()), 3)
+        self.assertIsNone(later.find_evaluation_cgroup("evaluation-ghi"))
         for name in later.list_evaluation_cgroups():
             later.remove_evaluation_cgroup(name)
         self.assertEqual(later.list_evaluation_cgroups(), set())
@@ -895,73 +891,6 @@ class GroupTests(CgroupsTestCase):
         self.machine.refusals["/evaluation-abc"] = errno.EACCES
         self.assertRaises(PermissionError, group.remove_cgroup)
         self.assertEqual(self.machine.slept, 0)
-
-    def test_spare(self) -> None:
-        """A group that was made ahead has its limits, and is one evaluation's only."""
-        self.machine.mount_legacy("memory,pids,cpuacct")
-        cgroups = self.machine.open()
-        for _ in range(2):
-            cgroups.make_spare_cgroup(LIMITS)
-        self.assertEqual(self.machine.groups(), ["x", "x/spare-1"], "one is enough")
-        first, second = (cgroups.make_evaluation_cgroup(name, LIMITS) for name in ("abc", "def"))
-        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-def", "x/spare-1"])
-        self.assertEqual(self.get(first, "memory.limit_in_bytes"), str(64 * MIB))
-        self.assertEqual(self.get(first, "pids.max"), "32")
-        first.remove_cgroup()
-        second.remove_cgroup()
-        cgroups.make_spare_cgroup(LIMITS)
-        self.assertEqual(self.machine.groups(), ["x", "x/spare-2"])
-        cgroups.remove_all_cgroups()
-        self.assertEqual(self.machine.groups(), [])
-
-    def test_spare_of_other_limits(self) -> None:
-        """An evaluation with limits of its own leaves it to others; new defaults replace it."""
-        self.machine.mount_legacy("pids")
-        cgroups = self.machine.open()
-        defaults = LimitSettings(memory=64 * MIB, processes=1)
-        cgroups.make_spare_cgroup(defaults)
-        group = cgroups.make_evaluation_cgroup("abc", LIMITS)
-        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-1"])
-        self.assertEqual(self.get(group, "pids.max"), "32")
-        # Only the limits of the cgroup count.
-        longer = msgspec.structs.replace(defaults, wall_clock=1000)
-        cgroups.make_spare_cgroup(longer)
-        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-1"])
-        cgroups.make_spare_cgroup(LIMITS)
-        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-2"])
-
-    def test_spare_that_stays(self) -> None:
-        """One that is of no use and cannot be removed is in nobody's way; it goes at the end."""
-        self.machine.mount_legacy("pids")
-        cgroups = self.machine.open()
-        cgroups.make_spare_cgroup(LimitSettings(memory=64 * MIB, processes=1))
-        self.machine.refusals = {"/spare-1": errno.EBUSY}
-        cgroups.make_spare_cgroup(LIMITS)
-        self.assertEqual(self.machine.groups(), ["x", "x/spare-1", "x/spare-2"])
-        self.machine.refusals = {}
-        cgroups.remove_all_cgroups()
-        self.assertEqual(self.machine.groups(), [])
-
-    def test_spare_that_others_remove(self) -> None:
-        """One that is gone, if only in one hierarchy, is not handed out."""
-        for each in ("memory", "pids"):
-            self.machine.mount_legacy(each)
-        cgroups = self.machine.open()
-        cgroups.make_spare_cgroup(LIMITS)
-        self.machine.remove_cgroup(str(self.machine.root / "cgroup/pids/own/tawebeval-x/spare-1"))
-        cgroups.make_evaluation_cgroup("abc", LIMITS)
-        self.assertEqual(self.machine.groups(), [*["x"] * 2, *["x/evaluation-abc"] * 2])
-
-    def test_spare_that_cannot_be_made(self) -> None:
-        """Nobody has asked for it, so nobody is told; the next time it is tried again."""
-        self.machine.mount_legacy("pids")
-        cgroups = self.machine.open()
-        self.machine.refusals = {"/pids.max": errno.ENOSPC}
-        cgroups.make_spare_cgroup(LIMITS)
-        self.assertEqual(self.machine.groups(), ["x"])
-        self.machine.refusals = {}
-        cgroups.make_spare_cgroup(LIMITS)
-        self.assertEqual(self.machine.groups(), ["x", "x/spare-2"])
 
     def test_failed_to_make(self) -> None:
         """A group that cannot have its limits is not made, in none of the hierarchies."""

@@ -90,23 +90,20 @@ class GroupTests(CellTestCase):
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
         (launch,) = self.trees.launched
         self.assertEqual(launch.cgroup_procs_files, ["/cgroup/a", "/cgroup/b"])
-        self.assertEqual(self.cgroups.spares, [])
         cell.close()
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
-        self.assertEqual(self.cgroups.spares, [LIMITS], "the next start finds a group")
 
     def test_stays(self) -> None:
-        """While a group cannot be removed that is an error, and there is no spare one as yet."""
+        """While a group cannot be removed that is an error; then it is removed once."""
         cell = self.started()
         self.cgroups.group.stays = OSError(16, "Device or resource busy")
         for _ in range(2):
             self.assertRaises(OSError, cell.close)
-        self.assertEqual(self.cgroups.spares, [])
         self.cgroups.group.stays = None
         for _ in range(2):
             cell.close()
-        self.assertEqual((self.cgroups.group.removed, self.cgroups.spares), (3, [LIMITS]))
+        self.assertEqual(self.cgroups.group.removed, 3)
 
     def test_cannot_be_started(self) -> None:
         """The group of what cannot be started is removed all the same, and nobody is expected."""

@@ -16,7 +16,6 @@ from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
 from resource import struct_rusage
-from threading import Lock
 from typing import Literal, TypeVar
 
 import attrs
@@ -47,7 +46,7 @@ ActiveControllers = Mapping[Resource, tuple[CgroupController, CgroupDirectory]]
 T = TypeVar("T")
 
 
-_EVALUATION, _SPARE = "evaluation", "spare"  # begin the names of cgroups
+_EVALUATION = "evaluation-"  # begins the names of cgroups
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
 
@@ -221,54 +220,6 @@ def list_controller_directories(controllers: ActiveControllers) -> Sequence[Cgro
     return list(dict.fromkeys(directory for _, directory in controllers.values()))
 
 
-@attrs.define(eq=False)
-class SpareCgroup:
-    """One unused cgroup, made while nobody waits for it; `make` makes one, by name and limits.
-
-    `prefix` begins the names.
-
-    Making a cgroup, with its limits in up to three hierarchies, takes about as long as the rest of
-    the start of an evaluator. All methods block, hardly, and any thread may call them.
-    """
-
-    _make: Callable[[str, LimitSettings], EvaluationCgroup]
-    _prefix: str = _SPARE
-    _kept: tuple[LimitSettings, EvaluationCgroup] | None = None
-    _count: int = 0  # cgroups tried so far: names are not used again
-    _lock: Lock = attrs.field(factory=Lock, repr=False)
-
-    def take_cgroup(self, limits: LimitSettings) -> EvaluationCgroup | None:
-        """Hand over the cgroup; None if there is none with these limits."""
-        with self._lock:
-            if self._kept is None or not _alike(self._kept[0], limits):
-                return None
-            (_, group), self._kept = self._kept, None
-        if group.exists:
-            return group
-        _try_to_remove(group)
-        return None
-
-    def make_cgroup_if_missing(self, limits: LimitSettings) -> None:
-        """Make a cgroup with these limits unless there is one; ignore OSError."""
-        with self._lock, suppress(OSError):
-            if self._kept is not None and not _alike(self._kept[0], limits):
-                (_, other), self._kept = self._kept, None
-                _try_to_remove(other)
-            if self._kept is None:
-                self._count += 1
-                self._kept = limits, self._make(f"{self._prefix}-{self._count}", limits)
-
-
-def _alike(one: LimitSettings, other: LimitSettings) -> bool:
-    """Tell whether cgroups with these limits are alike."""
-    return (one.memory, one.processes) == (other.memory, other.processes)
-
-
-def _try_to_remove(group: EvaluationCgroup) -> None:
-    with suppress(OSError):  # then it is removed at the daemon's end
-        group.remove_cgroup()
-
-
 _TRIES = 3  # at making a parent while other daemons end and remove theirs
 
 # The controllers of each resource: in version 2 and in version 1.
@@ -368,14 +319,6 @@ class CgroupManager:
     unenforced_resources: Mapping[Resource, str]
     unenforced_resources_remedy: CgroupRemedy = CgroupRemedy("")
     _git_parts: ActiveControllers | None = None
-    _spare: SpareCgroup = attrs.field(init=False, repr=False, eq=False)
-
-    @_spare.default
-    def _no_spare(self) -> SpareCgroup:
-        if self._git_parts is None:
-            return SpareCgroup(self._make_cgroup)
-        # Cgroups of earlier daemons exist.
-        return SpareCgroup(self._make_cgroup, f"{_SPARE}-{os.urandom(6).hex()}")
 
     @property
     def enforced_resources(self) -> frozenset[Resource]:
@@ -427,13 +370,13 @@ class CgroupManager:
         return f"{what}: {_MISSING[what]} ({self.unenforced_resources[what]})"
 
     def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> EvaluationCgroup:
-        """Return a cgroup with these limits: the spare one, or a new one named by `identifier`.
+        """Return a new cgroup with these limits, named by `identifier`. Blocks, hardly.
 
-        Blocks. Raises: OSError; then nothing is left behind.
+        Raises: OSError; then nothing is left behind.
         """
-        return self._spare.take_cgroup(limits) or self._make_cgroup(
-            f"{_EVALUATION}-{identifier}", limits
-        )
+        group = EvaluationCgroup(self._parts, f"{_EVALUATION}{identifier}")
+        group.make_cgroup(limits)
+        return group
 
     def find_evaluation_cgroup(self, name: str) -> EvaluationCgroup | None:
         """Return an existing cgroup of the keeper, by its name. Blocks, hardly."""
@@ -441,15 +384,12 @@ class CgroupManager:
         return group if group.exists else None
 
     def list_evaluation_cgroups(self) -> set[str]:
-        """Return the names of all cgroups of evaluations, also of unused ones. Blocks.
-
-        Raises: OSError.
-        """
+        """Return the names of all cgroups of evaluations. Blocks. Raises: OSError."""
         return {
             name
             for parent in list_controller_directories(self._parts)
             for name in (os.path.basename(group.path) for group in parent.list_children())
-            if name.startswith((f"{_EVALUATION}-", f"{_SPARE}-"))
+            if name.startswith(_EVALUATION)
         }
 
     def remove_evaluation_cgroup(self, name: str) -> None:
@@ -466,15 +406,6 @@ class CgroupManager:
             for what, (control, parent) in self._parts.items()
         }
         return json.dumps({"parents": parents, "missing": dict(self.unenforced_resources)})
-
-    def make_spare_cgroup(self, limits: LimitSettings) -> None:
-        """Make a cgroup ahead, for the next evaluation with these limits. Blocks."""
-        self._spare.make_cgroup_if_missing(limits)
-
-    def _make_cgroup(self, name: str, limits: LimitSettings) -> EvaluationCgroup:
-        group = EvaluationCgroup(self._parts, name)
-        group.make_cgroup(limits)
-        return group
 
     def remove_dead_parents(self, kind: str) -> None:
         """Kill and remove parent cgroups of processes that have ended.

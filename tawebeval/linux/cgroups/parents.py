@@ -12,10 +12,9 @@ In version 2 a cgroup with limits for its children cannot have processes of its 
         daemon/             the daemon
         git/                its git commands, in the hierarchy that has the cpu controller
         evaluation-ID/      one for each evaluation
-        spare-NUMBER/       one made ahead, for the next evaluation
 
 The keeper makes such a parent, too, and is in `daemon/`; the evaluations there are of one daemon
-after the other, and the names of their spare cgroups are spare-DAEMON-NUMBER.
+after the other.
 
 Moving a process needs write permission on the common ancestor of both cgroups; removing a cgroup
 needs write permission on its parent. So root, before it becomes the service user, makes the parent
