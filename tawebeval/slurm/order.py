@@ -25,7 +25,7 @@ from tawebeval.sandbox.workspace import Workspace
 ORDER_NAME = "order"
 """The name of the order's file in the evaluation's directory."""
 
-VERSION = 3
+VERSION = 4
 """The version of orders, frames and kept runs: daemon and nodes must have the same."""
 
 

@@ -1,12 +1,11 @@
 """A directory tree as a stream of bytes, for nodes without a shared directory.
 
-The stream is a line with the number of entries and their bytes, and then each entry: a line with
-its kind, path, mode and size in bytes, and the content of a file, or the target of a link. The last
-line is `null`. Unlike tar(5) it has no other kinds of entries, and no header that a reader would
-have to hold whole.
+The stream has for each entry a line with its kind, path, mode and size in bytes, and the content of
+a file, or the target of a link. The last line is `null`. Unlike tar(5) it has no other kinds of
+entries, and no header that a reader would have to hold whole.
 
 The tree of a commit is a stranger's: its links may lead anywhere, and are never followed. A stream
-that has more than its first line says, or another path than one below the top, is broken.
+with another path than one below the top is broken.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import attrs
 import msgspec
@@ -36,13 +35,14 @@ MAX_LEVELS = 256
 
 _MAX_TARGET = 4096  # bytes of a link's target (PATH_MAX)
 _FILE, _DIRECTORY, _LINK = "f", "d", "l"
+_Size = Annotated[int, msgspec.Meta(ge=0)]
 _KINDS = {stat.S_IFREG: _FILE, stat.S_IFDIR: _DIRECTORY, stat.S_IFLNK: _LINK}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BrokenStream(Exception):
-    """A stream that is not what its first line says, or is no stream of a tree."""
+    """A stream that is no stream of a tree, or not a whole one."""
 
 
 class StreamEnded(BrokenStream):
@@ -74,14 +74,13 @@ def encode_tree(path: Path) -> Iterator[bytes]:
     gathered = bytearray()
     top = open_directory_path(path)
     try:
-        size = measure_tree(top)
-        gathered += _encode_line([size.entries, size.content_bytes])
         for name, status in walk_tree(top):
             for part in _encode_entry(top, name, status):
                 gathered += part
                 if len(gathered) >= PIECE_BYTES:
-                    yield bytes(gathered)
+                    piece = bytes(gathered)
                     gathered.clear()
+                    yield piece
     finally:
         os.close(top)
     yield bytes(gathered + _encode_line(None))
@@ -116,18 +115,14 @@ def decode_tree(stream: IO[bytes], target: Path) -> TreeSize:
 
     Raises: BrokenStream; OSError, with a path.
     """
-    size = read_line(stream, tuple[int, int])
-    left = TreeSize(*size)
+    entries = content_bytes = 0
     with _Unpacking(target) as unpacking:
-        while (entry := read_line(stream, tuple[str, str, int, int] | None)) is not None:
-            kind, name, mode, length = entry
-            left = TreeSize(left.entries - 1, left.content_bytes - length)
-            if left.entries < 0 or left.content_bytes < 0 or length < 0:
-                raise BrokenStream("the tree is larger than it was said to be")
-            unpacking.make_entry(stream, kind, name, mode & 0o777, length)
-    if left != TreeSize(0, 0):
-        raise BrokenStream("the tree is smaller than it was said to be")
-    return TreeSize(*size)
+        while (entry := read_line(stream, tuple[str, str, int, _Size] | None)) is not None:
+            kind, name, mode, size = entry
+            unpacking.make_entry(stream, kind, name, mode & 0o777, size)
+            entries += 1
+            content_bytes += size
+    return TreeSize(entries, content_bytes)
 
 
 def read_line(stream: IO[bytes], kind: Any) -> Any:

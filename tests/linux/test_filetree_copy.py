@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 from hypothesis import given
@@ -107,6 +108,28 @@ class CopyTests(SynchronousTestCase):
         self.addCleanup(os.close, copied)
         self.assertEqual(len(list(walk_tree(copied))), 1501)
         os.stat(f"{path}/file", dir_fd=copied)
+
+    def test_walk_memory(self) -> None:
+        """Memory does not grow with the directories of a tree, nor with the length of paths."""
+        source, _ = self.folders()
+        self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
+        top = os.open(source, os.O_RDONLY)
+        self.addCleanup(os.close, top)
+        self.patch(module, "_NAMES_IN_MEMORY", 10_000)
+        above = "/".join(["d" * 255] * 14)
+        os.makedirs(f"/proc/self/fd/{top}/{above}")
+        expected = {f"./{above}/{number:0250}" for number in range(400)}
+        for path in expected:
+            os.mkdir(path, dir_fd=top)
+        os.mkdir(f"./{above}/{1:0250}/last", dir_fd=top)
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        count = sum(1 for _ in walk_tree(top))
+        _, peak = tracemalloc.get_traced_memory()
+        self.assertEqual(count, 14 + 400 + 1)
+        self.assertLess(peak, 100_000)
+        found = {path for path, _ in walk_tree(top) if path.startswith(f"./{above}/")}
+        self.assertEqual(found, expected | {f"./{above}/{1:0250}/last"})
 
     def test_links_are_not_followed(self) -> None:
         """A link to a directory is a link, and nothing behind it is copied or counted."""

@@ -21,10 +21,10 @@ from tawebeval.slurm.tree_stream import (
 )
 
 
-def build_stream(entries: int, content_bytes: int, *lines: object, end: bool = True) -> bytes:
+def build_stream(*lines: object) -> bytes:
     """Return a stream of entries, each a line or bytes of content."""
-    stream = json.dumps([entries, content_bytes]).encode() + b"\n"
-    for line in (*lines, *((None,) if end else ())):
+    stream = b""
+    for line in (*lines, None):
         stream += line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n"
     return stream
 
@@ -75,7 +75,7 @@ class TreeTests(SynchronousTestCase):
     def test_truncated(self, cut: int) -> None:
         """A stream that ends anywhere is refused."""
         stream = build_stream(
-            3, 9, ["d", "a", 0o755, 0], ["f", "a/f", 0o644, 5], b"12345", ["l", "l", 0, 4], b"/etc"
+            ["d", "a", 0o755, 0], ["f", "a/f", 0o644, 5], b"12345", ["l", "l", 0, 4], b"/etc"
         )
         cut %= len(stream)
         with self.assertRaises(StreamEnded):
@@ -86,31 +86,29 @@ class TreeTests(SynchronousTestCase):
         outside = self.make_directory()
         link = ["l", "link", 0o777, len(str(outside))], str(outside).encode()
         broken: tuple[bytes, ...] = (
-            build_stream(1, 1, ["f", "../x", 0o644, 1], b"x"),
-            build_stream(1, 1, ["f", f"{outside}/x", 0o644, 1], b"x"),
-            build_stream(1, 1, ["f", "./x", 0o644, 1], b"x"),
-            build_stream(1, 1, ["f", "a\0b", 0o644, 1], b"x"),
-            build_stream(1, 0, ["c", "device", 0o644, 0]),
-            build_stream(1, 0, ["p", "fifo", 0o644, 0]),
-            build_stream(1, 5, ["d", "a", 0o755, 5], b"12345"),
-            build_stream(1, 0, ["d", "a", 0o755, 0], ["d", "b", 0o755, 0]),
-            build_stream(1, 4, ["f", "a", 0o644, 5], b"12345"),
-            build_stream(9, 9, ["f", "a", 0o644, -1]),
-            build_stream(2, 0, ["d", "a", 0o755, 0]),
-            build_stream(1, 9000, ["l", "a", 0o777, 9000], b"x" * 9000),
-            build_stream(1, 0, ["d", "x" * 40_000, 0o755, 0]),
-            build_stream(1, 0, {"kind": "d"}),
-            build_stream(1, 0, ["d", "/".join("d" * 257), 0o755, 0]),
+            build_stream(["f", "../x", 0o644, 1], b"x"),
+            build_stream(["f", f"{outside}/x", 0o644, 1], b"x"),
+            build_stream(["f", "./x", 0o644, 1], b"x"),
+            build_stream(["f", "a\0b", 0o644, 1], b"x"),
+            build_stream(["c", "device", 0o644, 0]),
+            build_stream(["p", "fifo", 0o644, 0]),
+            build_stream(["d", "a", 0o755, 5], b"12345"),
+            build_stream(["f", "a", 0o644, 4], b"12345"),
+            build_stream(["f", "a", 0o644, -1]),
+            build_stream(["l", "a", 0o777, 9000], b"x" * 9000),
+            build_stream(["d", "x" * 40_000, 0o755, 0]),
+            build_stream({"kind": "d"}),
+            build_stream(["d", "/".join("d" * 257), 0o755, 0]),
             b"GET / HTTP/1.1\r\n\r\n",
         )
         for stream in broken:
             self.assertRaises(BrokenStream, decode_tree, io.BytesIO(stream), self.make_directory())
         refused: tuple[bytes, ...] = (
-            build_stream(2, 100, *link, ["f", "link/x", 0o644, 1], b"x", end=False),
-            build_stream(2, 100, *link, ["f", "link", 0o644, 1], b"x", end=False),
-            build_stream(2, 100, *link, ["d", "link", 0o755, 0], end=False),
-            build_stream(2, 0, ["d", "a", 0o755, 0], ["d", "a", 0o755, 0]),
-            build_stream(1, 1, ["f", "missing/x", 0o644, 1], b"x"),
+            build_stream(*link, ["f", "link/x", 0o644, 1], b"x"),
+            build_stream(*link, ["f", "link", 0o644, 1], b"x"),
+            build_stream(*link, ["d", "link", 0o755, 0]),
+            build_stream(["d", "a", 0o755, 0], ["d", "a", 0o755, 0]),
+            build_stream(["f", "missing/x", 0o644, 1], b"x"),
         )
         for stream in refused:
             self.assertRaises(OSError, decode_tree, io.BytesIO(stream), self.make_directory())
@@ -119,7 +117,7 @@ class TreeTests(SynchronousTestCase):
     def test_modes(self) -> None:
         """No set-user-ID bit arrives, and directories stay open to their owner."""
         target = self.make_directory()
-        stream = build_stream(2, 1, ["d", "a", 0, 0], ["f", "a/b", 0o6755, 1], b"x")
+        stream = build_stream(["d", "a", 0, 0], ["f", "a/b", 0o6755, 1], b"x")
         decode_tree(io.BytesIO(stream), target)
         self.assertEqual((target / "a").stat().st_mode & 0o7777, 0o700)
         self.assertEqual((target / "a/b").stat().st_mode & 0o7777, 0o755)
