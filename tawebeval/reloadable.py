@@ -32,10 +32,10 @@ class ReloadableFiles(Generic[Content]):
     make_operator_notes: Callable[[Content], Sequence[str]] = _no_notes
 
 
-class ReloadableSource(Protocol):
-    """Owner of reloadable files."""
+class ReloadableFilesOwner(Protocol):
+    """Object that has reloadable files."""
 
-    def list_reloadables(self) -> Iterable[ReloadableFiles[Any]]:
+    def list_reloadable_files(self) -> Iterable[ReloadableFiles[Any]]:
         """Return the reloadable files."""
 
 

@@ -28,8 +28,8 @@ from tawebeval.archive.store import (
     SUBDIRECTORY_NAMES,
     ArchiveStore,
     ArchiveUsage,
+    PendingEvents,
     PendingWrites,
-    RecordedEvents,
     RecordingEnd,
     RecordingLossReason,
 )
@@ -84,7 +84,7 @@ class _Recording:
     ring: EventRing
     allocation: RingAllocation
     written: int = 0
-    events: list[RecordedEvents] = attrs.field(factory=list)
+    events: list[PendingEvents] = attrs.field(factory=list)
     queued_bytes: int = 0
     end: RecordingEnd | None = None
     loss: RecordingLossReason | None = None
@@ -191,11 +191,11 @@ class DiskArchive:
             self._give_up(recording, "gap", "events were discarded before they were archived")
         while position < ring.end_cursor and recording.loss is None:
             batch = ring.read_timed_events(position, _AT_ONCE, self._format_time)
-            self._add_events(recording, RecordedEvents(position, batch, None))
+            self._add_events(recording, PendingEvents(position, batch, None))
             position += batch.count
         if recording.loss is None:
             ring.on_append = lambda first, batch, time_ms: self._add_events(
-                recording, RecordedEvents(first, batch, self._format_time(time_ms / 1000))
+                recording, PendingEvents(first, batch, self._format_time(time_ms / 1000))
             )
 
     def end_recording(self, identifier: str, recording_end: RecordingEnd) -> None:
@@ -210,15 +210,15 @@ class DiskArchive:
         else:
             del self._recordings[identifier]
 
-    def call_when_archived(self, identifier: str, call: Callable[[], object]) -> None:
-        """Call `call` once an ended evaluation is archived or given up, or now if it is not."""
+    def add_archived_callback(self, identifier: str, on_archived: Callable[[], object]) -> None:
+        """Call `on_archived` once an ended evaluation is archived or given up; now if it is not."""
         recording = self._recordings.get(identifier)
         if recording is None or recording.loss is not None:
-            call()
+            on_archived()
         else:
-            recording.done.add_callback(lambda _: call())
+            recording.done.add_callback(lambda _: on_archived())
 
-    def _add_events(self, recording: _Recording, events: RecordedEvents) -> None:
+    def _add_events(self, recording: _Recording, events: PendingEvents) -> None:
         if recording.loss is None and self._enqueue(recording, len(events.batch.lines)):
             recording.events.append(events)
             if self.queued_bytes >= MAX_QUEUED_BYTES_PER_EVALUATION:

@@ -82,8 +82,11 @@ class RecordingLost(Exception):
 
 
 @attrs.frozen
-class RecordedEvents:
-    """Events for a recording: the number of the first, and their time; None if they have it."""
+class PendingEvents:
+    """Events to write to a recording: the number of the first, and their time.
+
+    The time is None if the lines have times.
+    """
 
     begin_cursor: int
     batch: EventBatch
@@ -113,7 +116,7 @@ class PendingWrites:
 
     identifier: str
     caller: str
-    events: Sequence[RecordedEvents]
+    events: Sequence[PendingEvents]
     recording_end: RecordingEnd | None = None
     is_lost: bool = False
 
@@ -386,7 +389,7 @@ class ArchiveStore:
         return self._make_row(name, work.caller, end)
 
     def _check_events(
-        self, recording: SpooledRecording, events: Sequence[RecordedEvents]
+        self, recording: SpooledRecording, events: Sequence[PendingEvents]
     ) -> Iterator[EventBatch]:
         """Yield events with their times, from where the recording ends. Raises: RecordingLost."""
         position = recording.event_count

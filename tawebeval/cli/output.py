@@ -250,7 +250,7 @@ class Screen:
 
     def _show_value(self, data: Data) -> None:
         if len(data.written) <= MAX_RESULT_BYTES:
-            self._results.add_value(data.written.encode())
+            self._results.add_if_result(data.written.encode())
         case = _find_case(data)
         if case is None:
             text = format_value(data)

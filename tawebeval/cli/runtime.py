@@ -162,7 +162,7 @@ def find_server(
     try:
         name, url, stored = _locate_server(server)
         if stored is not None and stored.storage and "--token-file" not in given:
-            token = check_token(stored.find_token(name) or "", name)
+            token = check_token(stored.read_token(name) or "", name)
         else:
             token = _read_token(token_file)
             if not token and name == "":
@@ -207,7 +207,7 @@ def _find_stored_token(url: str) -> str | None:
             f"several stored servers have the URL {url}: {', '.join(sorted(found))}; name one of"
             " them in place of the URL"
         )
-    return next((one.find_token(name) for name, one in found.items()), None)
+    return next((one.read_token(name) for name, one in found.items()), None)
 
 
 def _read_token(path: Path | None) -> str:

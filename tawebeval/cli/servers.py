@@ -30,9 +30,9 @@ class StoredServer(msgspec.Struct, frozen=True, omit_defaults=True):
     token: str | None = None
     keyring: bool = False
 
-    def find_token(self, name: str) -> str | None:
+    def read_token(self, server_name: str) -> str | None:
         """Return the token, None without one. Raises: ConfigurationError. Blocks."""
-        return Keyring.open().get_token(name, self.url) if self.keyring else self.token
+        return Keyring.open().get_token(server_name, self.url) if self.keyring else self.token
 
     @property
     def storage(self) -> str | None:

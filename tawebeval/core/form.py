@@ -213,12 +213,12 @@ class FormPreset:
     `preset_values` are the values of fields that are no files; the form replaces those that it has.
     `permitted_text_fields` are the fields that the form may have, as in `PROBLEM_FORM_FIELDS`;
     None: any known field. `submission_field_names` are the names of the files that the form must
-    have, empty for any, None for no files. `source_description` is in messages what sets all other
+    have, empty for any, None for no files. `preset_origin` names in messages what sets all other
     fields. `problem` is as in `EvaluationRequest`. `permits_callback` is whether the form may have
     a `callback_url`.
     """
 
-    source_description: str = ""
+    preset_origin: str = ""
     problem: str | None = None
     preset_values: Mapping[str, str] = attrs.field(factory=dict)
     permitted_text_fields: frozenset[str] | None = None
@@ -236,7 +236,7 @@ class FormPreset:
             and name.partition("[")[0] not in self.permitted_text_fields
         ):
             raise InvalidField(
-                name, f"{self.source_description} sets this field; remove it from the form"
+                name, f"{self.preset_origin} sets this field; remove it from the form"
             )
 
     def check_submission_field(self, name: str) -> None:
@@ -244,11 +244,11 @@ class FormPreset:
         field = f"submission[{name}]"
         if self.submission_field_names is None:
             raise InvalidField(
-                field, f"{self.source_description} has the files; remove it from the form"
+                field, f"{self.preset_origin} has the files; remove it from the form"
             )
         if self.submission_field_names and name not in self.submission_field_names:
             raise InvalidField(
-                field, f"unknown to {self.source_description}; {self._describe_submission()}"
+                field, f"unknown to {self.preset_origin}; {self._describe_submission()}"
             )
 
     def check_required_files(self, names: Collection[str]) -> None:

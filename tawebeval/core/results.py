@@ -126,12 +126,12 @@ class ResultSummary:
         """Bytes of memory that the goals take."""
         return self._name_bytes + _GOAL * len(self._goals)
 
-    def add_value(self, value: bytes) -> None:
-        """Add a value, valid JSON of at most `MAX_RESULT_BYTES`, if it is a result."""
-        if _TYPE.search(value) is None:
+    def add_if_result(self, json_value: bytes) -> None:
+        """Count a data value, valid JSON of at most `MAX_RESULT_BYTES`, if it is a result."""
+        if _TYPE.search(json_value) is None:
             return
         try:
-            result = _decode(value)
+            result = _decode(json_value)
         except (msgspec.DecodeError, RecursionError):
             return
         if isinstance(result, _Goal):

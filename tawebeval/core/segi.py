@@ -534,7 +534,7 @@ class SegiParser:
                 and value.find(TYPE_KEY_JSON) >= 0
             ):
                 self._work += _RESULT + len(value)
-                self.result_summary.add_value(value)
+                self.result_summary.add_if_result(value)
             self._emit(encode_data_event(value))
 
     def _parse_file(self) -> bool:
@@ -565,7 +565,7 @@ def summarize_events(summary: ResultSummary, batch: EventBatch) -> None:
     """Add the results among the values of events, as the parser has done."""
     for value in list_data_payloads(batch):
         if MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES:
-            summary.add_value(value)
+            summary.add_if_result(value)
 
 
 _STEPS = {

@@ -26,7 +26,7 @@ from tawebeval.daemon.findings import Finding, Severity, report_problems, run_ch
 from tawebeval.daemon.keeper_connection import (
     KEEPER_SOCKET_VARIABLE,
     compute_max_journals,
-    describe_keeper_headroom,
+    describe_keeper_limits,
     open_keeper_client,
 )
 from tawebeval.daemon.process_setup import find_unreadable_import_directories
@@ -100,7 +100,7 @@ class SystemChecks:
             ("limits", self._check_limits),
             ("limits", rlimits.find_lowered_hard_limits),
             ("descriptors", self._check_descriptors),
-            ("processes", lambda: _compare(rlimits.compute_process_headroom(self.configuration))),
+            ("processes", lambda: _compare(rlimits.assess_process_limit(self.configuration))),
         )
 
     def _check_user(self) -> Iterator[str]:
@@ -176,7 +176,7 @@ class SystemChecks:
             return
         yield "evaluations outlive the daemon"
         try:
-            yield from describe_keeper_headroom(self.configuration, self.environment, keeper)
+            yield from describe_keeper_limits(self.configuration, self.environment, keeper)
         finally:
             keeper.close()
 
@@ -218,7 +218,7 @@ class SystemChecks:
             yield from run_checks(
                 (
                     "watches",
-                    lambda: _compare(rlimits.compute_epoll_watch_headroom(self.configuration)),
+                    lambda: _compare(rlimits.assess_epoll_watch_limit(self.configuration)),
                 )
             )
 
@@ -267,15 +267,15 @@ class SystemChecks:
 
     def _check_descriptors(self) -> Sequence[SetupProblem | str]:
         journals = compute_max_journals(self.configuration, self.environment)
-        return _compare(rlimits.compute_descriptor_headroom(self.configuration, journals))
+        return _compare(rlimits.assess_descriptor_limit(self.configuration, journals))
 
     def _check_limits(self) -> Sequence[str]:
         rlimits.check_hard_limits(self.configuration.limits)
         return ()
 
 
-def _compare(headroom: rlimits.ResourceHeadroom) -> Sequence[SetupProblem | str]:
-    return report_problems(headroom.problems, str(headroom))
+def _compare(assessment: rlimits.LimitAssessment) -> Sequence[SetupProblem | str]:
+    return report_problems(assessment.problems, str(assessment))
 
 
 def _can_be_unix(endpoint: str) -> bool:

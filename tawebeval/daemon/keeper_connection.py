@@ -20,9 +20,9 @@ from tawebeval.evaluations.run_keeper import RunKeeper
 from tawebeval.linux.cgroups.manager import find_pids_controller_parent
 from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.linux.rlimits import (
+    assess_keeper_descriptor_limit,
+    assess_keeper_process_limit,
     check_hard_limits,
-    compute_keeper_descriptor_headroom,
-    compute_keeper_process_headroom,
 )
 from tawebeval.webhooks.deliveries import DELIVERY_OVERHEAD_BYTES
 
@@ -76,7 +76,7 @@ def compute_max_journals(configuration: Configuration, environment: Mapping[str,
     return resolve_run_slot_count(settings.max_running) + settings.max_queued + settings.max_kept
 
 
-def describe_keeper_headroom(
+def describe_keeper_limits(
     configuration: Configuration, environment: Mapping[str, str], client: KeeperClient
 ) -> Iterator[str | SetupProblem]:
     """Yield what the keeper may have and need: a problem where it may have too few. Blocks, hardly.
@@ -88,14 +88,12 @@ def describe_keeper_headroom(
     others += callbacks.max_pending_bytes // DELIVERY_OVERHEAD_BYTES if callbacks.enabled else 0
     parent = find_pids_controller_parent(client.cgroups)
     with suppress(PermissionError):  # the keeper of another user
-        found = {
-            "descriptors": compute_keeper_descriptor_headroom(configuration, others, client.pid)
-        }
+        found = {"descriptors": assess_keeper_descriptor_limit(configuration, others, client.pid)}
         if parent is not None:
-            found["processes"] = compute_keeper_process_headroom(configuration, client.pid, parent)
-        for name, headroom in found.items():
-            what = f"{name}: {headroom}"
-            yield SetupProblem(what, headroom.remedy) if headroom.problems else what
+            found["processes"] = assess_keeper_process_limit(configuration, client.pid, parent)
+        for name, assessment in found.items():
+            what = f"{name}: {assessment}"
+            yield SetupProblem(what, assessment.remedy) if assessment.problems else what
 
 
 def open_run_keeper(
@@ -108,7 +106,7 @@ def open_run_keeper(
     try:
         client = open_keeper_client(configuration, environment)
         if client is not None:
-            for found in describe_keeper_headroom(configuration, environment, client):
+            for found in describe_keeper_limits(configuration, environment, client):
                 if isinstance(found, SetupProblem):
                     log.warn("the keeper's {problem}", problem=str(found))
             return RunKeeper(client, reactor)

@@ -29,7 +29,7 @@ from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.ownership import digest_file
-from tawebeval.reloadable import ReloadableFiles, ReloadableSource, ReloadResult
+from tawebeval.reloadable import ReloadableFiles, ReloadableFilesOwner, ReloadResult
 
 _RESTART = "restart the daemon; its evaluations go on"
 
@@ -44,7 +44,7 @@ class ReloadService(Service):
 
     def __init__(
         self,
-        sources: Iterable[ReloadableSource | None],
+        sources: Iterable[ReloadableFilesOwner | None],
         credentials_directory: str,
         notifier: SystemdNotifier,
         reactor: Any,
@@ -53,7 +53,7 @@ class ReloadService(Service):
             reloadable
             for source in sources
             if source is not None
-            for reloadable in source.list_reloadables()
+            for reloadable in source.list_reloadable_files()
         ]
         self._credentials_directory = Path(credentials_directory) if credentials_directory else None
         self._notifier = notifier
@@ -184,7 +184,7 @@ class ReloadableConfiguration:
     _on_reload: Sequence[Callable[[Configuration], None]]
     _evaluations_last: bool = False
 
-    def list_reloadables(self) -> Sequence[ReloadableFiles[Configuration]]:
+    def list_reloadable_files(self) -> Sequence[ReloadableFiles[Configuration]]:
         """Return the configuration file, if there is one."""
         path = self._file.path
         if path is None:

@@ -98,7 +98,7 @@ def makeService(
         rlimits.raise_descriptor_limit()
         journals = compute_max_journals(configuration, environment)
         configuration = rlimits.limit_connections(configuration, journals)
-        for problem in rlimits.compute_process_headroom(configuration).problems:
+        for problem in rlimits.assess_process_limit(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
         atexit.register(cgroups.remove_all_cgroups)  # after a failed start no service is stopped
         # Absolute: twistd may change the working directory.

@@ -13,8 +13,8 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
   commit checked out, starts the evaluator, ends and cleans up.
 - `run`: `EvaluatorRun` applies the limits to the evaluator's process. `StdoutPump` feeds stdout to
   the parser and events to the ring, and pauses stdout while the ring is full.
-- `journal`, `keeper_journal`, `snapshot`, `run_keeper`: what the keeper holds, so that evaluations
-  outlive this process; `restart`: what an earlier process has left there.
+- `journal`, `handover_journal`, `snapshot`, `run_keeper`: what the keeper holds, so that
+  evaluations outlive this process; `restart`: what an earlier process has left there.
 - `exit_messages`: the message about a bad exit, with a hint for the evaluator's author.
 - `context`: `EvaluationContext`, the dependencies: clock, threads, sandbox, memory budget, and the
   source of checkouts. So this package knows nothing of git.

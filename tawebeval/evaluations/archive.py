@@ -40,9 +40,9 @@ class NoArchive:
     def end_recording(self, identifier: str, recording_end: RecordingEnd) -> None:
         """Do nothing."""
 
-    def call_when_archived(self, identifier: str, call: Callable[[], object]) -> None:
-        """Call `call`."""
-        call()
+    def add_archived_callback(self, identifier: str, on_archived: Callable[[], object]) -> None:
+        """Call `on_archived`."""
+        on_archived()
 
     async def flush(self) -> None:
         """Do nothing."""

@@ -39,8 +39,8 @@ from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
+from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
-from tawebeval.evaluations.keeper_journal import KeeperJournal
 from tawebeval.evaluations.restart import RecoveredEvaluation
 from tawebeval.evaluations.run import EvaluatorRun, RunProgress, RunResult, StdoutPump
 from tawebeval.evaluations.run_keeper import (
@@ -155,7 +155,7 @@ class Evaluation:
     _stray_marker: str | None = None
     _last_event: bytes = b""  # that of the failure
     _is_pause_unsaved: bool = False
-    journal: KeeperJournal | None = None
+    journal: HandoverJournal | None = None
     _is_left: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -285,7 +285,7 @@ class Evaluation:
         self.ring.acknowledge(self.ring.end_cursor)
         self.ring_allocation.release()
         if journal is not None:
-            self.context.archive.call_when_archived(self.identifier, journal.discard)
+            self.context.archive.add_archived_callback(self.identifier, journal.discard)
 
     async def _fetch_and_start(self, slots: RunSlots) -> None:
         """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
@@ -686,6 +686,7 @@ class Evaluation:
         """Return the present state, for the journal."""
         callback, run = self.callback, self.evaluator_run
         limits, environment = self._limits, self._environment
+        runner_status = self.runner_status
         upload = self.upload_directory
         failure = self.failure or self._stop_reason
         if failure is None and run is not None:
@@ -715,7 +716,7 @@ class Evaluation:
             failure=_dump(failure),
             end_cursor=self.ring.end_cursor,
             failure_event=self._last_event,
-            runner_status=_dump(self.runner_status),
+            runner_status=None if runner_status is None else runner_status.build_json_object(),
         )
 
     def _take_run_snapshot(self, run: EvaluatorRun) -> RunSnapshot:

@@ -53,7 +53,7 @@ from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation, ResumeCheckout
 from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
-from tawebeval.evaluations.keeper_journal import KeeperJournal
+from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.records import (
     AcknowledgingSubscription,
     EvaluationRecord,
@@ -243,7 +243,7 @@ class EvaluationRegistry:
         record = self.records.add_record(evaluation, form, share, caller)
         self._alive[evaluation.identifier] = record
         if self.context.run_keeper is not None:
-            evaluation.journal = KeeperJournal.create(
+            evaluation.journal = HandoverJournal.create(
                 self.context.run_keeper.client, evaluation.log_name, _list_members(record)
             )
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
@@ -325,7 +325,7 @@ class EvaluationRegistry:
         self._alive[evaluation.identifier] = record
         assert self.context.run_keeper is not None, "it has the journal"
         client = self.context.run_keeper.client
-        evaluation.journal = KeeperJournal(
+        evaluation.journal = HandoverJournal(
             client, found.log_name, _list_members(record), found.journal
         )
         evaluation.ring_allocation.set_used_bytes(evaluation.ring.memory_bytes)
@@ -436,7 +436,7 @@ class EvaluationRegistry:
         finally:
             self.records.note_evaluation_end(record)
             del self._alive[evaluation.identifier]
-            self.submissions.keep_or_release_files(record)
+            self.submissions.handle_evaluation_end(record)
             evaluation.save_final_snapshot()
             self._retries.record_evaluation_end(
                 self._clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
@@ -451,7 +451,7 @@ class EvaluationRegistry:
             self.context.archive.end_recording(
                 evaluation.identifier, make_recording_end(evaluation, record.sequence_number)
             )
-            self.context.archive.call_when_archived(
+            self.context.archive.add_archived_callback(
                 evaluation.identifier, evaluation.discard_journaled_events
             )
 

@@ -19,13 +19,13 @@ from twisted.logger import Logger
 
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import ConfigurationError
+from tawebeval.evaluations.handover_journal import JOURNAL_SUFFIX
 from tawebeval.evaluations.journal import (
     EvaluationJournal,
     JournalContent,
     JournalError,
     UnknownJournalVersion,
 )
-from tawebeval.evaluations.keeper_journal import JOURNAL_SUFFIX
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     CALLBACK,

@@ -229,8 +229,10 @@ def load_run_result(stored: dict[str, Any]) -> RunResult:
 
 
 def load_runner_status(stored: dict[str, Any] | None) -> RunnerStatus | None:
-    """Return the runner's status of `attrs.asdict`, or None."""
-    return None if stored is None else _load(RunnerStatus, stored)
+    """Return the runner's status of `RunnerStatus.build_json_object`, or None."""
+    if stored is None:
+        return None
+    return _load(RunnerStatus, {**stored, "job_id": stored.get("job")})
 
 
 def _load(kind: type[T], found: dict[str, Any]) -> T:

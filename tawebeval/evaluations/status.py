@@ -43,7 +43,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "usage": None,
         "error": None,
         "results": _build_results(evaluation),
-        "runner": evaluation.runner_status and attrs.asdict(evaluation.runner_status),
+        "runner": evaluation.runner_status and evaluation.runner_status.build_json_object(),
         "callback": None,
         "stderr": run.stderr_text if run else "",
         "events": {"buffered": ring.end_cursor - ring.begin_cursor, "discarded": ring.begin_cursor},

@@ -50,8 +50,8 @@ class SubmissionStore:
         self._kept: dict[str, EvaluationRecord] = {}
         self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
 
-    def keep_or_release_files(self, record: EvaluationRecord) -> None:
-        """Keep the files of an evaluation that has ended, or give back the bytes of removed ones.
+    def handle_evaluation_end(self, record: EvaluationRecord) -> None:
+        """Keep the files of an ended evaluation, or give back the bytes of removed ones.
 
         They are discarded at once if the evaluation is forgotten.
         """
@@ -138,7 +138,7 @@ class SubmissionStore:
         """
         evaluation = record.evaluation
         if self._kept.pop(evaluation.identifier, None) is not None:
-            self._context.archive.call_when_archived(
+            self._context.archive.add_archived_callback(
                 evaluation.identifier, lambda: self.discard_upload(evaluation.workspace.root, 0)
             )
             record.shared_upload.remove_reference()

@@ -58,7 +58,7 @@ class GitKeyring:
             if name
         )
 
-    def list_reloadables(self) -> Iterator[ReloadableFiles[Sequence[Credential]]]:
+    def list_reloadable_files(self) -> Iterator[ReloadableFiles[Sequence[Credential]]]:
         """Yield the reloadable files; none without credentials."""
         if self._settings:
             yield ReloadableFiles(_SETTING, self.secret_files, self._read, self._apply)

@@ -48,8 +48,11 @@ log = Logger()
 
 
 @attrs.frozen
-class ResourceHeadroom:
-    """How many of one resource the daemon may have (None: any number), and may need at once."""
+class LimitAssessment:
+    """Comparison of a limit of the kernel with the number that may be needed at once.
+
+    `allowed_count` None is any number.
+    """
 
     allowed_count: int | None
     needed_count: int
@@ -106,12 +109,11 @@ def find_lowered_hard_limits() -> Iterator[SetupProblem]:
             )
 
 
-def compute_descriptor_headroom(
-    configuration: Configuration, journals: int = 0
-) -> ResourceHeadroom:
-    """Return the headroom of file descriptors; `journals` is how many of them are for journals.
+def assess_descriptor_limit(configuration: Configuration, journals: int = 0) -> LimitAssessment:
+    """Compare the limit of file descriptors with their need.
 
-    Raises ConfigurationError where only a few connections are left beside the evaluations.
+    `journals` is how many of them are for journals. Raises ConfigurationError where only a few
+    connections are left beside the evaluations.
     """
     there, wanted = count_allowed_descriptors(), count_needed_descriptors(configuration) + journals
     fewest = _descriptors_besides(configuration) + MIN_CONNECTIONS
@@ -122,7 +124,7 @@ def compute_descriptor_headroom(
             " callbacks.at_once",
         )
     remedy = f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower http.connections"
-    return ResourceHeadroom(there, wanted, remedy)
+    return LimitAssessment(there, wanted, remedy)
 
 
 def count_needed_descriptors(configuration: Configuration) -> int:
@@ -146,10 +148,10 @@ def limit_connections(configuration: Configuration, journals: int = 0) -> Config
     """Return the configuration with no more connections than descriptors allow; log if fewer.
 
     Some connections are left even if there are too few descriptors for `journals`: an evaluation
-    without one ends with the daemon. Raises ConfigurationError as `compute_descriptor_headroom`
+    without one ends with the daemon. Raises ConfigurationError as `assess_descriptor_limit`
     does.
     """
-    found = compute_descriptor_headroom(configuration, journals)
+    found = assess_descriptor_limit(configuration, journals)
     if not found.problems:
         return configuration
     free = count_allowed_descriptors() - _descriptors_besides(configuration)
@@ -166,13 +168,13 @@ def limit_connections(configuration: Configuration, journals: int = 0) -> Config
     return msgspec.structs.replace(configuration, http=http)
 
 
-def compute_process_headroom(configuration: Configuration) -> ResourceHeadroom:
-    """Return the headroom of processes and threads. Blocks, hardly. Raises OSError."""
+def assess_process_limit(configuration: Configuration) -> LimitAssessment:
+    """Compare the limit of processes with their need. Blocks, hardly. Raises OSError."""
     wanted = count_needed_processes(configuration)
     remedy = (
         f"{PROCESS_LIMIT_REMEDY}, to {wanted}; or lower evaluations.running or limits.processes"
     )
-    return ResourceHeadroom(count_allowed_processes(), wanted, remedy)
+    return LimitAssessment(count_allowed_processes(), wanted, remedy)
 
 
 def count_needed_processes(configuration: Configuration) -> int:
@@ -181,10 +183,10 @@ def count_needed_processes(configuration: Configuration) -> int:
     return _count_evaluators_processes(configuration) + fetches + _DAEMON_PROCESSES
 
 
-def compute_keeper_descriptor_headroom(
-    configuration: Configuration, others: int, pid: int
-) -> ResourceHeadroom:
-    """Return the headroom of file descriptors of the keeper, whose process is `pid`.
+def assess_keeper_descriptor_limit(
+    configuration: Configuration, others: int, keeper_pid: int
+) -> LimitAssessment:
+    """Compare the keeper's limit of file descriptors with its need.
 
     `others` is how many of them are for journals and callbacks. Raises: PermissionError.
     """
@@ -194,23 +196,26 @@ def compute_keeper_descriptor_headroom(
         f"set LimitNOFILE={wanted} in {_KEEPER_UNIT} (or ulimit -n), or lower evaluations.running,"
         " evaluations.queued or evaluations.kept"
     )
-    return ResourceHeadroom(get_hard_limit(resource.RLIMIT_NOFILE, pid), wanted, remedy)
+    return LimitAssessment(get_hard_limit(resource.RLIMIT_NOFILE, keeper_pid), wanted, remedy)
 
 
-def compute_keeper_process_headroom(
-    configuration: Configuration, pid: int, cgroup: str
-) -> ResourceHeadroom:
-    """Return the headroom of processes and threads of the keeper, whose process is `pid`.
+def assess_keeper_process_limit(
+    configuration: Configuration, keeper_pid: int, evaluations_cgroup: str
+) -> LimitAssessment:
+    """Compare the limit of the keeper's processes and threads with their need.
 
-    `cgroup` is the parent of its evaluations, with the controller of processes: the kernel hides
-    the keeper's own from other processes of its user. Blocks, hardly. Raises: PermissionError.
+    `evaluations_cgroup` is the parent of its evaluations, with the pids controller: the kernel
+    hides the keeper's own from other processes of its user. Blocks, hardly. Raises:
+    PermissionError.
     """
     wanted = _count_evaluators_processes(configuration) + _DAEMON_PROCESSES
     remedy = (
         f"set TasksMax={wanted} in {_KEEPER_UNIT} (or the container's limit of processes), or lower"
         " evaluations.running or limits.processes"
     )
-    return ResourceHeadroom(min(_bounds(pid, cgroup), default=None), wanted, remedy)
+    return LimitAssessment(
+        min(_bounds(keeper_pid, evaluations_cgroup), default=None), wanted, remedy
+    )
 
 
 def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
@@ -223,8 +228,8 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
     return min(_bounds(0, own), default=None)
 
 
-def compute_epoll_watch_headroom(configuration: Configuration) -> ResourceHeadroom:
-    """Return the headroom of epoll watches for evaluators that stay within `limits.memory`.
+def assess_epoll_watch_limit(configuration: Configuration) -> LimitAssessment:
+    """Compare the limit of epoll watches with their need if evaluators stay within `limits.memory`.
 
     The daemon itself needs none (`daemon.process_setup`). Blocks, hardly. Raises OSError.
     """
@@ -234,7 +239,7 @@ def compute_epoll_watch_headroom(configuration: Configuration) -> ResourceHeadro
         + configuration.http.connections
     )
     there = int(EPOLL_WATCH_LIMIT_FILE.read_text("ascii"))
-    return ResourceHeadroom(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
+    return LimitAssessment(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
 
 
 def _descriptors_besides(configuration: Configuration) -> int:

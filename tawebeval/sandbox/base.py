@@ -62,15 +62,25 @@ class EvaluatorExit:
 class RunnerStatus:
     """Where a run is that is not on this machine: a part of the status of its evaluation.
 
-    `queue_reason` is why the cluster has not started the `job` yet, in the cluster's own words.
+    `queue_reason` is why the cluster has not started the job yet, in the cluster's own words.
     `retries` is how often the run was begun again after the loss of a node.
     """
 
     kind: str
-    job: str | None = None
+    job_id: str | None = None
     node: str | None = None
     queue_reason: str | None = None
     retries: int = 0
+
+    def build_json_object(self) -> dict[str, Any]:
+        """Return the members, by their names on the wire and in journals."""
+        return {
+            "kind": self.kind,
+            "job": self.job_id,
+            "node": self.node,
+            "queue_reason": self.queue_reason,
+            "retries": self.retries,
+        }
 
 
 def build_cpu_failure(limits: LimitSettings) -> EvaluationFailure:

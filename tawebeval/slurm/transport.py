@@ -380,7 +380,7 @@ class NodeTransport:
         status = self.status
         status.retries = store.attempt_number
         self._retries = max(0, self._retries - store.attempt_number)
-        attempt.job_identifier, status.node = status.job, _ = store.job_and_node or (None, None)
+        attempt.job_identifier, status.node = status.job_id, _ = store.job_and_node or (None, None)
         self._has_printed = bool(store.stdout.size or store.stderr.size)
         self.delivered_bytes = delivered
         self._attempt = attempt
@@ -461,7 +461,9 @@ class NodeTransport:
             self._kill = self._clock.callLater(KILL_ANSWER_TIMEOUT, self._on_deaf_node)
 
     def _on_deaf_node(self) -> None:
-        log.warn("a node does not answer; the job {job} of Slurm is given up", job=self.status.job)
+        log.warn(
+            "a node does not answer; the job {job} of Slurm is given up", job=self.status.job_id
+        )
         self._give_up(self._attempt)
 
     def _on_silent_node(self) -> None:
@@ -503,7 +505,7 @@ class NodeTransport:
             self.files.on_frame(kind, content)
         elif kind is FrameKind.BEGUN:
             attempt.stop_sending()
-            self.status.job, self.status.node = attempt.store.job_and_node or (None, None)
+            self.status.job_id, self.status.node = attempt.store.job_and_node or (None, None)
             self.status.queue_reason = None
             self._commands.unwatch_job(attempt.job_name)
             self._commands.counters.note_job(attempt.job_name, is_running=True)
@@ -562,10 +564,10 @@ class NodeTransport:
 
     def _on_queue(self, job: QueuedJob | None) -> None:
         if job is None:
-            log.warn("the job {job} of Slurm is gone, and its srun waits", job=self.status.job)
+            log.warn("the job {job} of Slurm is gone, and its srun waits", job=self.status.job_id)
             self._give_up(self._attempt)
             return
-        self.status.job = self._attempt.job_identifier = job.identifier
+        self.status.job_id = self._attempt.job_identifier = job.identifier
         self.status.queue_reason = job.reason if job.state == "PENDING" else None
 
     def _exit(self) -> None:
@@ -648,7 +650,7 @@ class NodeTransport:
 
     async def _repeat(self) -> None:
         self.status.retries += 1
-        self.status.job = self.status.node = None
+        self.status.job_id = self.status.node = None
         lost = self._attempt
         started, store = await self._start_again(self.status.retries)
         if self._is_handed_over:

@@ -131,7 +131,7 @@ class Authentication:
         """Call `observer` whenever a reload has read the token file again."""
         self._observers.append(observer)
 
-    def list_reloadables(self) -> Iterator[ReloadableFiles[TokenHashes]]:
+    def list_reloadable_files(self) -> Iterator[ReloadableFiles[TokenHashes]]:
         """Yield the token file as a reloadable, if there is one."""
         if self.token_file is not None:
             yield ReloadableFiles(

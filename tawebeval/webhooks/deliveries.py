@@ -114,9 +114,9 @@ class CallbackQueue:
         """Number of callbacks that are not delivered yet."""
         return len(self._deliveries)
 
-    def list_reloadables(self) -> Iterator[ReloadableFiles[SigningSecrets]]:
+    def list_reloadable_files(self) -> Iterator[ReloadableFiles[SigningSecrets]]:
         """Yield the secrets file, unless callbacks are disabled."""
-        return self._secrets.list_reloadables()
+        return self._secrets.list_reloadable_files()
 
     def create_callback(self, url: str, caller: str) -> CallbackRecord:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""

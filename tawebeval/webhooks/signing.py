@@ -89,7 +89,7 @@ class SigningSecretsFile:
         if self.path is not None:
             self.current_secrets = read_signing_secrets(self.path)
 
-    def list_reloadables(self) -> Iterator[ReloadableFiles[SigningSecrets]]:
+    def list_reloadable_files(self) -> Iterator[ReloadableFiles[SigningSecrets]]:
         """Yield the secrets file, if there is one."""
         if self.path is not None:
             read = partial(read_signing_secrets, self.path)

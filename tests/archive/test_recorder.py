@@ -117,7 +117,7 @@ class RecordingTests(RecorderTestCase):
         ring.mark_end()
         self.archive.end_recording("one", make_end())
         packed: list[bool] = []
-        self.archive.call_when_archived("one", lambda: packed.append(True))
+        self.archive.add_archived_callback("one", lambda: packed.append(True))
         read = Deferred.fromCoroutine(
             self.archive.read_evaluation("one", "alice", ArchiveFile.read_end_line)
         )

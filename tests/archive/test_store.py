@@ -13,8 +13,8 @@ from tawebeval.archive.store import (
     MAX_REMOVALS_PER_CALL,
     SUBDIRECTORY_NAMES,
     ArchiveStore,
+    PendingEvents,
     PendingWrites,
-    RecordedEvents,
 )
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH
@@ -348,7 +348,7 @@ class RemovalTests(ArchiveTestCase):
         self.fill(30)
         lines = os.urandom(2**20 - 100_000).replace(b"\n", b"")
         self.write(
-            RecordedEvents(0, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None),
+            PendingEvents(0, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None),
             name="running",
         )
         while self.store.remove_old_evaluations():
@@ -356,7 +356,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertLess(self.store.usage.evaluation_count, 30)
         self.assertGreater(self.store.usage.evaluation_count, 0)
         outcome = self.write(
-            RecordedEvents(1, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None),
+            PendingEvents(1, type(EMPTY_BATCH)(1, b'{"a":' + lines + b'"}\n'), None),
             name="running",
         )
         self.assertEqual(outcome.loss_reason, "size")

@@ -13,8 +13,8 @@ from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.store import (
     SUBDIRECTORY_NAMES,
     ArchiveStore,
+    PendingEvents,
     PendingWrites,
-    RecordedEvents,
     RecordingEnd,
     RecordingOutcome,
 )
@@ -35,9 +35,9 @@ def make_batch(first: int, count: int, size: int = 40) -> EventBatch:
     return EventBatch(count, b"".join(each.lines for each in lines))
 
 
-def make_events(first: int, count: int, size: int = 40) -> RecordedEvents:
+def make_events(first: int, count: int, size: int = 40) -> PendingEvents:
     """Return events as the store gets them."""
-    return RecordedEvents(first, make_batch(first, count, size), format_rfc3339_time(NOW))
+    return PendingEvents(first, make_batch(first, count, size), format_rfc3339_time(NOW))
 
 
 def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> RecordingEnd:
@@ -81,7 +81,7 @@ class ArchiveTestCase(SynchronousTestCase):
         self.store.update_usage_from_index()
 
     def write(
-        self, *events: RecordedEvents, name: str = "one", end: RecordingEnd | None = None
+        self, *events: PendingEvents, name: str = "one", end: RecordingEnd | None = None
     ) -> RecordingOutcome:
         """Write events of an evaluation."""
         (outcome,) = self.store.write_recordings([PendingWrites(name, "alice", events, end)])

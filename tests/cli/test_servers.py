@@ -139,10 +139,10 @@ class KeyringTests(SynchronousTestCase):
         stored = StoredServer(URL, keyring=True)
         found = Keyring.open()
         with found.replace_token("judge", URL, "secret"):
-            self.assertEqual(stored.find_token("judge"), "secret")
+            self.assertEqual(stored.read_token("judge"), "secret")
         for name, url in (("judge", "https://other.example.org"), ("other", URL)):
             with self.assertRaises(ConfigurationError) as caught:
-                StoredServer(url, keyring=True).find_token(name)
+                StoredServer(url, keyring=True).read_token(name)
             self.assertIn(f"tawebeval login --name {name} {url}", str(caught.exception))
         found.remove_token("judge", URL)
         found.remove_token("judge", URL)

@@ -30,7 +30,7 @@ def sum_up(*values: Any) -> dict[str, Any] | None:
     """Return the summary of values; those that are bytes are JSON already."""
     summary = ResultSummary()
     for value in values:
-        summary.add_value(value if isinstance(value, bytes) else json.dumps(value).encode())
+        summary.add_if_result(value if isinstance(value, bytes) else json.dumps(value).encode())
     return summary.build_json_object()
 
 
@@ -205,7 +205,7 @@ class ResultSummaryTests(SynchronousTestCase):
         try:
             before, _ = tracemalloc.get_traced_memory()
             for value in values:
-                summary.add_value(value)
+                summary.add_if_result(value)
             taken = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
@@ -236,11 +236,11 @@ class PackingTests(SynchronousTestCase):
         """The summary is the same, and goes on as the one that was packed."""
         first = ResultSummary()
         for value in before:
-            first.add_value(json.dumps(value).encode())
+            first.add_if_result(json.dumps(value).encode())
         second = ResultSummary.unpack(first.pack())
         for value in after:
-            first.add_value(json.dumps(value).encode())
-            second.add_value(json.dumps(value).encode())
+            first.add_if_result(json.dumps(value).encode())
+            second.add_if_result(json.dumps(value).encode())
         assert json.dumps(second.build_json_object()) == json.dumps(first.build_json_object())
         assert second.memory_bytes == first.memory_bytes
 
@@ -249,13 +249,13 @@ class PackingTests(SynchronousTestCase):
         goals = [goal(f"{number:038}") for number in range(2 * MAX_GOALS)]
         summary = ResultSummary()
         for value in [*goals, *({"type": "case", "case": "", "verdict": v} for v in VERDICTS)]:
-            summary.add_value(json.dumps(value).encode())
+            summary.add_if_result(json.dumps(value).encode())
         packed = summary.pack()
         self.assertLess(len(packed), 8 * 1024)
         again = ResultSummary.unpack(packed)
         self.assertEqual(again.build_json_object(), summary.build_json_object())
         for each in (summary, again):
-            each.add_value(json.dumps(goal("x" * 200)).encode())
+            each.add_if_result(json.dumps(goal("x" * 200)).encode())
         self.assertEqual(again.build_json_object(), summary.build_json_object())
         self.assertEqual(again.pack(), summary.pack())
 

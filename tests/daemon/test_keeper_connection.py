@@ -22,7 +22,7 @@ from tawebeval.config import (
 )
 from tawebeval.daemon.keeper_connection import (
     KEEPER_SOCKET_VARIABLE,
-    describe_keeper_headroom,
+    describe_keeper_limits,
     open_keeper_client,
     open_run_keeper,
 )
@@ -99,7 +99,7 @@ class SettingTests(SynchronousTestCase):
         self.addCleanup(client.close)
         client.cgroups = self.cgroups
         settings = msgspec.structs.replace(SMALL, **sections)
-        return list(map(str, describe_keeper_headroom(settings, environment, client)))
+        return list(map(str, describe_keeper_limits(settings, environment, client)))
 
     def test_descriptors(self) -> None:
         """The keeper needs some for each running evaluation, and one for each unread one."""

@@ -38,7 +38,7 @@ from tawebeval.daemon.reload import (
 )
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import digest_file
-from tawebeval.reloadable import ReloadableFiles, ReloadableSource, ReloadResult
+from tawebeval.reloadable import ReloadableFiles, ReloadableFilesOwner, ReloadResult
 from tests.cases.roots import make_root
 from tests.cases.settings import find_attribute, list_settings, read_setting
 from tests.fakes.world import FakeNotifier
@@ -57,7 +57,7 @@ class FakeSource:
     path: Path = Path("/etc/file")
     counts: str = "old"
 
-    def list_reloadables(self) -> Sequence[ReloadableFiles[Any]]:
+    def list_reloadable_files(self) -> Sequence[ReloadableFiles[Any]]:
         """Return what reads it."""
         take = partial(setattr, self, "counts")
         return [ReloadableFiles(self.name, (self.path,), self._read, take, lambda _: self.notes)]
@@ -104,7 +104,7 @@ class ReloaderTests(SynchronousTestCase):
 
     def reload(
         self,
-        *sources: ReloadableSource | None,
+        *sources: ReloadableFilesOwner | None,
         copies: str = "",
         originals: Mapping[str, str] = NONE,
     ) -> tuple[ReloadResult, list[str]]:
@@ -316,7 +316,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.assertEqual(set(started.problems), {"one", "two"})
         (reloadable,) = ReloadableConfiguration(
             ConfigurationFile(file, (), started), started, (seen.append,)
-        ).list_reloadables()
+        ).list_reloadable_files()
         self.assertEqual(reloadable.paths, (file, problems))
         problems.write_text(f"[three]\n{table}")
         reloadable.apply_content(reloadable.read_files())
@@ -353,7 +353,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
     def test_without_a_file(self) -> None:
         """Where defaults hold there is nothing to read again."""
         configuration_reload = ReloadableConfiguration(ConfigurationFile(), Configuration(), ())
-        self.assertEqual(configuration_reload.list_reloadables(), ())
+        self.assertEqual(configuration_reload.list_reloadable_files(), ())
 
 
 CONFIGURE = Path(__file__).resolve().parents[2] / "docs" / "configure.md"

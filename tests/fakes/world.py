@@ -33,7 +33,7 @@ from tawebeval.evaluations.archive import NoArchive
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.reloadable import ReloadableSource
+from tawebeval.reloadable import ReloadableFilesOwner
 from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
 from tawebeval.web.events import EventPoll
 from tests.fakes.children import FakeChild, FakeSpawner
@@ -273,7 +273,7 @@ class World:
         self.turn()
 
 
-def read_again(source: ReloadableSource) -> None:
+def read_again(source: ReloadableFilesOwner) -> None:
     """Have files read again, and count. Raises ConfigurationError."""
-    for each in source.list_reloadables():
+    for each in source.list_reloadable_files():
         each.apply_content(each.read_files())

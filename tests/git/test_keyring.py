@@ -138,7 +138,7 @@ class KeyringTests(SynchronousTestCase):
         self.write("password", "new")
         self.assertEqual(self.find_password(keyring), "old")
         self.assertEqual(
-            [each.paths for each in keyring.list_reloadables()], [keyring.secret_files]
+            [each.paths for each in keyring.list_reloadable_files()], [keyring.secret_files]
         )
         read_again(keyring)
         new = keyring.choose_credential(URL, "")
@@ -163,4 +163,4 @@ class KeyringTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """Without credentials there is nothing to reload."""
-        self.assertEqual(list(GitKeyring((), "", b"key").list_reloadables()), [])
+        self.assertEqual(list(GitKeyring((), "", b"key").list_reloadable_files()), [])

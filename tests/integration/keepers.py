@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
-from tawebeval.evaluations.keeper_journal import JOURNAL_SUFFIX
+from tawebeval.evaluations.handover_journal import JOURNAL_SUFFIX
 from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.patience import PATIENCE

@@ -18,8 +18,8 @@ from tawebeval.config import (
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.rlimits import (
+    assess_process_limit,
     check_hard_limits,
-    compute_process_headroom,
     count_allowed_processes,
     count_needed_processes,
     find_lowered_hard_limits,
@@ -122,9 +122,7 @@ class ProcessesTests(CeilingsTestCase):
         wanted = count_needed_processes(USUAL)
         for there in (None, wanted, wanted - 1):
             self.patch(rlimits, "count_allowed_processes", lambda there=there: there)
-            self.assertEqual(
-                len(compute_process_headroom(USUAL).problems), there == wanted - 1, there
-            )
-        (problem,) = compute_process_headroom(USUAL).problems
+            self.assertEqual(len(assess_process_limit(USUAL).problems), there == wanted - 1, there)
+        (problem,) = assess_process_limit(USUAL).problems
         said = f"{wanted - 1} allowed, and up to {wanted} may be needed; raise TasksMax="
         self.assertTrue(str(problem).startswith(said), problem)

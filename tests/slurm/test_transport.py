@@ -223,13 +223,13 @@ class RunTests(TransportTests):
         self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
         self.assertEqual(self.read_lines(), b"")  # its stdin is closed
         self.srun.end()
-        self.assertEqual((self.status.job, self.status.node), ("5", "one"))
+        self.assertEqual((self.status.job_id, self.status.node), ("5", "one"))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_queue(self) -> None:
         """The queue's reason is shown until the evaluator runs."""
         self.commands.watched["job-0"](QueuedJob("5", "PENDING", "Resources", ""))
-        self.assertEqual((self.status.job, self.status.queue_reason), ("5", "Resources"))
+        self.assertEqual((self.status.job_id, self.status.queue_reason), ("5", "Resources"))
         self.assertNoResult(self.begun)
         self.connect()
         self.assertIsNone(self.status.queue_reason)
@@ -476,7 +476,7 @@ class ResumeTests(ResumeCase):
         self.resume(2)
         self.assertEqual((self.run_.out, self.run_.err), (b"etwo", b"complaint"))
         self.assertEqual(self.read_lines(), b"A%d\n" % (2 + WINDOW))
-        self.assertEqual((self.status.job, self.status.node), ("5", "one"))
+        self.assertEqual((self.status.job_id, self.status.node), ("5", "one"))
         self.tell(FrameKind.STDERR, b" more")
         self.tell(FrameKind.OUTCOME, GOOD)
         self.turn()
@@ -522,7 +522,7 @@ class ResumeTests(ResumeCase):
         self.srun.end(1)
         self.hold()
         self.resume(0, began=False)
-        self.assertEqual((self.status.retries, self.status.job), (1, None))
+        self.assertEqual((self.status.retries, self.status.job_id), (1, None))
         self.assertIn("job-1", self.commands.watched)
         self.srun.begin("two")
         self.assertEqual((self.run_.clock, self.status.node), (["restart"], "two"))
@@ -574,7 +574,7 @@ class RetryTests(TransportTests):
         self.commands.watched["job-0"](QueuedJob("5", "PENDING", "Resources", ""))
         self.srun.end(1)
         self.assertNoResult(self.begun)
-        self.assertEqual((self.status.job, self.status.queue_reason), (None, None))
+        self.assertEqual((self.status.job_id, self.status.queue_reason), (None, None))
         self.connect()
         self.assertEqual(self.status.retries, 1)
 

@@ -111,7 +111,7 @@ class AccessTests(SynchronousTestCase):
 
     def reload(self) -> None:
         """Read the file again. Raises ConfigurationError."""
-        found = [(one.name, one.paths) for one in self.access.list_reloadables()]
+        found = [(one.name, one.paths) for one in self.access.list_reloadable_files()]
         self.assertEqual(found, [("callers.tokens", (self.path,))])
         read_again(self.access)
 
@@ -141,7 +141,7 @@ class AccessTests(SynchronousTestCase):
         self.assertTrue(access.is_token_optional)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
             self.assertEqual(access.identify_caller(headers), "")
-        self.assertEqual(list(access.list_reloadables()), [])
+        self.assertEqual(list(access.list_reloadable_files()), [])
 
     def test_reload(self) -> None:
         """A new token counts from then on, and one that was taken out no more."""
@@ -158,7 +158,7 @@ class AccessTests(SynchronousTestCase):
         """What is only read does not count yet."""
         bob, line = generate_token("bob", os.urandom)
         self.path.write_text(line)
-        (reloadable,) = self.access.list_reloadables()
+        (reloadable,) = self.access.list_reloadable_files()
         read = reloadable.read_files()
         self.assertRaises(Unauthorized, self.admit, bob)
         reloadable.apply_content(read)

@@ -542,7 +542,7 @@ class OpenTests(SynchronousTestCase):
         callbacks = self.open(CallbackSettings(secrets="/nonexistent"))
         error = self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
         self.assertIn("callbacks are disabled (callbacks.enabled)", error.detail)
-        self.assertEqual(list(callbacks.list_reloadables()), [])
+        self.assertEqual(list(callbacks.list_reloadable_files()), [])
 
     def test_secrets(self) -> None:
         """What stands in the file counts from the start, and again once it is reloaded."""
@@ -551,7 +551,7 @@ class OpenTests(SynchronousTestCase):
         callbacks = self.open(CallbackSettings(True, str(secrets)))
         self.assertEqual(callbacks.create_callback(URL, "").url, URL)
         secrets.write_text(f"alice {format_secret(OLD)}")
-        (reloadable,) = callbacks.list_reloadables()
+        (reloadable,) = callbacks.list_reloadable_files()
         reloadable.apply_content(reloadable.read_files())
         self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
 

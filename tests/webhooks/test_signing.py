@@ -112,7 +112,7 @@ class SecretsFileTests(SynchronousTestCase):
         self.assertTrue(SigningSecretsFile(self.path).current_secrets.has_secret("alice"))
         none = SigningSecretsFile()
         self.assertFalse(none.current_secrets.has_secret("alice"))
-        self.assertEqual(list(none.list_reloadables()), [])
+        self.assertEqual(list(none.list_reloadable_files()), [])
 
     def test_unusable(self) -> None:
         """A file that cannot be used is named with its setting; nothing in it is shown."""
@@ -133,7 +133,7 @@ class SecretsFileTests(SynchronousTestCase):
     def test_reload(self) -> None:
         """A change counts when it is read again; with a mistake all stays as it was."""
         signing = SigningSecretsFile(self.path)
-        (reloadable,) = signing.list_reloadables()
+        (reloadable,) = signing.list_reloadable_files()
         self.assertEqual((reloadable.name, reloadable.paths), ("callbacks.secrets", (self.path,)))
         before = signing.current_secrets.sign_body("alice", "e", 1, b"")
         self.write(f"alice {format_secret(NEW)}\n")

@@ -1,4 +1,4 @@
-"""Journal of one evaluation in the hands of the keeper, and what a failed write means."""
+"""Journal of one evaluation for the handover to the next process of the daemon."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ log = Logger()
 
 
 @attrs.define(eq=False)
-class KeeperJournal:
-    """Journal that the keeper holds, too, under the evaluation's name in the log.
+class HandoverJournal:
+    """Journal that the keeper holds, too, so that the next process of the daemon gets it.
 
     A write that fails closes the journal: the evaluation then ends with the daemon. `members` are
-    those of the record in the registry that each snapshot gets.
+    those of the record in the registry that each snapshot gets. `name` is the evaluation's name in
+    the log.
     """
 
     _client: KeeperClient
@@ -38,7 +39,7 @@ class KeeperJournal:
     _saved: int | None = None  # digest of the last snapshot
 
     @classmethod
-    def create(cls, client: KeeperClient, name: str, members: Mapping[str, Any]) -> KeeperJournal:
+    def create(cls, client: KeeperClient, name: str, members: Mapping[str, Any]) -> HandoverJournal:
         """Return a new journal, which is closed already if the kernel has no memory for it."""
         kept = cls(client, name, members)
         try:
