@@ -24,10 +24,8 @@ from tawebeval.client.httpx_values import (
     POOL_SETTINGS,
     PROXY_SETTING_ERRORS,
     BodyCollector,
-    check_first_bytes,
     classify_error,
     make_tls_context,
-    replace_network,
 )
 from tawebeval.client.operations import (
     Operation,
@@ -192,8 +190,11 @@ class Client(ClientSettings):
             verify=self.tls or make_tls_context(self.server),
             **POOL_SETTINGS,
         )
-        # httpx has a timeout for each read alone.
-        replace_network(pool, lambda network: _DeadlineBackend(network, self._deadline))
+        # httpx has a timeout for each read alone, and no parameter for the network.
+        for transport in (pool._transport, *pool._mounts.values()):
+            inner: Any = getattr(transport, "_pool", None)
+            if inner is not None:
+                inner._network_backend = _DeadlineBackend(inner._network_backend, self._deadline)
         return pool
 
     def forget_connections(self) -> None:
@@ -239,19 +240,11 @@ class _DeadlineStream(httpcore.NetworkStream):
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: _Deadline) -> None:
         self._stream, self._deadline = stream, deadline
-        self._is_new = True
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return some bytes.
-
-        Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
-        """
+        """Return some bytes. Raises httpcore.ReadTimeout, httpcore.ReadError."""
         timeout = self._deadline.cap(timeout, httpcore.ReadTimeout)
-        data = self._stream.read(max_bytes, timeout)
-        if self._is_new:
-            check_first_bytes(data)
-        self._is_new = False
-        return data
+        return self._stream.read(max_bytes, timeout)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
