@@ -79,8 +79,7 @@ class FailureKind(Enum):
         " to the file of its authority's certificate"
     )
     WRONG_HOST_CERTIFICATE = "the certificate of {base} is for another host; check the URL"
-    NOT_TLS = "{base} does not speak TLS as expected ({detail}); check the URL"
-    PLAIN_HTTP = "{base} speaks plain HTTP, not TLS; use {plain}"
+    NOT_TLS = "{base} does not speak TLS as expected ({detail}); check the URL, or try {plain}"
     NOT_HTTP = "{base} does not speak HTTP; check the URL{secure}"
     PROXY_ERROR = (
         "the proxy for {base} answers: {detail}; check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
@@ -103,7 +102,6 @@ _PASSING = (
     FailureKind.BROKEN_CONNECTION,
     FailureKind.PROXY_ERROR,
 )
-_MAY_BE_PLAIN_HTTP = (FailureKind.TIMED_OUT, FailureKind.BROKEN_CONNECTION, FailureKind.NOT_TLS)
 
 
 @attrs.frozen
@@ -136,24 +134,6 @@ class RequestFailure:
             return not (server_has_answered or can_wait)
         return self.kind not in _PASSING
 
-    @property
-    def may_be_plain_http(self) -> bool:
-        """Whether a server of an https URL that does not speak TLS may have caused this."""
-        return self.kind in _MAY_BE_PLAIN_HTTP
-
-
-def make_plain_http_probe(base: str) -> HttpRequest:
-    """Return the request that asks the server of an https URL without TLS, and without a token."""
-    parts = urlsplit(base)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    url = f"http://{host}:{parts.port or 443}{parts.path}/health"
-    return HttpRequest("GET", url, timeout=5.0, connect_timeout=5.0)
-
-
-def is_plain_http_answer(outcome: Response | RequestFailure) -> bool:
-    """Tell whether the answer to a probe is one of tawebeval; proxies answer in HTML."""
-    return isinstance(outcome, Response) and _is_json(outcome.body)
-
 
 def is_loopback(base: str) -> bool:
     """Tell whether the host of a URL is this machine."""
@@ -174,15 +154,8 @@ def parse_response(
         kind = response.get_header("Content-Type").partition(";")[0].strip().lower()
         if kind != _JSON:
             return RequestFailure(FailureKind.NOT_JSON, kind or "a body of no declared type")
-        whole = _is_json(response.body)
-        return RequestFailure(
-            FailureKind.UNEXPECTED if whole else FailureKind.BROKEN_CONNECTION, str(error)
-        )
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        msgspec.json.decode(body, type=msgspec.Raw)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        try:
+            msgspec.json.decode(response.body, type=msgspec.Raw)
+        except (ValueError, RecursionError):
+            return RequestFailure(FailureKind.BROKEN_CONNECTION, str(error))
+        return RequestFailure(FailureKind.UNEXPECTED, str(error))

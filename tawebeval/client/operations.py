@@ -38,16 +38,13 @@ from tawebeval.client.http import (
     Parsed,
     RequestFailure,
     Response,
-    is_plain_http_answer,
-    make_plain_http_probe,
     parse_response,
 )
 from tawebeval.client.settings import ClientSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome, classify_status, parse_retry_after
 
 _WAIT = 25  # seconds for which the server may hold a request for events
-_TIMEOUT = 30.0  # seconds for a connection, and for an answer beyond `_WAIT`
-_FIRST_CONNECTION = 5.0  # seconds after which a server of https may speak plain HTTP
+_TIMEOUT = 30.0  # seconds for an answer beyond `_WAIT`
 _POLL = 0.5  # seconds between two requests to a server that neither waits nor says Retry-After
 _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
 _NO_CONTENT = 204
@@ -122,7 +119,7 @@ def _send_request(
     made = 0
     while True:
         asked = 0.0
-        outcome = yield from _attempt(client, request, made)
+        outcome = yield from _attempt(client, request)
         if isinstance(outcome, Response):
             meaning = classify_status(outcome.status)
             if meaning is RequestOutcome.ACCEPTED:
@@ -157,36 +154,18 @@ def _send_request(
         yield Pause(pause)
 
 
-def _attempt(client: ClientSettings, request: _Request, made: int) -> Operation[RequestResult]:
-    """Send a request once; find out whether the server of an https URL speaks plain HTTP."""
+def _attempt(client: ClientSettings, request: _Request) -> Operation[RequestResult]:
+    """Send a request once."""
     headers = {"User-Agent": f"tawebeval/{__version__}", **request.headers}
     if client.token:
         headers["Authorization"] = f"Bearer {client.token}"
     if request.form is not None:
         headers["Content-Type"] = request.form.content_type
-    is_first = client.server.startswith("https:") and not client.server_has_answered and not made
-    outcome = yield from _exchange(
-        HttpRequest(
-            request.method,
-            client.server + request.path,
-            headers,
-            request.form,
-            request.timeout,
-            _FIRST_CONNECTION if is_first else _TIMEOUT,
-        )
-    )
+    url = client.server + request.path
+    outcome = yield HttpRequest(request.method, url, headers, request.form, request.timeout)
+    assert outcome is not None
     if isinstance(outcome, Response):
         client.server_has_answered = True
-    elif is_first and outcome.may_be_plain_http:
-        probed = yield from _exchange(make_plain_http_probe(client.server))
-        if is_plain_http_answer(probed):
-            return RequestFailure(FailureKind.PLAIN_HTTP)
-    return outcome
-
-
-def _exchange(send: HttpRequest) -> Operation[RequestResult]:
-    outcome = yield send
-    assert outcome is not None
     return outcome
 
 

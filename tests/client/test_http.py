@@ -10,8 +10,6 @@ from tawebeval.client.http import (
     RequestFailure,
     Response,
     is_loopback,
-    is_plain_http_answer,
-    make_plain_http_probe,
     parse_response,
 )
 
@@ -30,7 +28,7 @@ class FailureTests(SynchronousTestCase):
                 self.assertIn(base, words)
         self.assertIn("or try https://a", RequestFailure(FailureKind.NOT_HTTP).explain("http://a"))
         self.assertIn(
-            "; use http://a:81", RequestFailure(FailureKind.PLAIN_HTTP).explain("https://a:81")
+            "or try http://a:81", RequestFailure(FailureKind.NOT_TLS).explain("https://a:81")
         )
 
     def test_final(self) -> None:
@@ -63,29 +61,6 @@ class FailureTests(SynchronousTestCase):
             ("", False),
         ):
             self.assertIs(is_loopback(base), expected, base)
-
-
-class ProbeTests(SynchronousTestCase):
-    """The question whether a server speaks plain HTTP."""
-
-    def test_request(self) -> None:
-        """It goes to the same port, without a token."""
-        for base, url in (
-            (BASE, "http://judge.example.org:443/base/health"),
-            ("https://[::1]:81", "http://[::1]:81/health"),
-        ):
-            probe = make_plain_http_probe(base)
-            self.assertEqual((probe.method, probe.url, probe.headers), ("GET", url, {}))
-
-    def test_answer(self) -> None:
-        """Only JSON is an answer of tawebeval."""
-        for outcome, expected in (
-            (Response(401, {}, b'{"message":"no"}'), True),
-            (Response(200, {}, b"<html>"), False),
-            (Response(502, {}, b"[" * 100_000), False),
-            (RequestFailure(FailureKind.BROKEN_CONNECTION), False),
-        ):
-            self.assertIs(is_plain_http_answer(outcome), expected)
 
 
 class ResponseTests(SynchronousTestCase):

@@ -606,24 +606,6 @@ class StepTests(SynchronousTestCase):
             sent = [step for step in steps if isinstance(step, HttpRequest)]
             self.assertEqual(len(sent), attempts)
 
-    def test_plain_http(self) -> None:
-        """The server of an https URL is asked without TLS once, before it has answered."""
-        for first, probed, words, sent in (
-            (BROKEN, json_response("{}"), "use http://a", 2),
-            (BROKEN, Response(502, {}, b"<html>"), "broke", 3),
-            (RequestFailure(FailureKind.UNTRUSTED_CERTIFICATE), None, "not trusted", 1),
-        ):
-            outcomes = [one for one in (first, probed, BROKEN) if one is not None]
-            steps, result = play(operations.status(self.make("https://a", "t"), "x"), *outcomes)
-            self.assertIn(words, str(result))
-            sends = [step for step in steps if isinstance(step, HttpRequest)]
-            self.assertEqual(len(sends), sent)
-            self.assertEqual(sends[0].connect_timeout, 5)
-            if sent > 1:
-                self.assertEqual((sends[1].url, sends[1].headers), ("http://a:443/health", {}))
-            if sent > 2:
-                self.assertEqual(sends[2].connect_timeout, 30)
-
     def test_documents(self) -> None:
         """Problems, submitted files and links are read; an unknown problem is refused."""
         client = self.client

@@ -260,17 +260,6 @@ class SyncClientTests(SynchronousTestCase):
             self.assertIn(words, message)
             self.assertTrue(message.isprintable(), message)
 
-    def test_plain_http(self) -> None:
-        """An https URL of a server without TLS is told as such."""
-        server = self.serve(
-            lambda connection: connection.sendall(b"HTTP/1.0 400 no\r\n\r\n"),
-            say(answer(b"{}")),
-        )
-        secure = server.url.replace("http", "https")
-        self.assertEqual(
-            self.fail_request(secure), f"{secure} speaks plain HTTP, not TLS; use {server.url}"
-        )
-
     def test_certificates(self) -> None:
         """A certificate counts for the host that it names, and if the system trusts it."""
         folder = Path(self.mktemp())
