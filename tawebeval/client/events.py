@@ -85,10 +85,7 @@ class EvaluationError:
 
 @attrs.frozen
 class Unknown:
-    """An event of a type that this version does not know; `written` is the JSON of its payload.
-
-    Without a type it is not an event at all: `type` is empty, and `written` the whole JSON.
-    """
+    """An event of a type that this version does not know; `written` is the JSON of its payload."""
 
     type: str
     written: str
@@ -118,21 +115,10 @@ class _WireEvent(msgspec.Struct):
     time: datetime | None = None
 
 
-class _UntimedEvent(msgspec.Struct):
-    type: str
-    payload: msgspec.Raw
-
-
 class _WirePage(msgspec.Struct):
     begin: str | None
     end: str | None
     data: list[_WireEvent]
-
-
-class _RawPage(msgspec.Struct):
-    begin: str | None
-    end: str | None
-    data: list[msgspec.Raw]
 
 
 def parse_page(body: bytes, after: str | None) -> Page:
@@ -155,37 +141,15 @@ def _decode(body: bytes) -> _WirePage:
     a value that is too deep here. Its payloads are then cut out before the page is parsed.
     """
     try:
-        return _decode_events(body)
+        return msgspec.json.decode(body, type=_WirePage)
     except RecursionError:
         rest, payloads = _cut_payloads(body)
-    page = _decode_events(rest)
+    page = msgspec.json.decode(rest, type=_WirePage)
     for event in page.data:
         payload = bytes(event.payload)
         if payload.startswith(b"["):
             event.payload = msgspec.Raw(payloads[int(payload[1:-1])])
     return page
-
-
-def _decode_events(body: bytes) -> _WirePage:
-    """Return a page; what is no event gets an empty type. Raises ValueError, RecursionError."""
-    try:
-        return msgspec.json.decode(body, type=_WirePage)
-    except msgspec.ValidationError:
-        page = msgspec.json.decode(body, type=_RawPage)
-    return _WirePage(page.begin, page.end, [_decode_event(raw) for raw in page.data])
-
-
-def _decode_event(raw: msgspec.Raw) -> _WireEvent:
-    """Return an event, without a `time` that is none."""
-    try:
-        return msgspec.json.decode(raw, type=_WireEvent)
-    except msgspec.ValidationError:
-        pass
-    try:
-        event = msgspec.json.decode(raw, type=_UntimedEvent)
-    except msgspec.ValidationError:
-        return _WireEvent("", raw)
-    return _WireEvent(event.type, event.payload)
 
 
 def _cut_payloads(body: bytes) -> tuple[bytes, list[bytes]]:
