@@ -13,8 +13,6 @@ from twisted.internet.task import deferLater
 from twisted.web.client import BrowserLikePolicyForHTTPS
 from twisted.web.websocket import WebSocketClientEndpoint
 
-from tawebeval import client as library
-from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.event_source import EventSource
 from tests.cases.web import LINK
@@ -261,18 +259,6 @@ class FollowingTests:
         for connection in connections:
             connection.close()
         await until(lambda: len(answered(self.daemon, identifier)) == 2, "both streams end")
-
-    async def test_library(self: Any) -> None:
-        """The client library gets each event once, although the proxy is restarted meanwhile."""
-        identifier = await self.begin_by(self.plain, LINES)
-        found: list[str] = []
-        async with TwistedClient(self.proxy.url) as client:
-            async for event in client.events(identifier):
-                found.append(event.text if isinstance(event, library.Text) else "?")
-                if len(found) == 100:
-                    await self.proxy.stop()
-                    self.proxy.start()
-        self.assertTrue("".join(found) == PRINTED, "not what was printed")
 
 
 class AddressTests:

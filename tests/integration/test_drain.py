@@ -153,7 +153,8 @@ class ShortDrainTests(DrainTestCase):
 
     async def test_the_time_is_over(self) -> None:
         """What has not ended by then ends with `shutdown`, and not before."""
-        identifiers = [await self.run_to_the_gate(), await self.begin("exec sleep 600")]
+        whole_line = await self.begin_and_wait("echo ready; exec sleep 600")
+        identifiers = [await self.run_to_the_gate(), whole_line]
         reading = [Deferred.fromCoroutine(self.client.follow(one)) for one in identifiers]
         await self.client.status(identifiers[0])
         began = time.monotonic()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from twisted.internet import reactor
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
-from twisted.web.client import ResponseNeverReceived
 
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.patience import PATIENCE
@@ -39,34 +37,6 @@ class PageTests(DaemonTestCase):
         self.assertFalse(waiting.called)
         gate.write_text("go\n")
         self.assertEqual(text((await waiting)["data"]), "more")
-
-    async def test_a_reader_that_goes_while_it_waits_is_no_defect(self) -> None:
-        """A long poll whose client hangs up is forgotten, and the next one works."""
-        identifier = await self.begin_and_wait("printf ready; exec sleep 600")
-        cursor = (await self.client.page(identifier))["end"]
-        waiting = Deferred.fromCoroutine(self.client.ask(identifier, cursor, wait=LONG))
-        await self.client.status(identifier)
-        waiting.cancel()
-        await waiting.addErrback(
-            lambda failure: failure.trap(CancelledError, ResponseNeverReceived)
-        )
-        await self.client.cancel(identifier)
-        failure((await self.client.page(identifier, cursor))["data"], "cancelled")
-
-    async def test_pages_are_bounded(self) -> None:
-        """No page is much over its limit, and together they are everything."""
-        identifier = await self.begin("seq 50000")
-        cursor, whole, pages = None, "", 0
-        while True:
-            answer = await self.client.ask(identifier, cursor, wait=5)
-            self.assertLess(len(answer.body), 300 * 1024)
-            whole += text(answer.json["data"])
-            pages += 1
-            cursor = answer.json["end"]
-            if cursor is None:
-                break
-        self.assertGreater(pages, 5)
-        self.assertEqual(whole, "".join(f"{i}\n" for i in range(1, 50_001)))
 
 
 class StatusTests(DaemonTestCase):
@@ -156,32 +126,21 @@ class AbandonedTests(DaemonTestCase):
 
     configuration = CONFIGURATION + "abandon_after = 3\n"
 
-    async def gone(self, identifier: str) -> Any:
-        """Wait until the daemon has nothing of an evaluation, without asking for it."""
-        await until(lambda: not self.daemon.leftovers(), "it is killed")
-        # Asked by others, it would live on: so ask only when it can be over.
-        return await self.client.ask(identifier)
-
-    async def test_what_nobody_asks_for_is_killed_and_freed(self) -> None:
-        """A run without a reader is ended, all of it, and its events are gone: 410."""
-        identifier = await self.begin_and_wait("trap '' TERM; echo ready; sleep 600; sleep 600")
-        (await self.gone(identifier)).problem(410)
-        (await self.client.get(f"/evaluation/{identifier}")).problem(410)
-
     async def test_what_somebody_waits_for_is_kept(self) -> None:
         """A long poll is enough to keep an evaluation, however long it says nothing."""
         identifier = await self.begin("sleep 8; echo done")
         self.assertEqual(text(await self.client.follow(identifier)), "done\n")
 
     async def test_another_reader_does_not_keep_it(self) -> None:
-        """Requests for another evaluation count for nothing."""
+        """One that nobody asks for is killed and freed: requests for another count for nothing."""
         runs = self.daemon.state / "evaluations"
-        abandoned = await self.begin("exec sleep 600")
+        abandoned = await self.begin_and_wait("trap '' TERM; echo ready; sleep 600; sleep 600")
         kept, gate = await self.begin_and_hold("echo; echo done")
         reading = Deferred.fromCoroutine(self.client.follow(kept))
         told = f"{derive_log_name(abandoned)}: stopped: no client has asked for the events in "
         await self.daemon.logged(told)
         await until(lambda: list(runs.iterdir()) == [gate.parent.parent], "it is killed")
         (await self.client.ask(abandoned)).problem(410)
+        (await self.client.get(f"/evaluation/{abandoned}")).problem(410)
         gate.write_text("go\n")
         self.assertEqual(text(await reading), "ready\ndone\n")

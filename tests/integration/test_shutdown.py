@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
 from tests.integration.client import Event, failure, python
@@ -39,33 +38,6 @@ class ShutdownTests(DaemonTestCase):
             events += page["data"]
             page = await self.client.page(identifier, page["end"], wait=30)
         failure(events, "shutdown")
-
-    async def wait_for_the_end(self, command: str) -> None:
-        """Wait for events while the daemon is stopped: the final one must come."""
-        identifier = await self.begin_and_wait(command)
-        after = (await self.client.page(identifier))["end"]
-        queued = await self.begin("true")
-        # Who has read pages is expected to come again: so one of these may arrive after the signal.
-        before = (await self.client.page(queued))["end"]
-        waiting = [
-            Deferred.fromCoroutine(self.read_to_the_end(identifier, after)),
-            Deferred.fromCoroutine(self.read_to_the_end(queued, before)),
-        ]
-        # Answers to these mean that those before have arrived, but for what others overtake.
-        await gatherResults(
-            [Deferred.fromCoroutine(self.client.status(one)) for one in (identifier, queued)]
-        )
-        self.daemon.interrupt()
-        await gatherResults(waiting)
-        await self.begin_again()
-
-    async def test_who_waits_for_events_is_told_of_the_shutdown(self) -> None:
-        """A long poll that waits while the daemon is stopped gets the final event."""
-        await self.wait_for_the_end("printf ready; exec sleep 600")
-
-    async def test_who_waits_after_a_whole_line_is_told_of_the_shutdown(self) -> None:
-        """So it does where text that was held back comes first, at the end."""
-        await self.wait_for_the_end("echo ready; exec sleep 600")
 
     async def test_who_asks_from_time_to_time_is_told_of_the_shutdown(self) -> None:
         """Who asks again when it was told to, and waits for nothing, finds the final event, too."""
@@ -118,15 +90,3 @@ class ShutdownTests(DaemonTestCase):
             forged = lost[:-1] + ("A" if lost[-1] != "A" else "B")
             (await self.client.get(f"/evaluation/{forged}{path}")).problem(404)
         (await self.client.get(f"/evaluation/{forged}/events?after={end}")).problem(404)
-
-    async def test_a_killed_daemon_leaves_nothing_for_the_next(self) -> None:
-        """What runs dies with a killed daemon, whose directories are gone after the next start."""
-        word = new_word()
-        identifier = await self.begin_and_wait(python(STUBBORN, word), "there")
-        await self.daemon.kill()
-        await until(lambda: not processes(word), "the evaluator is dead")
-        self.assertNotEqual(self.daemon.leftovers(), [])
-        self.daemon.start()
-        await self.daemon.ready()
-        self.assertEqual(self.daemon.remains(), [])
-        (await self.client.ask(identifier)).problem(410)

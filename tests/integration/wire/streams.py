@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 from typing import Any, ClassVar
 
 from twisted.internet import reactor
@@ -128,41 +127,6 @@ class TransportCase(StreamCase):
         for read in (events, lines, messages):
             self.assertTrue(text(read) == PRINTED, "not what was printed")
         self.assertIsNone((await self.client.page(identifier, "end"))["end"])
-
-    async def test_resume(self) -> None:
-        """Who loses the connection again and again goes on where the last one ended."""
-        identifier = await self.begin(python(LINES))
-        source, times = EventSource(), 0
-        while not source.events or source.events[-1].type != "end":
-            times += 1
-            source.feed(await self._some(identifier, source.last_event_id))
-            source.reconnect()
-        read = [json.loads(event.data) for event in source.events[:-1]]
-        self.assertTrue(text(read) == PRINTED, "not what was printed")
-        self.assertGreater(times, 3)
-
-    async def _some(self, identifier: str, last: str) -> bytes:
-        """Return the beginning of what follows an event, from a connection that is cut."""
-
-        def read() -> bytes:
-            with socket.socket() as connection:
-                # What is in here when it is cut has to come once more.
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-                connection.settimeout(PATIENCE)
-                connection.connect(("127.0.0.1", self.daemon.port))
-                connection.sendall(
-                    f"GET /evaluation/{identifier}/events HTTP/1.0\r\nHost: localhost\r\n"
-                    f"Accept: text/event-stream\r\nLast-Event-ID: {last}\r\n\r\n".encode()
-                )
-                received = b""
-                while len(received) < 3_000_000 and (some := connection.recv(65536)):
-                    received += some
-            start, _, body = received.partition(b"\r\n\r\n")
-            assert b" 200 OK" in start, start
-            return body
-
-        received: bytes = await deferToThread(read)
-        return received
 
     async def test_cancel_and_signs_of_life(self) -> None:
         """A quiet stream shows that it lives, and a cancel ends it with the final event."""
