@@ -70,10 +70,13 @@ class CurlTests(UploadTestCase):
         return str(path)
 
     async def test_files_arrive_exactly(self) -> None:
-        """Several files, binary, with names beyond ASCII and with spaces."""
+        """Binary bytes, nothing at all, line ends of each kind; names beyond ASCII, with spaces."""
         files = (
             ("source", "solución ñ.cpp", b"int main() {}\r\n"),
             ("input", "a b.bin", bytes(range(256)) * 100),
+            ("empty", "nothing", b""),
+            ("ends", "ends.txt", b"\r\n\n\r\r\n--\r\n"),
+            ("text_2", "text.py", b"--boundary\r\n\r\n--boundary--\r\n"),
         )
         form = self.form(*((field, self.write(name, content)) for field, name, content in files))
         code, _, body = await self.curl(*form)

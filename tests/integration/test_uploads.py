@@ -9,42 +9,11 @@ from twisted.internet import reactor
 
 from tests.integration.harness import until
 from tests.integration.raw import Connection, head_of, part
-from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described, identifier_of
+from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described
 
 
 class UploadTests(UploadTestCase):
     """By treq, and byte by byte."""
-
-    async def test_files_of_several_fields_arrive_exactly(self) -> None:
-        """Binary bytes, nothing at all, line ends of each kind, what looks like a boundary."""
-        files = (
-            ("solution", "solution.cpp", bytes(range(256)) * 999),
-            ("empty", "nothing", b""),
-            ("ends", "a b.txt", b"\r\n\n\r\r\n--\r\n"),
-            ("text_2", "text.py", b"--boundary\r\n\r\n--boundary--\r\n"),
-        )
-        identifier = await self.client.evaluate(
-            self.repository.url, self.commit, DESCRIBE, files=files
-        )
-        self.assertEqual(await self.describe(identifier), described(*files))
-
-    async def test_the_base_name_of_a_file_is_kept(self) -> None:
-        """Directories of either kind go, and any other character stays."""
-        for sent, kept in (
-            ("dir/a.py", "a.py"),
-            ("../../etc/passwd", "passwd"),
-            ("C:\\dir\\b.py", "b.py"),
-            ("été ñ 文.py", "été ñ 文.py"),
-            (".hidden", ".hidden"),
-            ("-rf *; $(x) `y`", "-rf *; $(x) `y`"),
-            ("x" * 255, "x" * 255),
-            ("a\tb\x01", "a\tb\x01"),
-            ("a%0Ab%00", "a\nb%00"),  # a newline as browsers write it
-            ("a\rb", "a\rb"),
-        ):
-            answer = self.post([*self.fields(), part("submission[s]", b"x", sent)])
-            found = await self.describe(identifier_of(answer))
-            self.assertEqual(found, described(("s", kept, b"x")))
 
     async def test_a_large_file_arrives_exactly(self) -> None:
         """30 MB by treq, without the daemon holding them in memory."""

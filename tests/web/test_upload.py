@@ -91,6 +91,10 @@ class GoodFormTests(UploadTestCase):
             ("ü ñ 文.txt", "ü ñ 文.txt"),
             ("...", "..."),
             (".bashrc", ".bashrc"),
+            ("-rf *; $(x) `y`", "-rf *; $(x) `y`"),
+            ("a\tb\x01", "a\tb\x01"),
+            ("a%0Ab%00", "a\nb%00"),  # a newline as browsers write it
+            ("a\rb", "a\rb"),
             ("x" * 255, "x" * 255),
         ):
             part = Part("submission[source]", b"1", given)
