@@ -179,6 +179,9 @@ class RoundsCase(KeptDaemonTestCase):
             return
         self.assertEqual(status["state"], kind.state, kind.name)
         self.assertEqual(sum(status["events"].values()), len(reader.events), kind.name)
+        if kind.name == "values":
+            cases = {"accepted": len(kind.printed) // 2}
+            self.assertEqual(status["results"]["cases"], cases)
         if kind.reasons:
             self.assertIn(status["error"]["reason"], kind.reasons)
         if kind.reasons == ("exit",):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 from twisted.internet import reactor
@@ -16,20 +15,17 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SkipTest
 
 from tawebeval.sandbox.workspace import derive_directory_name
-from tests.cases.patience import PATIENCE
 from tests.integration.client import Client, Event, python, text
 from tests.integration.harness import (
-    COMMAND,
     CONFIGURATION,
     TWISTD,
     DaemonTestCase,
     RepositoryTestCase,
-    environment,
     until,
 )
 from tests.integration.harness import Daemon as PlainDaemon
 from tests.integration.keepers import KeptDaemonTestCase
-from tests.integration.rounds_case import Course, RoundsCase
+from tests.integration.rounds_case import EVALUATIONS, ROUNDS, Course, RoundsCase
 from tests.integration.small_disks import PRIVATE, SmallDisks
 from tests.integration.unprivileged import USER, give
 
@@ -170,31 +166,6 @@ class RestartTests(ArchiveTestCase):
         await self.daemon.nothing_left()
         await self.daemon.stop()
 
-    async def test_commands(self) -> None:
-        """The commands `list`, `status` and `follow` show archived evaluations."""
-        identifier = await self.run_python(NUMBERS, "3")
-        await wait_archived(self.client, 1)
-        for command, expected in (
-            (("list",), identifier),
-            (("status", identifier), "archived"),
-            (("follow", identifier), numbers(3)),
-        ):
-            process = subprocess.Popen(
-                [COMMAND, *command, "--server", self.daemon.url],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=environment(),
-            )
-            output: Any = Deferred()
-            reactor.callInThread(  # type: ignore[attr-defined]
-                lambda process=process, output=output: reactor.callFromThread(  # type: ignore[attr-defined]
-                    output.callback, process.communicate(timeout=PATIENCE)[0]
-                )
-            )
-            self.assertIn(expected, await output)
-        await self.daemon.stop()
-
     async def test_shutdown(self) -> None:
         """An evaluation that the shutdown ends is archived with its last event."""
         command = python("import time; print('ready', flush=True); time.sleep(600)")
@@ -206,32 +177,6 @@ class RestartTests(ArchiveTestCase):
         self.assertEqual(text(events), "ready\n")
         self.assertEqual(events[-1]["payload"]["reason"], "shutdown")
         await self.daemon.stop()
-
-    async def test_killed(self) -> None:
-        """After kill -9 what had ended is complete, and nothing is left of what had not."""
-        endless = python("n = 0\nwhile True:\n    print('x', n)\n    n += 1")
-        running = [
-            await self.client.evaluate(self.repository.url, self.commit, endless) for _ in range(2)
-        ]
-        readers = [self.read_for_ever(identifier) for identifier in running]
-        ended = [await self.run_python(NUMBERS, "20000") for _ in range(3)]
-        await wait_archived(self.client, 3)
-        await until(lambda: len(list((self.archive / "spool").glob("*.frames"))) == 2, "recordings")
-        await self.daemon.kill()
-        for reader in readers:
-            reader.cancel()
-        await self.start()
-        for identifier in ended:
-            self.assertEqual(text(await read_pages(self.client, identifier)), numbers(20_000))
-        for identifier in running:
-            self.assertEqual((await self.client.ask(identifier)).code, 410)
-        self.assertEqual(await list_all(self.client), ended)
-        await until(lambda: not os.listdir(self.archive / "spool"), "no recording is left")
-        await self.daemon.stop()
-
-    def read_for_ever(self, identifier: str) -> Deferred[Any]:
-        """Read an evaluation until the daemon is gone."""
-        return Deferred.fromCoroutine(self.client.follow(identifier)).addErrback(lambda _: None)
 
     async def test_killed_again_and_again(self) -> None:
         """However often the daemon is killed while evaluations end, what is listed is complete."""
@@ -247,6 +192,7 @@ class RestartTests(ArchiveTestCase):
             for identifier in await list_all(self.client):
                 self.assertEqual(text(await read_pages(self.client, identifier)), numbers(3000))
         self.assertGreater(len(await list_all(self.client)), 0)
+        await until(lambda: not os.listdir(self.archive / "spool"), "no recording is left")
         await self.daemon.stop()
 
 
@@ -257,7 +203,7 @@ class LastingTests(RoundsCase):
 
     async def test_killed(self) -> None:
         """The archive has exactly the events that readers got, each once, and the status."""
-        await self.run_rounds(16, 5, signal.SIGKILL)
+        await self.run_rounds(EVALUATIONS, ROUNDS, signal.SIGKILL)
 
     async def check_courses(self, courses: list[Course]) -> None:
         """Compare the archive with what readers got."""
@@ -304,28 +250,6 @@ class KillTests(KeptDaemonTestCase):
         await self.client.ask(identifier, after)
         self.assertEqual((is_killed, text(events)), (True, numbers(20_000)))
         self.assertEqual(await read_pages(self.client, identifier), events)
-        await self.daemon.stop()
-
-    async def test_ended(self) -> None:
-        """All are archived, whether clients have read them to the end, or not at all."""
-        identifiers = []
-        for _ in range(5):
-            unread, read = [await self.begin(python(NUMBERS, "20000")) for _ in range(2)]
-            await self.client.follow(read)
-            await self.daemon.restart()
-            self.assertEqual((await self.client.ended(unread))["state"], "finished")
-            await self.client.follow(unread)
-            identifiers += [unread, read]
-        for identifier in identifiers:
-            self.assertEqual(text(await read_pages(self.client, identifier)), numbers(20_000))
-            status = await self.client.status(identifier)
-            self.assertEqual((status["state"], status["archived"]), ("finished", True))
-        self.assertEqual(await list_all(self.client), identifiers)
-        self.assertEqual(os.listdir(self.daemon.state / "archive/spool"), [])
-        await until(lambda: self.daemon.remains() == [], "nothing is left")
-        answer = await self.client.request("POST", f"/evaluation/{identifiers[0]}/rerun")
-        self.assertEqual(answer.code, 200, answer.body)
-        await self.client.follow(answer.json["evaluation_id"])
         await self.daemon.stop()
 
 

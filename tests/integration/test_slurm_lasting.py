@@ -6,14 +6,11 @@ import signal
 from pathlib import Path
 
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from tests.integration.client import failure, joined, text
 from tests.integration.harness import until
-from tests.integration.lasting_kinds import make_numbers
 from tests.integration.processes import new_word, processes
-from tests.integration.resuming_readers import PollReader
 from tests.integration.rounds_case import RoundsCase
 from tests.integration.slurm_case import CPUS, KeptSlurmTestCase
 
@@ -42,20 +39,6 @@ class LastingTests(KeptSlurmTestCase):
         self.assertEqual((error["status"], error["stderr"]), (3, "no\n"))
         await self.nothing_left()
 
-    async def test_flood(self) -> None:
-        """More than the window of output arrives exactly, whether somebody reads or not."""
-        command, printed = make_numbers(1, 60_000)
-        slow, slow_printed = make_numbers(60, 500, 0.05)
-        unread = await self.begin(command)
-        reader = PollReader(self.client, await self.begin(slow))
-        reading = Deferred.fromCoroutine(reader.read())
-        for _ in range(4):
-            await deferLater(reactor, 0.7)
-            await self.daemon.restart()
-        self.assertEqual(text((await reading).events), slow_printed)
-        self.assertEqual(text(await self.client.follow(unread)), printed)
-        await self.nothing_left()
-
     async def test_ended_meanwhile(self) -> None:
         """An evaluator that ends while there is no daemon has its exit and its output."""
         word = new_word()
@@ -68,17 +51,6 @@ class LastingTests(KeptSlurmTestCase):
         self.assertEqual(failure(events, "exit")["status"], 3)
         printed = "".join(f"{n}\n" for n in range(1, 1001))
         self.assertEqual(text(events), f"ready\n{printed}")
-        await self.nothing_left()
-
-    async def test_stopped(self) -> None:
-        """Evaluators of an earlier daemon are cancelled, and end at their time limit."""
-        command = "echo ready; sleep 600"
-        cancelled = await self.begin_and_wait(command)
-        late = await self.begin_and_wait(command, **{"limits[wall_clock]": "4"})
-        await self.daemon.restart()
-        await self.client.cancel(cancelled)
-        failure(await self.client.follow(cancelled), "cancelled")
-        failure(await self.client.follow(late), "timeout")
         await self.nothing_left()
 
     async def test_other_kind(self) -> None:
