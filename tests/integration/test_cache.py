@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 from hashlib import sha256
 from pathlib import Path
 
-from twisted.internet.defer import Deferred, gatherResults
-
-from tests.integration.client import failure, joined, text
+from tests.integration.client import failure, joined
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.processes import command_line, everybody
 from tests.integration.repositories import GitRepository, HttpServer, git
-from tests.integration.unprivileged import give
 
 COMMAND = "sha256sum < big | head -c 64"
 
@@ -53,24 +49,6 @@ class CacheTests(DaemonTestCase):
         )
         return found
 
-    async def test_a_commit_is_never_fetched_again(self) -> None:
-        """With its server gone, a commit that was fetched is still judged with."""
-        await self.check()
-        self.server.stop()
-        await self.check()
-
-    async def test_concurrent_evaluations_share_one_fetch(self) -> None:
-        """Many that want one commit at once cause one fetch, and each gets its own tree."""
-        self.server.hold()
-        identifiers = [await self.begin_here(command="cat README") for _ in range(4)]
-        await until(self.server.half_sent.is_set, "a pack is half sent")
-        self.server.release()
-        streams = await gatherResults(
-            [Deferred.fromCoroutine(self.client.follow(one)) for one in identifiers]
-        )
-        self.assertEqual([text(events) for events in streams], ["an evaluator\n"] * 4)
-        self.assertEqual(self.server.fetches, 1)
-
     async def test_cancelling_one_leaves_the_shared_fetch_to_the_others(self) -> None:
         """Who began the fetch may go; who waits with it still gets what it brings."""
         self.server.hold()
@@ -95,38 +73,6 @@ class CacheTests(DaemonTestCase):
         self.server.release()
         await self.check()
         git(self.cached, "fsck", "--strict")
-
-    async def test_a_daemon_killed_in_mid_fetch_finds_a_sound_cache(self) -> None:
-        """Killed with half a pack on the disk, and started again: the next one works."""
-        self.server.hold()
-        await self.begin_here()
-        await until(self.server.half_sent.is_set, "a pack is half sent")
-        await self.daemon.kill()
-        self.server.release()
-        self.daemon.start()
-        await self.daemon.ready()
-        self.assertEqual(list(self.cached.glob("objects/pack/*tmp*")), [])
-        await self.check()
-        git(self.cached, "fsck", "--strict")
-
-    async def test_a_repository_of_many_files_is_packed(self) -> None:
-        """The daemon tidies up what many fetches leave, here refs, soon after the last of them."""
-        await self.check()
-        refs = self.cached / "refs" / "origin"
-        refs.mkdir()
-        give(refs)
-        for number in range(100):
-            (refs / str(number)).write_text(f"{self.commit}\n")
-            give(refs / str(number))
-        self.repository.write("other", "other")
-        self.commit = self.repository.commit()
-        await self.check()
-        await until(lambda: not list(refs.glob("*")), "the refs are packed")
-        packed = self.cached / "packed-refs"
-        await until(lambda: len(list(self.cached.glob("objects/pack/*.pack"))) == 1, "one pack")
-        self.assertEqual(len(packed.read_text().split("refs/origin/")) - 1, 100)
-        await self.check()
-        git(self.cached, "fsck", "--connectivity-only")
 
     async def test_git_that_is_killed_is_not_blamed_on_the_repository(self) -> None:
         """The kernel kills what takes too much memory: `lost`, and the next one works."""
@@ -158,27 +104,6 @@ class CacheTests(DaemonTestCase):
             self.assertIn("git was killed", error["message"])
             self.assertEqual((await self.client.get("/health/ready")).code, 200)
         await self.check()
-
-    async def test_a_failed_fetch_is_tried_again_by_the_next(self) -> None:
-        """A server that comes back is asked again: failures are not remembered."""
-        hidden = self.repository.folder.rename(self.folder / "hidden")
-        failure(await self.client.follow(await self.begin_here()), "repository")
-        hidden.rename(self.repository.folder)
-        await self.check()
-
-    async def test_a_server_that_says_nothing_does_not_outlive_a_cancel(self) -> None:
-        """A connection that hangs from its beginning is ended with the evaluation."""
-        with socket.socket() as silent:
-            silent.bind(("127.0.0.1", 0))
-            silent.listen()
-            url = f"git://127.0.0.1:{silent.getsockname()[1]}/repository"
-            identifier = await self.client.evaluate(url, self.commit, "true")
-            connection, _ = silent.accept()
-            with connection:
-                status = await self.client.status(identifier)
-                self.assertEqual(status["state"], "fetching")
-                await self.client.cancel(identifier)
-        failure(await self.client.follow(identifier), "cancelled")
 
     async def test_objects_are_not_reached_through_another_url(self) -> None:
         """A commit of one repository is none of another one's, also when both are cached."""

@@ -50,12 +50,6 @@ class FailureTests(reasons.ReasonCase):
         error = await self.run_from(self.repository.url, missing)
         self.assertEqual(error["reason"], "commit", error)
 
-    async def test_a_tree_is_no_commit(self) -> None:
-        """The OID of a tree, which the repository has, names no commit."""
-        tree = (await self.client.ended(await self.begin("true")))["tree_oid"]
-        error = await self.run_from(self.repository.url, tree)
-        self.assertEqual(error["reason"], "commit", error)
-
     async def test_credentials_in_a_url_are_refused_and_told_nobody(self) -> None:
         """A password in a URL is refused, and stands neither in the answer nor in the log."""
         url = "http://teacher:hunter2@127.0.0.1:1/repository"

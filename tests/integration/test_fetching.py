@@ -118,10 +118,14 @@ class FetchingTests(DaemonTestCase):
         await self.judge(url, self.tips[-1])
         await self.judge(url, self.old)
 
-    async def test_a_tag_is_no_commit(self) -> None:
-        """The OID of a tag names no commit, although git would take it for one."""
-        for server, url in (self.http(), self.http(v2=False)):
-            identifier = await self.client.evaluate(url, self.tag, "true")
+    async def test_no_commit(self) -> None:
+        """The OID of a tag or a tree names no commit, although git would take the tag for one."""
+        tree = git(self.repository.folder, "rev-parse", "HEAD^{tree}")
+        for url, oid in (
+            (self.http()[1], self.tag),
+            (self.http(v2=False)[1], self.tag),
+            (self.repository.url, tree),
+        ):
+            identifier = await self.client.evaluate(url, oid, "true")
             events = await self.client.follow(identifier)
             self.assertEqual([event["payload"]["reason"] for event in events], ["commit"])
-            self.assertGreater(server.fetches, 0)

@@ -119,11 +119,6 @@ class AttackTestCase(DaemonTestCase):
         await self.honest()
         return error
 
-    async def refuse_form(self, field: str, *arguments: str, **more: str) -> None:
-        """Check that a form is refused with 400, which names the field."""
-        answer = await self.client.post(*arguments, **more)
-        self.assertEqual((answer.code, answer.json["field"]), (400, field), answer.body)
-
     async def honest(self) -> None:
         """Check that the daemon answers, and an honest evaluation ends right."""
         self.assertEqual((await self.client.get("/health")).code, 200)
@@ -163,32 +158,6 @@ class UrlTests(AttackTestCase):
             ):
                 error = await self.refuse(url)
                 self.assertIn("repositories.private_networks", error["message"])
-
-    async def test_addresses_in_disguise_are_no_hosts(self) -> None:
-        """Numbers that curl would read as an address are refused with the form."""
-        for host in ("2130706433", "0x7f.1", "127.1", "0177.0.0.1", "127.0.0.1.", "[::1%25lo]"):
-            await self.refuse_form("repository[url]", f"http://{host}/x", self.commit, "true")
-
-    async def test_other_transports_are_refused(self) -> None:
-        """Helpers, options, and paths of this machine where `file` is not allowed."""
-        canary = self.folder / "canary"
-        for url in (
-            f"ext::sh -c touch% {canary}",
-            "fd::7",
-            f"--upload-pack=touch {canary}",
-            "-x:y",
-            f"ssh://-oProxyCommand=touch {canary}/x",
-            self.repository.url,
-            str(self.repository.folder),
-            "ftp://example.org/x",
-            "file://localhost/etc",
-        ):
-            await self.refuse_form("repository[url]", url, self.commit, "true")
-        await self.refuse_form(
-            "repository[branch]", "http://h/x", self.commit, "true", repository_branch="--help"
-        )
-        await self.refuse_form("commit_oid", "http://h/x", "-" + self.commit[1:], "true")
-        self.assertFalse(canary.exists())
 
     async def honest(self) -> None:
         """Check that the daemon answers; there is nothing here that it could fetch."""

@@ -1,21 +1,14 @@
-"""Commits with submodules, from real servers: what evaluators find, and what is refused."""
+"""Commits with submodules, from real servers: what evaluators find."""
 
 from __future__ import annotations
 
-import os
-from typing import ClassVar
-
-from tests.integration.client import Event, failure, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase
+from tests.integration.client import Event, text
+from tests.integration.harness import DaemonTestCase
 from tests.integration.repositories import GitRepository, HttpServer, git
 
 
 class SubmoduleTests(DaemonTestCase):
     """A problem whose libraries are in repositories of their own."""
-
-    configuration: ClassVar[str] = CONFIGURATION.replace(
-        "[evaluations]", "fetch_bytes = 200_000\n[evaluations]"
-    )
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -70,27 +63,3 @@ class SubmoduleTests(DaemonTestCase):
         commit = self.add(problem, "one", self.make("one").url)
         events = await self.look(commit, problem.url)
         self.assertEqual(text(events), "code of problem\ncode of one\n")
-
-    async def test_bytes(self) -> None:
-        """The fetches of all submodules share one budget."""
-        problem = self.make("problem")
-        for name in ("one", "two", "three"):
-            library = self.make(name)
-            library.write("data", os.urandom(80_000))
-            library.commit()
-            commit = self.add(problem, name, f"../../{name}/.git")
-        error = failure(await self.look(commit), "repository")
-        self.assertEqual((error["limit"], error["value"]), ("repositories.fetch_bytes", 200_000))
-        self.assertIn("the repositories of the commit are over", error["message"])
-
-    async def test_refused(self) -> None:
-        """What cannot be fetched fails with its path, and no evaluator finds it empty."""
-        problem, one = self.make("problem"), self.make("one")
-        for url, words in (
-            (one.url, "is a path"),
-            ("ssh://git@example.org/x", "does not fetch over ssh"),
-            ("../../gone/.git", "submodule 'lib/one': "),
-        ):
-            error = failure(await self.look(self.add(problem, "one", url)), "repository")
-            self.assertIn(words, error["message"])
-            self.assertEqual(error["path"], "lib/one")

@@ -349,18 +349,6 @@ class DownloadTests(BareRepositoryCase):
             await self.fetch(server)
         self.assertIn("does not announce 1 bytes", caught.exception.message)
 
-    async def test_old_marker(self) -> None:
-        """A marker of a daemon without Git LFS is ignored: the file is fetched."""
-        server = self.serve()
-        commit = await self.fetch(server)
-        marker, large = self.path / "commits" / self.commit, self.path / "lfs" / SHA
-        _, tree, files, _, submodules = marker.read_text().split(" ")
-        marker.write_text(f"{tree} {files} 333 {submodules}")
-        large.unlink()
-        self.assertIs(self.bare.find_fetched_commit(self.commit), None)
-        self.assertEqual(await self.fetch(server), commit)
-        self.assertTrue(large.exists())
-
     async def test_cut(self) -> None:
         """A connection that ends early is an error, whatever has arrived."""
         server = self.serve()
