@@ -288,7 +288,7 @@ class CredentialSettings(Section, frozen=True):
             )
 
 
-class RepositorySettings(
+class RepositoryFetchSettings(
     Section,
     frozen=True,
     rename={
@@ -400,7 +400,11 @@ class SlurmJobSettings(Section, frozen=True):
     arguments: _SlurmArguments = ()
 
 
-class RunnerSettings(Section, frozen=True, rename={"shared_directory": "shared"}):
+class RunnerSettings(
+    Section,
+    frozen=True,
+    rename={"shared_directory": "shared", "max_retries_after_node_loss": "retries"},
+):
     """`[runner]`: the machines that evaluators run on."""
 
     kind: Literal["local", "slurm"] = "local"
@@ -414,7 +418,7 @@ class RunnerSettings(Section, frozen=True, rename={"shared_directory": "shared"}
     gres: _SlurmWord = ""
     cpus: _SlurmCount = 0
     arguments: _SlurmArguments = ()
-    retries: Annotated[int, Meta(ge=0, le=1)] = 0
+    max_retries_after_node_loss: Annotated[int, Meta(ge=0, le=1)] = 0
 
 
 class MaximumLimitSettings(Section, frozen=True):
@@ -705,7 +709,7 @@ class Configuration(Section, frozen=True):
     listen: Annotated[tuple[str, ...], Meta(min_length=1)] = ("tcp:8080:interface=127.0.0.1",)
     service: ServiceSettings = ServiceSettings()
     callers: CallerSettings = CallerSettings()
-    repositories: RepositorySettings = RepositorySettings()
+    repositories: RepositoryFetchSettings = RepositoryFetchSettings()
     evaluations: EvaluationSettings = EvaluationSettings()
     sandbox: SandboxSettings = SandboxSettings()
     runner: RunnerSettings = RunnerSettings()

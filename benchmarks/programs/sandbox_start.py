@@ -24,7 +24,7 @@ from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner, wait_for_exit
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.launcher import enter_user_namespace
-from tawebeval.linux.privileges import ProcessCredentials, find_privileges
+from tawebeval.linux.privileges import CurrentProcess, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.broker_client import SOCKET_NAME
@@ -45,7 +45,7 @@ def _runs() -> Iterator[Callable[[], SandboxedRun]]:
     os.close(
         make_seccomp_filter(internet=False)
     )  # which imports what nobody may not be able to read
-    find_privileges("nobody" if os.geteuid() == 0 else "", ProcessCredentials()).become_user()
+    find_privileges("nobody" if os.geteuid() == 0 else "", CurrentProcess()).become_user()
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         accounts, upload = Path(name, "accounts"), Path(name, "upload")
         accounts.mkdir()

@@ -30,14 +30,14 @@ class Case:
     points: str
     time: str
     memory: str
-    others: str
+    other_members: str
     message: str
     excerpts: tuple[str, ...]
 
     def format_line(self, separator: str) -> str:
         """Return the case as text; `separator` stands between the lines of the message."""
         points = self.points and f"{self.points} point{'' if self.points == '1' else 's'}"
-        figures = ", ".join(filter(None, (points, self.time, self.memory, self.others)))
+        figures = ", ".join(filter(None, (points, self.time, self.memory, self.other_members)))
         shown = f"case {self.name}: {self.verdict}{figures and f' ({figures})'}"
         shown = shown.replace("\n", " ")
         return f"{shown}: {self.message}".replace("\n", separator) if self.message else shown
@@ -46,7 +46,7 @@ class Case:
         """Return the lines of the case in a table, each with its colour."""
         row = _ROW.format(self.name, self.verdict, self.time, self.memory, self.points)
         colour = _COLOURS.get(self.verdict, "red")
-        below = [self.others, *self.message.split("\n")]
+        below = [self.other_members, *self.message.split("\n")]
         if with_excerpts:
             below += self.excerpts
         return [

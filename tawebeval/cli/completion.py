@@ -28,13 +28,13 @@ _NAME = re.compile("[A-Za-z0-9._-]{1,100}")
 # Shells write the help to the terminal.
 _UNSAFE = re.compile(r"[^\w .,:;()+/=-]+")
 
-Named: TypeAlias = tuple[str, str]
+NameAndHelp: TypeAlias = tuple[str, str]
 """A name, and what it stands for."""
 
-Complete: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+ShellCompleter: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _complete(find: Callable[[click.Context], Iterable[Named]]) -> Complete:
+def _complete(find: Callable[[click.Context], Iterable[NameAndHelp]]) -> ShellCompleter:
     """Return the callback of a parameter whose names `find` yields."""
 
     def complete(
@@ -54,7 +54,7 @@ def _complete(find: Callable[[click.Context], Iterable[Named]]) -> Complete:
     return complete
 
 
-def _make_items(found: Iterable[Named], incomplete: str) -> Iterator[CompletionItem]:
+def _make_items(found: Iterable[NameAndHelp], incomplete: str) -> Iterator[CompletionItem]:
     """Yield items without a character that a shell or a terminal may act on."""
     for name, help_ in found:
         if name.startswith(incomplete) and _NAME.fullmatch(name):
@@ -72,24 +72,24 @@ def _request(context: click.Context, name: str) -> Iterator[dict[str, Any]]:
         yield from islice(getattr(client, name)(), _MAX_ENTRIES)
 
 
-def _find_problems(context: click.Context) -> Iterator[Named]:
+def _find_problems(context: click.Context) -> Iterator[NameAndHelp]:
     for one in _request(context, "problems"):
         yield one["name"], str(one.get("title", ""))
 
 
-def _find_environments(context: click.Context) -> Iterator[Named]:
+def _find_environments(context: click.Context) -> Iterator[NameAndHelp]:
     for one in _request(context, "environments"):
         yield one["name"], str(one.get("description", ""))
 
 
-def _find_evaluations(context: click.Context) -> Iterator[Named]:
+def _find_evaluations(context: click.Context) -> Iterator[NameAndHelp]:
     """Yield the evaluations, the newest first."""
     found = list(_request(context, "evaluations"))
     for one in sorted(found, key=lambda one: one["created"], reverse=True):
         yield one["evaluation_id"], f"{one['state']} {one.get('problem') or ''}"
 
 
-def _find_servers(context: click.Context) -> Iterator[Named]:
+def _find_servers(context: click.Context) -> Iterator[NameAndHelp]:
     for name, server in sorted(read_servers(locate_server_file(os.environ)).servers.items()):
         yield name, server.url
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tawebeval.cli.operate import CONFIG_OPTION
+from tawebeval.cli.operator_commands import CONFIG_OPTION
 from tawebeval.errors import ConfigurationError, format_size
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
     from tawebeval.daemon.process_setup import preload_modules
     from tawebeval.daemon.reload import read_configuration
     from tawebeval.linux.filetree import describe_disk_error
-    from tawebeval.linux.privileges import ProcessCredentials, find_privileges
+    from tawebeval.linux.privileges import CurrentProcess, find_privileges
     from tawebeval.sandbox.environment_store import EnvironmentStore, locate_store
     from tawebeval.sandbox.seccomp import load_library
 
@@ -125,7 +125,7 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
                 "start the daemon once, or set the STATE_DIRECTORY of the daemon",
             )
         user = configuration.service.user or _find_owner(state)
-        privileges = find_privileges(user, ProcessCredentials())
+        privileges = find_privileges(user, CurrentProcess())
         if privileges.user is not None:
             preload_modules()
             load_library()  # its modules may be readable by root only, too

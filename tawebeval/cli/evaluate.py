@@ -332,7 +332,9 @@ def evaluate(
             advised = f"{error}; try `--repository {proposal}`"
             raise InvalidRequest(error.status, advised, error.members) from None
         new_folder = folder and DownloadDirectory(folder.path)  # or files get further numbers
-        return show_begun(context, identifier, new_folder, drawn, times=times, detach=detach)
+        return show_submitted_evaluation(
+            context, identifier, new_folder, drawn, times=times, detach=detach
+        )
 
     def work(context: CommandContext) -> int:
         if watch:
@@ -359,7 +361,7 @@ def show_seed(screen: Screen, seed: int | None) -> None:
         screen.show_message(f"repeat this run with --seed {seed}")
 
 
-def show_begun(
+def show_submitted_evaluation(
     context: CommandContext,
     identifier: str,
     folder: DownloadDirectory | None,

@@ -23,7 +23,7 @@ from tawebeval.cli.evaluate import (
     SEED_OPTION,
     TIMES_OPTION,
     parse_labels,
-    show_begun,
+    show_submitted_evaluation,
 )
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.cli.json_fields import (
@@ -330,7 +330,7 @@ def rerun(
 
     def work(context: CommandContext) -> int:
         begun = context.client.rerun(identifier, **changes)
-        return show_begun(context, begun, folder, times=times, detach=detach)
+        return show_submitted_evaluation(context, begun, folder, times=times, detach=detach)
 
     run_with_client(server, screen, work)
 

@@ -110,7 +110,7 @@ class EvaluationReader:
             screen.show_message(f"failed: {error}", "red")
             return FAILED
         if self.cursor is None:
-            note_nothing(screen)
+            warn_of_empty_stdout(screen)
         return display.status
 
     def _pages(self) -> Iterator[Page]:
@@ -119,7 +119,9 @@ class EvaluationReader:
         while True:
             try:
                 for page in client.pages(self.identifier, self.cursor, times=self._times):
-                    with self._context.interruptions.hold():  # or a part of the page is shown twice
+                    with (
+                        self._context.interrupt_handler.defer_interrupt()
+                    ):  # or a part of the page is shown twice
                         yield page
                         self.cursor = page.end
             except Interrupted:
@@ -200,7 +202,7 @@ class _MarkerWarning:
             self._screen.show_message(f"warning: {advice}", "yellow")
 
 
-def note_nothing(screen: Screen) -> None:
+def warn_of_empty_stdout(screen: Screen) -> None:
     """Show that an evaluator has printed neither text nor data."""
     screen.show_message("the evaluator printed nothing on stdout", "yellow")
 

@@ -23,7 +23,7 @@ from tawebeval.sandbox.base import EvaluatorExit
 
 
 @attrs.frozen
-class Hints:
+class HintFinder:
     """Hints for an evaluation by the tree `root` whose command runs in `directory`.
 
     `chosen` are the limits of --limit.
@@ -34,7 +34,7 @@ class Hints:
     _directory: str
     _chosen: ChosenLimits = attrs.field(factory=dict)
 
-    def find(self, error: EvaluationError | None, stderr: str) -> list[str]:
+    def find_hints(self, error: EvaluationError | None, stderr: str) -> list[str]:
         """Return the hints for an evaluation; `error` is its last event if it has failed."""
         return [] if error is None else list(self._explain(error, stderr))
 

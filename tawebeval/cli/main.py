@@ -25,13 +25,13 @@ _COMMANDS = {
     "login": "login:login",
     "logout": "login:logout",
     "servers": "login:servers",
-    "serve": "operate:serve",
-    "keeper": "operate:keeper",
-    "doctor": "operate:doctor",
+    "serve": "operator_commands:serve",
+    "keeper": "operator_commands:keeper",
+    "doctor": "operator_commands:doctor",
     "environment": "environment:environment",
-    "quota": "operate:quota",
-    "reload": "operate:reload",
-    "token": "operate:token",
+    "quota": "operator_commands:quota",
+    "reload": "operator_commands:reload",
+    "token": "operator_commands:token",
 }
 """Module and name of each command. A module is imported when its command is used."""
 

@@ -256,7 +256,7 @@ class CommandContext:
     server: ServerAccess
     client: Client
     screen: Screen
-    interruptions: Interruptions
+    interrupt_handler: InterruptHandler
 
 
 def run_locally(screen: Screen, work: Callable[[], object]) -> None:
@@ -271,13 +271,13 @@ def run_with_client(
     server: ServerAccess, screen: Screen, work: Callable[[CommandContext], int]
 ) -> NoReturn:
     """Exit with the status that `work` returns; print why it failed."""
-    with Interruptions() as interruptions:
+    with InterruptHandler() as interrupt_handler:
         try:
             with server.make_client(screen) as client:
-                status = work(CommandContext(server, client, screen, interruptions))
+                status = work(CommandContext(server, client, screen, interrupt_handler))
         except (ClientError, ConfigurationError, Interrupted, OutputError, OSError) as error:
             status = report_failure(error, screen)
-    raise SystemExit(find_exit_status(status, interruptions.received))
+    raise SystemExit(find_exit_status(status, interrupt_handler.received_signals))
 
 
 class Interrupted(Exception):
@@ -285,19 +285,19 @@ class Interrupted(Exception):
 
 
 @attrs.define
-class Interruptions:
+class InterruptHandler:
     """A context in which SIGINT, SIGTERM and SIGHUP raise Interrupted, once.
 
     The next SIGINT or SIGTERM ends the process. A further SIGHUP has no effect, as the shell and
     the kernel may both send one.
     """
 
-    received: list[int] = attrs.field(factory=list)
+    received_signals: list[int] = attrs.field(factory=list)
     _is_held: bool = False
     _is_pending: bool = False
     _restored: ExitStack = attrs.field(factory=ExitStack)
 
-    def __enter__(self) -> Interruptions:
+    def __enter__(self) -> InterruptHandler:
         self._restored.enter_context(handle_signals(self._handle))
         return self
 
@@ -305,7 +305,7 @@ class Interruptions:
         self._restored.close()
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def defer_interrupt(self) -> Iterator[None]:
         """Raise Interrupted only at the end of this block, for a signal that comes meanwhile."""
         self._is_held = True
         try:
@@ -317,8 +317,8 @@ class Interruptions:
             raise Interrupted
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-        if number == signal.SIGHUP and len(self.received) > 1:
+        self.received_signals.append(number)
+        if number == signal.SIGHUP and len(self.received_signals) > 1:
             return
         for fatal in (signal.SIGINT, signal.SIGTERM):
             signal.signal(fatal, signal.SIG_DFL)

@@ -19,7 +19,7 @@ from tawebeval.cli.evaluate import (
     Submission,
 )
 from tawebeval.cli.follow import DownloadDirectory
-from tawebeval.cli.operate import CONFIG_OPTION
+from tawebeval.cli.operator_commands import CONFIG_OPTION
 from tawebeval.cli.runtime import UTF8_ARGUMENT, make_screen
 
 _STDERR_LINES = 40  # shown without --raw

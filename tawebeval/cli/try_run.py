@@ -20,8 +20,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from tawebeval.cli.evaluate import Submission, show_seed
-from tawebeval.cli.follow import DownloadDirectory, EventDisplay, note_nothing
-from tawebeval.cli.hints import Hints, describe_setting, describe_usage
+from tawebeval.cli.follow import DownloadDirectory, EventDisplay, warn_of_empty_stdout
+from tawebeval.cli.hints import HintFinder, describe_setting, describe_usage
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.reactor import run_reactor
 from tawebeval.cli.runtime import WRONG
@@ -42,7 +42,7 @@ from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.linux.cgroups.manager import open_cgroups
 from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
 from tawebeval.linux.filetree import LIST_MODE_BITS, open_directory, remove_tree
-from tawebeval.linux.privileges import Privileges, ProcessCredentials, find_privileges
+from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileges
 from tawebeval.linux.reaper import kill_stale_processes
 
 _PREFIX = "tawebeval-try-"
@@ -115,14 +115,14 @@ def run_try(given: TryOptions, screen: Screen) -> NoReturn:
                     "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
                 )
             show_seed(screen, drawn if given.seed is None else None)
-            hints = Hints(configuration, given.root, given.directory, chosen)
+            hint_finder = HintFinder(configuration, given.root, given.directory, chosen)
             evaluation = LocalEvaluation(
                 request,
                 surroundings,
                 screen,
                 given.download_directory,
                 given.is_raw,
-                hints,
+                hint_finder,
                 given.has_times,
             )
             return await evaluation.run()
@@ -142,7 +142,7 @@ class LocalEvaluation:
     _screen: Screen
     _folder: DownloadDirectory | None
     _raw: bool
-    _hints: Hints
+    _hint_finder: HintFinder
     _times: bool = False
 
     async def run(self) -> int:
@@ -200,13 +200,13 @@ class LocalEvaluation:
         if unread is not None:
             raise unread
         if last is None:
-            note_nothing(self._screen)
+            warn_of_empty_stdout(self._screen)
         error = last if isinstance(last, ErrorEvent) and last.final else None
         stderr = evaluation.run_result.stderr_text if evaluation.run_result is not None else ""
         if stderr and (error is None or "stderr" not in error.members):
             self._screen.show_message("stderr:")
             self._screen.show_stderr(stderr)
-        for hint in self._hints.find(error, stderr):
+        for hint in self._hint_finder.find_hints(error, stderr):
             self._screen.show_message(f"hint: {hint}", "yellow")
         self._show_usage(evaluation)
         return display.status
@@ -220,11 +220,11 @@ class LocalEvaluation:
 
 
 def _find_privileges(user: str, configured: str) -> Privileges:
-    credentials = ProcessCredentials()
-    if not (user or configured) and 0 in credentials.get_user_ids():
+    process = CurrentProcess()
+    if not (user or configured) and 0 in process.get_user_ids():
         raise ConfigurationError("evaluators do not run as root; as root add --user nobody")
     try:
-        return find_privileges(user or configured, credentials)
+        return find_privileges(user or configured, process)
     except ConfigurationError as error:
         raise ConfigurationError(str(error) if user else f"{error}; or give --user") from None
 

@@ -13,7 +13,7 @@ from tawebeval.client import ClientError
 
 _INTERVAL = 0.3  # seconds between two looks
 
-Versions: TypeAlias = tuple[tuple[int, int, int] | None, ...]
+FileVersions: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 """Inode, size and time of change of each file; None for a file that does not exist."""
 
 
@@ -31,14 +31,14 @@ def repeat_on_change(
             status = evaluate()
         except (ClientError, OSError) as error:
             status = report_failure(error, context.screen)
-        if context.interruptions.received:
+        if context.interrupt_handler.received_signals:
             return status
         names = ", ".join(map(str, paths))
         context.screen.show_message(f"waiting for a change of {names}; Ctrl-C ends", "cyan")
         wait_for_change(paths, seen)
 
 
-def read_versions(paths: Sequence[Path]) -> Versions:
+def read_versions(paths: Sequence[Path]) -> FileVersions:
     """Return the version of each file."""
     return tuple(map(_read_version, paths))
 
@@ -52,7 +52,7 @@ def _read_version(path: Path) -> tuple[int, int, int] | None:
 
 
 def wait_for_change(
-    paths: Sequence[Path], seen: Versions, sleep: Callable[[float], object] = time.sleep
+    paths: Sequence[Path], seen: FileVersions, sleep: Callable[[float], object] = time.sleep
 ) -> None:
     """Return when all files exist, and one has another version than `seen` and stays so. Blocks."""
     before = seen

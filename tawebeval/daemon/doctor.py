@@ -43,7 +43,7 @@ from tawebeval.linux.cgroups.manager import CgroupManager, Resource, open_cgroup
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.ownership import get_user_name
-from tawebeval.linux.privileges import Privileges, ProcessCredentials, find_privileges
+from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.probe import (
@@ -285,7 +285,7 @@ def _can_be_unix(endpoint: str) -> bool:
 def examine_system(
     file: Path | None,
     environment: Mapping[str, str],
-    process: ProcessCredentials | None = None,
+    process: CurrentProcess | None = None,
     reactor: Any = None,
 ) -> Iterator[Finding]:
     """Yield all findings of a configuration file; stop after a broken configuration or user.
@@ -294,7 +294,7 @@ def examine_system(
     installed. `environment` is that of the caller, `process` the process whose privileges count.
     Blocks.
     """
-    process = process or ProcessCredentials()
+    process = process or CurrentProcess()
     if reactor is None:
         from twisted.internet import reactor
     try:

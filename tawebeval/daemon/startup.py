@@ -98,7 +98,7 @@ class StartupChecks(Service):
             raise SystemExit(f"tawebeval: {describe_disk_error(error)}") from None
         except ConfigurationError as error:
             raise SystemExit(f"tawebeval: {error}") from None
-        for problem in self._cgroups.problems:
+        for problem in self._cgroups.enforcement_warnings:
             log.warn("limits: {problem}", problem=problem)
         verify_sandbox(
             self._sandbox, ProbeDirectories(directories.repositories, directories.evaluations)

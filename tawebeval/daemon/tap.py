@@ -27,7 +27,7 @@ from tawebeval.daemon.startup import check_environments, check_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
-from tawebeval.linux.privileges import ProcessCredentials, find_privileges
+from tawebeval.linux.privileges import CurrentProcess, find_privileges
 
 log = Logger()
 
@@ -60,7 +60,7 @@ class Options(usage.Options):
 def makeService(
     options: Options,
     reactor: Any = None,
-    process: ProcessCredentials | None = None,
+    process: CurrentProcess | None = None,
     find_cgroups: Callable[..., CgroupManager] = open_cgroups,
 ) -> IService:
     """Build the daemon for twistd.
@@ -84,7 +84,7 @@ def makeService(
     try:
         path, listen = options["config"] and Path(options["config"]), options["listen"]
         written = configuration = read_configuration(path, listen)
-        privileges = find_privileges(configuration.service.user, process or ProcessCredentials())
+        privileges = find_privileges(configuration.service.user, process or CurrentProcess())
         if privileges.user is not None:
             preload_modules()
         environment = privileges.build_user_environment(os.environ)

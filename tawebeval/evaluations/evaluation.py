@@ -862,7 +862,7 @@ class Evaluation:
             stderr_bytes=sandboxed.count_skipped_stderr_bytes(kept.process_descriptors),
         )
         run = self._make_run(sandboxed, parser, progress)
-        process = sandboxed.resume_process(
+        process = sandboxed.reattach_process(
             *(
                 run,
                 kept.process_descriptors,

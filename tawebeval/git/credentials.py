@@ -75,7 +75,7 @@ class Credential:
 
     `host`: a pattern of `HostPolicy`. `port`: 0 is the default port of the protocol.
     `callers`: names of the callers who may use it; empty: all.
-    `secret`: content of the password or key file, for the identity.
+    `secret_file_content`: content of the password or key file, for the identity.
     `password`: for HTTP; None: ssh uses the files `key_file` and `known_hosts_file`.
     """
 
@@ -83,7 +83,7 @@ class Credential:
     port: int
     username: str
     callers: Sequence[str]
-    secret: bytes = attrs.field(repr=False)
+    secret_file_content: bytes = attrs.field(repr=False)
     password: str | None = attrs.field(default=None, repr=False)
     key_file: str = ""
     known_hosts_file: str = ""
@@ -105,7 +105,7 @@ class Credential:
         has fetched. A new secret changes the identity, since it may open other repositories.
         """
         named = "\0".join((self.host, str(self.port), self.username, self.key_file))
-        return hmac.digest(key, named.encode() + b"\0" + self.secret, "sha256")
+        return hmac.digest(key, named.encode() + b"\0" + self.secret_file_content, "sha256")
 
     def make_login(self, target: UrlServer, address: IPAddress) -> Login | None:
         """Return the login for the server at `address`, None for a key.

@@ -91,7 +91,7 @@ class GitKeyring:
             port=entry.port,
             username=entry.username,
             callers=entry.callers,
-            secret=secret,
+            secret_file_content=secret,
             password=password,
             key_file=key,
             known_hosts_file=known_hosts,

@@ -16,8 +16,8 @@ packages `sandbox` and `git` use them.
 - `reaper`: `OrphanReaper` are processes that have left their parent; `kill_stale_processes` ends
   those that a dead daemon has left.
 - `cgroups`: limits and usage of whole process trees; `rlimits`: the limits of the daemon itself.
-- `privileges`: `Privileges` gives up root for good; `ProcessCredentials` is the process's own
-  identity.
+- `privileges`: `Privileges` gives up root for good; `CurrentProcess` is this process: its
+  credentials and limits of privilege.
 - `filetree`: walking, copying and removing directory trees made by strangers; `ownership`: owners
   and modes of files, and secret files.
 

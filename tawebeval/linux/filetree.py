@@ -243,10 +243,10 @@ def remove_tree(directory: Path) -> None:
     """Remove a directory with its content, or a file, if it exists. Raises: OSError."""
     if _remove_small(directory):
         return
-    run_program(_RM, "-rf", "--", directory)
+    run_and_read_stderr_line(_RM, "-rf", "--", directory)
     if os.path.lexists(directory):  # directories without permissions
-        run_program(_CHMOD, "-R", "u+rwX", "--", directory)
-        said = run_program(_RM, "-rf", "--", directory)
+        run_and_read_stderr_line(_CHMOD, "-R", "u+rwX", "--", directory)
+        said = run_and_read_stderr_line(_RM, "-rf", "--", directory)
         if os.path.lexists(directory):
             raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(directory))
 
@@ -312,7 +312,7 @@ class _Emptying:
                 os.unlink(entry.name, dir_fd=place)
 
 
-def run_program(*command: str | Path) -> str:
+def run_and_read_stderr_line(*command: str | Path) -> str:
     """Run a command to its end; return the first line of its stderr.
 
     Each of millions of files may cause a line: only the first is kept.

@@ -225,7 +225,7 @@ class LauncherProcess:
         if isinstance(self.process, KeeperChild):
             os.close(self.process.pidfd)
 
-    def close(self) -> None:
+    def kill(self) -> None:
         """Kill the launcher and its spare process. Programs that it has started live on."""
         self.connection.close()
         if isinstance(self.process, KeeperChild):
@@ -296,7 +296,7 @@ def start_process(
                 raise ConnectionResetError(errno.ECONNRESET, _ENDED)
             raise OSError(None, said.rpartition("\n")[2])
         except OSError:
-            started.close()
+            started.kill()
             raise
 
 
@@ -535,5 +535,5 @@ class LauncherClient:
 
     def _end(self) -> None:
         if self.launcher is not None:
-            self.launcher.close()
+            self.launcher.kill()
             self.launcher = None

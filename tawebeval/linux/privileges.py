@@ -8,7 +8,7 @@
 4. `drop_privileges`: the rest goes. From here on programs may be run.
 5. `check`: nothing of root is left, also after twistd's `--uid`.
 
-`ProcessCredentials` is the kernel's view of the process: Python's `os` has neither prctl(2) nor
+`CurrentProcess` is the kernel's view of the process: Python's `os` has neither prctl(2) nor
 capset(2). The rights that these two take away are the calling thread's, so there must be no other
 thread.
 """
@@ -40,8 +40,8 @@ _VERSION_3 = 0x20080522  # of capset's arguments: two words of 32 bits for each 
 _SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 
 
-class ProcessCredentials:
-    """The credentials of this process (credentials(7)). Every method raises OSError."""
+class CurrentProcess:
+    """This process and its credentials (credentials(7)). Every method raises OSError."""
 
     def get_user_ids(self) -> tuple[int, int, int]:
         """Return the real, effective and saved user."""
@@ -157,9 +157,9 @@ class User:
 
 @attrs.frozen
 class Privileges:
-    """The way from the present `credentials` to those of `user`; None keeps the present user."""
+    """The change of `process` to the rights of `user`; None keeps the present user."""
 
-    credentials: ProcessCredentials
+    process: CurrentProcess
     user: User | None = None
 
     @property
@@ -179,18 +179,18 @@ class Privileges:
         if self.user is None:
             yield
             return
-        credentials, user = self.credentials, self.user
-        groups = credentials.get_supplementary_groups()
-        gid, uid = credentials.get_group_ids()[1], credentials.get_user_ids()[1]
-        credentials.set_supplementary_groups(sorted(user.groups))
-        credentials.set_group_ids(_UNCHANGED, user.gid, _UNCHANGED)
-        credentials.set_user_ids(_UNCHANGED, user.uid, _UNCHANGED)
+        process, user = self.process, self.user
+        groups = process.get_supplementary_groups()
+        gid, uid = process.get_group_ids()[1], process.get_user_ids()[1]
+        process.set_supplementary_groups(sorted(user.groups))
+        process.set_group_ids(_UNCHANGED, user.gid, _UNCHANGED)
+        process.set_user_ids(_UNCHANGED, user.uid, _UNCHANGED)
         try:
             yield
         finally:
-            credentials.set_user_ids(_UNCHANGED, uid, _UNCHANGED)
-            credentials.set_group_ids(_UNCHANGED, gid, _UNCHANGED)
-            credentials.set_supplementary_groups(sorted(groups))
+            process.set_user_ids(_UNCHANGED, uid, _UNCHANGED)
+            process.set_group_ids(_UNCHANGED, gid, _UNCHANGED)
+            process.set_supplementary_groups(sorted(groups))
 
     def become_user(self) -> None:
         """Become the user for good, with no capability but that of binding ports below 1024.
@@ -200,26 +200,26 @@ class Privileges:
         """
         if self.user is None:
             return
-        credentials, user = self.credentials, self.user
+        process, user = self.process, self.user
         try:
-            if credentials.count_threads() != 1:
+            if process.count_threads() != 1:
                 raise SystemExit(
                     "tawebeval: service.user: another thread would keep running as root"
                 )
-            port = credentials.get_capabilities() & 1 << CAP_NET_BIND_SERVICE
+            port = process.get_capabilities() & 1 << CAP_NET_BIND_SERVICE
             with contextlib.suppress(PermissionError):  # the bounding set is not needed below
-                credentials.empty_bounding_set()
-            credentials.keep_capabilities()
-            credentials.set_supplementary_groups(sorted(user.groups))
-            credentials.set_group_ids(user.gid, user.gid, user.gid)
-            credentials.set_user_ids(user.uid, user.uid, user.uid)
-            credentials.set_capabilities(port)
-            credentials.forbid_tracing()
+                process.empty_bounding_set()
+            process.keep_capabilities()
+            process.set_supplementary_groups(sorted(user.groups))
+            process.set_group_ids(user.gid, user.gid, user.gid)
+            process.set_user_ids(user.uid, user.uid, user.uid)
+            process.set_capabilities(port)
+            process.forbid_tracing()
         except OSError as error:
             raise SystemExit(
                 f"tawebeval: service.user: cannot become {user.name}: {error.strerror}"
             ) from None
-        credentials.set_environment(_variables(user))
+        process.set_environment(_variables(user))
         log.info("changed from root to the user {user}", user=user.name)
 
     def drop_privileges(self) -> None:
@@ -227,37 +227,37 @@ class Privileges:
 
         A sandbox that works by user namespaces needs neither.
         """
-        credentials = self.credentials
+        process = self.process
         try:
-            credentials.set_capabilities(0)
-            credentials.set_no_new_privileges()
-            credentials.forbid_tracing()
+            process.set_capabilities(0)
+            process.set_no_new_privileges()
+            process.forbid_tracing()
         except OSError as error:
             raise SystemExit(f"tawebeval: cannot drop capabilities: {error.strerror}") from None
         self.check_no_root_rights()
 
     def check_no_root_rights(self) -> None:
         """Check that no right of root is left or can be regained. Raises: SystemExit."""
-        credentials, user = self.credentials, self.user
-        if 0 in credentials.get_user_ids():
+        process, user = self.process, self.user
+        if 0 in process.get_user_ids():
             raise SystemExit("tawebeval: " + _ROOT)
-        if credentials.get_capabilities() or not credentials.is_tracing_forbidden():
+        if process.get_capabilities() or not process.is_tracing_forbidden():
             raise SystemExit(
                 "tawebeval: the daemon still has capabilities that it should have dropped"
             )
         if user is None:
             return
         for is_now, shall_be in (
-            (credentials.get_user_ids(), (user.uid,) * 3),
-            (credentials.get_group_ids(), (user.gid,) * 3),
+            (process.get_user_ids(), (user.uid,) * 3),
+            (process.get_group_ids(), (user.gid,) * 3),
             # The kernel may list the primary group here.
-            (credentials.get_supplementary_groups() | {user.gid}, user.groups | {user.gid}),
+            (process.get_supplementary_groups() | {user.gid}, user.groups | {user.gid}),
         ):
             if is_now != shall_be:
                 raise SystemExit(
                     f"tawebeval: service.user: could not change from root to {user.name}"
                 )
-        for regain in (credentials.set_user_ids, credentials.set_group_ids):
+        for regain in (process.set_user_ids, process.set_group_ids):
             with contextlib.suppress(OSError):
                 regain(0, 0, 0)
                 raise SystemExit("tawebeval: service.user: the daemon can become root again")
@@ -269,18 +269,18 @@ _ROOT = (
 )
 
 
-def find_privileges(name: str, credentials: ProcessCredentials) -> Privileges:
+def find_privileges(name: str, process: CurrentProcess) -> Privileges:
     """Return the privileges to give up; `name` is `service.user`. Raises: ConfigurationError."""
-    if 0 in credentials.get_user_ids():
+    if 0 in process.get_user_ids():
         if not name:
             raise ConfigurationError(_ROOT)
-        return Privileges(credentials, find_user(name))
-    if name and find_user(name).uid != credentials.get_user_ids()[1]:
+        return Privileges(process, find_user(name))
+    if name and find_user(name).uid != process.get_user_ids()[1]:
         raise ConfigurationError(
             f"service.user: only root can change to {name!r}; start the daemon as root or as that"
             " user, or remove the setting"
         )
-    return Privileges(credentials)
+    return Privileges(process)
 
 
 def find_user(name: str) -> User:

@@ -33,7 +33,7 @@ from tawebeval.linux.child import ProcessAdopter, ProcessTransport, ResumablePro
 from tawebeval.linux.kept_process import KeptDescriptors
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
-from tawebeval.sandbox.disk_usage import BLOCK_BYTES, LARGE_USAGE_BYTES, DiskMeter
+from tawebeval.sandbox.disk_usage import BLOCK_BYTES, SIGNIFICANT_DISK_USAGE_BYTES, DiskMeter
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import READ_ONLY_NAMES, Workspace, WorkspaceView
@@ -46,7 +46,7 @@ _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of
 _UNNOTICED = 1.0
 
 
-ProcessResumer = Callable[[ProcessProtocol, KeptDescriptors], ResumableProcess]
+ProcessReattacher = Callable[[ProcessProtocol, KeptDescriptors], ResumableProcess]
 """Function that lets a process of the keeper's drive a protocol. Raises: OSError."""
 
 
@@ -127,7 +127,7 @@ class SandboxedRun(ABC):
         self.limits = limits
         self.workspace = workspace
         self._checkout = checkout
-        self._cgroups = sandbox.cgroups
+        self._cgroups = sandbox.cgroup_manager
         self._orphans = sandbox.orphan_reaper
         self._trees = sandbox.writable_trees
         self._tree: int | None = None  # descriptor of the overlay that only the evaluator sees
@@ -272,11 +272,11 @@ class SandboxedRun(ABC):
         self._disk.device_numbers = frozenset(described["devices"])
         self._disk.run_start_time = described["since"]
 
-    def resume_process(
+    def reattach_process(
         self,
         run: ProcessProtocol,
         process: KeptDescriptors,
-        connect: ProcessResumer,
+        connect: ProcessReattacher,
         spawner: ProcessAdopter,
     ) -> ResumableProcess:
         """Let the process of a resumed run drive `run`; `spawner` adopts others that it needs.
@@ -286,7 +286,7 @@ class SandboxedRun(ABC):
         return connect(run, process)
 
     def count_skipped_stderr_bytes(self, process: KeptDescriptors) -> int:
-        """Return the bytes of stderr that `resume_process` does not deliver again."""
+        """Return the bytes of stderr that `reattach_process` does not deliver again."""
         return process.stderr_offset
 
     def detach(self) -> None:  # noqa: B027  (most kinds do nothing by themselves)
@@ -328,7 +328,10 @@ class SandboxedRun(ABC):
         if (
             final
             and self.is_disk_short
-            and (self.disk_bytes >= LARGE_USAGE_BYTES or self.free_disk_bytes < LARGE_USAGE_BYTES)
+            and (
+                self.disk_bytes >= SIGNIFICANT_DISK_USAGE_BYTES
+                or self.free_disk_bytes < SIGNIFICANT_DISK_USAGE_BYTES
+            )
         ):
             return self.make_disk_error()
         return None
@@ -456,7 +459,7 @@ class Sandbox(Protocol):
     """
 
     limits: LimitSettings
-    cgroups: CgroupManager
+    cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
     writable_trees: WritableTrees
 
@@ -521,7 +524,7 @@ class NoSandbox:
     """The sandbox of `sandbox.kind = "none"`: runs have the rights of the daemon."""
 
     limits: LimitSettings
-    cgroups: CgroupManager
+    cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
     writable_trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)
 

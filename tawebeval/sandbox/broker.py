@@ -84,7 +84,7 @@ class BrokerConfiguration(NamedTuple):
       write there.
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory`: bytes, and `processes`: the limits of the whole evaluation.
-    - `parent`: the number of the broker's parent, with which it ends.
+    - `parent_pid`: that of the broker's parent, with which it ends.
     - `cgroups`: for each of "memory", "processes" and "cpu" that is counted: the version, 1 or 2,
       and the evaluation's directory.
     """
@@ -94,7 +94,7 @@ class BrokerConfiguration(NamedTuple):
     rlimits: dict[str, tuple[int, int]]
     memory: int
     processes: int
-    parent: int
+    parent_pid: int
     cgroups: dict[str, tuple[int, str]]
     system: Sequence[str] = ()
     environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
@@ -723,10 +723,10 @@ def receive_request(connection: socket.socket) -> tuple[bytes, list[int]]:
     return message, list(numbers)
 
 
-def exit_with_parent(parent: int) -> None:
+def exit_with_parent(parent_pid: int) -> None:
     """End this process with its parent, also if that has ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 
@@ -792,7 +792,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
     configuration = BrokerConfiguration(**json.loads(told))
-    exit_with_parent(configuration.parent)
+    exit_with_parent(configuration.parent_pid)
     prepare_cgroup_for_children(configuration.cgroups)
     with socket.socket(fileno=LISTENING) as listening:
         accept_connections(listening, configuration)

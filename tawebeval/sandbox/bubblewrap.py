@@ -283,7 +283,7 @@ class BubblewrapSandbox:
     has_network: bool
     writable_trees: WritableTrees
     limits: LimitSettings
-    cgroups: CgroupManager
+    cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
     keeper_pid: int | None = None
     etc: PreparedEtc | None = None
@@ -319,7 +319,7 @@ class BubblewrapSandbox:
         return (
             *list_mount_sources(self.system_options),
             *("/etc/ld.so.cache", str(self.account_directory.resolve().parent)),
-            *self.cgroups.parent_paths,
+            *self.cgroup_manager.parent_paths,
             *(str(path.resolve()) for path in more if path is not None),
         )
 
@@ -515,7 +515,7 @@ class BubblewrapRun(SandboxedRun):
             "rlimits": self._list_rlimits(apart=True),
             "memory": self.limits.memory,
             "processes": self.limits.processes,
-            "parent": sandbox.keeper_pid or os.getpid(),
+            "parent_pid": sandbox.keeper_pid or os.getpid(),
             "cgroups": self._group.list_hierarchies(),
         }
         making = make_broker_spec(

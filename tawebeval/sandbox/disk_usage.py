@@ -28,12 +28,12 @@ _DEEPEST = 100
 _ANYWAY = 10.0  # seconds after which files are counted in any case
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
-MAX_QUICK_INSPECTIONS = 5_000
+MAX_SHARED_THREAD_INSPECTIONS = 5_000
 """Maximum looks of a count that other runs wait for: some 50 ms."""
 
 BLOCK_BYTES = 4096
 """Maximum bytes that a file takes beyond its own size."""
-LARGE_USAGE_BYTES = 2**20
+SIGNIFICANT_DISK_USAGE_BYTES = 2**20
 """Bytes on the disk from which on a run matters to a nearly full disk."""
 
 

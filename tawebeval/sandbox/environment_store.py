@@ -27,7 +27,7 @@ from typing import IO
 import attrs
 
 from tawebeval.errors import ConfigurationError, format_size
-from tawebeval.linux.filetree import remove_tree, run_program, walk_tree
+from tawebeval.linux.filetree import remove_tree, run_and_read_stderr_line, walk_tree
 from tawebeval.sandbox.bubblewrap import build_minimal_system_options, write_sandbox_files
 from tawebeval.sandbox.command_sandbox import (
     BWRAP_ERROR_PREFIX,
@@ -140,7 +140,7 @@ class EnvironmentStore:
             raise ConfigurationError(f"{target.name} is being removed", "import it again") from None
         except FileNotFoundError:
             was_added = True
-            run_program("/bin/sync", "-f", "--", root)
+            run_and_read_stderr_line("/bin/sync", "-f", "--", root)
             root.rename(target)
         return StoredRoot(target, was_added, tuple(warnings))
 
@@ -239,7 +239,7 @@ class _Import:
             archive = self._staging / "archive"
             archive.mkdir()
             self._extract(archive, self._exclude(devices))
-            run_program("/bin/chmod", "-R", "u+rwX", "--", archive)
+            run_and_read_stderr_line("/bin/chmod", "-R", "u+rwX", "--", archive)
             return self._unpack_image(archive)
         if self._wanted:
             raise ConfigurationError(f"{source} is not an image of a container; leave out --digest")
@@ -410,7 +410,7 @@ def _leave_out(*prefixes: str) -> tuple[str, ...]:
 
 def _settle(root: Path) -> str:
     """Make a root read-only, with the modes and files that sandboxes need; return its digest."""
-    run_program("/bin/chmod", "-R", "u+rwX", "--", root)
+    run_and_read_stderr_line("/bin/chmod", "-R", "u+rwX", "--", root)
     _add_files(root / "etc")
     whole = hashlib.sha256()
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

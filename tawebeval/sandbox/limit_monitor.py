@@ -17,8 +17,8 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.disk_usage import (
-    LARGE_USAGE_BYTES,
-    MAX_QUICK_INSPECTIONS,
+    MAX_SHARED_THREAD_INSPECTIONS,
+    SIGNIFICANT_DISK_USAGE_BYTES,
     CountTooExpensive,
 )
 
@@ -51,14 +51,14 @@ class FullDiskPolicy:
             self._mark, self._patience = 0, 0
             return None
         free = min(run.free_disk_bytes for run in short)
-        filling = free < self._mark - LARGE_USAGE_BYTES
+        filling = free < self._mark - SIGNIFICANT_DISK_USAGE_BYTES
         if filling or free > self._mark:
             self._mark = free
         if self._patience and not filling:
             self._patience -= 1
             return None
         chosen = max(short, key=lambda run: run.disk_bytes)
-        if chosen.disk_bytes < LARGE_USAGE_BYTES:
+        if chosen.disk_bytes < SIGNIFICANT_DISK_USAGE_BYTES:
             if not filling:
                 return None
             chosen = short[-1]  # the disk was not nearly full before its start
@@ -69,8 +69,8 @@ class FullDiskPolicy:
 class LimitMonitor:
     """The monitor of all runs: it looks at each in turn, in one of `threads`.
 
-    A run that takes more than `MAX_QUICK_INSPECTIONS` looks at the disk is looked at by `others`,
-    so that it does not delay small runs.
+    A run that takes more than `MAX_SHARED_THREAD_INSPECTIONS` looks at the disk is looked at by
+    `others`, so that it does not delay small runs.
     """
 
     def __init__(self, clock: Any, threads: WorkerThreads, others: WorkerThreads) -> None:
@@ -115,7 +115,8 @@ class LimitMonitor:
     async def _look(self) -> None:
         try:
             runs = {
-                run: 0 if run in self._apart else MAX_QUICK_INSPECTIONS for run in self._watched
+                run: 0 if run in self._apart else MAX_SHARED_THREAD_INSPECTIONS
+                for run in self._watched
             }
             for run, found in await self._threads.run_in_thread(check_run_limits, runs):
                 if run in self._watched:  # it may have ended meanwhile

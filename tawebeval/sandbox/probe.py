@@ -145,7 +145,7 @@ class ProbeDirectories:
     workspaces: Path | None = None
 
 
-TEMPORARY_DIRECTORIES = ProbeDirectories()
+DEFAULT_PROBE_DIRECTORIES = ProbeDirectories()
 
 log = Logger()
 
@@ -170,7 +170,7 @@ def open_sandbox(
 def check_sandbox(
     sandbox: Sandbox,
     privileges: Privileges | None = None,
-    places: ProbeDirectories = TEMPORARY_DIRECTORIES,
+    places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES,
 ) -> None:
     """Check that evaluators can be started in a sandbox. Blocks.
 
@@ -204,7 +204,7 @@ def find_sandbox_problems(sandbox: Sandbox) -> Iterator[SetupProblem]:
         )
 
 
-def verify_sandbox(sandbox: Sandbox, places: ProbeDirectories = TEMPORARY_DIRECTORIES) -> None:
+def verify_sandbox(sandbox: Sandbox, places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES) -> None:
     """Check a sandbox, and log its problems. Blocks. Raises: SystemExit, with a message."""
     try:
         check_sandbox(sandbox, places=places)
@@ -271,7 +271,7 @@ def open_bubblewrap(
 def probe_overlays_or_copies(
     sandbox: BubblewrapSandbox,
     privileges: Privileges | None = None,
-    places: ProbeDirectories = TEMPORARY_DIRECTORIES,
+    places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES,
 ) -> SetupProblem | None:
     """Probe the sandbox with overlays, or else with copies. Blocks.
 
@@ -292,7 +292,7 @@ def probe_overlays_or_copies(
 def probe_bubblewrap(
     sandbox: BubblewrapSandbox,
     privileges: Privileges | None = None,
-    places: ProbeDirectories = TEMPORARY_DIRECTORIES,
+    places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES,
 ) -> SetupProblem | None:
     """Return why the sandbox does not work, with a remedy; None if it works. Blocks.
 

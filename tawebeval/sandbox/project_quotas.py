@@ -27,7 +27,7 @@ from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import add_path_to_errors, is_disk_full
 from tawebeval.linux.ownership import get_user_name
-from tawebeval.linux.privileges import Privileges, ProcessCredentials, User
+from tawebeval.linux.privileges import CurrentProcess, Privileges, User
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES
 
 _NAME = "quotas"
@@ -141,7 +141,7 @@ def probe_quota_enforcement(directories: Sequence[Path]) -> None:
 
 
 def make_quota_directories(
-    state: Path, configuration: Configuration, first: int, credentials: ProcessCredentials
+    state: Path, configuration: Configuration, first: int, process: CurrentProcess
 ) -> int:
     """Make a quota directory for each concurrent evaluation, as root; return their number.
 
@@ -153,11 +153,11 @@ def make_quota_directories(
         resolve_run_slot_count(configuration.evaluations.max_running),
     )
     limits = _QUOTA.pack(quota.max_bytes // 1024, 0, 0, quota.max_files, 0, 0, 0, 0, _LIMITS)
-    if credentials.get_user_ids()[1] != 0:
+    if process.get_user_ids()[1] != 0:
         raise ConfigurationError("only root can set quotas; run the command as root")
     try:
         with _entered(state.resolve()) as top:
-            user = Privileges(credentials, _owner(top, state))
+            user = Privileges(process, _owner(top, state))
             _count_files(top, first)  # fails where there are no quotas, before anything is made
             with _made(_NAME, top, user) as above:
                 existing = (int(path.name) for path in find_quota_directories(state))

@@ -10,7 +10,7 @@ directory (`runner.shared`) under the same paths, or by the stdin of srun.
 - `order`: what a node needs to know, a file.
 - `order_transfer`, `tree_stream`: the way of the order and its files without a shared directory.
 - `tree_cache`: the trees that a node without a shared directory keeps.
-- `node_files`: `NodeFiles`, which has such a node read files.
+- `node_files`: `NodeFileReader`, which has such a node read files.
 - `node`: the program on the node.
 - `jobs`: the options of srun; names and states of jobs; why a job was lost.
 - `job_counters`: `JobCounters`, for the daemon's metrics.

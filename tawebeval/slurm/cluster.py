@@ -29,7 +29,7 @@ from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import (
     EvaluatorExit,
-    ProcessResumer,
+    ProcessReattacher,
     RunnerStatus,
     Sandbox,
     SandboxedRun,
@@ -61,15 +61,15 @@ _SHELL = (
 class SlurmSandbox:
     """The sandbox of `runner.kind = "slurm"`.
 
-    `limits`, `cgroups`, `orphan_reaper` and `writable_trees` are those of the daemon's own sandbox,
-    by which srun is started. A reload replaces `configuration`. `job_prefix` begins the names of
-    the jobs of this process of the daemon, and of no others. `is_kept`: runs outlive the daemon;
-    `kept_jobs` are those of an earlier process that go on.
+    `limits`, `cgroup_manager`, `orphan_reaper` and `writable_trees` are those of the daemon's own
+    sandbox, by which srun is started. A reload replaces `configuration`. `job_prefix` begins the
+    names of the jobs of this process of the daemon, and of no others. `is_kept`: runs outlive the
+    daemon; `kept_jobs` are those of an earlier process that go on.
     """
 
     configuration: Configuration
     limits: LimitSettings
-    cgroups: CgroupManager
+    cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
     writable_trees: WritableTrees
     commands: SlurmCommands
@@ -98,7 +98,7 @@ class SlurmSandbox:
         """
         every = _begin_job_names(label)
         prefix = f"{every}{token_hex(3)}-"
-        own = (local.limits, local.cgroups, local.orphan_reaper, local.writable_trees)
+        own = (local.limits, local.cgroup_manager, local.orphan_reaper, local.writable_trees)
         sandbox = cls(configuration, *own, commands, threads, clock, prefix, is_kept)
         kept = sandbox.kept_jobs
 
@@ -161,7 +161,7 @@ class SlurmRun(SandboxedRun):
 
     async def _read_node_file(self, path: str) -> bytes:
         assert self._transport is not None, "the run has begun"
-        return await self._transport.files.read_file(path)
+        return await self._transport.file_reader.fetch_file(path)
 
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
@@ -261,7 +261,7 @@ class SlurmRun(SandboxedRun):
         return NodeTransport(
             *(sandbox.clock, spawner, sandbox.commands, self._status),
             self._start_again,
-            self._configuration.runner.retries,
+            self._configuration.runner.max_retries_after_node_loss,
             sandbox.is_kept,
             self._make_sender if self._is_streamed else None,
             self.limits.file,
@@ -376,11 +376,11 @@ class SlurmRun(SandboxedRun):
             self._store = SrunFiles.load(descriptors)
             failing.pop_all()
 
-    def resume_process(
+    def reattach_process(
         self,
         run: ProcessProtocol,
         process: KeptDescriptors,
-        connect: ProcessResumer,
+        connect: ProcessReattacher,
         spawner: ProcessAdopter,
     ) -> NodeTransport:
         """Let the evaluator on the node drive `run`, from the byte `process.stdout_offset` on."""
@@ -399,6 +399,6 @@ class SlurmRun(SandboxedRun):
         return transport
 
     def count_skipped_stderr_bytes(self, process: KeptDescriptors) -> int:
-        """Return the bytes of stderr that `resume_process` does not deliver again."""
+        """Return the bytes of stderr that `reattach_process` does not deliver again."""
         assert self._store is not None, "resumed"
         return self._store.count_skipped_stderr_bytes()

@@ -567,7 +567,7 @@ def check_node(path: Path) -> None:
             ):
                 found = probe_bubblewrap(opened)
                 report["problem"] = found and list(found)
-                report["has_memory_cgroup"] = "memory" in opened.cgroups.enforced_resources
+                report["has_memory_cgroup"] = "memory" in opened.cgroup_manager.enforced_resources
         except ConfigurationError as error:
             report["problem"] = list(error.problem)
         except OSError as error:

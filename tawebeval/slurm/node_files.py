@@ -20,8 +20,8 @@ ANSWER_TIMEOUT = 120.0
 
 
 @attrs.define(eq=False)
-class NodeFiles:
-    """The files of one evaluator, of at most `limit` bytes each: one is read at a time.
+class NodeFileReader:
+    """Reader of the files of one evaluator, of at most `limit` bytes each, one at a time.
 
     `send` sends a line to the node, and tells whether it could. What a node answers to an earlier
     daemon has another token, and is left out. `on_silence` is called after `ANSWER_TIMEOUT`.
@@ -37,14 +37,14 @@ class NodeFiles:
     _answered: Deferred[bytes] | None = None
     _timeout: IDelayedCall | None = None
 
-    async def read_file(self, path: str) -> bytes:
+    async def fetch_file(self, path: str) -> bytes:
         """Return the content of a file. Raises: FileRefused."""
         self._token, self._path = token_hex(TOKEN_BYTES // 2).encode(), path
         self._content.clear()
         answered = self._answered = Deferred()
         self._timeout = self._clock.callLater(ANSWER_TIMEOUT, self._on_silence)
         if not self._send(encode_read(self._token, path)):
-            self.lose_node()
+            self.fail_pending_fetch()
         return await answered
 
     def on_frame(self, kind: FrameKind, content: bytes) -> None:
@@ -62,7 +62,7 @@ class NodeFiles:
             refusal = f"{self._path!r} is over {format_size(self._limit)} (limits.file)"
         self._answer(refusal)
 
-    def lose_node(self) -> None:
+    def fail_pending_fetch(self) -> None:
         """Refuse the file that is being read: no answer comes any more."""
         self._answer(f"{self._path!r} cannot be read: the node is gone")
 

@@ -49,7 +49,7 @@ from tawebeval.slurm.jobs import (
     find_job_identifier,
     reports_out_of_memory,
 )
-from tawebeval.slurm.node_files import NodeFiles
+from tawebeval.slurm.node_files import NodeFileReader
 from tawebeval.slurm.order_transfer import OrderSender
 from tawebeval.slurm.srun_files import FramePosition, SrunFiles
 
@@ -291,7 +291,7 @@ class NodeTransport:
     again, by `start_again`, only if it was lost before the evaluator printed anything.
 
     `make_sender` is for a node without a shared directory. That node ends after all output was
-    stored: until then the output may name `files`, of at most `file_limit` bytes.
+    stored: until then the output may name files, of at most `file_limit` bytes.
 
     With `is_kept` stdout stays in its file until `discard_output`. The run has got the first
     `delivered_bytes` of stdout, with the bytes of this call.
@@ -313,7 +313,7 @@ class NodeTransport:
     _has_exited: bool = False
     job_loss: EvaluationFailure | None = None
     delivered_bytes: int = 0
-    files: NodeFiles = attrs.field(init=False)
+    file_reader: NodeFileReader = attrs.field(init=False)
     _attempt: SrunProtocol = attrs.field(init=False)
     _run: Any = None  # the protocol
     _granted: int = WINDOW  # the offset in stdout
@@ -327,7 +327,7 @@ class NodeTransport:
     _kill: IDelayedCall | None = None  # None until the first `KILL`
 
     def __attrs_post_init__(self) -> None:
-        self.files = NodeFiles(
+        self.file_reader = NodeFileReader(
             *(self._clock, self._file_limit),
             lambda line: self._attempt.send(line),
             self._on_silent_node,
@@ -400,7 +400,7 @@ class NodeTransport:
         """Do nothing any more: another process of the daemon goes on."""
         self._is_handed_over = self._attempt.ignores_frames = True
         self._attempt.stop_sending()
-        self.files.cancel_timeout()
+        self.file_reader.cancel_timeout()
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
 
@@ -471,7 +471,7 @@ class NodeTransport:
             "node", "the node does not send a file that the evaluator has named"
         )
         self._on_deaf_node()
-        self.files.lose_node()
+        self.file_reader.fail_pending_fetch()
 
     def signal_group(self, number: int) -> None:
         """Signal the evaluator by the node."""
@@ -502,7 +502,7 @@ class NodeTransport:
         if kind in (FrameKind.READY, FrameKind.WANTED):
             self._send_order(attempt, kind)
         elif kind in (FrameKind.FILE, FrameKind.FILE_END):
-            self.files.on_frame(kind, content)
+            self.file_reader.on_frame(kind, content)
         elif kind is FrameKind.BEGUN:
             attempt.stop_sending()
             self.status.job_id, self.status.node = attempt.store.job_and_node or (None, None)
@@ -583,7 +583,7 @@ class NodeTransport:
             return
         self._commands.unwatch_job(attempt.job_name)
         self._commands.counters.note_job_end(attempt.job_name)
-        self.files.lose_node()
+        self.file_reader.fail_pending_fetch()
         self.status.queue_reason = None
         if attempt.outcome is not None:
             if is_killed:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from tawebeval.cli import main as command
 from tawebeval.cli import runtime
 from tawebeval.cli.output import Screen
-from tawebeval.cli.runtime import CommandContext, Interruptions, ServerAccess
+from tawebeval.cli.runtime import CommandContext, InterruptHandler, ServerAccess
 from tawebeval.client import Client
 from tawebeval.client.http import HttpRequest
 from tawebeval.client.operations import Pause, RequestResult
@@ -84,7 +84,7 @@ class CommandTestCase(ClientTestCase):
         """Return what a command works with."""
         server = ServerAccess("http://localhost:8080")
         client = LineClient(self.line, lambda: self.meanwhile())
-        return CommandContext(server, client, screen, Interruptions())
+        return CommandContext(server, client, screen, InterruptHandler())
 
     def lose(self, *errors: RequestError) -> None:
         """Let the server answer these to all who read, polls that wait included; then the last."""

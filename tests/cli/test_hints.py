@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.hints import Hints, describe_usage
+from tawebeval.cli.hints import HintFinder, describe_usage
 from tawebeval.client import EvaluationError
 from tawebeval.config import Configuration, SandboxSettings
 from tawebeval.linux.cgroups.manager import ResourceUsage
@@ -32,7 +32,9 @@ class HintsTests(SynchronousTestCase):
         self, error: EvaluationError | None, stderr: str = "", directory: str = "inner"
     ) -> list[str]:
         """Return the hints."""
-        return Hints(self.configuration, self.root, directory, self.chosen).find(error, stderr)
+        return HintFinder(self.configuration, self.root, directory, self.chosen).find_hints(
+            error, stderr
+        )
 
     def check(self, words: list[str], found: list[str]) -> None:
         """Hold that each hint begins so."""

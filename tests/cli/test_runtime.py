@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli.runtime import (
     CommandContext,
     Interrupted,
-    Interruptions,
+    InterruptHandler,
     RetryMessages,
     ServerAccess,
     UploadBar,
@@ -38,33 +38,33 @@ class SignalTests(SynchronousTestCase):
     def test_first(self) -> None:
         """Each of the three interrupts once, and leaves the next Ctrl-C to end the program."""
         for number in NUMBERS:
-            with Interruptions() as interruptions:
+            with InterruptHandler() as interrupt_handler:
                 with self.assertRaises(Interrupted):
                     signal.raise_signal(number)
                 self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
                 self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
                 signal.raise_signal(signal.SIGHUP)  # shell and kernel may both send one
-            self.assertEqual(interruptions.received[0], number)
+            self.assertEqual(interrupt_handler.received_signals[0], number)
             for each in NUMBERS:
                 self.assertEqual(signal.getsignal(each), signal.SIG_DFL)
 
     def test_held(self) -> None:
         """A signal in a block that is not to be interrupted interrupts at its end, once."""
-        with Interruptions() as interruptions:
+        with InterruptHandler() as interrupt_handler:
             done = False
-            with self.assertRaises(Interrupted), interruptions.hold():
+            with self.assertRaises(Interrupted), interrupt_handler.defer_interrupt():
                 signal.raise_signal(signal.SIGINT)
                 done = True
             self.assertTrue(done)
-            with interruptions.hold():
+            with interrupt_handler.defer_interrupt():
                 pass
 
     def test_ignored(self) -> None:
         """Under nohup SIGHUP has no effect, before and after."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with Interruptions() as interruptions:
+        with InterruptHandler() as interrupt_handler:
             signal.raise_signal(signal.SIGHUP)
-        self.assertEqual(interruptions.received, [])
+        self.assertEqual(interrupt_handler.received_signals, [])
         self.assertEqual(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
 
 

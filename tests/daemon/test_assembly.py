@@ -37,7 +37,7 @@ from tawebeval.config import (
     HttpSettings,
     LogSettings,
     MetricsSettings,
-    RepositorySettings,
+    RepositoryFetchSettings,
     ServiceSettings,
 )
 from tawebeval.core.tokens import generate_token
@@ -467,7 +467,7 @@ class ServiceTests(SynchronousTestCase):
             (CallerSettings(tokens=self.write_token()), 2),
         ):
             daemon = self.make(
-                callers=callers, repositories=RepositorySettings(max_concurrent_fetches=3)
+                callers=callers, repositories=RepositoryFetchSettings(max_concurrent_fetches=3)
             )
             fetches = self.evaluations(daemon).context.fetch_slots
             places = [fetches.acquire_slot(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
@@ -505,7 +505,7 @@ class ServiceTests(SynchronousTestCase):
     def test_hosts(self) -> None:
         """The rules for hosts are those of the configuration."""
         caches = self.note_calls("RepositoryCache")
-        self.make(repositories=RepositorySettings(deny_hosts=("example.org",)))
+        self.make(repositories=RepositoryFetchSettings(deny_hosts=("example.org",)))
         with self.assertRaises(EvaluationFailure):
             caches[0][3].check_url("https://example.org/x")
 
@@ -814,7 +814,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make(
             callers=CallerSettings(tokens=str(tokens)),
             callbacks=CallbackSettings(enabled=True, secrets=str(secrets)),
-            repositories=RepositorySettings(credentials=(entry,)),
+            repositories=RepositoryFetchSettings(credentials=(entry,)),
         )
         self.patch(module.os, "access", lambda path, mode, **_: path not in unreadable)
         with capturedLogs() as events:
@@ -841,7 +841,7 @@ class ServiceTests(SynchronousTestCase):
         password = self.file_with("old")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
         caches = self.note_calls("RepositoryCache")
-        self.start(repositories=RepositorySettings(credentials=(entry,)))
+        self.start(repositories=RepositoryFetchSettings(credentials=(entry,)))
         keyring = caches[0][5]
         password.write_text("new")
         signal.raise_signal(signal.SIGHUP)
@@ -854,7 +854,7 @@ class ServiceTests(SynchronousTestCase):
     def test_credentials(self) -> None:
         """A secret that is not there stops the start, with the path of its key."""
         entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")
-        said = self.fail_to_make(repositories=RepositorySettings(credentials=(entry,)))
+        said = self.fail_to_make(repositories=RepositoryFetchSettings(credentials=(entry,)))
         self.assertIn("repositories.credentials[0].password_file", said)
 
     def test_name(self) -> None:
@@ -870,7 +870,7 @@ class ServiceTests(SynchronousTestCase):
             raise ConfigurationError("git version 1 is too old")
 
         calls = self.note_calls("GitRunner")
-        daemon = self.make(repositories=RepositorySettings(git_memory_bytes=77_777_777))
+        daemon = self.make(repositories=RepositoryFetchSettings(git_memory_bytes=77_777_777))
         memory, sandbox = calls[0][3:5]
         self.assertEqual(memory, 77_777_777)
         self.assertIsInstance(sandbox, BubblewrapCommandSandbox)

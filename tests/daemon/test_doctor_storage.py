@@ -16,7 +16,7 @@ from tawebeval.config import (
     EvaluationSettings,
     HealthSettings,
     LimitSettings,
-    RepositorySettings,
+    RepositoryFetchSettings,
 )
 from tawebeval.daemon import doctor_storage as module
 from tawebeval.daemon.doctor_storage import check_free_space
@@ -32,7 +32,7 @@ SPARE = 5 * GIB
 CONFIGURATION = Configuration(
     evaluations=EvaluationSettings(max_running=RUNNING),
     limits=LimitSettings(uploads=7 * GIB, disk=11 * GIB),
-    repositories=RepositorySettings(
+    repositories=RepositoryFetchSettings(
         max_cache_bytes=13 * GIB,
         max_concurrent_fetches=2,
         fetch_bytes=17 * GIB,

@@ -17,7 +17,7 @@ from tawebeval.config import (
     CredentialSettings,
     EnvironmentSettings,
     MetricsSettings,
-    RepositorySettings,
+    RepositoryFetchSettings,
     SandboxSettings,
 )
 from tawebeval.daemon import startup as module
@@ -46,7 +46,7 @@ class FakeParts:
     evaluations: Path = EVALUATIONS
     quota_directories: tuple[Path, ...] = QUOTAS
     gone: tuple[Path, ...] = ()
-    problems: tuple[str, ...] = ()
+    enforcement_warnings: tuple[str, ...] = ()
     errors: dict[str, Exception] = attrs.field(factory=dict)
     done: list[str] = attrs.field(factory=list)
 
@@ -197,11 +197,11 @@ class StartupTests(SynchronousTestCase):
 
     def test_limits(self) -> None:
         """What cannot be limited is told, each as it is; the daemon starts all the same."""
-        self.parts.problems = ("memory is {not} limited", "write to {problem}")
+        self.parts.enforcement_warnings = ("memory is {not} limited", "write to {problem}")
         with capturedLogs() as events:
             self.startup.startService()
         said = [(formatEvent(event), event["log_level"]) for event in events]
-        wanted = [f"limits: {problem}" for problem in self.parts.problems]
+        wanted = [f"limits: {problem}" for problem in self.parts.enforcement_warnings]
         self.assertEqual(said, [(one, LogLevel.warn) for one in wanted])
 
 
@@ -243,7 +243,7 @@ class PrivateTestCase(SynchronousTestCase):
             callers=CallerSettings(tokens=f"{self.root}/tokens/file"),
             callbacks=CallbackSettings(secrets=f"{self.root}/hooks/secrets"),
             metrics=MetricsSettings("tokens", f"{self.root}/readers/file"),
-            repositories=RepositorySettings(credentials=entries),
+            repositories=RepositoryFetchSettings(credentials=entries),
             environments={"x": EnvironmentSettings(root)} if root else {},
         )
 

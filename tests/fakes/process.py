@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, ProcessCredentials
+from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, CurrentProcess
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 EVERYTHING = 0x1FF_FFFF_FFFF
 
 
-class FakeProcess(ProcessCredentials):
+class FakeProcess(CurrentProcess):
     """A process of the user and group `uid`; `calls` are the names of what was changed.
 
     Methods whose names are in `refused` raise PermissionError, those in `ignored` do nothing.

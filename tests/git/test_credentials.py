@@ -86,7 +86,12 @@ class TargetTests(SynchronousTestCase):
 
     def test_identity(self) -> None:
         """Each part but the callers changes the identity, and so does the daemon's key."""
-        changes = ({"host": "*.example.org"}, {"port": 443}, {"username": "x"}, {"secret": b"x"})
+        changes = (
+            {"host": "*.example.org"},
+            {"port": 443},
+            {"username": "x"},
+            {"secret_file_content": b"x"},
+        )
         credentials = [PASSWORD, *(attrs.evolve(PASSWORD, **change) for change in changes)]
         credentials += [KEY, attrs.evolve(KEY, key_file="/k/another")]
         identities = {each.derive_credential_id(b"key") for each in credentials}

@@ -74,7 +74,8 @@ class KeyringTests(SynchronousTestCase):
         found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
         assert found is not None
         self.assertEqual(
-            (found.key_file, found.known_hosts_file, found.secret), (key, hosts, b"KEY")
+            (found.key_file, found.known_hosts_file, found.secret_file_content),
+            (key, hosts, b"KEY"),
         )
         Path(hosts).unlink()
         self.check_refused(entry, words="No such file", setting="[0].known_hosts_file")

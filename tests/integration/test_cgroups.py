@@ -23,14 +23,11 @@ import ctypes, json, os, pathlib, signal, subprocess, sys, time
 from tawebeval.linux.cgroups.manager import open_cgroups
 from tawebeval.config import MIB, LimitSettings
 
-NOBODY = 65534
-name, proc, result = sys.argv[1], pathlib.Path(sys.argv[2]), {}
-cgroups = open_cgroups(name, (NOBODY, NOBODY), proc=proc)
-os.setgroups([])
-os.setresgid(NOBODY, NOBODY, NOBODY)
-os.setresuid(NOBODY, NOBODY, NOBODY)
-result["enforced"], result["problems"] = sorted(cgroups.enforced_resources), cgroups.problems
-LIMITS = LimitSettings(memory=32 * MIB, processes=16)
+NOBODY = 65534 name, proc, result = sys.argv[1], pathlib.Path(sys.argv[2]), {} cgroups =
+open_cgroups(name, (NOBODY, NOBODY), proc=proc) os.setgroups([]) os.setresgid(NOBODY, NOBODY,
+NOBODY) os.setresuid(NOBODY, NOBODY, NOBODY) result["enforced"], result["problems"] =
+sorted(cgroups.enforced_resources), cgroups.enforcement_warnings LIMITS = LimitSettings(memory=32 *
+MIB, processes=16)
 
 def start(group, inside):
     """Run a function in a group, in a process whose parent is this one; return its number."""
@@ -210,7 +207,7 @@ until(lambda: members(group))
             "os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
             "cgroups = open_cgroups(sys.argv[1])\n"
             "cgroups.remove_all_cgroups()\n"
-            "print(json.dumps([sorted(cgroups.enforced_resources), cgroups.problems]))"
+            "print(json.dumps([sorted(cgroups.enforced_resources), cgroups.enforcement_warnings]))"
         )
         enforced, problems = json.loads(printed_by(script, self.name))
         self.assertEqual(enforced, [])

@@ -40,12 +40,16 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def check(self, cgroups: CgroupManager, enforced: set[str], *words: str) -> None:
         """Hold what works, and how it is told that the rest does not."""
-        self.assertEqual(cgroups.enforced_resources, enforced, cgroups.problems)
+        self.assertEqual(cgroups.enforced_resources, enforced, cgroups.enforcement_warnings)
         # One sentence for each that is missing, and what to do about them.
         missing = len(ALL - enforced)
-        self.assertEqual(len(cgroups.problems), missing + bool(missing), cgroups.problems)
+        self.assertEqual(
+            len(cgroups.enforcement_warnings),
+            missing + bool(missing),
+            cgroups.enforcement_warnings,
+        )
         for word in words:
-            self.assertIn(word, "\n".join(cgroups.problems))
+            self.assertIn(word, "\n".join(cgroups.enforcement_warnings))
 
     def make_group(self, *legacy: str) -> EvaluationCgroup:
         """Make a group in hierarchies of version 1 for these controllers, or in version 2."""
@@ -348,7 +352,7 @@ class UnifiedTests(CgroupsTestCase):
         self.end_beside(99)
         cgroups = self.machine.open((7, 8))
         self.assertEqual(cgroups.enforced_resources, frozenset())
-        self.assertIn("No such file or directory", cgroups.problems[0])
+        self.assertIn("No such file or directory", cgroups.enforcement_warnings[0])
 
     def test_executed_anew(self) -> None:
         """A daemon that is in its group already stays there, and ends only evaluations."""
@@ -521,7 +525,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups.remove_all_cgroups()
         cgroups = open_cgroups("x", proc=self.machine.root / "nowhere")
         self.assertEqual(cgroups.enforced_resources, frozenset())
-        self.assertIn("nowhere/mountinfo", cgroups.problems[0])
+        self.assertIn("nowhere/mountinfo", cgroups.enforcement_warnings[0])
 
     def test_leftovers(self) -> None:
         """Groups of a dead daemon are removed with all who are in them, and those below."""

@@ -9,15 +9,15 @@ from unittest import SkipTest
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import privileges
-from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, ProcessCredentials
+from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, CurrentProcess
 from tests.cases.own_python import printed_by
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 
 BEGIN = """\
 import ctypes, os
-from tawebeval.linux.privileges import ProcessCredentials
-process = ProcessCredentials()
+from tawebeval.linux.privileges import CurrentProcess
+process = CurrentProcess()
 
 def status(name):
     with open("/proc/self/status") as file:
@@ -115,4 +115,4 @@ print(os.environ["HOME"], process.count_threads())
         self.patch(ctypes, "get_errno", lambda: 1)
         with self.assertRaises(PermissionError):
             privileges.raise_on_error(-1)
-        self.assertGreaterEqual(ProcessCredentials().count_threads(), 1)
+        self.assertGreaterEqual(CurrentProcess().count_threads(), 1)

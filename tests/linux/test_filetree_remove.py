@@ -23,10 +23,10 @@ class RemoveTests(SynchronousTestCase):
         self.secret = self.root / "secret"
         self.secret.write_text("secret")
         self.programs: list[str] = []
-        run = module.run_program
+        run = module.run_and_read_stderr_line
         self.patch(
             module,
-            "run_program",
+            "run_and_read_stderr_line",
             lambda *command: (self.programs.append(command[0]), run(*command))[1],
         )
 

@@ -579,7 +579,7 @@ class StartTests(SynchronousTestCase):
         killed = f"[ -e {path} ] || {{ : >{path}; kill -9 $$; }}"
         self.use(f'{killed}; exec {python} "$@"')
         with capturedLogs() as events:
-            start_launcher(mounting=False).close()
+            start_launcher(mounting=False).kill()
         (said,) = map(formatEvent, events)
         self.assertIn("has ended at its start; starting another one", str(said))
 

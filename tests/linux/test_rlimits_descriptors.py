@@ -12,7 +12,7 @@ from tawebeval.config import (
     Configuration,
     EvaluationSettings,
     HttpSettings,
-    RepositorySettings,
+    RepositoryFetchSettings,
 )
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.rlimits import (
@@ -58,7 +58,7 @@ class DescriptorsTests(SynchronousTestCase):
         for settings, more in (
             ({"http": HttpSettings(connections=507)}, 7),
             ({"evaluations": EvaluationSettings(max_running=12)}, 32),
-            ({"repositories": RepositorySettings(max_concurrent_fetches=5)}, 6),
+            ({"repositories": RepositoryFetchSettings(max_concurrent_fetches=5)}, 6),
             ({"callbacks": CallbackSettings(enabled=True, max_concurrent_attempts=15)}, 5),
             ({"callbacks": CallbackSettings(enabled=False, max_concurrent_attempts=15)}, 5),
         ):

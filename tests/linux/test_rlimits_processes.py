@@ -13,7 +13,7 @@ from tawebeval.config import (
     EvaluationSettings,
     LimitSettings,
     MaximumLimitSettings,
-    RepositorySettings,
+    RepositoryFetchSettings,
 )
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
@@ -91,7 +91,7 @@ class ProcessesTests(CeilingsTestCase):
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 100)
         self.assertGreater(count_needed_processes(USUAL), 1000)
         more = msgspec.structs.replace(
-            USUAL, repositories=RepositorySettings(max_concurrent_fetches=5)
+            USUAL, repositories=RepositoryFetchSettings(max_concurrent_fetches=5)
         )
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 16)
 

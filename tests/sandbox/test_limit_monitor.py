@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure
-from tawebeval.sandbox.disk_usage import MAX_QUICK_INSPECTIONS, CountTooExpensive
+from tawebeval.sandbox.disk_usage import MAX_SHARED_THREAD_INSPECTIONS, CountTooExpensive
 from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeSandboxedRun
@@ -213,8 +213,8 @@ class MuchWorkTests(WatchTestCase):
         super().setUp()
         self.large, self.small = make_cell(), make_cell()
         self.large.needed, self.small.needed = (
-            MAX_QUICK_INSPECTIONS + 1,
-            MAX_QUICK_INSPECTIONS,
+            MAX_SHARED_THREAD_INSPECTIONS + 1,
+            MAX_SHARED_THREAD_INSPECTIONS,
         )
         self.open.enter_context(self.over(self.small))
 
@@ -247,12 +247,14 @@ class MuchWorkTests(WatchTestCase):
             self.others.step()
             self.clock.advance(PAUSE)
             self.others.step()
-        self.assertEqual(works, [MAX_QUICK_INSPECTIONS, 0, 0, inf, MAX_QUICK_INSPECTIONS, inf])
+        self.assertEqual(
+            works, [MAX_SHARED_THREAD_INSPECTIONS, 0, 0, inf, MAX_SHARED_THREAD_INSPECTIONS, inf]
+        )
         self.watch.add_run(self.small, self.stopped.append)
 
     def judge(self, work: float) -> None:
         """Need a bit more than a little work."""
-        if work <= MAX_QUICK_INSPECTIONS:
+        if work <= MAX_SHARED_THREAD_INSPECTIONS:
             raise CountTooExpensive
 
     def test_over(self) -> None:
@@ -282,7 +284,7 @@ class MuchWorkTests(WatchTestCase):
         broken = BrokenRun(
             LimitSettings(),
             Workspace(Path("/some")).make_unsandboxed_view(),
-            needed=MAX_QUICK_INSPECTIONS + 1,
+            needed=MAX_SHARED_THREAD_INSPECTIONS + 1,
         )
         with self.over(broken):
             for _ in range(8):
@@ -448,7 +450,7 @@ class ExceededTests(SynchronousTestCase):
     def check(self) -> None:
         """Hold that the others are looked at, and what is told of each."""
         found = [None, self.broken.error, OVER]
-        told = check_run_limits(dict.fromkeys(self.cells, MAX_QUICK_INSPECTIONS))
+        told = check_run_limits(dict.fromkeys(self.cells, MAX_SHARED_THREAD_INSPECTIONS))
         self.assertEqual(told, list(zip(self.cells, found, strict=True)))
         self.assertEqual([len(cell.looks) for cell in self.cells], [1, 1, 1])
 

@@ -31,7 +31,7 @@ from tawebeval.sandbox.bubblewrap import (
 )
 from tawebeval.sandbox.command_sandbox import BubblewrapCommandSandbox, NoCommandSandbox
 from tawebeval.sandbox.probe import (
-    TEMPORARY_DIRECTORIES,
+    DEFAULT_PROBE_DIRECTORIES,
     TREE_COPY_WARNING,
     ProbeDirectories,
     close_sandbox,
@@ -578,7 +578,7 @@ class TreesTests(SandboxesTestCase):
         for problem, said in ((None, []), ("no python", [f"{TREE_COPY_WARNING} (no python)"])):
             self.trees.overlay_problem = problem
             with capturedLogs() as events:
-                verify_sandbox(self.open(), TEMPORARY_DIRECTORIES)
+                verify_sandbox(self.open(), DEFAULT_PROBE_DIRECTORIES)
             logged = [str(formatEvent(event)).partition("; ")[0] for event in events]
             self.assertEqual(logged, said)
 
@@ -596,7 +596,7 @@ class RelyTests(SandboxesTestCase):
     def rely(self, sandbox: Sandbox) -> list[str]:
         """Rely on a sandbox; return the warnings."""
         with capturedLogs() as events:
-            verify_sandbox(sandbox, TEMPORARY_DIRECTORIES)
+            verify_sandbox(sandbox, DEFAULT_PROBE_DIRECTORIES)
         self.assertTrue(all(event["log_level"] is LogLevel.warn for event in events))
         return [str(formatEvent(event)) for event in events]
 

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox.workspace import FileRefused
 from tawebeval.slurm.frames import TOKEN_BYTES, FrameKind, LineParser, decode_read
-from tawebeval.slurm.node_files import ANSWER_TIMEOUT, NodeFiles
+from tawebeval.slurm.node_files import ANSWER_TIMEOUT, NodeFileReader
 
 LIMIT = 10
 
@@ -23,7 +23,7 @@ class FileTests(SynchronousTestCase):
         self.can_send = True
         self.clock = Clock()
         self.silences = 0
-        self.files = NodeFiles(self.clock, LIMIT, self.send, self.note_silence)
+        self.files = NodeFileReader(self.clock, LIMIT, self.send, self.note_silence)
 
     def note_silence(self) -> None:
         """Count."""
@@ -36,7 +36,7 @@ class FileTests(SynchronousTestCase):
 
     def ask(self, path: str = "a") -> tuple[bytes, Deferred[bytes]]:
         """Ask for a file; return the token and the answer."""
-        answered = Deferred.fromCoroutine(self.files.read_file(path))
+        answered = Deferred.fromCoroutine(self.files.fetch_file(path))
         ((_, content),) = LineParser().feed(self.sent)
         token, asked = decode_read(content)
         self.assertEqual(asked, path)
@@ -80,7 +80,7 @@ class FileTests(SynchronousTestCase):
     def test_lost(self) -> None:
         """Without a node there is no file, whether it was asked before or not."""
         _, answered = self.ask()
-        self.files.lose_node()
+        self.files.fail_pending_fetch()
         self.assertIn("the node is gone", self.refused(answered))
         self.can_send = False
         _, answered = self.ask()

@@ -707,7 +707,7 @@ class OwnFilesTests(OwnFilesCase):
 
     def ask(self, path: str) -> tuple[Deferred[bytes], bytes]:
         """Ask for a file; return the answer to come, and the token."""
-        answered = Deferred.fromCoroutine(self.transport.files.read_file(path))
+        answered = Deferred.fromCoroutine(self.transport.file_reader.fetch_file(path))
         *_, line = self.read_lines().splitlines()
         return answered, decode_read(line[1:])[0]
 
@@ -750,7 +750,7 @@ class OwnFilesTests(OwnFilesCase):
         self.srun.end(1)
         self.failureResultOf(answered, FileRefused)
         self.failureResultOf(
-            Deferred.fromCoroutine(self.transport.files.read_file("a")), FileRefused
+            Deferred.fromCoroutine(self.transport.file_reader.fetch_file("a")), FileRefused
         )
 
     def test_silent(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.logger import capturedLogs, formatEvent
 
-from tawebeval.config import Configuration, LimitSettings, RepositorySettings
+from tawebeval.config import Configuration, LimitSettings, RepositoryFetchSettings
 from tawebeval.core.form import MAX_FIELD_NAME_LENGTH
 from tawebeval.errors import (
     InvalidField,
@@ -66,7 +66,7 @@ class FieldTests(UploadTestCase):
     def test_protocols(self) -> None:
         """Which protocols are allowed is configured."""
         body = form(parts(url=b"file:///srv/x.git"))
-        allowed = Configuration(repositories=RepositorySettings(protocols=("file",)))
+        allowed = Configuration(repositories=RepositoryFetchSettings(protocols=("file",)))
         request = self.receive(body, configuration=allowed).request
         self.assertEqual(request.repository.url, "file:///srv/x.git")
 

@@ -358,7 +358,7 @@ class CgroupManager:
         return ""
 
     @property
-    def problems(self) -> Sequence[str]:
+    def enforcement_warnings(self) -> Sequence[str]:
         """Sentences for the operator; none if every resource is enforced."""
         found = [self.describe_enforcement(what) for what in self.unenforced_resources]
         return [*found, str(self.unenforced_resources_remedy)] if found else []

@@ -1,4 +1,4 @@
-"""`cli.operate`: the keeper and new tokens. The other commands are tested beside what they call."""
+"""`cli.operator_commands`: the keeper and new tokens; others are tested beside what they call."""
 
 from __future__ import annotations
 

@@ -94,13 +94,13 @@ def keeper(config: Path | None, socket: Path | None) -> None:
     from tawebeval.daemon.reload import read_configuration
     from tawebeval.linux.cgroups.manager import open_cgroups
     from tawebeval.linux.keeper_client import execute_keeper
-    from tawebeval.linux.privileges import ProcessCredentials, find_privileges
+    from tawebeval.linux.privileges import CurrentProcess, find_privileges
 
     folder = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     path = socket or Path(folder or _KEEPER_DIRECTORY, "socket")
     try:
         name = read_configuration(config).service.user
-        privileges = find_privileges(name, ProcessCredentials())
+        privileges = find_privileges(name, CurrentProcess())
         cgroups = open_cgroups(f"keeper-{os.getpid()}", privileges.owner_ids)
         cgroups.remove_dead_parents("keeper")  # a keeper does not remove its own
         privileges.become_user()
@@ -302,13 +302,13 @@ def quota(config: Path | None, first_project: int) -> None:
     # Imported late: they import much of the daemon.
     from tawebeval.daemon.directories import locate_directories
     from tawebeval.daemon.reload import read_configuration
-    from tawebeval.linux.privileges import ProcessCredentials
+    from tawebeval.linux.privileges import CurrentProcess
     from tawebeval.sandbox.project_quotas import compute_quota, make_quota_directories
 
     try:
         configuration = read_configuration(config)
         state, _ = locate_directories(os.environ)
-        count = make_quota_directories(state, configuration, first_project, ProcessCredentials())
+        count = make_quota_directories(state, configuration, first_project, CurrentProcess())
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(2) from None
