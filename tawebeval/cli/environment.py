@@ -49,8 +49,8 @@ def import_(name: str, source: Path, digest: str, config: Path | None) -> None:
     """Make an environment from SOURCE, and print its table for the configuration.
 
     SOURCE is a directory, a tar archive, or an image of a container: an OCI layout, an OCI archive
-    or a docker archive. An image needs the package umoci. The root must have /bin/sh and prlimit
-    (util-linux). A second import of the same content makes no copy.
+    or a docker archive. An image needs the packages skopeo and umoci. The root must have /bin/sh
+    and prlimit (util-linux). A second import of the same content makes no copy.
 
     \b
       docker save -o python.tar python:3.14-slim

@@ -5,7 +5,7 @@
 
 A source comes from strangers. So programs unpack it in a sandbox (`command_sandbox`) that may
 write to one directory alone, which has nothing else; the daemon never reads a root as root. The
-limit of an import is the free disk. `images` verifies the images of containers before.
+limit of an import is the free disk. Of images of containers skopeo verifies all digests.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ from tawebeval.sandbox.environments import (
 )
 from tawebeval.sandbox.images import (
     DOCKER_MANIFEST_FILE,
-    LAYOUT_IMAGE_NAME,
+    MAX_JSON_BYTES,
     OCI_LAYOUT_FILE,
-    is_path_escape,
-    rewrite_image,
+    check_digest,
+    choose_digest,
+    select_image,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filter
 
@@ -62,7 +63,6 @@ _COMPLAINT = 2000  # bytes of a program's messages that are shown
 _LEFT_OUT = ("boot", "dev", "home", "lost+found", "proc", "root", "run", "sys", "tmp")
 _UNPACK = ("--extract", "--no-same-owner", "--no-same-permissions", "--delay-directory-restore")
 _LIST = ("--list", "--verbose", "--numeric-owner", "--quoting-style=literal")
-_LIST_NAMES = ("--list", "--quoting-style=escape")  # one line for each
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
     "LC_ALL": "C.UTF-8",
@@ -70,9 +70,12 @@ _ENVIRONMENT = {
 }
 _MEMBER = re.compile(rb"([a-z-])\S{9,}\s+\S+\s+[0-9,]+\s+\S+\s+\S+ (.*)\n", re.DOTALL)
 _SHOWN = 0o555  # the mode of directories and programs
-_REMOVING = "Removing leading"  # a note of tar's
+_NOTES = ("Removing leading", "•")  # in lines of tar and umoci that report no error
 _IMAGE_FILES = (OCI_LAYOUT_FILE, DOCKER_MANIFEST_FILE)
-_UNPACKER = "umoci"
+_CONVERTER, _UNPACKER = "skopeo", "umoci"
+_UNSIGNED = "--insecure-policy"  # skopeo checks digests, and no signatures
+_MAX_IMAGES = 16  # of an archive of docker
+_LOG_PREFIX = re.compile(r'^time="[^"]*" level=\w+ msg=')  # of skopeo
 _OWN = "own"  # the directory of the sandbox's files
 
 
@@ -234,13 +237,15 @@ class _Import:
             )
         if source.is_dir() and os.path.lexists(source / OCI_LAYOUT_FILE):
             return self._unpack_image(source)
-        names, devices = (set[bytes](), []) if source.is_dir() else self._list_archive()
-        if names:
+        names, devices = (set[str](), []) if source.is_dir() else self._list_archive()
+        if OCI_LAYOUT_FILE in names:
             archive = self._staging / "archive"
             archive.mkdir()
             self._extract(archive, self._exclude(devices))
             run_and_read_stderr_line("/bin/chmod", "-R", "u+rwX", "--", archive)
             return self._unpack_image(archive)
+        if names:
+            return self._unpack_image(None)
         if self._wanted:
             raise ConfigurationError(f"{source} is not an image of a container; leave out --digest")
         if source.is_dir():
@@ -279,9 +284,9 @@ class _Import:
             assert child.stdout is not None, "it is a pipe"
             return [line.rstrip(b"\n") for line in islice(child.stdout, _MAX_DEVICES)]
 
-    def _list_archive(self) -> tuple[set[bytes], list[bytes]]:
+    def _list_archive(self) -> tuple[set[str], list[bytes]]:
         """Return which names of an image the archive has, and its device nodes."""
-        names, devices = set[bytes](), list[bytes]()
+        names, devices = set[str](), list[bytes]()
         command = ("tar", *_LIST, "--file", self._source)
         with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
             assert child.stdout is not None, "it is a pipe"
@@ -291,50 +296,65 @@ class _Import:
                     continue
                 if match[1] in b"bc" and len(devices) < _MAX_DEVICES:
                     devices.append(match[2])
-                elif match[2].removeprefix(b"./").decode(errors="replace") in _IMAGE_FILES:
-                    names.add(match[2])
+                elif (name := os.fsdecode(match[2].removeprefix(b"./"))) in _IMAGE_FILES:
+                    names.add(name)
             if child.wait():
                 raise ConfigurationError(
                     f"{self._source} is neither a tar archive nor an image: {self._read_errors()}"
                 )
         return names, devices
 
-    def _unpack_image(self, image: Path) -> Path:
-        if shutil.which(_UNPACKER) is None:
+    def _unpack_image(self, layout: Path | None) -> Path:
+        """Unpack an image of a layout; None: the source is an archive of docker."""
+        missing = [program for program in (_CONVERTER, _UNPACKER) if shutil.which(program) is None]
+        if missing:
             raise ConfigurationError(
-                f"{self._source} is an image of a container; run `apt-get install {_UNPACKER}` to"
-                " import it"
+                f"{self._source} is an image of a container;"
+                f" run `apt-get install {' '.join(missing)}` to import it"
             )
-        layout, unpacked = self._staging / "layout", self._staging / "unpacked"
+        copy, unpacked = self._staging / "copy", self._staging / "unpacked"
+        copy.mkdir()
+        unpacked.mkdir()
         try:
-            self.image_digest, layers = rewrite_image(image, layout, self._wanted, self._check_disk)
+            if self._wanted:
+                check_digest(self._wanted)
+            if layout is None:
+                reference = self._choose_docker_image(copy)
+            else:
+                chosen = self._staging / "chosen"
+                self.image_digest = select_image(layout, chosen, self._wanted)
+                reference = f"oci:{chosen}"
         except ConfigurationError as error:
             what, remedy = error.problem
             raise ConfigurationError(f"{self._source}: {what}", remedy) from None
-        for layer in layers:
-            self._check_layer(layer)
-        unpacked.mkdir()
-        words = ("raw", "unpack", "--rootless", "--image", f"{layout}:{LAYOUT_IMAGE_NAME}")
+        image = f"{copy}/image:root"
+        options = (_UNSIGNED, f"--tmpdir={copy}", "copy", "--quiet", "--dest-compress-format=gzip")
+        self._run(_CONVERTER, *options, reference, f"oci:{image}", writable=copy)
+        words = ("raw", "unpack", "--rootless", "--image", image)
         self._run(_UNPACKER, *words, unpacked / "root", writable=unpacked)
         for name in _LEFT_OUT:
             remove_tree(unpacked / "root" / name)
         return unpacked / "root"
 
-    def _check_layer(self, layer: Path) -> None:
-        """Refuse a layer with a whiteout of its own directory or of the one above."""
-        command = ("tar", *_LIST_NAMES, "--file", layer)
-        with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
-            assert child.stdout is not None, "it is a pipe"
-            for line in child.stdout:
-                name = os.fsdecode(line.rstrip(b"\n"))
-                if is_path_escape(name):
-                    raise ConfigurationError(
-                        f"{self._source}: the image is broken: its whiteout {name!r} names no file"
-                    )
-            if child.wait():
-                raise ConfigurationError(
-                    f"{self._source}: a layer is not a tar archive: {self._read_errors()}"
-                )
+    def _choose_docker_image(self, temporary: Path) -> str:
+        """Return the reference of the image, among those of an archive, with the wanted ID."""
+        archive = self._staging / "archive.tar"
+        archive.symlink_to(self._source)  # a reference has no colon in its path
+        options = (_UNSIGNED, f"--tmpdir={temporary}", "inspect", "--config", "--raw")
+        references = dict[str, str]()
+        for number in range(_MAX_IMAGES):
+            reference = f"docker-archive:{archive}:@{number}"
+            command = (_CONVERTER, *options, reference)
+            with self._start(command, subprocess.DEVNULL, subprocess.PIPE, temporary) as child:
+                assert child.stdout is not None, "it is a pipe"
+                configuration = child.stdout.read(MAX_JSON_BYTES)
+                if child.wait():
+                    break
+            references[f"sha256:{hashlib.sha256(configuration).hexdigest()}"] = reference
+        if not references:
+            raise ConfigurationError(f"the image is broken: {self._read_errors()}")
+        self.image_digest = choose_digest(references, self._wanted)
+        return references[self.image_digest]
 
     def _check_disk(self) -> None:
         """Raise ConfigurationError if the disk is nearly full."""
@@ -399,7 +419,11 @@ class _Import:
     def _read_errors(self) -> str:
         with (self._staging / "errors").open("rb") as file:
             said = file.read(_COMPLAINT).decode(errors="replace").strip().splitlines()
-        said = [line.removeprefix(BWRAP_ERROR_PREFIX) for line in said if _REMOVING not in line]
+        said = [
+            _LOG_PREFIX.sub("", line.strip().removeprefix(BWRAP_ERROR_PREFIX))
+            for line in said
+            if not any(note in line for note in _NOTES)
+        ]
         return "; ".join(said[:3]) or "it gave no reason"
 
 

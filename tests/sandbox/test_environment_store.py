@@ -149,12 +149,13 @@ class StoreTests(SynchronousTestCase):
         self.assertIn("does not fit on the disk", self.refuse(self.source))
 
     def test_image_programs(self) -> None:
-        """An image without the program that unpacks it is refused with the package to install."""
+        """An image without the programs that unpack it is refused with the packages to install."""
         image = self.folder / "image"
         image.mkdir()
         (image / "oci-layout").touch()
-        lacking = shutil.which("umoci") is None
-        hint = "run `apt-get install umoci`" if lacking else "oci-layout: Input data was truncated"
+        lacking = [program for program in ("skopeo", "umoci") if shutil.which(program) is None]
+        install = f"run `apt-get install {' '.join(lacking)}`"
+        hint = install if lacking else "index.json: No such file or directory"
         self.assertIn(hint, self.refuse(image))
 
     def test_digest(self) -> None:
