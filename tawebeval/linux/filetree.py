@@ -146,7 +146,7 @@ _LARGE_FILES = "/var/tmp"  # noqa: S108  (the file has no name; /tmp may be memo
 class _DirectoryStack(ExitStack):
     """The directories that a walk has not entered yet, the last one first.
 
-    It has names, not paths, and few of them in memory: a tree of 100,000 directories with the
+    It has names, not paths, and few of them in memory: a tree of 50,000 directories with the
     longest paths has 200 MB of paths, and 13 MB of names.
     """
 

@@ -9,6 +9,7 @@ directory (`runner.shared`) under the same paths, or by the stdin of srun.
 - `frames`: the messages between daemon and node, in both directions.
 - `order`: what a node needs to know, a file.
 - `order_transfer`, `tree_stream`: the way of the order and its files without a shared directory.
+- `pipe_writer`: `PipeWriter`, for orders and frames.
 - `tree_cache`: the trees that a node without a shared directory keeps.
 - `node_files`: `NodeFileReader`, which has such a node read files.
 - `node`: the program on the node.

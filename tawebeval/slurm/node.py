@@ -33,12 +33,10 @@ from typing import Any
 
 import attrs
 import msgspec
-from twisted.internet.abstract import FileDescriptor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.error import ProcessTerminated
-from twisted.internet.fdesc import readFromFD, setNonBlocking, writeToFD
+from twisted.internet.fdesc import readFromFD, setNonBlocking
 from twisted.internet.interfaces import IReadDescriptor
-from twisted.internet.main import CONNECTION_LOST
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -73,6 +71,7 @@ from tawebeval.slurm.frames import (
 from tawebeval.slurm.jobs import format_node_message
 from tawebeval.slurm.order import Order, WrongVersion, read_order
 from tawebeval.slurm.order_transfer import receive_order
+from tawebeval.slurm.pipe_writer import PipeClosed, PipeWriter
 from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded
 
 _THREADS = 3  # two of them poll limits
@@ -83,35 +82,16 @@ _GATHERED = 64 * 1024  # bytes that wait for no time
 _FILE_PART = 256 * 1024  # bytes of a file in one frame
 
 
-class FrameWriter(FileDescriptor):
-    """Writer of frames to stdout; `on_lost` is called if nobody reads them any more."""
-
-    def __init__(self, reactor: Any, descriptor: int, on_lost: Callable[[], object]) -> None:
-        super().__init__(reactor)
-        setNonBlocking(descriptor)
-        self._descriptor = descriptor
-        self._on_lost = on_lost
-        self.connected = 1
-
-    def fileno(self) -> int:
-        """Return the descriptor of stdout."""
-        return self._descriptor
+class FrameWriter(PipeWriter):
+    """Writer of frames to stdout."""
 
     def write_frame(self, kind: FrameKind, content: bytes = b"") -> None:
         """Send a frame."""
         self.write(encode_frame(kind, content))
 
-    def writeSomeData(self, data: bytes) -> int | Exception:
-        """Write what the pipe takes."""
-        written: int | Exception = CONNECTION_LOST
-        with suppress(OSError):
-            written = writeToFD(self._descriptor, data)
-        return written
-
-    def connectionLost(self, reason: Failure) -> None:
-        """Tell the end, after `loseConnection` or a failed write."""
-        super().connectionLost(reason)
-        self._on_lost()
+    async def send_frame(self, kind: FrameKind, content: bytes) -> None:
+        """Send a frame; return once there is room for another one. Raises: PipeClosed."""
+        await self.write_and_wait(encode_frame(kind, content))
 
 
 @implementer(IReadDescriptor)
@@ -212,6 +192,7 @@ class NodeRun(ProcessProtocol):
         self._granted = WINDOW
         self._stderr_left = order.limits.stderr + 1  # one more byte shows the excess
         self._excess: EvaluationFailure | None = None
+        self._file_lock = DeferredLock()  # a daemon that was started again may ask meanwhile
         self._tree_ended = Deferred[None]()
         self._is_connected = False
         self._has_told = False
@@ -251,28 +232,31 @@ class NodeRun(ProcessProtocol):
         elif command == KILL:
             self._signal(signal.SIGKILL)
         elif command == READ:
-            Deferred.fromCoroutine(self._send_file(*decode_read(content)))
+            self._file_lock.run(self._send_file, *decode_read(content))
         elif command == END:
             self._writer.loseConnection()
         elif command is None:
             self._on_reader_lost()
 
     async def _send_file(self, token: bytes, path: str) -> None:
-        """Send a file that the evaluator has named, or why it is refused."""
+        """Send a file that the evaluator has named, of which few parts are in memory.
+
+        If it is refused, send why.
+        """
         order, refusal = self._order, None
         try:
-            file = await self._threads.run_in_thread(
-                order.workspace.read_file,
-                *(path, order.directory, order.limits.file, self._run.workspace_view),
+            parts = order.workspace.read_file_parts(
+                *(path, order.directory, order.limits.file, self._run.workspace_view, _FILE_PART)
             )
+            while part := await self._threads.run_in_thread(next, parts, b""):
+                await self._writer.send_frame(FrameKind.FILE, token + part)
+        except PipeClosed:
+            return
         except FileRefused as error:
-            file, refusal = b"", str(error)
+            refusal = str(error)
         except Exception:  # noqa: BLE001  (the daemon waits for an answer)
-            file, refusal = b"", f"{path!r} cannot be read: a defect of the node's program"
+            refusal = f"{path!r} cannot be read: a defect of the node's program"
             Failure().printTraceback(sys.stderr)
-        for start in range(0, len(file), _FILE_PART):
-            part = file[start : start + _FILE_PART]
-            self._writer.write_frame(FrameKind.FILE, token + part)
         self._writer.write_frame(FrameKind.FILE_END, token + json.dumps(refusal).encode())
 
     def _on_reader_lost(self) -> None:

@@ -19,21 +19,20 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IWriteDescriptor
 from twisted.internet.main import CONNECTION_LOST
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.frames import FrameKind
 from tawebeval.slurm.order import Order, decode_order
+from tawebeval.slurm.pipe_writer import PipeClosed, PipeWriter
 from tawebeval.slurm.tree_cache import TreeCache
 from tawebeval.slurm.tree_stream import (
     MAX_LINE_BYTES,
@@ -47,7 +46,6 @@ from tawebeval.slurm.tree_stream import (
 )
 
 _MAX_ORDER = 64 * 2**20  # bytes; the limits of the form are far lower
-_WRITE = 64 * 1024  # bytes that are written to the pipe at once
 
 log = Logger()
 
@@ -58,61 +56,6 @@ def make_tree_key(checkout: Path) -> str:
     The name of a checkout has the repository, and the digest of the tree and of what is in it.
     """
     return hashlib.sha256(os.fsencode(checkout.name)).hexdigest()
-
-
-class PipeClosed(Exception):
-    """The pipe was closed before all was written."""
-
-
-@implementer(IWriteDescriptor)
-class PipeWriter:
-    """Writer to a pipe that does not block, by a descriptor of its own."""
-
-    def __init__(self, reactor: Any, descriptor: int) -> None:
-        self._reactor = reactor
-        self._descriptor = os.dup(descriptor)
-        self._left = memoryview(b"")
-        self._written: Deferred[None] | None = None
-
-    def fileno(self) -> int:
-        """Return the descriptor, -1 when closed."""
-        return self._descriptor
-
-    def logPrefix(self) -> str:
-        """Return the name for log lines."""
-        return type(self).__name__
-
-    async def write(self, data: bytes) -> None:
-        """Return once the pipe has taken all. Raises: PipeClosed."""
-        if self._descriptor < 0:
-            raise PipeClosed
-        self._left, self._written = memoryview(data), Deferred()
-        self._reactor.addWriter(self)
-        await self._written
-
-    def doWrite(self) -> Any:
-        """Write what the pipe takes."""
-        try:
-            self._left = self._left[os.write(self._descriptor, self._left[:_WRITE]) :]
-        except BlockingIOError:
-            return None
-        except OSError:
-            return CONNECTION_LOST
-        if not self._left and self._written is not None:
-            self._reactor.removeWriter(self)
-            written, self._written = self._written, None
-            written.callback(None)
-        return None
-
-    def connectionLost(self, reason: Failure) -> None:
-        """Close the descriptor."""
-        if self._descriptor < 0:
-            return
-        self._reactor.removeWriter(self)
-        os.close(self._descriptor)
-        self._descriptor = -1
-        if self._written is not None:
-            self._written.errback(PipeClosed())
 
 
 class OrderSender:
@@ -137,7 +80,8 @@ class OrderSender:
         self._checkout = checkout
         self._cache_bytes = cache_bytes
         self._on_failure = on_failure
-        self._writer = PipeWriter(reactor, descriptor)
+        own = os.dup(descriptor)
+        self._writer = PipeWriter(reactor, own, partial(os.close, own))
 
     def on_frame(self, kind: FrameKind) -> None:
         """Send what a node that tells `READY` or `WANTED` waits for."""
@@ -150,11 +94,11 @@ class OrderSender:
     async def _send(self, pieces: Iterator[bytes]) -> None:
         try:
             while (piece := await self._threads.run_in_thread(next, pieces, None)) is not None:
-                await self._writer.write(piece)
+                await self._writer.write_and_wait(piece)
         except PipeClosed:
             pass
         except OSError as error:
-            if self._writer.fileno() >= 0:
+            if self._writer.connected:
                 log.error("sending to a node has failed: {error}", error=error)  # noqa: TRY400
                 self._fail(f"the daemon could not send the files: {error.strerror}")
         except Exception:

@@ -241,6 +241,17 @@ class ReadFileTests(WorkspaceTestCase):
             file.truncate(2**40)
         self.refuse("../../tmp/sparse")
 
+    def test_parts(self) -> None:
+        """A file that grows while it is read by parts is refused beyond the limit."""
+        path = self.workspace.temporary_directory / "file"
+        path.write_bytes(b"x" * 90)
+        view = self.workspace.make_unsandboxed_view()
+        parts = self.workspace.read_file_parts(str(path), Path("/"), 100, view, 40)
+        self.assertEqual(next(parts), b"x" * 40)
+        path.write_bytes(b"x" * 2**20)
+        self.assertLess(len(next(parts) + next(parts)), 100)
+        self.assertRaisesRegex(FileRefused, "over 100 bytes", next, parts)
+
     def test_odd_paths(self) -> None:
         """Paths that no file can have are refused; odd ones that some has are not."""
         for path in ("a\0b", "x" * 300, "x/" * 3000, "\udcff" * 200 + "x" * 100):

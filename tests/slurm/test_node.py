@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -23,6 +24,7 @@ class FakeWriter:
     """Writer that notes frames."""
 
     has_ended = False
+    is_full = False
 
     def __init__(self, *_: Any) -> None:
         self.frames: list[tuple[FrameKind, bytes]] = []
@@ -30,6 +32,12 @@ class FakeWriter:
     def write_frame(self, kind: FrameKind, content: bytes = b"") -> None:
         """Note a frame."""
         self.frames.append((kind, content))
+
+    async def send_frame(self, kind: FrameKind, content: bytes) -> None:
+        """Note a frame; if the pipe is full, never return."""
+        self.write_frame(kind, content)
+        if self.is_full:
+            await Deferred[None]()
 
     def loseConnection(self) -> None:
         """Note the end."""
@@ -179,6 +187,10 @@ class OutputTests(SynchronousTestCase):
         self.assertIn(b"is outside the directories", refusal[1])
         writer: Any = self.run_._writer
         self.assertFalse(writer.has_ended)
+        before, writer.is_full = len(self.frames), True
+        for _ in range(2):
+            self.run_.take_command(READ, encode_read(b"12345678", "a")[1:-1])
+        self.assertEqual(len(self.frames), before + 1, "the rest waits for the pipe")
         self.run_.take_command(END, b"")
         self.assertTrue(writer.has_ended)
 

@@ -8,94 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
-from twisted.trial.unittest import SynchronousTestCase
-
 from tawebeval.config import LimitSettings, SandboxSettings
 from tawebeval.errors import EvaluationFailure
 from tawebeval.slurm.frames import FrameKind
 from tawebeval.slurm.order import Order
 from tawebeval.slurm.order_transfer import (
     OrderSender,
-    PipeClosed,
-    PipeWriter,
     encode_order,
     receive_order,
 )
 from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded, encode_tree
+from tests.cases.pipes import PipeCase
 from tests.fakes.world import InlineThreads
-
-
-class FakeReactor:
-    """A reactor that has the writers of a test."""
-
-    def __init__(self) -> None:
-        self.writers: set[Any] = set()
-
-    def addWriter(self, writer: Any) -> None:
-        """Note a writer."""
-        self.writers.add(writer)
-
-    def removeWriter(self, writer: Any) -> None:
-        """Forget a writer."""
-        self.writers.discard(writer)
-
-    def write(self) -> None:
-        """Let all writers write once."""
-        for writer in list(self.writers):
-            if reason := writer.doWrite():
-                writer.connectionLost(reason)
-
-
-class PipeCase(SynchronousTestCase):
-    """A pipe whose write end does not block."""
-
-    def setUp(self) -> None:
-        self.reactor = FakeReactor()
-        self.reading, self.writing = os.pipe()
-        self.addCleanup(os.close, self.reading)
-        os.set_blocking(self.reading, False)
-        os.set_blocking(self.writing, False)
-
-    def pump(self) -> bytes:
-        """Let writers write, and return what has arrived."""
-        arrived = bytearray()
-        while self.reactor.writers:
-            self.reactor.write()
-            try:
-                arrived += os.read(self.reading, 2**20)
-            except BlockingIOError:
-                break
-        return bytes(arrived)
-
-
-class WriterTests(PipeCase):
-    """The writer waits for the pipe, and has a descriptor of its own."""
-
-    def test_large(self) -> None:
-        """A piece of any size is written as the pipe has room."""
-        writer = PipeWriter(self.reactor, self.writing)
-        os.close(self.writing)
-        content = os.urandom(300_000)
-        written = Deferred.fromCoroutine(writer.write(content))
-        for _ in range(9):
-            self.reactor.write()
-        self.assertNoResult(written)
-        self.assertEqual(self.pump(), content)
-        self.successResultOf(written)
-        writer.connectionLost(None)  # type: ignore[arg-type]
-        self.assertEqual(os.read(self.reading, 9), b"")
-
-    def test_closed(self) -> None:
-        """A write ends with the writer, and no later one begins."""
-        writer = PipeWriter(self.reactor, self.writing)
-        os.close(self.writing)
-        written = Deferred.fromCoroutine(writer.write(bytes(10**6)))
-        for _ in range(2):
-            writer.connectionLost(None)  # type: ignore[arg-type]
-        self.failureResultOf(written, PipeClosed)
-        self.failureResultOf(Deferred.fromCoroutine(writer.write(b"x")), PipeClosed)
-        self.assertEqual(self.reactor.writers, set())
 
 
 class TransferTests(PipeCase):
