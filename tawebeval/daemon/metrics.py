@@ -226,7 +226,7 @@ class DaemonMetrics(Collector):
             for known in self.route_table.list_routes()
             for status in _ALARMING
         }
-        for (method, route, status), number in self.request_log.count_answers().items():
+        for (method, route, status), number in self.request_log.answer_counts.items():
             answers[method, route, str(status)] = number
         yield _counter(
             "requests", "Requests that were answered.", answers, "method", "route", "status"

@@ -16,7 +16,6 @@ from werkzeug.exceptions import HTTPException
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
 from tawebeval.sandbox.workspace import derive_log_name
-from tawebeval.web.auth import EVENTS_ROUTE
 
 OTHER_ROUTE = "other"
 """Route or method of a request that has none of the API's: clients can send any number of others.
@@ -35,12 +34,10 @@ class RequestLog:
 
     `answer_counts` counts by method, route and status; `answer_durations` has the durations by
     route. A response that waits for events or for the end of an evaluation counts without a
-    duration. `fast_path_page_count` counts the pages of the fast path, which are not in
-    `answer_counts`.
+    duration.
     """
 
     is_enabled: bool = False
-    fast_path_page_count: int = 0
     answer_counts: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
     answer_durations: defaultdict[str, Histogram] = attrs.field(
         factory=lambda: defaultdict(lambda: Histogram(SHORT_DURATION_BOUNDS))
@@ -53,16 +50,6 @@ class RequestLog:
         )
         if seconds is not None:
             self.answer_durations[route].record_value(seconds)
-
-    def record_fast_path_page(self, seconds: float | None) -> None:
-        """Count a page of the fast path; `seconds` is as for `record_answer`."""
-        self.fast_path_page_count += 1
-        if seconds is not None:
-            self.answer_durations[EVENTS_ROUTE].record_value(seconds)
-
-    def count_answers(self) -> Counter[tuple[str, str, int]]:
-        """Return the number of all responses by method, route and status."""
-        return self.answer_counts + Counter({("GET", EVENTS_ROUTE, 200): self.fast_path_page_count})
 
     def record_refusal(self, status: int, client: str) -> None:
         """Count and log the refusal of a connection or of a malformed request."""

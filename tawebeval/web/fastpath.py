@@ -191,10 +191,7 @@ class PendingPoll:
         }
         body = page.encode_json()
         self._write(HTTPStatus.OK, headers, body)
-        request_log = self._context.request_log
-        request_log.record_fast_path_page(self._took() if self._waiting is None else None)
-        if request_log.is_enabled:
-            self._log(HTTPStatus.OK, len(body))
+        self._record(HTTPStatus.OK, len(body))
 
     def _refuse(self, failure: Failure) -> None:
         if failure.check(CancelledError):
@@ -240,25 +237,21 @@ class PendingPoll:
             )
 
     def _record(self, status: int, size: int) -> None:
-        """Count a response without a page, and log it if the access log is enabled."""
+        """Count a response, and log it if the access log is enabled."""
         request_log = self._context.request_log
         request_log.record_answer(
             "GET", EVENTS_ROUTE, status, self._took() if self._waiting is None else None
         )
         if request_log.is_enabled:
-            self._log(status, size)
-
-    def _log(self, status: int, size: int) -> None:
-        path = f"/evaluation/{self._poll.identifier}/events"
-        self._context.request_log.write_line(
-            self._headers.client.address,
-            self._poll.caller,
-            "GET",
-            path,
-            status,
-            size,
-            self._took(),
-        )
+            request_log.write_line(
+                self._headers.client.address,
+                self._poll.caller,
+                "GET",
+                f"/evaluation/{self._poll.identifier}/events",
+                status,
+                size,
+                self._took(),
+            )
 
 
 @cache

@@ -37,9 +37,8 @@ class TrafficTestCase(WebTestCase):
 
     def assert_counted(self, *expected: tuple[str, str, int]) -> None:
         """Hold that just these were counted, and begin anew."""
-        self.assertEqual(sorted(self.request_log.count_answers().elements()), sorted(expected))
+        self.assertEqual(sorted(self.request_log.answer_counts.elements()), sorted(expected))
         self.request_log.answer_counts.clear()
-        self.request_log.fast_path_page_count = 0
 
     def timed(self) -> dict[str, int]:
         """Return how many of each route had a time."""

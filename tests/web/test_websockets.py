@@ -42,10 +42,10 @@ class HandshakeTests(SocketTestCase):
     def test_counted(self) -> None:
         """It counts when it is over, as what it was."""
         follower = self.open()
-        counted = self.service.context.request_log.count_answers
-        self.assertNotIn(EVENTS_ROUTE, [route for _, route, _ in counted()])
+        counted = self.service.context.request_log.answer_counts
+        self.assertNotIn(EVENTS_ROUTE, [route for _, route, _ in counted])
         follower.connection.lose()
-        self.assertEqual(counted()["GET", EVENTS_ROUTE, 101], 1)
+        self.assertEqual(counted["GET", EVENTS_ROUTE, 101], 1)
 
     def test_whatever_it_accepts(self) -> None:
         """`Accept` says nothing about a WebSocket."""

@@ -128,7 +128,7 @@ class RoutesBelowTests(RawTestCase):
         """What is counted and logged is the route, without the path."""
         self.ask_raw(f"GET {BELOW}/health")
         self.assertEqual(
-            self.service.context.request_log.count_answers(), {("GET", "/health", 200): 1}
+            self.service.context.request_log.answer_counts, {("GET", "/health", 200): 1}
         )
 
 
@@ -151,7 +151,7 @@ class EarlyRefusalsTests(RawTestCase):
                 X_Forwarded_For=client,
             )
         self.check_raw(connection.answer(), status)
-        self.assertEqual(request_log.count_answers(), {("POST", "/evaluate", status): 1})
+        self.assertEqual(request_log.answer_counts, {("POST", "/evaluate", status): 1})
         return [event["path"] for event in events if "took" in event]
 
     def test_over_its_share(self) -> None:
