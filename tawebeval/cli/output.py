@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import RLock
@@ -26,8 +25,6 @@ from tawebeval.errors import format_size
 # C0 except tab and line feed, DEL, C1, and characters that change the direction of writing.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _CLEAR = "\r\x1b[K"
-_CLEAR_BELOW = "\x1b[J"
-_MAX_PARTIAL = 4096  # characters, a few times the width of a terminal
 _BAR_WIDTH = 30  # characters
 
 
@@ -69,28 +66,6 @@ def get_width(stream: TextIO) -> int:
         return 80
 
 
-def measure_width(text: str) -> int:
-    """Return the columns of a line on a terminal with tab stops at every eighth column."""
-    width = 0
-    for character in text:
-        if character == "\t":
-            width += 8 - width % 8
-        elif not unicodedata.combining(character):
-            width += 2 if unicodedata.east_asian_width(character) in "WF" else 1
-    return width
-
-
-def fit_width(text: str, width: int) -> str:
-    """Return text without line feeds, cut off at `width` columns."""
-    taken = 0
-    text = text.replace("\n", " ")
-    for index, character in enumerate(text):
-        taken += measure_width(character)
-        if taken > width:
-            return text[:index]
-    return text
-
-
 def redirect_to_devnull(stream: TextIO) -> None:
     """Redirect a broken stream to /dev/null, where Python flushes its buffer at exit."""
     with suppress(OSError):  # a stream without a descriptor
@@ -126,8 +101,6 @@ class Screen:
     lock: Any = attrs.field(factory=RLock, repr=False)
     _begun: bool = False  # the last line on `out` has no terminator yet
     _returned: bool = False  # a carriage return is held back, as a line feed may follow
-    _partial: str = ""  # that line on a terminal
-    _is_below: bool = False  # the message of `show_status` stands below that line
     _progress: bool = False  # the last line on `notes` is one of `progress`
     _lost: bool = False  # `out` cannot be written to any more
     _error: EvaluationError | None = None  # the last event, while it may be the final one
@@ -197,12 +170,9 @@ class Screen:
             self.draw_status()
 
     def draw_status(self) -> None:
-        """Show the message of `show_status` again.
-
-        It stands below a partial line, at whose end the cursor stays.
-        """
+        """Show the message of `show_status` again, unless a partial line stands in its place."""
         with self.lock:
-            if not self._status:
+            if not self._status or (self._begun and self._out.isatty()):
                 return
             results = self._results.build_json_object() or {}
             words = [self._status]
@@ -211,15 +181,8 @@ class Screen:
                 words.append(f"{bar} {progress['done']}/{progress['total']}")
             if results:
                 words += summarize_results(results | {"progress": None})
-            width = get_width(self._notes)
-            text = fit_width(", ".join(words), width - 1)
-            if not (self._begun and self._out.isatty()):
-                self._write_progress(text)
-            elif column := measure_width(self._partial) % width:  # 0: perhaps of the next line
-                self._clear_progress()
-                text = escape_control_characters(text)
-                self._write_note(f"\n{_CLEAR}{text}\x1b[A\r\x1b[{column}C")
-                self._is_below = True
+            text = ", ".join(words).replace("\n", " ")
+            self._write_progress(text[: get_width(self._notes) - 1])
 
     def _write_progress(self, text: str) -> None:
         self._write_note(_CLEAR + escape_control_characters(text))
@@ -292,12 +255,10 @@ class Screen:
             redirect_to_devnull(self._notes)
 
     def _print(self, text: str) -> None:
-        if self._progress or self._is_below:
+        if self._progress:
             self._make_room()
         if self._out.isatty():
             text = self._for_terminal(text)
-            _, newline, last = text.rpartition("\n")
-            self._partial = (last if newline else self._partial + last)[-_MAX_PARTIAL:]
         self._write(text)
         self._begun = not text.endswith("\n")
 
@@ -314,9 +275,9 @@ class Screen:
         self._clear_progress()
 
     def _clear_progress(self) -> None:
-        if self._progress or self._is_below:
-            self._write_note(_CLEAR_BELOW if self._is_below else _CLEAR)
-            self._progress = self._is_below = False
+        if self._progress:
+            self._write_note(_CLEAR)
+            self._progress = False
 
     def _end_line(self) -> None:
         """End a partial line of `out` on the same terminal."""

@@ -16,9 +16,7 @@ from tawebeval.cli.output import (
     OutputError,
     Screen,
     escape_control_characters,
-    fit_width,
     format_value,
-    measure_width,
     wants_colour,
 )
 from tawebeval.client import Data, EvaluationError, File, Text, Unknown
@@ -68,35 +66,6 @@ class TextTests(SynchronousTestCase):
         shown.screen.flush()
         self.assertEqual(shown.out.getvalue(), "half")
         self.assertEqual(shown.show(Data("1"), Text("rest")), "half\n1\nrest\n")
-
-
-class WidthTests(SynchronousTestCase):
-    """Columns of a terminal."""
-
-    def test_measured(self) -> None:
-        """Wide characters take two columns, marks none; a tab goes to the next stop."""
-        for text, width in (
-            ("", 0),
-            ("ab", 2),
-            ("東京", 4),
-            ("e\u0301", 1),
-            ("a\tb", 9),
-            ("\t", 8),
-        ):
-            self.assertEqual(measure_width(text), width, text)
-
-    def test_cut(self) -> None:
-        """Text is cut off before the character that does not fit."""
-        for text, width, shown in (("abc", 3, "abc"), ("abc", 2, "ab"), ("a東京", 4, "a東")):
-            self.assertEqual(fit_width(text, width), shown)
-
-    def test_full_line(self) -> None:
-        """At the edge of the terminal nothing is drawn, as the cursor may be on the next line."""
-        for length, drawn in ((79, True), (80, False), (81, True), (160, False)):
-            shown = Shown(terminal=True)
-            shown.screen.show_event(Text("x" * length))
-            shown.screen.show_status("running")
-            self.assertEqual("running" in shown.out.getvalue(), drawn, length)
 
 
 class OtherTests(SynchronousTestCase):
