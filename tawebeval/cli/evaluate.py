@@ -40,12 +40,10 @@ from tawebeval.core.form import (
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.text import get_base_name
 
-DEFAULT_FIELDS = ("source",)
-"""The fields for paths without a field name, in this order."""
-
 Submission: TypeAlias = dict[str, str | bytes | Path]
 """The content of each field: a text, the content of stdin or of a pipe, or a file."""
 
+_BARE_FIELD = "source"  # of a path without a field name
 _STDIN = ("-", "/dev/stdin")
 _TEXT_FIELD = re.compile(rf"({FIELD_NAME_PATTERN})=(.*)", re.DOTALL)
 _FILE_FIELD = re.compile(rf"({FIELD_NAME_PATTERN}):(.+)", re.DOTALL)
@@ -367,34 +365,20 @@ def show_submitted_evaluation(
     folder: DownloadDirectory | None,
     seed: int | None = None,
     *,
-    times: bool,
-    detach: bool,
-) -> int:
-    """Print the identifier of a begun evaluation if `detach` is set, else follow the evaluation.
-
-    For the other parameters and the result see `follow_evaluation`.
-    """
-    if detach:
-        context.screen.print_text(identifier)
-        show_seed(context.screen, seed)
-        return GOOD
-    return follow_evaluation(context, identifier, folder, seed, times=times)
-
-
-def follow_evaluation(
-    context: CommandContext,
-    identifier: str,
-    folder: DownloadDirectory | None,
-    seed: int | None = None,
-    *,
     times: bool = False,
+    detach: bool = False,
 ) -> int:
     """Follow an evaluation that this command has begun, and return the exit status.
 
     `seed` is shown first; None if the caller has chosen it. `times` requests times of events.
-    An interruption, or a stdout that cannot be written to, cancels the evaluation.
+    `detach` prints the identifier, and follows nothing. An interruption, or a stdout that cannot be
+    written to, cancels the evaluation.
     """
     client, screen = context.client, context.screen
+    if detach:
+        screen.print_text(identifier)
+        show_seed(screen, seed)
+        return GOOD
 
     def cancel() -> None:
         screen.show_message(
@@ -418,9 +402,9 @@ def follow_evaluation(
 def parse_fields(arguments: Iterable[str]) -> Submission:
     """Return the submission: the text, the path or the content of each field.
 
-    `name=text` and `name:path` name their fields; a bare path takes the next free default field.
-    The path `-` is stdin. Raises ValueError for a repeated field, a path without a field, a missing
-    file, a file name that no evaluator could be given, and text that is not UTF-8; OSError.
+    `name=text` and `name:path` name their fields; a bare path is the field `source`. The path `-`
+    is stdin. Raises ValueError for a repeated field, a path without a field, a missing file, a file
+    name that no evaluator could be given, and text that is not UTF-8; OSError.
     """
     submission: Submission = {}
     bare: list[str] = []
@@ -438,11 +422,11 @@ def parse_fields(arguments: Iterable[str]) -> Submission:
             bare.append(argument)
     for path in bare:
         content = _find_content(path)
-        free = next((name for name in DEFAULT_FIELDS if name not in submission), None)
-        if free is None:
-            taken = ", ".join(DEFAULT_FIELDS)
-            raise ValueError(f"{path} needs a field name, as {taken} is taken: write NAME:{path}")
-        submission[free] = content
+        if _BARE_FIELD in submission:
+            raise ValueError(
+                f"{path} needs a field name, as {_BARE_FIELD} is taken: write NAME:{path}"
+            )
+        submission[_BARE_FIELD] = content
     if not submission:
         raise ValueError("no FIELD is given; name a file, such as solution.py")
     return submission

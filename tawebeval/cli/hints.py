@@ -34,12 +34,10 @@ class HintFinder:
     _directory: str
     _chosen: ChosenLimits = attrs.field(factory=dict)
 
-    def find_hints(self, error: EvaluationError | None, stderr: str) -> list[str]:
-        """Return the hints for an evaluation; `error` is its last event if it has failed."""
-        return [] if error is None else list(self._explain(error, stderr))
-
-    def _explain(self, error: EvaluationError, stderr: str) -> Iterator[str]:
-        """Yield hints for a failure."""
+    def find_hints(self, error: EvaluationError | None, stderr: str) -> Iterator[str]:
+        """Yield the hints for an evaluation; `error` is its last event if it has failed."""
+        if error is None:
+            return
         setting = str(error.members.get("limit", ""))
         if error.reason == "exit":
             end = EvaluatorExit(error.members.get("status"), error.members.get("signal"))

@@ -17,10 +17,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli.evaluate import (
     GitCheckout,
     NoCheckout,
-    follow_evaluation,
     inspect_checkout,
     parse_fields,
     propose_https,
+    show_begun,
     strip_userinfo,
 )
 from tawebeval.cli.follow import EvaluationReader
@@ -260,7 +260,7 @@ class InterruptTests(CommandTestCase):
             run_with_client(
                 ServerAccess("http://localhost:8080"),
                 self.shown.screen,
-                lambda context: follow_evaluation(context, self.identifier, None),
+                lambda context: show_begun(context, self.identifier, None),
             )
         status = caught.exception.code
         assert isinstance(status, int)

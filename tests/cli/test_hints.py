@@ -32,9 +32,8 @@ class HintsTests(SynchronousTestCase):
         self, error: EvaluationError | None, stderr: str = "", directory: str = "inner"
     ) -> list[str]:
         """Return the hints."""
-        return HintFinder(self.configuration, self.root, directory, self.chosen).find_hints(
-            error, stderr
-        )
+        hints = HintFinder(self.configuration, self.root, directory, self.chosen)
+        return list(hints.find_hints(error, stderr))
 
     def check(self, words: list[str], found: list[str]) -> None:
         """Hold that each hint begins so."""
