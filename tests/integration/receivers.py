@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +105,6 @@ def babble(first: bytes, words: bytes) -> Any:
     Babbling.first, Babbling.words = first, words
     listening: Any = reactor
     return listening.listenTCP(0, Factory.forProtocol(Babbling), interface="127.0.0.1")
-
-
-@contextlib.contextmanager
-def full_socket() -> Iterator[int]:
-    """Hold a port that nobody can connect to any more, as if a firewall dropped what is sent."""
-    with socket.socket() as listening, contextlib.ExitStack() as waiting:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        for _ in range(3):
-            one = waiting.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(listening.getsockname())
-        yield listening.getsockname()[1]
 
 
 def make_certificate(name: str, folder: Path) -> tuple[PrivateCertificate, Path]:

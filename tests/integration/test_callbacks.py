@@ -17,7 +17,7 @@ from tawebeval.sandbox.workspace import derive_log_name
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
 from tests.integration.ports import free_port
-from tests.integration.receivers import Receiver, babble, full_socket, make_certificate
+from tests.integration.receivers import Receiver, babble, make_certificate
 from tests.integration.unprivileged import give
 
 SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
@@ -136,33 +136,6 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(text(events), "one\n")
         await self.finish()
 
-    async def test_answers(self) -> None:
-        """A redirect is not followed, a no is a no, and patience ends."""
-        await self.start()
-        elsewhere = self.receive(200)
-        for status, state, attempts in (
-            *((302, "refused", 1), (307, "refused", 1), (404, "refused", 1)),
-            (503, "given_up", 3),
-        ):
-            receiver = self.receive(status)
-            receiver.location = elsewhere.url
-            callback = await self.tell(receiver.url)
-            self.assertEqual((callback["state"], callback["attempts"]), (state, attempts))
-            self.assertEqual(callback["last_error"], f"the receiver answered with status {status}")
-            self.assertEqual(len(receiver.posts), attempts)
-        self.assertEqual(elsewhere.posts, [])
-        await self.finish()
-
-    async def test_silent(self) -> None:
-        """One that never answers, or is out of reach, is given up as often as it is tried."""
-        await self.start("attempts = 2\nfirst_delay = 0.05\ntimeout = 0.5\n" + OPEN)
-        with full_socket() as port:
-            for url in (self.receive(0).url, f"http://127.0.0.1:{port}/hook"):
-                callback = await self.tell(url)
-                self.assertEqual((callback["state"], callback["attempts"]), ("given_up", 2))
-                self.assertIn("within 0.5 seconds", callback["last_error"])
-        await self.finish()
-
     async def test_bad_receivers(self) -> None:
         """Absent, endless, or no HTTP at all: each is given up, and the daemon is well."""
         await self.start()
@@ -177,15 +150,6 @@ class DeliveryTests(CallbacksTestCase):
             callback = await self.tell_babbler(first, words)
             self.assertEqual(callback["state"], "given_up", first)
             self.assertIn("incomplete or not HTTP", callback["last_error"])
-        self.assertLess(self.daemon.memory, 300 * 2**20)
-        await self.finish()
-
-    async def test_endless_body(self) -> None:
-        """A status counts, whatever follows it until the time is over."""
-        await self.start(f"{OPEN}\ntimeout = 5")
-        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"
-        callback = await self.tell_babbler(head, b"\0" * 999)
-        self.assertEqual((callback["state"], callback["last_error"]), ("delivered", None))
         self.assertLess(self.daemon.memory, 300 * 2**20)
         await self.finish()
 
@@ -241,19 +205,6 @@ class RefusalTests(CallbacksTestCase):
         self.assertIn("callbacks.private_networks", callback["last_error"])
         self.assertNotIn("127.", callback["last_error"])
         self.assertEqual(receiver.posts, [])
-        await self.finish()
-
-    async def test_disabled(self) -> None:
-        """Without being enabled there are none."""
-        self.daemon = Daemon(CONFIGURATION)
-        self.addCleanup(self.daemon.remove)
-        self.daemon.start()
-        await self.daemon.ready()
-        self.client = Client(self.daemon.url)
-        self.addCleanup(self.client.close)
-        problem = (await self.post("https://example.org/")).problem(400)
-        self.assertEqual(problem["field"], "callback_url")
-        self.assertIn("callbacks are disabled", problem["detail"])
         await self.finish()
 
 

@@ -19,7 +19,6 @@ from tests.cases.patience import PATIENCE
 from tests.integration.client import python
 from tests.integration.harness import DaemonTestCase, environment, until
 from tests.integration.ports import free_port, listens
-from tests.integration.repositories import git
 from tests.integration.terminal import COMMAND, Terminal, piped
 from tests.integration.unprivileged import SERVICE, temporary_folder
 
@@ -63,20 +62,6 @@ class CommandTests(DaemonTestCase):
         self.assertEqual(done.stdout, "a\r\n\x1b[31mredü half".replace("\r\n", "\n"))
         self.assertEqual(done.returncode, 1)
         self.assertIn("failed: the evaluator exited with status 5", done.stderr)
-
-    async def test_statuses(self) -> None:
-        """Success, usage, refusal and a server that is not there are told apart."""
-        done = await piped(self.daemon.url, *self.arguments("true", "x=1"))
-        self.assertEqual((done.returncode, done.stdout), (0, ""))
-        self.assertRegex(
-            done.stderr,
-            r"\Arepeat this run with --seed \d+\nthe evaluator printed nothing on stdout\n\Z",
-        )
-        done = await piped(self.daemon.url, "evaluate", "--nonsense")
-        self.assertEqual(done.returncode, 2)
-        done = await piped(self.daemon.url, "status", "a" * 40)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("no such evaluation", done.stderr)
 
     async def test_detached(self) -> None:
         """Begin, look, list, cancel and follow, each by a command of its own."""
@@ -262,26 +247,6 @@ class CommandTests(DaemonTestCase):
         done = await piped(self.daemon.url, *self.arguments(sender, "x=1", "--files", str(target)))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual((target / "a.txt").read_text().rstrip("\n"), "hello")
-
-    async def test_checkout(self) -> None:
-        """In a checkout it takes origin, HEAD and the directory, says so, and warns."""
-        self.repository.write("inner/evaluator.sh", 'cat marker; cat "$SUBMISSION_FILE_SOURCE"\n')
-        self.repository.write("inner/marker", "as it was pushed\n")
-        self.repository.commit()
-        clone = self.folder / "clone"
-        subprocess.run(["cp", "-R", str(self.repository.folder), str(clone)], check=True)
-        subprocess.run(["chown", "-R", str(os.geteuid()), str(clone)], check=True)
-        git(clone, "remote", "add", "origin", self.repository.url)
-        git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
-        (clone / "inner" / "marker").write_text("as it is here\n")
-        arguments = ("evaluate", "--evaluator", "sh evaluator.sh", self.source())
-        done = await piped(self.daemon.url, *arguments, cwd=clone / "inner")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(done.stdout, "as it was pushed\nprint(1)\n")
-        self.assertIn(f"evaluator: {self.repository.url} at ", done.stderr)
-        self.assertIn(", directory inner\n", done.stderr)
-        self.assertIn("warning: uncommitted changes are not evaluated", done.stderr)
-        self.assertNotIn("git push", done.stderr)
 
     async def test_head(self) -> None:
         """Where nobody reads on, the evaluation does not go on either."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
 
 from tawebeval.client import Client, Data, EvaluationError, Event, InvalidRequest, Text
@@ -114,23 +112,3 @@ class ClientTests(DaemonTestCase):
                     with self.assertRaises(InvalidRequest) as caught:
                         await call()
                     self.assertEqual(caught.exception.status, 413)
-
-    async def test_blocking(self) -> None:
-        """The blocking client does the same in a thread of its own."""
-
-        def script() -> list[Event]:
-            with Client(self.daemon.url) as client:
-                identifier = client.evaluate(
-                    {"source": Path(__file__)},
-                    **self.fields('cat "$SUBMISSION_FILE_SOURCE"; exit 4'),
-                )
-                return list(client.events(identifier))
-
-        *printed_, last = await deferToThread(script)
-        self.assertEqual(
-            "".join(event.text for event in printed_ if isinstance(event, Text)),
-            Path(__file__).read_text(),
-        )
-        assert isinstance(last, EvaluationError)
-        self.assertEqual(last.members["status"], 4)
-        self.assertTrue(reactor.running)

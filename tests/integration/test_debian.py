@@ -196,32 +196,6 @@ class PackageTests(SynchronousTestCase):
             self.assertEqual(self.find_files() - before, set())
             self.assertEqual(self.machine.attempt("getent", "passwd", "tawebeval").returncode, 2)
 
-    def test_dynamic_user(self) -> None:
-        """An upgrade from the unit with a dynamic user keeps the key and the cache."""
-        self.install()
-        self.machine.run("systemctl", "stop", SERVICE, KEEPER)
-        self.machine.run("userdel", "tawebeval")
-        old, shipped = f"/etc/systemd/system/{SERVICE}", f"/lib/systemd/system/{SERVICE}"
-        changes = "s/^User=.*/DynamicUser=yes/; /^Wants=/d; s/TAWEBEVAL_KEEPER=.*//"  # no keeper
-        self.machine.run("sh", "-c", f"sed '{changes}' {shipped} >{old}")
-        self.machine.run("systemctl", "daemon-reload")
-        self.machine.run("systemctl", "start", SERVICE)
-        for place in (STATE, CACHE):
-            self.machine.run("test", "-L", place)
-        kept = f"{CACHE}/kept"
-        self.machine.run("sh", "-c", f"touch {kept} && chown --reference={STATE}/key {kept}")
-        key = self.machine.run("sha256sum", f"{STATE}/key")
-
-        self.machine.run("rm", old)
-        self.assertEqual(self.install(), [])
-        self.assertEqual(self.show("ActiveState"), "active")
-        self.assertEqual(self.machine.run("sha256sum", f"{STATE}/key"), key)
-        for path in (STATE, f"{STATE}/key", CACHE, kept):
-            owner = self.machine.run("stat", "--format=%U:%G %F", path).partition(" ")
-            self.assertEqual(owner[0], "tawebeval:tawebeval", path)
-            self.assertNotEqual(owner[2], "symbolic link", path)
-        self.machine.run("sh", "-c", "! ls -d /var/lib/private/tawebeval /var/cache/private/taw*")
-
     def test_failure(self) -> None:
         """An installation after which the service does not start says so, and why."""
         # As `systemctl edit` makes it, before the installation.

@@ -130,14 +130,6 @@ class EnvironmentTests(DaemonTestCase):
         )
         self.assertEqual((listed[0]["name"], listed[0]["digest"]), ("default", None))
 
-    async def test_unknown(self) -> None:
-        """An unknown environment is refused with the names of the others."""
-        answer = await self.client.post(
-            self.repository.url, self.commit, "true", environment="java"
-        )
-        self.assertEqual(answer.code, 400)
-        self.assertIn("allowed: default, debian", answer.json["detail"])
-
     async def test_reload(self) -> None:
         """A reload checks a root, and adds and removes one; what waits for it then fails."""
         before = self.file.read_text()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-
 from twisted.trial.unittest import SkipTest
 
 from tests.integration.cgroups import reason_to_skip
@@ -22,28 +19,6 @@ if pid == 0:
     print(resource.getrlimit(resource.RLIMIT_CPU), flush=True)
     os._exit(0)
 print(os.waitpid(pid, 0)[1])
-"""
-_DRIVER_IN_C = r"""
-#include <stdio.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-int main(void) {
-    int status;
-    if (fork() == 0) {
-        struct rlimit core = {0, RLIM_INFINITY}, cpu = {10, RLIM_INFINITY};
-        if (setrlimit(RLIMIT_CORE, &core) || setrlimit(RLIMIT_CPU, &cpu)) {
-            perror("setrlimit");
-            return 1;
-        }
-        getrlimit(RLIMIT_CPU, &cpu);
-        printf("(%d, %d)\n", (int) cpu.rlim_cur, (int) cpu.rlim_max);
-        return 0;
-    }
-    wait(&status);
-    printf("%d\n", status);
-    return 0;
-}
 """
 
 _CRASH = """
@@ -74,14 +49,6 @@ class DriverTests(DaemonTestCase):
     async def test_python(self) -> None:
         """A hard limit of processor time or core dumps can be unlimited."""
         await self.unlimited(python(_DRIVER))
-
-    async def test_c(self) -> None:
-        """Likewise for a program in C."""
-        if shutil.which("cc", path="/usr/bin:/bin") is None:
-            raise SkipTest("there is no C compiler here (Debian package gcc)")
-        await self.unlimited(
-            f"printf %s {shlex.quote(_DRIVER_IN_C)} >it.c && cc -o it it.c && ./it"
-        )
 
     async def test_core_dump(self) -> None:
         """Who wants one gets one with nothing of the memory in it."""

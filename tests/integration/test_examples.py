@@ -154,18 +154,3 @@ class ExampleTests(DaemonTestCase):
                     command = f'answer=$({runner} "$SUBMISSION_FILE_SOURCE"); sleep 0.1'
                     goals = await self.judge(name, cheat, command)
                     self.assertLessEqual({(goal, True) for goal in problem.goals}, {*goals}, name)
-
-    async def test_answers(self) -> None:
-        """A cheat that the evaluator itself runs prints the expected answer."""
-        command = (
-            'echo secret >"$TEMPORARY_DIRECTORY/expected"; sh "$SUBMISSION_FILE_SOURCE" | tee x'
-        )
-        cheat = (PROBLEMS / "word_count" / "solutions" / "cheat.sh").read_bytes()
-        identifier = await self.client.evaluate(
-            self.repository.url,
-            self.commit,
-            command + "; grep -c secret x",
-            files=[("source", "cheat.sh", cheat)],
-        )
-        events = await self.client.follow(identifier)
-        self.assertIn("secret", [event["payload"] for event in events])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import requests
 from twisted.internet.threads import deferToThread
 
 from tests.cases.patience import PATIENCE
-from tests.integration.browser_case import BrowserTestCase
 from tests.integration.client import Event, joined
-from tests.integration.cutting_proxy import CuttingProxy, Place
-from tests.integration.harness import CONFIGURATION, DaemonTestCase
+from tests.integration.harness import DaemonTestCase
 
 COMMAND = (
     "printf 'half of '; sleep 0.1; echo a line; seq 1 500;"
@@ -24,47 +22,6 @@ PRINTED = [
     [{"a": [1, None]}],
     "ü\n",
 ]
-
-EVENT_SOURCE = """
-return new Promise((resolve) => {
-  const source = new EventSource(arguments[0]);
-  const found = [];
-  source.onmessage = (message) => found.push(JSON.parse(message.data));
-  source.addEventListener("end", () => { source.close(); resolve(found); });
-});
-"""
-FETCH = """
-return (async () => {
-  const answer = await fetch(arguments[0], { headers: { Accept: "application/jsonl" } });
-  const found = [];
-  let rest = "";
-  for await (const some of answer.body.pipeThrough(new TextDecoderStream())) {
-    const lines = (rest + some).split("\\n");
-    rest = lines.pop();
-    found.push(...lines.map((line) => JSON.parse(line)));
-  }
-  return found;
-})();
-"""
-WEB_SOCKET = """
-return new Promise((resolve) => {
-  const socket = new WebSocket(arguments[0].replace("http", "ws"));
-  const found = [];
-  socket.onmessage = (message) => found.push(JSON.parse(message.data));
-  socket.onclose = (close) => resolve([...found, close.code]);
-});
-"""
-OUR_CLIENT = """
-return (async () => {
-  const { Client } = await import(arguments[0]);
-  const notices = [];
-  const client = new Client({ server: arguments[1], notice: (pause) => notices.push(pause) });
-  const found = [];
-  const pages = client[arguments[2]](arguments[3], { limit: 2048 });
-  for await (const page of pages) found.push(...page.data);
-  return [found, notices.filter(Boolean).length];
-})();
-"""
 
 
 def poll(url: str) -> list[Event]:
@@ -107,52 +64,3 @@ class RequestsTests(DaemonTestCase):
         self.client.evaluations.append(identifier)
         events = await deferToThread(poll, f"{self.daemon.url}/evaluation/{identifier}")
         self.assertEqual(joined(events), PRINTED)
-
-
-class BrowserTests(BrowserTestCase):
-    """What a browser brings along, on a page of the daemon's own and on another one."""
-
-    configuration: ClassVar[str] = CONFIGURATION + "\n[buffers]\npage = 4096\n"
-
-    async def test_all_ways(self) -> None:
-        """EventSource, fetch and WebSocket get every event once, of one and the same evaluation."""
-        await self.browser.open(f"{self.daemon.url}/")
-        url = f"{self.daemon.url}/evaluation/{await self.begin(COMMAND)}/events"
-        for body in (EVENT_SOURCE, FETCH, WEB_SOCKET):
-            events = await self.browser.script(body, url)
-            if body is WEB_SOCKET:
-                self.assertEqual(events.pop(), 1000)
-            self.assertEqual(joined(events), PRINTED)
-
-    async def our_client(self, way: str, places: tuple[Place, ...]) -> None:
-        """Hold that static/client.js loses nothing on a line that is cut again and again."""
-        # A browser tells of each request that fails, and whether its headers were whole.
-        self.expected = ("net::ERR_", "CORS policy", "favicon.ico")
-        # Most connections bring something, or the pauses would grow. When a connection breaks,
-        # Chromium discards what the page has not read yet: hence the delay.
-        line = CuttingProxy(
-            self.daemon.port, 7, places, longest=2**14, shortest=1000, rude=0.1, delay=0.2
-        )
-        self.addCleanup(line.stop)
-        port = await line.listen()
-        # What is shown has another origin than the client, and no policy of ours.
-        await self.browser.open(f"http://127.0.0.1:{self.daemon.port}/health")
-        events, pauses = await self.browser.script(
-            OUR_CLIENT,
-            f"http://localhost:{self.daemon.port}/static/client.js",
-            f"http://127.0.0.1:{port}/",
-            way,
-            await self.begin(COMMAND),
-        )
-        self.assertEqual(joined(events), PRINTED)
-        self.assertGreater(pauses, 3)
-        self.assertGreater(line.cuts.total(), 3)
-        await self.browser.open("about:blank")
-
-    async def test_our_pages(self) -> None:
-        """Long polls, which are repeated as they were."""
-        await self.our_client("pages", (Place.WITHIN_RESPONSES, Place.AFTER_RESPONSE))
-
-    async def test_our_stream(self) -> None:
-        """A stream, which is resumed from the last event that came."""
-        await self.our_client("stream", (Place.WITHIN_RESPONSES,))

@@ -495,14 +495,6 @@ class RepositoryTests(AttackTestCase):
         )
         await self.attack(make_object(self.evil, "tree", entry("100644", ".gitmodules", blob)))
 
-    async def test_links_out_of_the_tree_are_no_directories(self) -> None:
-        """An evaluator does not run where a symbolic link leads out."""
-        self.repository.link("out", "/")
-        self.commit = self.repository.commit()
-        for directory in ("out", "out/etc"):
-            failure(await self.run_command("true", directory=directory), "directory")
-        await self.honest()
-
     async def test_redirects_are_not_followed(self) -> None:
         """To a file, to another host, to loopback, and by the alternates of a dumb server."""
         target = HttpServer(self.folder)

@@ -160,18 +160,6 @@ class KilledTests(DaemonTestCase):
         self.assertEqual(text(await self.client.follow(identifier)), f"{2**20}\n")
         self.assertTrue(self.other.running)
 
-    async def test_two_daemons(self) -> None:
-        """One that is started in the directories of a living one says so, and disturbs nothing."""
-        identifier = await self.begin_and_wait("echo ready; exec sleep 600")
-        second = Daemon(self.configuration)
-        self.addCleanup(second.remove)
-        second.state = self.daemon.state
-        second.start()
-        await until(lambda: not second.running, "the second one has ended")
-        self.assertIn(f"{self.daemon.state} is in use by another tawebeval", second.log)
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        second.state = second.folder / "state"
-
 
 class UnheldTests(KilledTests):
     """Without a sandbox, and without cgroups: they go on when their daemon is dead."""

@@ -202,13 +202,6 @@ class CallbackTests(FaultCase):
         """Return the configuration, for a second attempt that nobody waits for."""
         return self.configuration + self.configure_callbacks(first_delay=600)
 
-    async def test_repeated(self) -> None:
-        """The next process repeats it, with the same document and the same Webhook-Id."""
-        identifier = await self.begin("echo one", callback_url=self.receiver.url)
-        await until(lambda: len(self.receiver.posts) == 1, "the first attempt")
-        await self.restart_and_compare()
-        self.assertEqual(text(await self.client.follow(identifier)), "one\n")
-
     async def test_forgotten(self) -> None:
         """It is repeated also if all events were read meanwhile, and then forgotten, too."""
         identifier = await self.begin("echo one", callback_url=self.receiver.url)

@@ -70,16 +70,6 @@ class StatusTests(DaemonTestCase):
         times = [ended[name] for name in ("created", "fetching", "running", "ended")]
         self.assertEqual(times, sorted(times))
 
-    async def test_cancelling_one_that_waits_gives_its_place_to_others(self) -> None:
-        """One that never ran is cancelled as well, and says so."""
-        await self.begin("exec sleep 600")
-        waiting = await self.begin("exec sleep 600")
-        await self.client.cancel(waiting)
-        status = await self.client.status(waiting)
-        self.assertEqual(status["state"], "cancelled")
-        failure(await self.client.follow(waiting), "cancelled")
-        await self.begin("exec sleep 600")
-
     async def test_delete_kills_the_whole_tree_and_is_repeatable(self) -> None:
         """204 when all of it is dead; 204 again, at once, after its end, and when it is freed."""
         word = new_word()

@@ -24,11 +24,6 @@ class ProcessAttacks(AttackCase):
         self.need_groups()
         self.stopped(await self.attack(bombs.FORK_BOMB), "processes", "processes", PROCESSES)
 
-    async def test_forks(self) -> None:
-        """Many children that do nothing are too many, too."""
-        self.need_groups()
-        self.stopped(await self.attack(bombs.FORKS), "processes", "processes", PROCESSES)
-
     async def test_threads(self) -> None:
         """Threads count as processes do."""
         self.need_groups()

@@ -55,14 +55,6 @@ class ObservingTests(DaemonTestCase):
         self.assertIn("/evaluate", paths)
         self.assertNotIn(identifier, self.daemon.log)
 
-    async def test_name(self) -> None:
-        """The status tells the name."""
-        identifier = await self.begin_and_wait("echo ready; sleep 600")
-        self.assertEqual(
-            (await self.client.status(identifier))["log_name"], derive_log_name(identifier)
-        )
-        await self.client.cancel_all()
-
     async def test_figures(self) -> None:
         """Figures go up with what is done, and those of the process are there."""
         before = await self.figures()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
-from tawebeval.client import Forbidden, InvalidRequest, Text
+from tawebeval.client import Text
 from tawebeval.client.twisted_client import TwistedClient
-from tests.cases.client import gathered
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, new_token
 
 JUDGE = 'cat "$SUBMISSION_FILE_SOURCE" README; echo $TURINGARENA_SEED'
@@ -63,23 +59,4 @@ class ProblemTests(RepositoryTestCase):
         self.assertEqual((await self.client.status(second))["commit_oid"], commit)
         again = await self.client.rerun(first)
         self.assertEqual(await self.follow(again), await self.follow(first))
-        await self.daemon.stop()
-
-    async def test_reload(self) -> None:
-        """The file is read again; the token permits nothing but its problem."""
-        self.write_problem("other", f"commit = '{self.commit}'")
-        os.kill(self.daemon.pid, signal.SIGHUP)
-        await self.daemon.logged("reloaded from")
-        self.assertEqual(await gathered(self.client.problems()), [])
-        with self.assertRaises(InvalidRequest):
-            await self.client.evaluate_problem("latest", {"source": ""})
-        with self.assertRaises(Forbidden):
-            await self.client.evaluate_problem("other", {"source": ""})
-        with self.assertRaises(Forbidden):
-            await self.client.evaluate(
-                {"source": ""},
-                repository=self.repository.url,
-                commit=self.commit,
-                evaluator_cmd="id",
-            )
         await self.daemon.stop()

@@ -32,7 +32,6 @@ import sys
 for i in range({LINES}):
     sys.stdout.write(f"{{i:08d}}" + "x" * 1000 + "\\n")
 """
-ENDLESS = 'import os\nwhile True: os.write(1, b"x" * 9999 + b"\\n")'
 BLOCKS = r"""
 block(b'{"a": 1}')
 with open(os.environ["TEMPORARY_DIRECTORY"] + "/content", "wb") as f: f.write(b"whole")
@@ -108,28 +107,6 @@ class RunTests(SlurmTestCase):
                 break
         expected = "".join(f"{i:08d}" + "x" * 1000 + "\n" for i in range(LINES))
         self.assertEqual(digest.hexdigest(), sha256(expected.encode()).hexdigest())
-
-    async def test_cancel(self) -> None:
-        """An evaluator whose full road nobody reads is cancelled, and its output is kept."""
-        word = new_word()
-        identifier = await self.begin(python(ENDLESS, word))
-        await self.fill(identifier)
-        await self.client.cancel(identifier)
-        await until(lambda: not processes(word), "nothing is left on the node")
-        events = await self.client.follow(identifier)
-        failure(events, "cancelled")
-        *lines, _ = text(events).split("\n")
-        self.assertEqual(set(lines), {"x" * 9999})
-
-    async def test_survivors(self) -> None:
-        """Double forks in sessions of their own, deaf to all signals: not one lives on a node."""
-        word = new_word()
-        events = await self.run_command(python(bombs.STUBBORN, "go", word))
-        self.assertEqual(joined(events), ["ready\n"])
-        await until(lambda: not processes(word), "nothing is left on the node")
-        identifier = await self.begin_and_wait(python(bombs.STUBBORN, "stay", word))
-        await self.client.cancel(identifier)
-        await until(lambda: not processes(word), "nothing is left on the node")
 
     async def test_limits(self) -> None:
         """Time, memory and processes are limited on the node."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from http.client import BadStatusLine
-from typing import Any
 
 from benchmarks.booted import wait_until
 from tawebeval.core.tokens import generate_token
@@ -158,21 +157,6 @@ class LifeTests(ServiceTestCase):
         self.assertEqual(int(self.show("MainPID")), before)
         status = self.ask("GET", f"/evaluation/{identifier}").answer()
         self.assertEqual(status[1]["state"], "running")
-
-    def test_refused_reload(self) -> None:
-        """One that finds a mistake fails, says which, and changes nothing."""
-        self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
-        self.machine.run("chmod", "644", TOKENS)
-        before = self.start()
-        self.write(TOKENS, "nonsense\n")
-        done = self.machine.attempt("systemctl", "reload", SERVICE)
-        self.assertEqual(done.returncode, 1)
-        self.logged(f"tawebeval: callers.tokens: {TOKENS}: line 1: ")
-        self.assertEqual(int(self.show("MainPID")), before)
-        self.assertEqual(self.show("ActiveState"), "active")
-        self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 200)
-        self.write(TOKENS, LINE)
-        self.control("reload", SERVICE)
 
     def test_reload_of_configuration(self) -> None:
         """What is live counts, the rest is named, and a broken file changes nothing."""
@@ -335,82 +319,6 @@ class EndTests(ServiceTestCase):
         self.assertEqual(stop.wait(PATIENCE), 0)
         self.assertFalse(group.exists())
         self.assertEqual(self.machine.attempt("pgrep", "--full", "sleep 54321").stdout, "")
-
-
-class FullDiskTests(ServiceTestCase):
-    """The file system of the state is full for a while: nothing is lost without a word."""
-
-    FILLER = f"{STATE}/filler"
-    # With the limit the daemon would stop the evaluator, sooner or later, since the disk is full.
-    NO_LIMIT = "\n[limits]\nfree_disk = 0\n"
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.machine.run("mkdir", "-p", STATE)
-        self.machine.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", STATE)
-        self.configure(f"{CONFIGURATION}{self.NO_LIMIT}[health]\nfree_disk = 1_000_000")
-
-    def clear(self) -> None:
-        """Take the small file system away, when nothing uses it any more."""
-        super().clear()
-        # Below it is the file system that the machine has for the state, which is to stay.
-        mounted = ("findmnt", "--types", "tmpfs", "--mountpoint", STATE)
-        if self.machine.attempt(*mounted).returncode == 0:
-            self.machine.run("umount", STATE)
-
-    def fill(self) -> None:
-        """Leave not a byte."""
-        self.machine.attempt("sh", "-c", f"cat /dev/zero >{self.FILLER}")
-
-    def ready(self) -> tuple[int, Any]:
-        """Ask whether work would be taken."""
-        return self.ask("GET", "/health/ready").answer()
-
-    def wait_for(self, status: int) -> None:
-        """Wait until the daemon is ready, or is not: it looks at the disk now and then."""
-        wait_until(lambda: self.ready()[0] == status, f"the status is {status}")
-
-    def test_survived(self) -> None:
-        """Who runs goes on, who comes is told, and what was accepted has an end that is told."""
-        before = self.start()
-        running = self.begin(f"{GATE}; echo ready; {WAIT}")
-        after = self.printed(running, "ready")
-        waiting = self.begin("echo it ran")
-        self.assertEqual(self.ready()[0], 200)
-        self.fill()
-        self.wait_for(503)
-        status, problem = self.ready()
-        reason = (
-            "the file system of the state has less than 976.6 KiB free (health.free_disk),"
-            " or no free inode"
-        )
-        self.assertEqual((status, problem["reasons"]), (503, [reason]))
-        self.until("StatusText", f"1 running, 1 queued; not ready: {reason}")
-
-        with self.subTest("a form that cannot be stored is refused, with the reason"):
-            status, problem = self.post("true", b"x" * 1_000_000)
-            self.assertEqual(status, 503, problem)
-            self.assertIn("No space left on device", problem["detail"])
-
-        with self.subTest("what runs is read to its end, and what waits has one"):
-            self.let_go()
-            self.assertEqual(text(self.follow(running, after)), "\ndone\n")
-            events = self.follow(waiting)
-            self.assertIn((text(events), reasons(events)), [("it ran\n", []), ("", ["lost"])])
-
-        with self.subTest("with room again all is as before"):
-            self.machine.run("rm", self.FILLER)
-            self.assertEqual(text(self.follow(self.begin("echo again"))), "again\n")
-            self.wait_for(200)
-            self.until("StatusText", "0 running, 0 queued")
-            self.assertEqual(int(self.show("MainPID")), before)
-
-    def test_nearly_full(self) -> None:
-        """With too little room it is not ready; what comes all the same is taken and run."""
-        self.configure(f"{CONFIGURATION}{self.NO_LIMIT}[health]\nfree_disk = 100_000_000")
-        self.start()
-        self.wait_for(503)
-        self.assertEqual(text(self.follow(self.begin("echo it ran"))), "it ran\n")
 
 
 class MendedTests(ServiceTestCase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.integration.client import failure, joined, text
+from tests.integration.client import failure, text
 from tests.integration.harness import DaemonTestCase
 
 
@@ -50,24 +50,6 @@ class TreeTests(DaemonTestCase):
         names = sorted({*os.listdir(self.repository.folder)} - {".git"})
         self.assertEqual(text(events), " ".join(names) + " ")
 
-    async def test_what_a_run_writes_no_other_run_sees(self) -> None:
-        """Files changed, added and removed in all its directories are as new for the next run."""
-        look = 'cat README; ls bin; ls -A "$TEMPORARY_DIRECTORY" "$HOME" | grep -v :'
-        spoil = (
-            "echo spoiled > README; rm bin/data; touch new bin/new; chmod 0 dos.txt;"
-            ' touch "$TEMPORARY_DIRECTORY/left" "$HOME/left"; mkdir -m 0 closed'
-        )
-        before = joined(await self.run_command(look))
-        self.assertEqual(joined(await self.run_command(f"{spoil}; cat README")), ["spoiled\n"])
-        self.assertEqual(joined(await self.run_command(look)), before)
-        self.assertEqual(before, ["an evaluator\ndata\nrun\n\n"])
-
-    async def test_two_runs_at_once_have_trees_of_their_own(self) -> None:
-        """While one run has changed a file, another one of the same commit sees it unchanged."""
-        first = await self.begin_and_wait("echo spoiled > README; echo ready; exec sleep 600")
-        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
-        await self.client.cancel(first)
-
     async def test_the_evaluator_runs_in_its_directory(self) -> None:
         """`directory` is where the command runs, given in any usual spelling, also by a link."""
         for directory in ("bin", "./bin/", "bin//.", "to-bin"):
@@ -85,11 +67,3 @@ class TreeTests(DaemonTestCase):
             events = await self.run_command("echo never", directory=directory)
             self.assertEqual(len(events), 1, directory)
             self.assertIn(directory, failure(events, "directory")["message"])
-
-    async def test_an_absolute_directory_or_one_above_is_refused(self) -> None:
-        """Nothing begins for a directory that cannot lie in the tree."""
-        for directory in ("/etc", "..", "bin/../..", "bin/.."):
-            answer = await self.client.post(
-                self.repository.url, self.commit, "true", directory=directory
-            )
-            self.assertEqual(answer.problem(400)["field"], "directory")

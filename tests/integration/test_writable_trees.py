@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from operator import le
 from pathlib import Path
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SkipTest
 
-from tawebeval.linux.filetree import walk_tree
 from tawebeval.linux.launcher_client import LAUNCHER_PROCESS_NAME, is_launcher
 from tawebeval.sandbox.probe import TREE_COPY_WARNING
 from tests.integration.client import data, python, text
@@ -111,26 +109,6 @@ class WritableTreeCase:
         self.assertIn("./folder/program 100755 ", before)
         self.assertEqual(text(await self.run_command(python(CHANGE))), "changed\n")
         self.assertEqual(await self.look(), before)
-
-    async def test_as_committed(self) -> None:
-        """The tree has the bytes, the modes and the links of the commit, and nothing else."""
-        self.fill()
-        top = os.open(self.repository.folder, os.O_RDONLY)
-        try:
-            expected = {
-                f"{path}": f"{status.st_mode:o}"
-                for path, status in walk_tree(top)
-                if not path.startswith("./.git") and not stat.S_ISDIR(status.st_mode)
-            }
-        finally:
-            os.close(top)
-        seen = {}
-        for line in (await self.look()).splitlines():
-            path, _, rest = line.rpartition(" ")[0].rpartition(" ")
-            if not rest.startswith("4"):
-                seen[path] = rest
-        for path in ("./folder/program", "./folder/file", "./folder/link", "./nowhere", "./README"):
-            self.assertEqual(seen[path], expected[path])
 
     async def test_at_once(self) -> None:
         """Many who begin with one commit at once have one checkout, and a tree each."""

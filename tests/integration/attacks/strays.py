@@ -50,14 +50,9 @@ class StrayTests:
         await self.left_behind(before="")
 
     async def test_a_daemon_that_has_closed_everything_is_dead_at_the_end(self: Any) -> None:
-        """So does one with which nothing is shared any more."""
-        await self.left_behind(before=_CLOSE_EVERYTHING)
-
-    async def test_a_daemon_that_ignores_signals_is_dead_at_the_end(self: Any) -> None:
-        """So does one that ignores what can be ignored."""
-        await self.left_behind(
-            before="import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 13, 15)]"
-        )
+        """So does one with which nothing is shared any more, and which ignores what it can."""
+        ignore = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 13, 15)]"
+        await self.left_behind(before=f"{_CLOSE_EVERYTHING}; {ignore}")
 
     async def test_a_daemon_is_dead_after_a_cancel(self: Any) -> None:
         """What ran away is found also where the evaluation is cancelled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.client import failure, joined, python, text
+from tests.integration.client import failure, python, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.processes import new_word, processes
 
@@ -125,8 +125,3 @@ print([number for number in range(1000) if is_open(number)])
             self.assertEqual(text(await self.client.follow(identifier)), f"{seed}\n")
             seeds.add(seed)
         self.assertGreater(len(seeds), 1)
-
-    async def test_many_short_lines(self) -> None:
-        """Output in small pieces arrives whole while its reader keeps pace."""
-        events = await self.run_command("seq 50000")
-        self.assertEqual(joined(events), ["".join(f"{i}\n" for i in range(1, 50_001))])
