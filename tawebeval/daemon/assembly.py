@@ -432,7 +432,7 @@ def _open_runner(base: SharedParts) -> Sandbox:
         base.thread_pools.file_tree_threads,
         base.reactor,
         label,
-        is_kept=base.run_keeper is not None,
+        can_outlive_daemon=base.run_keeper is not None,
     )
 
 

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from tawebeval.archive.recorder import ARCHIVE_CLOSE_TIMEOUT
 from tawebeval.config import Configuration
-from tawebeval.slurm.transport import MAX_STOP_SECONDS
+from tawebeval.slurm.transport import MAX_KILL_SECONDS
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
 _STOP_MARGIN = 11.0  # seconds of a stop in addition to the configured ones
@@ -94,7 +94,7 @@ def compute_stop_timeout(configuration: Configuration) -> float:
     if configuration.archive.enabled:
         seconds += ARCHIVE_CLOSE_TIMEOUT
     if configuration.runner.kind == "slurm":
-        seconds += MAX_STOP_SECONDS
+        seconds += MAX_KILL_SECONDS
     return seconds
 
 

@@ -213,7 +213,7 @@ class SandboxedRun(ABC):
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to all processes of the run; `child` is the first, and still runs."""
 
-    def hurry_remote_files(self) -> None:  # noqa: B027  (most kinds have none)
+    def give_up_slow_remote_files(self) -> None:  # noqa: B027  (most kinds have none)
         """End `read_remote_file` soon, whatever a node does: the stopped run has ended."""
 
     @abstractmethod

@@ -3,13 +3,14 @@
 The daemon runs one srun(1) for each evaluator, as its child. The job that srun starts is
 `python -m tawebeval.slurm`. It runs the evaluator in the node's own bubblewrap, by the same
 code as a daemon without a cluster, and sends stdout, stderr and the outcome as frames by its
-stdout. The daemon's orders come by its stdin. Trees and submissions reach the nodes by a shared
+stdout. The daemon's commands come by its stdin. Trees and submissions reach the nodes by a shared
 directory (`runner.shared`) under the same paths, or by the stdin of srun.
 
 - `frames`: the messages between daemon and node, in both directions.
-- `order`: what a node needs to know, a file.
-- `order_transfer`, `tree_stream`: the way of the order and its files without a shared directory.
-- `pipe_writer`: `PipeWriter`, for orders and frames.
+- `job_description`: what a node needs to know, a file.
+- `job_transfer`, `tree_stream`: the way of the job description and its files without a shared
+  directory.
+- `pipe_writer`: `PipeWriter`, for jobs and frames.
 - `tree_cache`: the trees that a node without a shared directory keeps.
 - `node_files`: `NodeFileReader`, which has such a node read files.
 - `node`: the program on the node.

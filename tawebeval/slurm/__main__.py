@@ -1,4 +1,4 @@
-"""`python -m tawebeval.slurm ORDER`, which a job runs: `tawebeval.slurm.node`."""
+"""`python -m tawebeval.slurm FILE`, which a job runs: `tawebeval.slurm.node`."""
 
 import os
 import sys
@@ -8,6 +8,6 @@ if __name__ == "__main__":
     # The node speaks no TLS, and the import would take a third of the time to start an evaluator.
     sys.modules["OpenSSL"] = None  # type: ignore[assignment]
 
-    from tawebeval.slurm.node import run_order
+    from tawebeval.slurm.node import run_job
 
-    run_order()
+    run_job()

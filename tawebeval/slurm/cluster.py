@@ -41,9 +41,13 @@ from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.frames import KILL, TERMINATE
+from tawebeval.slurm.job_description import (
+    JOB_DESCRIPTION_FILE_NAME,
+    NODE_PROTOCOL_VERSION,
+    JobDescription,
+)
+from tawebeval.slurm.job_transfer import JobSender
 from tawebeval.slurm.jobs import NODE_MODULE, build_srun_options, merge_job_settings
-from tawebeval.slurm.order import ORDER_NAME, VERSION, Order
-from tawebeval.slurm.order_transfer import OrderSender
 from tawebeval.slurm.srun_files import SrunFiles
 from tawebeval.slurm.transport import NodeTransport, wait_for_evaluator_start
 
@@ -63,8 +67,8 @@ class SlurmSandbox:
 
     `limits`, `cgroup_manager`, `orphan_reaper` and `writable_trees` are those of the daemon's own
     sandbox, by which srun is started. A reload replaces `configuration`. `job_prefix` begins the
-    names of the jobs of this process of the daemon, and of no others. `is_kept`: runs outlive the
-    daemon; `kept_jobs` are those of an earlier process that go on.
+    names of the jobs of this process of the daemon, and of no others. `can_outlive_daemon`: runs
+    outlive the daemon; `resumed_job_names` are those of an earlier process that go on.
     """
 
     configuration: Configuration
@@ -76,8 +80,8 @@ class SlurmSandbox:
     threads: WorkerThreads
     clock: Any
     job_prefix: str
-    is_kept: bool = False
-    kept_jobs: set[str] = attrs.field(factory=set)
+    can_outlive_daemon: bool = False
+    resumed_job_names: set[str] = attrs.field(factory=set)
 
     @classmethod
     def create(
@@ -89,7 +93,7 @@ class SlurmSandbox:
         clock: Any,
         label: str,
         *,
-        is_kept: bool = False,
+        can_outlive_daemon: bool = False,
     ) -> SlurmSandbox:
         """Return the sandbox beside the daemon's own, `local`.
 
@@ -99,13 +103,13 @@ class SlurmSandbox:
         every = _begin_job_names(label)
         prefix = f"{every}{token_hex(3)}-"
         own = (local.limits, local.cgroup_manager, local.orphan_reaper, local.writable_trees)
-        sandbox = cls(configuration, *own, commands, threads, clock, prefix, is_kept)
-        kept = sandbox.kept_jobs
+        sandbox = cls(configuration, *own, commands, threads, clock, prefix, can_outlive_daemon)
+        kept = sandbox.resumed_job_names
 
         def is_leftover(name: str) -> bool:
             return name.startswith(every) and not (name.startswith(prefix) or name in kept)
 
-        clock.callWhenRunning(commands.cancel_leftover_jobs, is_leftover)
+        clock.callWhenRunning(commands.cancel_stale_jobs, is_leftover)
         return sandbox
 
     def make_run(
@@ -127,7 +131,7 @@ def _begin_job_names(label: str) -> str:
 def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
     """Cancel the jobs of the daemon `label`, which has used a cluster before, and does not now."""
     every = _begin_job_names(label)
-    clock.callWhenRunning(commands.cancel_leftover_jobs, lambda name: name.startswith(every))
+    clock.callWhenRunning(commands.cancel_stale_jobs, lambda name: name.startswith(every))
 
 
 class SlurmRun(SandboxedRun):
@@ -149,7 +153,7 @@ class SlurmRun(SandboxedRun):
         self._environment = environment
         self.has_network = self._configuration.sandbox.network
         self.runner_status = self._status = RunnerStatus("slurm")
-        self._order = workspace.root / ORDER_NAME
+        self._description_file = workspace.root / JOB_DESCRIPTION_FILE_NAME
         self._set_transfer(not self._configuration.runner.shared_directory)
         self._store: SrunFiles | None = None  # of the srun that was started last
         self._transport: NodeTransport | None = None
@@ -172,7 +176,7 @@ class SlurmRun(SandboxedRun):
     ) -> StartedProcess:
         """Start srun, whose job waits for a node. Blocks."""
         commit = self._checkout.commit
-        Order(
+        JobDescription(
             command,
             environment,
             directory,
@@ -191,11 +195,11 @@ class SlurmRun(SandboxedRun):
     def _start_srun(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:
         """Start an srun; return it and its files. Blocks. Raises: OSError."""
         with contextlib.ExitStack() as writing:
-            reading, orders = os.pipe2(os.O_CLOEXEC)
-            writing.callback(os.close, orders)
+            reading, stdin = os.pipe2(os.O_CLOEXEC)
+            writing.callback(os.close, stdin)
             try:
-                os.set_blocking(orders, False)
-                store = SrunFiles.create(orders, self._name_job(attempt), attempt)
+                os.set_blocking(stdin, False)
+                store = SrunFiles.create(stdin, self._name_job(attempt), attempt)
                 writing.pop_all()
                 writing.callback(store.close)
                 spec = attrs.evolve(self._make_srun_spec(attempt), descriptors=(reading,))
@@ -225,13 +229,13 @@ class SlurmRun(SandboxedRun):
             configuration.evaluations.max_pause_seconds,
         )
         python = configuration.runner.python or sys.executable
-        order = [str(self._order)]
+        arguments = [str(self._description_file)]
         if self._is_streamed:
-            order = ["--receive", configuration.runner.node_directory]
+            arguments = ["--receive", configuration.runner.node_directory]
         return LaunchSpec(
             [
                 *(*_SHELL, "srun", *options),
-                *("--", python, "-I", "-m", NODE_MODULE, *order),
+                *("--", python, "-I", "-m", NODE_MODULE, *arguments),
             ],
             build_command_environment(),
             "/",
@@ -240,7 +244,7 @@ class SlurmRun(SandboxedRun):
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> LaunchSpec:
-        """Return srun; the order's file has the command."""
+        """Return srun; the file of the job description has the command."""
         return self._make_srun_spec(0)
 
     async def wait_for_evaluator_start(
@@ -262,16 +266,21 @@ class SlurmRun(SandboxedRun):
             *(sandbox.clock, spawner, sandbox.commands, self._status),
             self._start_again,
             self._configuration.runner.max_retries_after_node_loss,
-            sandbox.is_kept,
+            sandbox.can_outlive_daemon,
             self._make_sender if self._is_streamed else None,
             self.limits.file,
         )
 
     def _make_sender(
         self, descriptor: int, on_failure: Callable[[EvaluationFailure], object]
-    ) -> OrderSender:
-        return OrderSender(
-            *(self._sandbox.clock, self._sandbox.threads, self._order, self._checkout.path),
+    ) -> JobSender:
+        return JobSender(
+            *(
+                self._sandbox.clock,
+                self._sandbox.threads,
+                self._description_file,
+                self._checkout.path,
+            ),
             self._configuration.runner.node_cache,
             *(descriptor, on_failure),
         )
@@ -300,7 +309,7 @@ class SlurmRun(SandboxedRun):
         assert self._transport is not None, "the run has begun"
         self._transport.send_command(KILL if number == signal.SIGKILL else TERMINATE)
 
-    def hurry_remote_files(self) -> None:
+    def give_up_slow_remote_files(self) -> None:
         """Give a node that has files up unless all output is stored soon."""
         if self._is_streamed and self._transport is not None:
             self._transport.send_command(KILL)
@@ -355,7 +364,7 @@ class SlurmRun(SandboxedRun):
         return {
             **super().describe_for_resume(),
             "kind": "slurm",
-            "version": VERSION,
+            "version": NODE_PROTOCOL_VERSION,
             "is_streamed": self._is_streamed,
         }
 
@@ -370,8 +379,10 @@ class SlurmRun(SandboxedRun):
             for descriptor in descriptors:
                 failing.callback(os.close, descriptor)
             super().resume(described, descriptors, connect_broker)
-            if described["version"] != VERSION:
-                raise ValueError(f"frames of version {described['version']}, not {VERSION}")
+            if described["version"] != NODE_PROTOCOL_VERSION:
+                raise ValueError(
+                    f"frames of version {described['version']}, not {NODE_PROTOCOL_VERSION}"
+                )
             self._set_transfer(described["is_streamed"])
             self._store = SrunFiles.load(descriptors)
             failing.pop_all()
@@ -395,7 +406,7 @@ class SlurmRun(SandboxedRun):
             )
             failing.pop_all()
         self._transport = transport
-        self._sandbox.kept_jobs.add(store.job_name)
+        self._sandbox.resumed_job_names.add(store.job_name)
         return transport
 
     def count_skipped_stderr_bytes(self, process: KeptDescriptors) -> int:

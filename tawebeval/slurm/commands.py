@@ -25,14 +25,14 @@ from tawebeval.slurm.jobs import SQUEUE_OPTIONS, QueuedJob, parse_scontrol_job, 
 COMMAND_TIMEOUT = 15.0
 """Seconds for one command."""
 
-POLL_PERIOD = 2.0
+SQUEUE_PERIOD = 2.0
 """Seconds between the end of one squeue and the begin of the next, for all jobs together."""
 
 _AT_ONCE = 4  # commands
 _PRINTED = 8 * 2**20  # bytes of stdout, and of stderr: 50,000 jobs
 _UNKNOWN_JOB = "Invalid job id"
 _PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
-_CANCELS = 30  # attempts to cancel a job, one in each POLL_PERIOD
+_CANCELS = 30  # attempts to cancel a job, one in each SQUEUE_PERIOD
 _LOOKS = 5  # for jobs that a killed daemon has left
 _MISSES = 15  # looks without a job that was in the queue before, until it counts as gone
 
@@ -157,7 +157,7 @@ class SlurmCommands:
         self._to_cancel[name] = _CANCELS
         self._poll()
 
-    def cancel_leftover_jobs(self, is_leftover: Callable[[str], bool]) -> None:
+    def cancel_stale_jobs(self, is_leftover: Callable[[str], bool]) -> None:
         """Cancel the jobs that an earlier daemon has left, by their names.
 
         A killed daemon's last srun may still be on its way, so the queue is looked at a few times.
@@ -176,7 +176,7 @@ class SlurmCommands:
             while self._watchers or self._to_cancel or self._looks_left:
                 await self._look()
                 pause = Deferred[None]()
-                self._clock.callLater(POLL_PERIOD, pause.callback, None)
+                self._clock.callLater(SQUEUE_PERIOD, pause.callback, None)
                 await pause
         finally:
             self._is_polling = self.counters.is_controller_unreachable = False

@@ -8,9 +8,9 @@ To the node the daemon sends lines: `GRANT` and an offset in stdout, `TERMINATE`
 with a token and a path, for a file that the evaluator has named (without a shared directory), and
 `END` when no more files are asked for: the keeper may hold stdin, which then does not end. Slurm
 keeps megabytes of output on the way, so back-pressure does not rely on it: the node stops reading
-the evaluator's stdout at the largest offset that the daemon has granted, which is `WINDOW` at
-first. Nothing waits behind a full pipe. An offset, unlike a number of bytes, may be granted again
-by a daemon that does not know what an earlier one has granted.
+the evaluator's stdout at the largest offset that the daemon has granted, which is
+`STDOUT_WINDOW_BYTES` at first. Nothing waits behind a full pipe. An offset, unlike a number of
+bytes, may be granted again by a daemon that does not know what an earlier one has granted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from enum import Enum
 
 import attrs
 
-WINDOW = 256 * 1024
+STDOUT_WINDOW_BYTES = 256 * 1024
 """Bytes of stdout, and one read of the pipe, that may be on the way or wait in the daemon."""
 
-UNBOUNDED = 2**60
+UNLIMITED_OFFSET = 2**60
 """An offset for a grant of whatever is left."""
 
 GRANT, TERMINATE, KILL, READ, END = b"A", b"T", b"K", b"F", b"E"
@@ -32,7 +32,7 @@ GRANT, TERMINATE, KILL, READ, END = b"A", b"T", b"K", b"F", b"E"
 TOKEN_BYTES = 8
 """The size of a token, which tells the answer to a `READ` from that to an earlier daemon."""
 
-MAX_CONTENT = 2**20
+MAX_CONTENT_BYTES = 2**20
 """The most bytes of one frame: a read of a pipe, or the JSON of an outcome."""
 
 _HEADER = 5
@@ -41,14 +41,16 @@ _HEADER = 5
 class FrameKind(Enum):
     """What a frame has."""
 
-    BEGUN = b"B"  # JSON: the evaluator is about to be started; names job and node
+    EVALUATOR_STARTING = b"B"  # JSON: the evaluator is about to be started; names job and node
     STDOUT = b"O"
     STDERR = b"E"
-    EXITED = b"D"  # nothing: the evaluator's processes have ended; their output may follow
+    EVALUATOR_EXITED = (
+        b"D"  # nothing: the evaluator's processes have ended; their output may follow
+    )
     OUTCOME = b"X"  # JSON: the last frame but those of files
     # Without a shared directory:
-    READY = b"R"  # nothing: the node waits for the order
-    WANTED = b"W"  # nothing: the node does not have the tree
+    READY_FOR_JOB = b"R"  # nothing: the node waits for the job description
+    TREE_WANTED = b"W"  # nothing: the node does not have the tree
     FILE = b"F"  # a token, and a part of a file
     FILE_END = b"G"  # a token, and JSON: why the file was refused, or null
 
@@ -82,7 +84,7 @@ class FrameParser:
             except ValueError:
                 raise BrokenFrame(_show(pending)) from None
             size = int.from_bytes(pending[1:_HEADER], "big")
-            if size > MAX_CONTENT:
+            if size > MAX_CONTENT_BYTES:
                 raise BrokenFrame(_show(pending))
             end = _HEADER + size
             if len(pending) <= end:
@@ -99,18 +101,18 @@ def _show(data: bytearray) -> str:
     return bytes(data[:200]).decode(errors="replace").strip()
 
 
-def encode_grant(offset: int) -> bytes:
+def encode_stdout_grant(offset: int) -> bytes:
     """Return the line by which the daemon grants stdout up to an offset."""
     return b"%b%d\n" % (GRANT, offset)
 
 
-def encode_read(token: bytes, path: str) -> bytes:
+def encode_file_request(token: bytes, path: str) -> bytes:
     """Return the line by which the daemon asks for a file that the evaluator has named."""
     return b"%b%b%b\n" % (READ, token, path.encode("utf-8", "surrogateescape").hex().encode())
 
 
-def decode_read(content: bytes) -> tuple[bytes, str]:
-    """Return token and path of a line of `encode_read`, without its first byte."""
+def decode_file_request(content: bytes) -> tuple[bytes, str]:
+    """Return token and path of a line of `encode_file_request`, without its first byte."""
     path = bytes.fromhex(content[TOKEN_BYTES:].decode())
     return content[:TOKEN_BYTES], path.decode("utf-8", "surrogateescape")
 
@@ -121,7 +123,7 @@ def encode_command(command: bytes) -> bytes:
 
 
 @attrs.define
-class LineParser:
+class DaemonLineParser:
     """Parser of the daemon's lines, on the node."""
 
     _pending: bytes = b""

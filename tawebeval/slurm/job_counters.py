@@ -30,11 +30,11 @@ class JobCounters:
     is_controller_unreachable: bool = False
     _running: dict[str, bool] = attrs.field(factory=dict)  # by name: whether a node runs it
 
-    def note_job(self, name: str, *, is_running: bool) -> None:
+    def record_job_state(self, name: str, *, is_running: bool) -> None:
         """Note a job that waits or runs."""
         self._running[name] = is_running
 
-    def note_job_end(self, name: str) -> None:
+    def record_job_end(self, name: str) -> None:
         """Note the end of a job's srun."""
         self._running.pop(name, None)
 

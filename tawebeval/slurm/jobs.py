@@ -14,10 +14,10 @@ from tawebeval.errors import EvaluationFailure, FailureReason
 NODE_MODULE = "tawebeval.slurm"
 """What a job runs by `python -m`."""
 
-NODE_PROGRAM_MEMORY = 192 * 2**20
+NODE_PROGRAM_MEMORY_BYTES = 192 * 2**20
 """Bytes that the program on the node and the sandbox need beside the evaluator."""
 
-EXTRA_JOB_SECONDS = 120
+JOB_TIME_MARGIN_SECONDS = 120
 """Seconds that a job may last beyond the evaluation's own limits."""
 
 SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
@@ -76,13 +76,13 @@ def build_srun_options(
     settings: SlurmJobSettings, limits: LimitSettings, name: str, paused: float
 ) -> Iterator[str]:
     """Yield the options of srun for one evaluator; `paused` is `evaluations.paused` in seconds."""
-    seconds = limits.wall_clock + paused * TOTAL_PAUSE_FACTOR + EXTRA_JOB_SECONDS
+    seconds = limits.wall_clock + paused * TOTAL_PAUSE_FACTOR + JOB_TIME_MARGIN_SECONDS
     yield from (
         f"--job-name={name}",
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={settings.cpus or 1}",
-        f"--mem={math.ceil((limits.memory + NODE_PROGRAM_MEMORY) / _MIB)}M",
+        f"--mem={math.ceil((limits.memory + NODE_PROGRAM_MEMORY_BYTES) / _MIB)}M",
         f"--time={min(math.ceil(seconds / 60), 525_600)}",
         "--chdir=/",
         "--export=NONE",

@@ -1,10 +1,10 @@
 """The program on the node: runs one evaluator, and ends with it.
 
-    python -I -m tawebeval.slurm ORDER
+    python -I -m tawebeval.slurm FILE
     python -I -m tawebeval.slurm --receive DIRECTORY
 
-It reads the order from the shared directory, or receives it and all files by stdin
-(`order_transfer`) and keeps them below DIRECTORY until its end. It starts the evaluator in
+It reads the job description from the shared directory, or receives it and all files by stdin
+(`job_transfer`) and keeps them below DIRECTORY until its end. It starts the evaluator in
 bubblewrap and watches its limits, as a daemon does. stdout has the frames, stdin the daemon's
 lines. The end of stdin means that srun or the daemon is gone: then the evaluator is killed, and the
 job cancelled, which Slurm would keep without srun. If this program itself is killed, bwrap ends
@@ -60,17 +60,17 @@ from tawebeval.slurm.frames import (
     GRANT,
     KILL,
     READ,
+    STDOUT_WINDOW_BYTES,
     TERMINATE,
-    UNBOUNDED,
-    WINDOW,
+    UNLIMITED_OFFSET,
+    DaemonLineParser,
     FrameKind,
-    LineParser,
-    decode_read,
+    decode_file_request,
     encode_frame,
 )
+from tawebeval.slurm.job_description import JobDescription, WrongVersion, read_job_description
+from tawebeval.slurm.job_transfer import receive_job
 from tawebeval.slurm.jobs import format_node_message
-from tawebeval.slurm.order import Order, WrongVersion, read_order
-from tawebeval.slurm.order_transfer import receive_order
 from tawebeval.slurm.pipe_writer import PipeClosed, PipeWriter
 from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded
 
@@ -95,14 +95,14 @@ class FrameWriter(PipeWriter):
 
 
 @implementer(IReadDescriptor)
-class OrderReader:
+class CommandReader:
     """Reader of the daemon's lines from stdin; None is the end."""
 
     def __init__(self, reactor: Any, take: Callable[[bytes | None, bytes], object]) -> None:
         setNonBlocking(0)
         self._reactor = reactor
         self._take = take
-        self._lines = LineParser()
+        self._lines = DaemonLineParser()
         reactor.addReader(self)
 
     def fileno(self) -> int:
@@ -171,14 +171,14 @@ class NodeRun(ProcessProtocol):
 
     def __init__(
         self,
-        order: Order,
+        job: JobDescription,
         run: SandboxedRun,
         threads: WorkerThreads,
         reactor: Any,
         *,
         has_own_files: bool = False,
     ) -> None:
-        self._order = order
+        self._job = job
         self._run = run
         self._threads = threads
         self._reactor = reactor
@@ -189,8 +189,8 @@ class NodeRun(ProcessProtocol):
             for kind in (FrameKind.STDOUT, FrameKind.STDERR)
         )
         self._sent = 0  # bytes of stdout
-        self._granted = WINDOW
-        self._stderr_left = order.limits.stderr + 1  # one more byte shows the excess
+        self._granted = STDOUT_WINDOW_BYTES
+        self._stderr_left = job.limits.stderr + 1  # one more byte shows the excess
         self._excess: EvaluationFailure | None = None
         self._file_lock = DeferredLock()  # a daemon that was started again may ask meanwhile
         self._tree_ended = Deferred[None]()
@@ -199,20 +199,20 @@ class NodeRun(ProcessProtocol):
         self.is_deserted = False
         self._process: ProcessTransport
 
-    def begin(self, spawner: Spawner, monitor: LimitMonitor) -> None:
+    def start_evaluator(self, spawner: Spawner, monitor: LimitMonitor) -> None:
         """Start the evaluator. Blocks, as this program has nothing else to do."""
         environment = os.environ
         begun = {"job": environment.get("SLURM_JOB_ID"), "node": environment.get("SLURMD_NODENAME")}
-        self._writer.write_frame(FrameKind.BEGUN, json.dumps(begun).encode())
-        order, run = self._order, self._run
-        if order.environment is not None:
-            check_environment(order.environment)
-        started = run.start_evaluator(order.command, order.variables, order.directory)
+        self._writer.write_frame(FrameKind.EVALUATOR_STARTING, json.dumps(begun).encode())
+        job, run = self._job, self._run
+        if job.environment is not None:
+            check_environment(job.environment)
+        started = run.start_evaluator(job.command, job.variables, job.directory)
         spawner.adopt_child(self, started)
         monitor.add_run(run, self.stop)
         run.serve_program_runs(self._reactor, self._threads, spawner)
         self._monitor = monitor
-        OrderReader(self._reactor, self.take_command)
+        CommandReader(self._reactor, self.execute_command)
 
     def makeConnection(self, transport: Any) -> None:
         """Connect the started process."""
@@ -221,7 +221,7 @@ class NodeRun(ProcessProtocol):
         self._run.set_first_process(transport)
         super().makeConnection(transport)
 
-    def take_command(self, command: bytes | None, content: bytes) -> None:
+    def execute_command(self, command: bytes | None, content: bytes) -> None:
         """Do what a line of the daemon says."""
         if command == GRANT:
             before, self._granted = self._granted, max(self._granted, int(content))
@@ -232,7 +232,7 @@ class NodeRun(ProcessProtocol):
         elif command == KILL:
             self._signal(signal.SIGKILL)
         elif command == READ:
-            self._file_lock.run(self._send_file, *decode_read(content))
+            self._file_lock.run(self._send_file, *decode_file_request(content))
         elif command == END:
             self._writer.loseConnection()
         elif command is None:
@@ -243,10 +243,10 @@ class NodeRun(ProcessProtocol):
 
         If it is refused, send why.
         """
-        order, refusal = self._order, None
+        job, refusal = self._job, None
         try:
-            parts = order.workspace.read_file_parts(
-                *(path, order.directory, order.limits.file, self._run.workspace_view, _FILE_PART)
+            parts = job.workspace.read_file_parts(
+                *(path, job.directory, job.limits.file, self._run.workspace_view, _FILE_PART)
             )
             while part := await self._threads.run_in_thread(next, parts, b""):
                 await self._writer.send_frame(FrameKind.FILE, token + part)
@@ -266,7 +266,9 @@ class NodeRun(ProcessProtocol):
                 self._reactor.stop()
             return
         self._has_told = self.is_deserted = True
-        self._granted = UNBOUNDED  # nobody grants any more, and the rest of the pipe is small
+        self._granted = (
+            UNLIMITED_OFFSET  # nobody grants any more, and the rest of the pipe is small
+        )
         if self._is_connected:
             self._signal(signal.SIGKILL)
             self._process.resumeProducing()
@@ -309,7 +311,7 @@ class NodeRun(ProcessProtocol):
         self._monitor.remove_run(self._run)
         await self._run.kill_remaining_processes()
         self._flush_output()
-        self._writer.write_frame(FrameKind.EXITED)
+        self._writer.write_frame(FrameKind.EVALUATOR_EXITED)
         self._process.read_remaining_output()
         self._tree_ended.callback(None)
 
@@ -326,7 +328,7 @@ class NodeRun(ProcessProtocol):
         try:
             outcome["exit"] = attrs.astuple(run.interpret_exit(status, number))
         except EvaluationFailure as error:
-            outcome["unstarted"] = dump_failure(error)
+            outcome["unstarted"] = encode_failure(error)
         waited = self._process.resource_usage
         usage = await self._threads.run_in_thread(run.read_usage, waited)
         seconds = usage.cpu_seconds
@@ -335,7 +337,7 @@ class NodeRun(ProcessProtocol):
         over = over or run.check_memory()
         if outcome.get("exit") != (0, None):
             over = over or await self._threads.run_in_thread(run.check_limits, True)
-        outcome["over"] = over and dump_failure(over)
+        outcome["over"] = over and encode_failure(over)
         outcome["usage"] = [seconds, usage.peak_memory_bytes]
         await self._threads.run_in_thread(run.close)
         self._send_outcome(outcome)
@@ -351,9 +353,9 @@ class NodeRun(ProcessProtocol):
             why = error.strerror if isinstance(error, OSError) else type(error).__name__
             message = f"the node {os.uname().nodename} could not run the evaluator: {why}"
             failure.printTraceback(sys.stderr)
-        self.tell_outcome({"unstarted": dump_failure(EvaluationFailure("lost", message))})
+        self.send_outcome({"unstarted": encode_failure(EvaluationFailure("lost", message))})
 
-    def tell_outcome(self, outcome: dict[str, Any]) -> None:
+    def send_outcome(self, outcome: dict[str, Any]) -> None:
         """Send the last frame, and end."""
         self._send_outcome(outcome)
         self._writer.loseConnection()
@@ -364,7 +366,7 @@ class NodeRun(ProcessProtocol):
         self._writer.write_frame(FrameKind.OUTCOME, json.dumps(outcome).encode())
 
 
-def dump_failure(failure: EvaluationFailure) -> list[Any]:
+def encode_failure(failure: EvaluationFailure) -> list[Any]:
     """Return a failure as JSON."""
     return [failure.reason, failure.message, dict(failure.extra_members)]
 
@@ -411,7 +413,7 @@ def check_environment(environment: Environment) -> None:
 
 
 @contextmanager
-def make_place(parent: Path | None = None) -> Iterator[Path]:
+def make_temporary_directory(parent: Path | None = None) -> Iterator[Path]:
     """Make a directory of the node for this program's files, and remove it in the end. Blocks.
 
     It lies in `parent`, None for /tmp. Those that killed programs have left are removed first: a
@@ -445,7 +447,7 @@ def _open_locked(path: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the order. Raises: OSError, ConfigurationError, WrongVersion, BrokenStream."""
+    """Run the job. Raises: OSError, ConfigurationError, WrongVersion, BrokenStream."""
     from twisted.internet import reactor as default_reactor
 
     reactor: Any = default_reactor
@@ -456,17 +458,15 @@ def main() -> None:
     spawner = Spawner(reactor)
     orphans = OrphanReaper(reactor, spawner)
     threads = WorkerThreads.create(reactor, _THREADS, "work", abandons_running_calls=True)
-    with make_place(parent) as place, ExitStack() as opened:
-        order = receive_files(place, opened) if is_received else read_order(Path(sys.argv[1]))
-        sandbox = opened.enter_context(
-            open_node_sandbox(order.sandbox, order.limits, place, orphans)
+    with make_temporary_directory(parent) as place, ExitStack() as opened:
+        job = (
+            receive_files(place, opened) if is_received else read_job_description(Path(sys.argv[1]))
         )
+        sandbox = opened.enter_context(open_node_sandbox(job.sandbox, job.limits, place, orphans))
         threads.start()
         run = NodeRun(
-            order,
-            sandbox.make_run(
-                order.workspace, order.make_checkout(), order.limits, order.environment
-            ),
+            job,
+            sandbox.make_run(job.workspace, job.make_checkout(), job.limits, job.environment),
             threads,
             reactor,
             has_own_files=is_received,
@@ -474,7 +474,7 @@ def main() -> None:
 
         def begin() -> None:
             try:
-                run.begin(spawner, LimitMonitor(reactor, threads, threads))
+                run.start_evaluator(spawner, LimitMonitor(reactor, threads, threads))
             except Exception:  # noqa: BLE001  (the daemon waits for an outcome)
                 run.fail(Failure())
 
@@ -484,8 +484,8 @@ def main() -> None:
         cancel_own_job()
 
 
-def receive_files(place: Path, opened: ExitStack) -> Order:
-    """Receive an order with its files, before the reactor runs: nothing else is to be done.
+def receive_files(place: Path, opened: ExitStack) -> JobDescription:
+    """Receive a job description with its files, before the reactor runs.
 
     Slurm ends a job by SIGTERM first. Raises: OSError, WrongVersion, BrokenStream; StreamEnded, if
     srun may be gone: then the job is cancelled.
@@ -497,7 +497,7 @@ def receive_files(place: Path, opened: ExitStack) -> Order:
 
     try:
         with open(0, "rb", closefd=False) as stream:
-            return receive_order(stream, place, opened.enter_context, send)
+            return receive_job(stream, place, opened.enter_context, send)
     except StreamEnded:
         cancel_own_job()
         raise
@@ -546,7 +546,7 @@ def check_node(path: Path) -> None:
         try:
             orphans = OrphanReaper(reactor, Spawner(reactor))
             with (
-                make_place(told["directory"] and Path(told["directory"])) as place,
+                make_temporary_directory(told["directory"] and Path(told["directory"])) as place,
                 open_node_sandbox(sandbox, LimitSettings(), place, orphans) as opened,
             ):
                 found = probe_bubblewrap(opened)
@@ -572,8 +572,8 @@ def find_missing_environments(
             yield list(error.problem)
 
 
-def run_order() -> None:
-    """Run the order named on the command line. Raises: SystemExit, with a message."""
+def run_job() -> None:
+    """Run the job in the file of the command line. Raises: SystemExit, with a message."""
     try:
         if sys.argv[1] == "--check":
             check_node(Path(sys.argv[2]))

@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IDelayedCall
 
 from tawebeval.errors import format_size
 from tawebeval.sandbox.workspace import FileRefused
-from tawebeval.slurm.frames import TOKEN_BYTES, FrameKind, encode_read
+from tawebeval.slurm.frames import TOKEN_BYTES, FrameKind, encode_file_request
 
 ANSWER_TIMEOUT = 120.0
 """Seconds without a part of a file after which a node is given up."""
@@ -43,7 +43,7 @@ class NodeFileReader:
         self._content.clear()
         answered = self._answered = Deferred()
         self._timeout = self._clock.callLater(ANSWER_TIMEOUT, self._on_silence)
-        if not self._send(encode_read(self._token, path)):
+        if not self._send(encode_file_request(self._token, path)):
             self.fail_pending_fetch()
         return await answered
 

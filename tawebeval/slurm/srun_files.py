@@ -80,7 +80,7 @@ class SrunFiles:
 
     `attempt_number` is 0 for the first srun of a run. `job_and_node` is None until the evaluator
     was started. `is_sending`: this process of the daemon or an earlier one has begun to send the
-    order. `resume_position` is where a later process goes on.
+    job. `resume_position` is where a later process goes on.
     """
 
     stdin: int
@@ -127,16 +127,16 @@ class SrunFiles:
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """All descriptors, in the order of `load`."""
+        """All descriptors, in the job description of `load`."""
         return self.stdin, self._state, self.stdout.descriptor, self.stderr.descriptor
 
-    def record_start(self, job: str | None, node: str | None) -> None:
+    def record_evaluator_start(self, job: str | None, node: str | None) -> None:
         """Note that the evaluator was started. Raises: OSError, ValueError."""
         _write(self._state, _START_AT, [job, node])
         self.job_and_node = job, node
 
-    def write_sending(self) -> None:
-        """Note that the order is being sent. Raises: OSError."""
+    def record_sending_begun(self) -> None:
+        """Note that the job description is being sent. Raises: OSError."""
         os.pwrite(self._state, b"\1", _SENDING_AT)
         self.is_sending = True
 

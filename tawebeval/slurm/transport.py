@@ -34,15 +34,16 @@ from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.frames import (
     END,
     KILL,
+    STDOUT_WINDOW_BYTES,
     TOKEN_BYTES,
-    UNBOUNDED,
-    WINDOW,
+    UNLIMITED_OFFSET,
     BrokenFrame,
     FrameKind,
     FrameParser,
     encode_command,
-    encode_grant,
+    encode_stdout_grant,
 )
+from tawebeval.slurm.job_transfer import JobSender
 from tawebeval.slurm.jobs import (
     QueuedJob,
     explain_job_loss,
@@ -50,13 +51,12 @@ from tawebeval.slurm.jobs import (
     reports_out_of_memory,
 )
 from tawebeval.slurm.node_files import NodeFileReader
-from tawebeval.slurm.order_transfer import OrderSender
 from tawebeval.slurm.srun_files import FramePosition, SrunFiles
 
 KILL_ANSWER_TIMEOUT = 10.0
 """Seconds after which a node that does not answer to `KILL` is given up."""
 
-MAX_STOP_SECONDS = 2 * KILL_ANSWER_TIMEOUT
+MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
 """The most seconds from `KILL` to the end of a run: its srun has as many to end as the node."""
 
 SRUN_END_TIMEOUT = 60.0
@@ -138,7 +138,7 @@ class SrunProtocol(ProcessProtocol):
     _position: FramePosition = attrs.field(init=False)  # behind the last frame
     _has_exited: bool = False
     _store_error: OSError | None = None
-    sender: OrderSender | None = None  # until the evaluator begins
+    sender: JobSender | None = None  # until the evaluator begins
     failure: EvaluationFailure | None = None  # why the daemon has given it up
     _srun: ProcessTransport = attrs.field(init=False)
 
@@ -188,7 +188,7 @@ class SrunProtocol(ProcessProtocol):
         self.stop_sending()
 
     def stop_sending(self) -> None:
-        """Send no more of the order."""
+        """Send no more of the job description."""
         if self.sender is not None:
             self.sender.stop()
             self.sender = None
@@ -225,10 +225,10 @@ class SrunProtocol(ProcessProtocol):
         """Store a frame, and tell the owner what of it no earlier process has stored."""
         before, store = self._position, self.store
         stdout, stderr = before.stdout_offset, before.stderr_offset
-        if kind is FrameKind.BEGUN:
+        if kind is FrameKind.EVALUATOR_STARTING:
             told = msgspec.json.decode(content, type=_ToldBegin)
             self.job_identifier = told.job
-            store.record_start(told.job, told.node)
+            store.record_evaluator_start(told.job, told.node)
         elif kind is FrameKind.STDOUT:
             stdout += len(content)
             content = store.stdout.append(before.stdout_offset, content)
@@ -238,7 +238,7 @@ class SrunProtocol(ProcessProtocol):
             store.stderr.discard_before(store.count_skipped_stderr_bytes())
         elif kind is FrameKind.FILE:
             self._discard_file(len(content))
-        elif kind in (FrameKind.EXITED, FrameKind.OUTCOME):
+        elif kind in (FrameKind.EVALUATOR_EXITED, FrameKind.OUTCOME):
             self._has_exited = True
         self._position = FramePosition(self._frames.offset, stdout, stderr)
         # The exit, and what comes after it, is told again to a later process.
@@ -274,8 +274,8 @@ class SrunProtocol(ProcessProtocol):
         self.store.close()
 
 
-SenderMaker = Callable[[int, Callable[[EvaluationFailure], object]], OrderSender]
-"""Function that makes the sender of an order by the stdin of srun; a failure is told by a call."""
+MakeJobSender = Callable[[int, Callable[[EvaluationFailure], object]], JobSender]
+"""Make the sender of a job by the stdin of srun; it calls if something cannot be read."""
 
 StartSrun = Callable[[int], Awaitable[tuple[StartedProcess, SrunFiles]]]
 """Start an srun; return it and its files."""
@@ -286,15 +286,15 @@ class NodeTransport:
     """The process of a run: a `ProcessTransport` over one srun, or over two after a loss.
 
     `start_event` has None once the evaluator runs, or the reason why it does not. Output that comes
-    before `connect`, or while the run has paused it, waits in a file: `frames.WINDOW` bounds it.
-    stderr, which has no window, never waits: the order of the two pipes is not kept. A job is begun
-    again, by `start_again`, only if it was lost before the evaluator printed anything.
+    before `connect`, or while the run has paused it, waits in a file: `frames.STDOUT_WINDOW_BYTES`
+    bounds it. stderr, which has no window, never waits: the order of the two pipes is not kept. A
+    job is begun again, by `start_again`, only if it was lost before the evaluator printed anything.
 
     `make_sender` is for a node without a shared directory. That node ends after all output was
     stored: until then the output may name files, of at most `file_limit` bytes.
 
-    With `is_kept` stdout stays in its file until `discard_output`. The run has got the first
-    `delivered_bytes` of stdout, with the bytes of this call.
+    With `should_retain_stdout` stdout stays in its file until `discard_output`. The run has got the
+    first `delivered_bytes` of stdout, with the bytes of this call.
     """
 
     _clock: Any
@@ -303,8 +303,8 @@ class NodeTransport:
     status: RunnerStatus
     _start_again: StartSrun
     _retries: int
-    is_kept: bool = False
-    _make_sender: SenderMaker | None = None
+    should_retain_stdout: bool = False
+    _make_sender: MakeJobSender | None = None
     _file_limit: int = 0
     start_event: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
     pid: int = 0
@@ -316,7 +316,7 @@ class NodeTransport:
     file_reader: NodeFileReader = attrs.field(init=False)
     _attempt: SrunProtocol = attrs.field(init=False)
     _run: Any = None  # the protocol
-    _granted: int = WINDOW  # the offset in stdout
+    _granted: int = STDOUT_WINDOW_BYTES  # the offset in stdout
     _has_printed: bool = False
     _is_paused: bool = False
     _is_turn_due: bool = False
@@ -360,7 +360,7 @@ class NodeTransport:
             raise
         self._attempt = attempt
         self.pid = started.pid
-        self._commands.counters.note_job(attempt.job_name, is_running=False)
+        self._commands.counters.record_job_state(attempt.job_name, is_running=False)
         self._commands.watch_job(attempt.job_name, self._on_queue)
 
     def resume(
@@ -387,14 +387,16 @@ class NodeTransport:
         process = connect(attempt)
         self.pid = process.pid
         self.start_event.set_value(None)
-        self._commands.counters.note_job(attempt.job_name, is_running=attempt.has_started_evaluator)
+        self._commands.counters.record_job_state(
+            attempt.job_name, is_running=attempt.has_started_evaluator
+        )
         if not attempt.has_started_evaluator:
             self._commands.watch_job(attempt.job_name, self._on_queue)
         self.connect(run)
         if stderr := store.stderr.read(store.count_skipped_stderr_bytes(), KEPT_STDERR_BYTES):
             run.childDataReceived(2, stderr)
-        if attempt.has_started_evaluator:  # before, the node would take it for the order
-            self._grant(delivered + WINDOW)
+        if attempt.has_started_evaluator:  # before, the node would take it for the job description
+            self._grant(delivered + STDOUT_WINDOW_BYTES)
 
     def leave(self) -> None:
         """Do nothing any more: another process of the daemon goes on."""
@@ -488,7 +490,7 @@ class NodeTransport:
 
     def read_remaining_output(self) -> None:
         """Let the node send all that is left: at most the content of a pipe."""
-        self._grant(UNBOUNDED)
+        self._grant(UNLIMITED_OFFSET)
 
     def discard_output(self, before: int) -> None:
         """Give back the memory of stdout before an offset that the run has got already."""
@@ -499,16 +501,16 @@ class NodeTransport:
 
     def on_frame(self, attempt: SrunProtocol, kind: FrameKind, content: bytes) -> None:
         """Take a frame of an attempt, which has stored it."""
-        if kind in (FrameKind.READY, FrameKind.WANTED):
+        if kind in (FrameKind.READY_FOR_JOB, FrameKind.TREE_WANTED):
             self._send_order(attempt, kind)
         elif kind in (FrameKind.FILE, FrameKind.FILE_END):
             self.file_reader.on_frame(kind, content)
-        elif kind is FrameKind.BEGUN:
+        elif kind is FrameKind.EVALUATOR_STARTING:
             attempt.stop_sending()
             self.status.job_id, self.status.node = attempt.store.job_and_node or (None, None)
             self.status.queue_reason = None
             self._commands.unwatch_job(attempt.job_name)
-            self._commands.counters.note_job(attempt.job_name, is_running=True)
+            self._commands.counters.record_job_state(attempt.job_name, is_running=True)
             if self._run is not None:
                 self._run.restart_clock()
             self.start_event.set_value(None)
@@ -519,7 +521,7 @@ class NodeTransport:
             self._has_printed = True
             if content and self._run is not None:  # connected by `start_event`
                 self._run.childDataReceived(2, content)
-        elif kind is FrameKind.EXITED:
+        elif kind is FrameKind.EVALUATOR_EXITED:
             self._exit()
         else:
             outcome = attempt.outcome = NodeOutcome.load(content)
@@ -534,18 +536,18 @@ class NodeTransport:
         if self._make_sender is None or attempt.has_started_evaluator:
             return
         give_up = partial(self._on_unsent, attempt)
-        if kind is FrameKind.READY and attempt.store.is_sending:
+        if kind is FrameKind.READY_FOR_JOB and attempt.store.is_sending:
             self._retries += 1
             what = "the daemon was started again while it sent the files"
             give_up(EvaluationFailure("node", what))
-        elif kind is FrameKind.READY:
-            attempt.store.write_sending()
+        elif kind is FrameKind.READY_FOR_JOB:
+            attempt.store.record_sending_begun()
             attempt.sender = self._make_sender(attempt.store.stdin, give_up)
         if attempt.sender is not None:
             attempt.sender.on_frame(kind)
 
     def _on_unsent(self, attempt: SrunProtocol, failure: EvaluationFailure) -> None:
-        """Give up an srun whose order cannot be sent."""
+        """Give up an srun whose job description cannot be sent."""
         attempt.failure = failure
         attempt.ignores_frames = True
         self._give_up(attempt)
@@ -582,7 +584,7 @@ class NodeTransport:
         if self._is_handed_over:
             return
         self._commands.unwatch_job(attempt.job_name)
-        self._commands.counters.note_job_end(attempt.job_name)
+        self._commands.counters.record_job_end(attempt.job_name)
         self.file_reader.fail_pending_fetch()
         self.status.queue_reason = None
         if attempt.outcome is not None:
@@ -689,10 +691,10 @@ class NodeTransport:
             content = store.stdout.read(self.delivered_bytes, _PIECE)
             self.delivered_bytes += len(content)
             run.childDataReceived(1, content)
-            if not self.is_kept:
+            if not self.should_retain_stdout:
                 self.discard_output(self.delivered_bytes)
-            if self.delivered_bytes + WINDOW - self._granted >= _GRANTED:
-                self._grant(self.delivered_bytes + WINDOW)
+            if self.delivered_bytes + STDOUT_WINDOW_BYTES - self._granted >= _GRANTED:
+                self._grant(self.delivered_bytes + STDOUT_WINDOW_BYTES)
             self._plan()
         elif not is_behind and self._is_over and not self._has_ended and not self.is_running:
             self._has_ended = True
@@ -732,7 +734,7 @@ class NodeTransport:
     def _grant(self, offset: int) -> None:
         """Let the node send stdout up to an offset."""
         self._granted = offset
-        self._attempt.send(encode_grant(offset))
+        self._attempt.send(encode_stdout_grant(offset))
 
     def _build_reason(self) -> Exception:
         status, number = (self.outcome and self.outcome.exit) or (1, None)

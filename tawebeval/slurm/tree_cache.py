@@ -30,10 +30,10 @@ from tawebeval.sandbox.disk_usage import BLOCK_BYTES
 from tawebeval.slurm.jobs import format_node_message
 from tawebeval.slurm.tree_stream import TreeSize, measure_tree
 
-WAIT_SECONDS = 60.0
+TREE_WAIT_SECONDS = 60.0
 """Seconds for which a program waits for another one that receives the same tree."""
 
-LOCK_SECONDS = 10.0
+LOCK_WAIT_SECONDS = 10.0
 """Seconds for which a program waits for the lock of the cache."""
 
 _PREFIX = "tawebeval-trees-"
@@ -113,14 +113,14 @@ class TreeCache(ExitStack):
     def _lock_receiving(self, key: str) -> Iterator[bool]:
         """Hold the lock of those that receive a tree; False, if another one takes too long."""
         with open(self.directory / f"lock-{int(key, 16) % _LOCKS}", "wb") as file:
-            yield _wait_for_lock(file.fileno(), WAIT_SECONDS)
+            yield _wait_for_lock(file.fileno(), TREE_WAIT_SECONDS)
 
     @contextmanager
     def _lock_cache(self) -> Iterator[None]:
         """Hold the lock of the cache. Raises: TimeoutError, OSError."""
         path = self.directory / "lock"
         with open(path, "wb") as file:
-            if not _wait_for_lock(file.fileno(), LOCK_SECONDS):
+            if not _wait_for_lock(file.fileno(), LOCK_WAIT_SECONDS):
                 raise TimeoutError(errno.ETIMEDOUT, "another program does not unlock", str(path))
             yield
 

@@ -24,7 +24,7 @@ import msgspec
 
 from tawebeval.linux.filetree import open_directory_path, walk_tree
 
-PIECE_BYTES = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 """Bytes of a stream that are in memory at once, at least; at most twice as many."""
 
 MAX_LINE_BYTES = 32 * 1024
@@ -77,7 +77,7 @@ def encode_tree(path: Path) -> Iterator[bytes]:
         for name, status in walk_tree(top):
             for part in _encode_entry(top, name, status):
                 gathered += part
-                if len(gathered) >= PIECE_BYTES:
+                if len(gathered) >= CHUNK_BYTES:
                     piece = bytes(gathered)
                     gathered.clear()
                     yield piece
@@ -103,7 +103,7 @@ def _encode_entry(top: int, name: str, status: os.stat_result) -> Iterator[bytes
     elif kind == _FILE:
         with open(os.open(name, _READ, dir_fd=top), "rb", buffering=0) as file:
             while size:
-                part = file.read(min(size, PIECE_BYTES))
+                part = file.read(min(size, CHUNK_BYTES))
                 if not part:
                     raise OSError(errno.EIO, "the file has become shorter", name)
                 size -= len(part)
@@ -179,7 +179,7 @@ class _Unpacking(ExitStack):
         elif kind == _FILE:
             with open(os.open(name, _WRITE, 0o600, dir_fd=above), "wb", buffering=0) as file:
                 while size:
-                    part = memoryview(read_exactly(stream, min(size, PIECE_BYTES)))
+                    part = memoryview(read_exactly(stream, min(size, CHUNK_BYTES)))
                     size -= len(part)
                     while part:
                         part = part[file.write(part) :]

@@ -64,7 +64,7 @@ class FakeSandboxedRun:
     begin: Gate = attrs.field(factory=Gate)
     hurried: int = 0
 
-    def hurry_remote_files(self) -> None:
+    def give_up_slow_remote_files(self) -> None:
         """Count."""
         self.hurried += 1
 

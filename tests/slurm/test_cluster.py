@@ -1,4 +1,4 @@
-"""`slurm.cluster`: what a run orders of a node."""
+"""`slurm.cluster`: the job description and srun of a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
 from tawebeval.slurm.frames import KILL
-from tawebeval.slurm.order import ORDER_NAME, VERSION, read_order
+from tawebeval.slurm.job_description import (
+    JOB_DESCRIPTION_FILE_NAME,
+    NODE_PROTOCOL_VERSION,
+    read_job_description,
+)
 
 
-class OrderTests(SynchronousTestCase):
-    """The order of a run, without its srun."""
+class JobDescriptionTests(SynchronousTestCase):
+    """The job description of a run, without its srun."""
 
     def make_run(self, root: Path, limits: LimitSettings) -> SandboxedRun:
         """Return a run in the directory `root`."""
@@ -40,7 +44,7 @@ class OrderTests(SynchronousTestCase):
         """The descriptors of a run that cannot go on are closed."""
         run = self.make_run(Path(self.mktemp()), LimitSettings())
         described = run.describe_for_resume()
-        for version, count in ((VERSION - 1, 4), (VERSION, 3)):
+        for version, count in ((NODE_PROTOCOL_VERSION - 1, 4), (NODE_PROTOCOL_VERSION, 3)):
             described["version"] = version
             descriptors = [os.memfd_create("file") for _ in range(count)]
             self.assertRaises(ValueError, run.resume, described, descriptors)
@@ -56,7 +60,7 @@ class OrderTests(SynchronousTestCase):
         self.patch(SlurmRun, "_start_srun", lambda *_: (started, -1))
         self.assertIs(run.start_evaluator("true", {}, root), started)
         expected = msgspec.structs.replace(limits, free_disk=0)
-        self.assertEqual(read_order(root / ORDER_NAME).limits, expected)
+        self.assertEqual(read_job_description(root / JOB_DESCRIPTION_FILE_NAME).limits, expected)
 
     def test_hurried(self) -> None:
         """A stop ends the wait for files of a node, where the daemon has none of its own."""
@@ -65,5 +69,5 @@ class OrderTests(SynchronousTestCase):
         run._transport = SimpleNamespace(send_command=sent.append)
         for is_streamed in (False, True):
             run._set_transfer(is_streamed)
-            run.hurry_remote_files()
+            run.give_up_slow_remote_files()
         self.assertEqual(sent, [KILL])

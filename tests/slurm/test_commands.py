@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.slurm.commands import (
     COMMAND_TIMEOUT,
-    POLL_PERIOD,
+    SQUEUE_PERIOD,
     SlurmCommandFailed,
     SlurmCommands,
     build_command_environment,
@@ -101,7 +101,7 @@ class CommandTests(SynchronousTestCase):
             self.commands.watch_job(name, states.append)
         self.running.pop().end("1|a|PENDING|Resources|\n")
         for _ in range(16):
-            self.clock.advance(POLL_PERIOD)
+            self.clock.advance(SQUEUE_PERIOD)
             self.running.pop().end()
         self.assertEqual([job and job.state for job in told["a"]], ["PENDING", None])
         self.assertEqual(told["b"], [])
@@ -117,10 +117,10 @@ class CommandTests(SynchronousTestCase):
         self.running.pop().end("1|a|PENDING|Resources|\n2|b|RUNNING|None|one\n3|c|RUNNING||\n")
         self.assertEqual([job.identifier for job in told], ["1", "2"])
         self.commands.unwatch_job("a")
-        self.clock.advance(POLL_PERIOD)
+        self.clock.advance(SQUEUE_PERIOD)
         self.running.pop().end(complaint="away")
         self.commands.unwatch_job("b")
-        self.clock.advance(POLL_PERIOD)
+        self.clock.advance(SQUEUE_PERIOD)
         self.assertEqual(self.running, [])
 
     def test_cancel(self) -> None:
@@ -128,41 +128,41 @@ class CommandTests(SynchronousTestCase):
         self.commands.cancel_job("a")
         self.running.pop().end(complaint="away")
         for _ in range(2):
-            self.clock.advance(POLL_PERIOD)
+            self.clock.advance(SQUEUE_PERIOD)
             self.running.pop().end("1|a|RUNNING||one\n")
             self.assertEqual(self.running[-1].argv, ("scancel", "1"))
             self.running.pop().end()
         for _ in range(4):
-            self.clock.advance(POLL_PERIOD)
+            self.clock.advance(SQUEUE_PERIOD)
             if self.running:
                 self.running.pop().end()
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
     def test_many_cancelled(self) -> None:
         """One scancel is for all jobs: each may wait for its deadline, and the queue meanwhile."""
-        self.commands.cancel_leftover_jobs(lambda name: True)
+        self.commands.cancel_stale_jobs(lambda name: True)
         self.running.pop().end("".join(f"{n}|d-{n}|PENDING||\n" for n in range(1, 301)))
         (scancel,) = self.running
         self.assertEqual(scancel.argv, ("scancel", *map(str, range(1, 301))))
         scancel.end(complaint="Invalid job id specified")
         self.running.clear()
-        self.clock.advance(POLL_PERIOD)
+        self.clock.advance(SQUEUE_PERIOD)
         self.assertEqual(self.running[0].argv[0], "squeue")
         for _ in range(4):
             self.running.pop().end()
-            self.clock.advance(POLL_PERIOD)
+            self.clock.advance(SQUEUE_PERIOD)
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
     def test_left(self) -> None:
         """Jobs that a killed daemon has left are cancelled, and no others."""
-        self.commands.cancel_leftover_jobs(lambda name: name.startswith("d-1-"))
+        self.commands.cancel_stale_jobs(lambda name: name.startswith("d-1-"))
         self.running.pop().end(complaint="away")
-        self.clock.advance(POLL_PERIOD)
+        self.clock.advance(SQUEUE_PERIOD)
         self.running.pop().end("1|d-1-a|PENDING||\n2|d-2-b|RUNNING||one\n3|e-1-c|RUNNING||one\n")
         self.assertEqual(self.running[0].argv, ("scancel", "1"))
         for _ in range(5):
             self.running.pop().end()
-            self.clock.advance(POLL_PERIOD)
+            self.clock.advance(SQUEUE_PERIOD)
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
     def test_unknown(self) -> None:
@@ -179,7 +179,7 @@ class CommandTests(SynchronousTestCase):
         done = Deferred.fromCoroutine(self.commands.show_job("7"))
         self.assertIsNone(self.successResultOf(done))
         self.commands.unwatch_job("a")
-        self.clock.advance(POLL_PERIOD)
+        self.clock.advance(SQUEUE_PERIOD)
         Deferred.fromCoroutine(self.commands.show_job("7"))
         self.assertEqual(self.running[0].argv[-1], "7")
         self.running.pop().end()
@@ -190,11 +190,11 @@ class CommandTests(SynchronousTestCase):
         self.running.pop().end(complaint="Unable to contact slurm controller (connect failure)")
         self.assertIsNone(self.successResultOf(done))
         self.running.pop().end(complaint="away")
-        self.clock.advance(POLL_PERIOD)
+        self.clock.advance(SQUEUE_PERIOD)
         again = Deferred.fromCoroutine(self.commands.show_job("7"))
         self.assertIsNone(self.successResultOf(again))
         self.running.pop().end()
-        self.clock.advance(POLL_PERIOD)
+        self.clock.advance(SQUEUE_PERIOD)
         Deferred.fromCoroutine(self.commands.show_job("7"))
         (scontrol,) = self.running
         self.assertEqual(scontrol.argv[0], "scontrol")
@@ -210,13 +210,13 @@ class CommandTests(SynchronousTestCase):
         self.running.pop().end(queue)
         self.assertEqual([job.identifier for job in told], ["9999"])
         for _ in range(20):
-            self.clock.advance(POLL_PERIOD)
+            self.clock.advance(SQUEUE_PERIOD)
             squeue = self.running.pop()
             squeue.end("1|a|PENDING|Resources|\n" * 400_000)
             self.assertEqual(squeue.signals, [9])
         self.assertEqual((len(told), self.commands.counters.is_controller_unreachable), (1, True))
         self.commands.unwatch_job("b-9999")
-        self.clock.advance(POLL_PERIOD)
+        self.clock.advance(SQUEUE_PERIOD)
 
     def test_environment(self) -> None:
         """Commands get the path of Slurm's configuration, and no secret."""

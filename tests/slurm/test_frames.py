@@ -9,14 +9,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.slurm.frames import (
     GRANT,
     KILL,
-    MAX_CONTENT,
+    MAX_CONTENT_BYTES,
     BrokenFrame,
+    DaemonLineParser,
     FrameKind,
     FrameParser,
-    LineParser,
     encode_command,
     encode_frame,
-    encode_grant,
+    encode_stdout_grant,
 )
 
 FRAMES = st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=300)), max_size=8)
@@ -36,7 +36,7 @@ class FrameTests(SynchronousTestCase):
 
     def test_broken(self) -> None:
         """What another program prints is no frame, and neither is one that is too long."""
-        long = FrameKind.STDOUT.value + (MAX_CONTENT + 1).to_bytes(4, "big")
+        long = FrameKind.STDOUT.value + (MAX_CONTENT_BYTES + 1).to_bytes(4, "big")
         unended = encode_frame(FrameKind.STDOUT, b"x")[:-1] + b"y"
         for data in (b"bash: no such command", long, unended):
             error = self.assertRaises(BrokenFrame, list, FrameParser().feed(data))
@@ -45,8 +45,8 @@ class FrameTests(SynchronousTestCase):
     @given(st.integers(1, 20))
     def test_lines(self, size: int) -> None:
         """The daemon's lines, in pieces of any size."""
-        sent = encode_grant(65536) + encode_command(KILL)
-        parser, found = LineParser(), []
+        sent = encode_stdout_grant(65536) + encode_command(KILL)
+        parser, found = DaemonLineParser(), []
         for start in range(0, len(sent), size):
             found += parser.feed(sent[start : start + size])
         self.assertEqual(found, [(GRANT, b"65536"), (KILL, b"")])

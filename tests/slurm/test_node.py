@@ -13,7 +13,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import LimitSettings
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm import node
-from tawebeval.slurm.frames import END, GRANT, READ, WINDOW, FrameKind, encode_read
+from tawebeval.slurm.frames import (
+    END,
+    GRANT,
+    READ,
+    STDOUT_WINDOW_BYTES,
+    FrameKind,
+    encode_file_request,
+)
 from tests.cases.roots import make_root
 from tests.fakes.children import FakeChild
 from tests.fakes.sandbox import FakeSandboxedRun
@@ -75,11 +82,11 @@ class OutputTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(node, "FrameWriter", FakeWriter)
         self.evaluator = FakeEvaluator()
-        order: Any = SimpleNamespace(limits=SimpleNamespace(stderr=99))
+        job: Any = SimpleNamespace(limits=SimpleNamespace(stderr=99))
         unused: Any = None
         run: Any = self.evaluator
         self.clock = Clock()
-        self.run_ = node.NodeRun(order, run, unused, self.clock)
+        self.run_ = node.NodeRun(job, run, unused, self.clock)
         self.run_.makeConnection(self.evaluator)
 
     @property
@@ -102,7 +109,7 @@ class OutputTests(SynchronousTestCase):
         self.run_.errReceived(b"e")
         self.run_.errReceived(b"f")
         self.assertEqual([len(content) for _, content in self.frames[2:]], [1, 100_001, 1])
-        self.run_.tell_outcome({})
+        self.run_.send_outcome({})
         self.assertEqual(
             self.frames[5:],
             [(FrameKind.STDOUT, b"d"), (FrameKind.STDERR, b"f"), (FrameKind.OUTCOME, b"{}")],
@@ -123,22 +130,22 @@ class OutputTests(SynchronousTestCase):
 
     def test_grants(self) -> None:
         """It stops at the largest offset that was granted."""
-        self.run_.outReceived(b"x" * (WINDOW + 5))
+        self.run_.outReceived(b"x" * (STDOUT_WINDOW_BYTES + 5))
         self.assertTrue(self.evaluator.is_paused)
-        self.run_.take_command(GRANT, b"%d" % (WINDOW + 5))
+        self.run_.execute_command(GRANT, b"%d" % (STDOUT_WINDOW_BYTES + 5))
         self.assertTrue(self.evaluator.is_paused)
-        self.run_.take_command(GRANT, b"%d" % (WINDOW + 6))
+        self.run_.execute_command(GRANT, b"%d" % (STDOUT_WINDOW_BYTES + 6))
         self.assertFalse(self.evaluator.is_paused)
-        self.run_.take_command(GRANT, b"1")
+        self.run_.execute_command(GRANT, b"1")
         self.run_.outReceived(b"x")
         self.assertTrue(self.evaluator.is_paused)
 
     def test_deserted(self) -> None:
         """Without srun it kills the evaluator, and reads to the end: nobody grants any more."""
-        for printed in (WINDOW - 1, 1):
+        for printed in (STDOUT_WINDOW_BYTES - 1, 1):
             self.run_.outReceived(b"x" * printed)
-            self.run_.take_command(None, b"")
-            self.run_.outReceived(b"x" * WINDOW)
+            self.run_.execute_command(None, b"")
+            self.run_.outReceived(b"x" * STDOUT_WINDOW_BYTES)
             self.assertEqual(self.evaluator.signals, [9])
             self.assertFalse(self.evaluator.is_paused)
             self.setUp()
@@ -146,17 +153,17 @@ class OutputTests(SynchronousTestCase):
     def test_deserted_with_files(self) -> None:
         """A program that has files waits for a line after the outcome, but not without srun."""
         limits = LimitSettings()
-        order: Any = SimpleNamespace(limits=limits)
+        job: Any = SimpleNamespace(limits=limits)
         threads: Any = InlineThreads()
         for is_deserted in (False, True):
             run: Any = FakeSandboxedRun(limits, Workspace(Path("/some")).make_unsandboxed_view())
-            self.run_ = node.NodeRun(order, run, threads, self.clock, has_own_files=True)
+            self.run_ = node.NodeRun(job, run, threads, self.clock, has_own_files=True)
             unused: Any = SimpleNamespace(remove_run=lambda _: None)
             self.run_._monitor = unused
             child = FakeChild(self.clock, self.run_)
             self.run_.makeConnection(child)
             if is_deserted:
-                self.run_.take_command(None, b"")
+                self.run_.execute_command(None, b"")
             child.end()
             writer: Any = self.run_._writer
             self.assertEqual(writer.frames[-1][0], FrameKind.OUTCOME)
@@ -169,7 +176,7 @@ class OutputTests(SynchronousTestCase):
             (path / name).mkdir(parents=True)
         workspace = Workspace(path / "evaluation")
         (workspace.tree_directory / "a").write_bytes(b"x" * 300_000)
-        order: Any = SimpleNamespace(
+        job: Any = SimpleNamespace(
             limits=SimpleNamespace(stderr=99, file=300_000),
             workspace=workspace,
             directory=workspace.tree_directory,
@@ -177,9 +184,9 @@ class OutputTests(SynchronousTestCase):
         run: Any = self.evaluator
         run.workspace_view = workspace.make_sandboxed_view(Path("/evaluation"))
         threads: Any = InlineThreads()
-        self.run_ = node.NodeRun(order, run, threads, self.clock, has_own_files=True)
+        self.run_ = node.NodeRun(job, run, threads, self.clock, has_own_files=True)
         for name in ("a", "../../etc/passwd"):
-            self.run_.take_command(READ, encode_read(b"12345678", name)[1:-1])
+            self.run_.execute_command(READ, encode_file_request(b"12345678", name)[1:-1])
         *parts, end, refusal = self.frames
         self.assertEqual({kind for kind, _ in parts}, {FrameKind.FILE})
         self.assertEqual(b"".join(content[8:] for _, content in parts), b"x" * 300_000)
@@ -189,9 +196,9 @@ class OutputTests(SynchronousTestCase):
         self.assertFalse(writer.has_ended)
         before, writer.is_full = len(self.frames), True
         for _ in range(2):
-            self.run_.take_command(READ, encode_read(b"12345678", "a")[1:-1])
+            self.run_.execute_command(READ, encode_file_request(b"12345678", "a")[1:-1])
         self.assertEqual(len(self.frames), before + 1, "the rest waits for the pipe")
-        self.run_.take_command(END, b"")
+        self.run_.execute_command(END, b"")
         self.assertTrue(writer.has_ended)
 
 
@@ -203,12 +210,12 @@ class PlaceTests(SynchronousTestCase):
         parent = Path(self.mktemp()).resolve()
         parent.mkdir()
         self.patch(node, "_FRESH", -1.0)
-        with node.make_place(parent) as living:
+        with node.make_temporary_directory(parent) as living:
             dead = parent / "tawebeval-node-dead"
             (dead / "evaluation").mkdir(parents=True)
             (dead / "evaluation").chmod(0)
             (parent / "other").mkdir()
-            with node.make_place(parent) as place:
+            with node.make_temporary_directory(parent) as place:
                 self.assertEqual(
                     set(parent.iterdir()), {living, place, parent / "other"}, "dead is removed"
                 )

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox.workspace import FileRefused
-from tawebeval.slurm.frames import TOKEN_BYTES, FrameKind, LineParser, decode_read
+from tawebeval.slurm.frames import TOKEN_BYTES, DaemonLineParser, FrameKind, decode_file_request
 from tawebeval.slurm.node_files import ANSWER_TIMEOUT, NodeFileReader
 
 LIMIT = 10
@@ -37,8 +37,8 @@ class FileTests(SynchronousTestCase):
     def ask(self, path: str = "a") -> tuple[bytes, Deferred[bytes]]:
         """Ask for a file; return the token and the answer."""
         answered = Deferred.fromCoroutine(self.files.fetch_file(path))
-        ((_, content),) = LineParser().feed(self.sent)
-        token, asked = decode_read(content)
+        ((_, content),) = DaemonLineParser().feed(self.sent)
+        token, asked = decode_file_request(content)
         self.assertEqual(asked, path)
         return token, answered
 

@@ -41,7 +41,7 @@ class StoreTests(SynchronousTestCase):
 
     def test_progress(self) -> None:
         """A later process finds job and node, the position and the output."""
-        self.store.record_start("5", None)
+        self.store.record_evaluator_start("5", None)
         self.store.write_resume_position(FramePosition(70, 2, 1))
         self.store.stdout.append(0, b"out")
         self.store.stderr.append(0, b"err")
@@ -101,7 +101,7 @@ class StoreTests(SynchronousTestCase):
 
     def test_long_names(self) -> None:
         """Names that do not fit are refused."""
-        self.assertRaises(ValueError, self.store.record_start, "5", "n" * 2000)
+        self.assertRaises(ValueError, self.store.record_evaluator_start, "5", "n" * 2000)
 
     def test_damaged(self) -> None:
         """Descriptors that are not as expected are refused."""

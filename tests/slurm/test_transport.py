@@ -21,7 +21,14 @@ from tawebeval.linux.child import StartedProcess
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.sandbox.workspace import FileRefused
 from tawebeval.slurm import transport
-from tawebeval.slurm.frames import KILL, TERMINATE, WINDOW, FrameKind, decode_read, encode_frame
+from tawebeval.slurm.frames import (
+    KILL,
+    STDOUT_WINDOW_BYTES,
+    TERMINATE,
+    FrameKind,
+    decode_file_request,
+    encode_frame,
+)
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
 from tawebeval.slurm.node_files import ANSWER_TIMEOUT
@@ -57,7 +64,7 @@ class FakeSrun:
 
     def begin(self, node: str = "one") -> None:
         """Tell that the evaluator runs."""
-        self.tell(FrameKind.BEGUN, {"job": "5", "node": node})
+        self.tell(FrameKind.EVALUATOR_STARTING, {"job": "5", "node": node})
 
     def say(self, words: str) -> None:
         """Print words of srun itself."""
@@ -157,14 +164,14 @@ class TransportTests(SynchronousTestCase):
         self.spawner = FakeSpawner()
         self.status = RunnerStatus("slurm")
         self.gate: Deferred[None] = succeed(None)
-        self.lines, orders = self.pipe()
+        self.lines, stdin = self.pipe()
         self.transport = NodeTransport(
             *(self.clock, self.spawner, self.commands, self.status),  # type: ignore[arg-type]
             self.start_again,
             self.retries,
             **self.options,
         )
-        self.transport.adopt(StartedProcess(9, -1, -1, -1), SrunFiles.create(orders, "job-0", 0))
+        self.transport.adopt(StartedProcess(9, -1, -1, -1), SrunFiles.create(stdin, "job-0", 0))
         self.run_ = FakeRun()
         self.begun = Deferred.fromCoroutine(wait_for_evaluator_start(self.transport))
 
@@ -179,8 +186,8 @@ class TransportTests(SynchronousTestCase):
     async def start_again(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:
         """Start another srun, once `gate` is open."""
         await self.gate
-        self.lines, orders = self.pipe()
-        store = SrunFiles.create(orders, f"job-{attempt}", attempt)
+        self.lines, stdin = self.pipe()
+        store = SrunFiles.create(stdin, f"job-{attempt}", attempt)
         return StartedProcess(10, -1, -1, -1), store
 
     @property
@@ -214,7 +221,7 @@ class RunTests(TransportTests):
         self.connect()
         self.srun.tell(FrameKind.STDOUT, b"one")
         self.srun.tell(FrameKind.STDERR, b"two")
-        self.srun.tell(FrameKind.EXITED)
+        self.srun.tell(FrameKind.EVALUATOR_EXITED)
         self.assertEqual(self.run_.told, ["exited"])
         self.srun.tell(FrameKind.STDOUT, b" late")
         self.srun.tell(FrameKind.OUTCOME, GOOD)
@@ -251,14 +258,14 @@ class RunTests(TransportTests):
         self.transport.pauseProducing()
         for _ in range(4):
             self.srun.tell(FrameKind.STDOUT, b"x" * 65536)
-        self.srun.tell(FrameKind.EXITED)
+        self.srun.tell(FrameKind.EVALUATOR_EXITED)
         self.turn()
         self.assertEqual((self.run_.out, self.run_.told), (b"", ["exited"]))
         self.assertEqual(self.read_lines(), b"-")
         self.transport.resumeProducing()
         self.turn()
         self.assertEqual(len(self.run_.out), 4 * 65536)
-        granted = b"".join(b"A%d\n" % (WINDOW + 65536 * n) for n in range(1, 5))
+        granted = b"".join(b"A%d\n" % (STDOUT_WINDOW_BYTES + 65536 * n) for n in range(1, 5))
         self.assertEqual(self.read_lines(), granted)
 
     def test_stderr(self) -> None:
@@ -355,8 +362,8 @@ class RunTests(TransportTests):
             (FrameKind.OUTCOME, b"[]"),
             (FrameKind.OUTCOME, b'{"exit": [0]}'),
             (FrameKind.OUTCOME, b'{"over": ["none", "", {}]}'),
-            (FrameKind.BEGUN, b'{"job": 5}'),
-            (FrameKind.BEGUN, b"{"),
+            (FrameKind.EVALUATOR_STARTING, b'{"job": 5}'),
+            (FrameKind.EVALUATOR_STARTING, b"{"),
         ):
             self.srun.tell(kind, content)
             self.assertEqual(self.srun.signals, [15], content)
@@ -422,7 +429,7 @@ class ResumeCase(TransportTests):
     def setUp(self) -> None:
         super().setUp()
         self.frames = b""
-        self.transport.is_kept = True
+        self.transport.should_retain_stdout = True
         self.hold()
         if self.begins:
             self.srun.begin()
@@ -444,13 +451,13 @@ class ResumeCase(TransportTests):
     def resume(self, delivered: int, *, began: bool = True) -> None:
         """Leave the transport, and go on with what is stored in another one."""
         self.transport.leave()
-        begin = encode_frame(FrameKind.BEGUN, b'{"job": "5", "node": "one"}')
+        begin = encode_frame(FrameKind.EVALUATOR_STARTING, b'{"job": "5", "node": "one"}')
         stored = (begin if began else b"") + self.frames
         self.status = RunnerStatus("slurm")
         self.transport = NodeTransport(
             *(self.clock, self.spawner, self.commands, self.status),  # type: ignore[arg-type]
             *(self.start_again, self.retries),
-            **{"is_kept": True, **self.options},
+            **{"should_retain_stdout": True, **self.options},
         )
         self.run_ = FakeRun()
         loaded = SrunFiles.load([os.dup(each) for each in self.held])
@@ -475,7 +482,7 @@ class ResumeTests(ResumeCase):
         self.read_lines()
         self.resume(2)
         self.assertEqual((self.run_.out, self.run_.err), (b"etwo", b"complaint"))
-        self.assertEqual(self.read_lines(), b"A%d\n" % (2 + WINDOW))
+        self.assertEqual(self.read_lines(), b"A%d\n" % (2 + STDOUT_WINDOW_BYTES))
         self.assertEqual((self.status.job_id, self.status.node), ("5", "one"))
         self.tell(FrameKind.STDERR, b" more")
         self.tell(FrameKind.OUTCOME, GOOD)
@@ -495,7 +502,7 @@ class ResumeTests(ResumeCase):
 
     def test_end(self) -> None:
         """The exit and the outcome are told again, whatever came after them, or without an exit."""
-        for kinds in ((FrameKind.EXITED,), ()):
+        for kinds in ((FrameKind.EVALUATOR_EXITED,), ()):
             for kind in kinds:
                 self.tell(kind)
             self.tell(FrameKind.STDOUT, b"x" * 70_000)
@@ -663,7 +670,7 @@ class RetryTests(TransportTests):
 
 
 class FakeSender:
-    """A sender of an order, which notes what the node has told."""
+    """A sender of a job description, which notes what the node has told."""
 
     def __init__(self, stdin: int, fail: Callable[[EvaluationFailure], object]) -> None:
         self.told: list[FrameKind] = []
@@ -709,13 +716,13 @@ class OwnFilesTests(OwnFilesCase):
         """Ask for a file; return the answer to come, and the token."""
         answered = Deferred.fromCoroutine(self.transport.file_reader.fetch_file(path))
         *_, line = self.read_lines().splitlines()
-        return answered, decode_read(line[1:])[0]
+        return answered, decode_file_request(line[1:])[0]
 
     def test_last_file(self) -> None:
         """The node ends once all output is stored, and may be asked for files until then."""
         self.transport.connect(self.run_)
         self.tell(FrameKind.STDOUT, b"named")
-        self.tell(FrameKind.EXITED)
+        self.tell(FrameKind.EVALUATOR_EXITED)
         self.tell(FrameKind.OUTCOME, GOOD)
         super(OwnFilesCase, self).turn()
         self.assertEqual((self.run_.out, self.run_.told), (b"named", ["exited"]))
@@ -730,7 +737,7 @@ class OwnFilesTests(OwnFilesCase):
     def test_file_and_restart(self) -> None:
         """A later process asks again, and leaves out what an earlier one was sent."""
         self.stores_output = False
-        self.tell(FrameKind.EXITED)
+        self.tell(FrameKind.EVALUATOR_EXITED)
         self.tell(FrameKind.OUTCOME, GOOD)
         self.read_lines()
         _, old = self.ask("a")
@@ -758,7 +765,7 @@ class OwnFilesTests(OwnFilesCase):
         for has_exited in (True, False):
             self.tell(FrameKind.STDOUT, b"named")
             if has_exited:
-                self.tell(FrameKind.EXITED)
+                self.tell(FrameKind.EVALUATOR_EXITED)
                 self.tell(FrameKind.OUTCOME, GOOD)
             answered, _ = self.ask("a")
             self.clock.advance(ANSWER_TIMEOUT)
@@ -774,7 +781,7 @@ class OwnFilesTests(OwnFilesCase):
     def test_stopped(self) -> None:
         """One that has been sent `KILL` after the exit has not even that time."""
         self.stores_output = False
-        self.tell(FrameKind.EXITED)
+        self.tell(FrameKind.EVALUATOR_EXITED)
         self.transport.send_command(KILL)
         self.tell(FrameKind.OUTCOME, GOOD)
         self.read_lines()
@@ -798,7 +805,7 @@ class OwnFilesTests(OwnFilesCase):
     def test_explained(self) -> None:
         """A bad end waits for the last words of srun, which ends after all output is stored."""
         self.transport.connect(self.run_)
-        self.tell(FrameKind.EXITED)
+        self.tell(FrameKind.EVALUATOR_EXITED)
         self.tell(FrameKind.OUTCOME, {"exit": [1, None]})
         self.turn()
         self.assertEqual(self.run_.told, ["exited"])
@@ -811,24 +818,24 @@ class OwnFilesTests(OwnFilesCase):
 
 
 class TransferTests(OwnFilesCase):
-    """The order on its way to the node, under one process of the daemon or two."""
+    """The job description on its way to the node, under one process of the daemon or two."""
 
     begins = False
 
     def test_sent(self) -> None:
         """The node is sent what it waits for, until the evaluator begins."""
-        self.tell(FrameKind.READY)
-        self.tell(FrameKind.WANTED)
+        self.tell(FrameKind.READY_FOR_JOB)
+        self.tell(FrameKind.TREE_WANTED)
         (sender,) = self.senders
-        self.assertEqual(sender.told, [FrameKind.READY, FrameKind.WANTED])
+        self.assertEqual(sender.told, [FrameKind.READY_FOR_JOB, FrameKind.TREE_WANTED])
         self.assertNoResult(self.begun)
         self.srun.begin()
         self.successResultOf(self.begun)
         self.assertTrue(sender.is_stopped)
 
     def test_unsent(self) -> None:
-        """An order that cannot be sent ends the evaluation, with the reason."""
-        self.tell(FrameKind.READY)
+        """A job description that cannot be sent ends the evaluation, with the reason."""
+        self.tell(FrameKind.READY_FOR_JOB)
         self.senders[0].fail(EvaluationFailure("lost", "no files"))
         self.assertTrue(self.senders[0].is_stopped)
         self.assertEqual((self.srun.signals, self.commands.cancelled), ([15], ["job-0"]))
@@ -837,39 +844,39 @@ class TransferTests(OwnFilesCase):
 
     def test_cancelled(self) -> None:
         """A cancellation ends the transfer."""
-        self.tell(FrameKind.READY)
+        self.tell(FrameKind.READY_FOR_JOB)
         self.begun.cancel()
         self.assertTrue(self.senders[0].is_stopped)
         self.srun.end(1)
         self.failureResultOf(self.begun, CancelledError)
 
     def start_second(self) -> None:
-        """Lose the first node, and let the second one wait for its order."""
+        """Lose the first node, and let the second one wait for its job description."""
         self.srun.begin()
         self.commands.job = {"JobState": "NODE_FAIL"}
         self.srun.end(1)
         self.hold()
 
     def test_ready_meanwhile(self) -> None:
-        """A node that was ready while there was no daemon is sent its order by the next one."""
+        """A node that was ready while there was no daemon is sent its job by the next one."""
         self.start_second()
-        self.frames = encode_frame(FrameKind.READY)
+        self.frames = encode_frame(FrameKind.READY_FOR_JOB)
         self.resume(0, began=False)
-        self.assertEqual(self.senders[-1].told, [FrameKind.READY])
+        self.assertEqual(self.senders[-1].told, [FrameKind.READY_FOR_JOB])
         self.assertEqual(self.srun.signals, [])
 
     def test_still_queued(self) -> None:
-        """A node that is not ready at a restart gets nothing before its order."""
+        """A node that is not ready at a restart gets nothing before its job description."""
         self.start_second()
         self.resume(0, began=False)
         self.assertEqual(self.read_lines(), b"-")
-        self.tell(FrameKind.READY)
-        self.assertEqual(self.senders[-1].told, [FrameKind.READY])
+        self.tell(FrameKind.READY_FOR_JOB)
+        self.assertEqual(self.senders[-1].told, [FrameKind.READY_FOR_JOB])
 
     def test_interrupted(self) -> None:
         """A job that an earlier process was sending to is replaced by another one."""
         self.start_second()
-        self.tell(FrameKind.READY)
+        self.tell(FrameKind.READY_FOR_JOB)
         self.resume(0, began=False)
         self.assertEqual((self.srun.signals, len(self.senders)), ([15], 1))
         self.srun.begin()
@@ -880,7 +887,7 @@ class TransferTests(OwnFilesCase):
 
     def test_begun_meanwhile(self) -> None:
         """What was sent to a node that has begun is not sent again."""
-        self.tell(FrameKind.READY)
+        self.tell(FrameKind.READY_FOR_JOB)
         self.srun.begin()
         self.resume(0, began=False)
         self.assertEqual((self.srun.signals, len(self.senders)), ([], 1))

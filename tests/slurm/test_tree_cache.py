@@ -103,7 +103,7 @@ class CacheTests(SynchronousTestCase):
 
     def test_slow(self) -> None:
         """A program that waits too long receives the tree itself."""
-        self.patch(tree_cache, "WAIT_SECONDS", 0.0)
+        self.patch(tree_cache, "TREE_WAIT_SECONDS", 0.0)
         slow, fast = self.open(), self.open()
         with slow._lock_receiving(ONE):
             path = self.provide(fast, ONE)
@@ -196,7 +196,7 @@ class CacheTests(SynchronousTestCase):
     def test_locked(self) -> None:
         """A lock that nobody releases is waited for only once."""
         self.patch(sys, "stderr", io.StringIO())
-        self.patch(tree_cache, "LOCK_SECONDS", 0.0)
+        self.patch(tree_cache, "LOCK_WAIT_SECONDS", 0.0)
         holding, cache = self.open(), self.open()
         with holding._lock_cache():
             self.assert_without(cache)

@@ -56,7 +56,7 @@ class TreeTests(SynchronousTestCase):
 
     def test_round_trip(self) -> None:
         """Names of any bytes, modes, links that lead out, empty and large files."""
-        self.patch(tree_stream, "PIECE_BYTES", 100)
+        self.patch(tree_stream, "CHUNK_BYTES", 100)
         source, target = self.make_directory(), self.make_directory()
         (source / "a" / "b").mkdir(parents=True)
         (source / "empty").touch()

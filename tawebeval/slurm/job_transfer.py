@@ -1,10 +1,10 @@
-"""The way of an order to a node without a shared directory: the stdin of srun.
+"""The way of a job description to a node without a shared directory: the stdin of srun.
 
-The node's program says that it is there (`READY`). Then the daemon sends the order and the
-submission, and the tree of the commit if the node wants it (`WANTED`). All of it comes before the
-evaluator begins, and before any line of `frames`:
+The node's program says that it is there (`READY_FOR_JOB`). Then the daemon sends the job
+description and the submission, and the tree of the commit if the node wants it (`TREE_WANTED`). All
+of it comes before the evaluator begins, and before any line of `frames`:
 
-- the number of bytes of the order, in decimal, and a line feed; the order;
+- the number of bytes of the job description, in decimal, and a line feed; the job description;
 - a line of JSON: the key of the tree, and `runner.node_cache`;
 - the submission, and, if it is wanted, the tree (`tree_stream`).
 
@@ -31,7 +31,7 @@ from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.frames import FrameKind
-from tawebeval.slurm.order import Order, decode_order
+from tawebeval.slurm.job_description import JobDescription, decode_job_description
 from tawebeval.slurm.pipe_writer import PipeClosed, PipeWriter
 from tawebeval.slurm.tree_cache import TreeCache
 from tawebeval.slurm.tree_stream import (
@@ -45,7 +45,7 @@ from tawebeval.slurm.tree_stream import (
     read_line,
 )
 
-_MAX_ORDER = 64 * 2**20  # bytes; the limits of the form are far lower
+_MAX_JOB_DESCRIPTION = 64 * 2**20  # bytes; the limits of the form are far lower
 
 log = Logger()
 
@@ -58,25 +58,25 @@ def make_tree_key(checkout: Path) -> str:
     return hashlib.sha256(os.fsencode(checkout.name)).hexdigest()
 
 
-class OrderSender:
-    """Sender of what one srun needs: an order, a submission and a tree.
+class JobSender:
+    """Sender of what one srun needs: a job description, a submission and a tree.
 
-    `order_file` is the file of the order in the evaluation's directory. `on_failure` is called if
-    something cannot be read.
+    `description_file` is the file of the job description in the evaluation's directory.
+    `on_failure` is called if something cannot be read.
     """
 
     def __init__(
         self,
         reactor: Any,
         threads: WorkerThreads,
-        order_file: Path,
+        description_file: Path,
         checkout: Path,
         cache_bytes: int,
         descriptor: int,
         on_failure: Callable[[EvaluationFailure], object],
     ) -> None:
         self._threads = threads
-        self._order_file = order_file
+        self._description_file = description_file
         self._checkout = checkout
         self._cache_bytes = cache_bytes
         self._on_failure = on_failure
@@ -84,9 +84,9 @@ class OrderSender:
         self._writer = PipeWriter(reactor, own, partial(os.close, own))
 
     def on_frame(self, kind: FrameKind) -> None:
-        """Send what a node that tells `READY` or `WANTED` waits for."""
-        if kind is FrameKind.READY:
-            pieces = encode_order(self._order_file, self._checkout, self._cache_bytes)
+        """Send what a node that tells `READY_FOR_JOB` or `TREE_WANTED` waits for."""
+        if kind is FrameKind.READY_FOR_JOB:
+            pieces = encode_job(self._description_file, self._checkout, self._cache_bytes)
         else:
             pieces = encode_tree(self._checkout)
         run_in_background(self._send(pieces), log, "defect: sending to a node has failed")
@@ -113,35 +113,35 @@ class OrderSender:
         self._writer.connectionLost(Failure(CONNECTION_LOST))
 
 
-def encode_order(order_file: Path, checkout: Path, cache_bytes: int) -> Iterator[bytes]:
-    """Yield an order and the submission beside it, in pieces. Blocks. Raises: OSError."""
-    encoded = order_file.read_bytes()
+def encode_job(description_file: Path, checkout: Path, cache_bytes: int) -> Iterator[bytes]:
+    """Yield a job description and the submission beside it, in pieces. Blocks. Raises: OSError."""
+    encoded = description_file.read_bytes()
     about_tree = json.dumps([make_tree_key(checkout), cache_bytes]).encode()
     yield b"%d\n%b%b\n" % (len(encoded), encoded, about_tree)
-    yield from encode_tree(Workspace(order_file.parent).submission_directory)
+    yield from encode_tree(Workspace(description_file.parent).submission_directory)
 
 
-def receive_order(
+def receive_job(
     stream: IO[bytes],
     place: Path,
     opened: Callable[[TreeCache], TreeCache],
     send: Callable[[FrameKind], object],
-) -> Order:
-    """Return the order for the directories below `place`, with everything in them. Blocks.
+) -> JobDescription:
+    """Return the job description for the directories below `place`, and fill them. Blocks.
 
     `opened` enters the cache of trees, which the node leaves in the end. Raises: BrokenStream,
     WrongVersion, OSError.
     """
-    send(FrameKind.READY)
-    order = decode_order(_read_order(stream))
+    send(FrameKind.READY_FOR_JOB)
+    job = decode_job_description(_read_job_description(stream))
     key, cache_bytes = read_line(stream, tuple[str, int])
     root = place / "evaluation"
-    submission = order.move_to(root, place).workspace.submission_directory
+    submission = job.move_to(root, place).workspace.submission_directory
     submission.mkdir(parents=True)
     decode_tree(stream, submission)
 
     def receive_tree(target: Path) -> TreeSize:
-        send(FrameKind.WANTED)
+        send(FrameKind.TREE_WANTED)
         return decode_tree(stream, target)
 
     if cache_bytes:
@@ -151,16 +151,16 @@ def receive_order(
         checkout = place / "tree"
         checkout.mkdir()
         receive_tree(checkout)
-    moved = order.move_to(root, checkout)
+    moved = job.move_to(root, checkout)
     for _, directory in moved.workspace.make_sandboxed_view(root).writable_paths:
         directory.mkdir()
     return moved
 
 
-def _read_order(stream: IO[bytes]) -> bytes:
+def _read_job_description(stream: IO[bytes]) -> bytes:
     line = stream.readline(MAX_LINE_BYTES)
     if not line:
         raise StreamEnded
-    if not line.strip().isdigit() or int(line) > _MAX_ORDER:
+    if not line.strip().isdigit() or int(line) > _MAX_JOB_DESCRIPTION:
         raise BrokenStream("the stream does not begin with an evaluation")
     return read_exactly(stream, int(line))

@@ -1,9 +1,9 @@
-"""The order of one job: what the node has to run, as JSON.
+"""The description of one job: what the node has to run, as JSON.
 
-In a shared directory the file of the order lies in the evaluation's directory, which the sandbox
-does not show, and only the daemon's user can read it. Without a shared directory the daemon sends
-that file by the stdin of srun (`order_transfer`). Nothing of the order stands on a command line,
-which other users could read.
+In a shared directory the file of the job description lies in the evaluation's directory, which the
+sandbox does not show, and only the daemon's user can read it. Without a shared directory the daemon
+sends that file by the stdin of srun (`job_transfer`). Nothing of the job description stands on a
+command line, which other users could read.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import Workspace
 
-ORDER_NAME = "order"
-"""The name of the order's file in the evaluation's directory."""
+JOB_DESCRIPTION_FILE_NAME = "order"
+"""The name of the file of the job description in the evaluation's directory."""
 
-VERSION = 4
-"""The version of orders, frames and kept runs: daemon and nodes must have the same."""
+NODE_PROTOCOL_VERSION = 4
+"""The version of job descriptions, frames and kept runs: daemon and nodes must have the same."""
 
 
 @attrs.frozen
-class Order:
+class JobDescription:
     """An evaluator to run: everything that a run of a sandbox needs."""
 
     command: str
@@ -56,10 +56,10 @@ class Order:
         return Checkout(commit, self.checkout, lambda: None)
 
     def encode(self) -> bytes:
-        """Return the order as JSON."""
+        """Return the job description as JSON."""
         environment = self.environment
         content: dict[str, Any] = {
-            "version": VERSION,
+            "version": NODE_PROTOCOL_VERSION,
             "command": self.command,
             "variables": dict(self.variables),
             "directory": str(self.directory),
@@ -75,8 +75,8 @@ class Order:
         }
         return json.dumps(content).encode()
 
-    def move_to(self, root: Path, checkout: Path) -> Order:
-        """Return the order for a node that has the directories elsewhere, all below `root`."""
+    def move_to(self, root: Path, checkout: Path) -> JobDescription:
+        """Return the description for a node that has the directories elsewhere, below `root`."""
         there = Workspace(root)
         directory = self.directory.relative_to(self.workspace.tree_directory)
         return attrs.evolve(
@@ -88,11 +88,11 @@ class Order:
         )
 
     def write_file(self) -> Path:
-        """Write the order to the evaluation's directory; return its path. Blocks. Raises: OSError.
+        """Write the description to the evaluation's directory; return its path. Blocks.
 
-        The file has its name once it is whole.
+        The file has its name once it is whole. Raises: OSError.
         """
-        path = self.root / ORDER_NAME
+        path = self.root / JOB_DESCRIPTION_FILE_NAME
         new = path.with_suffix(".new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
@@ -102,25 +102,25 @@ class Order:
 
 
 class WrongVersion(Exception):
-    """An order of another version of tawebeval."""
+    """A job description of another version of tawebeval."""
 
 
-def read_order(path: Path) -> Order:
-    """Return the order in a file. Blocks. Raises: OSError, WrongVersion."""
-    return decode_order(path.read_bytes())
+def read_job_description(path: Path) -> JobDescription:
+    """Return the job description in a file. Blocks. Raises: OSError, WrongVersion."""
+    return decode_job_description(path.read_bytes())
 
 
-def decode_order(encoded: bytes) -> Order:
-    """Return an order. Raises: WrongVersion."""
+def decode_job_description(encoded: bytes) -> JobDescription:
+    """Return a job description. Raises: WrongVersion."""
     content = json.loads(encoded)
     version = content.pop("version")
-    if version != VERSION:
+    if version != NODE_PROTOCOL_VERSION:
         raise WrongVersion(
-            f"the daemon's tawebeval sends orders of version {version}, and this node's takes"
-            f" version {VERSION}; install the same tawebeval on both"
+            f"the daemon's tawebeval sends job descriptions of version {version}, and this node's"
+            f" takes version {NODE_PROTOCOL_VERSION}; install the same tawebeval on both"
         )
     quota, environment = content["quota_directory"], content["environment"]
-    return Order(
+    return JobDescription(
         **{
             **content,
             "directory": Path(content["directory"]),

@@ -1,4 +1,4 @@
-"""`slurm.order_transfer`: an order with its files, through a pipe."""
+"""`slurm.job_transfer`: a job description with its files, through a pipe."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from tawebeval.config import LimitSettings, SandboxSettings
 from tawebeval.errors import EvaluationFailure
 from tawebeval.slurm.frames import FrameKind
-from tawebeval.slurm.order import Order
-from tawebeval.slurm.order_transfer import (
-    OrderSender,
-    encode_order,
-    receive_order,
+from tawebeval.slurm.job_description import JobDescription
+from tawebeval.slurm.job_transfer import (
+    JobSender,
+    encode_job,
+    receive_job,
 )
 from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded, encode_tree
 from tests.cases.pipes import PipeCase
@@ -34,19 +34,19 @@ class TransferTests(PipeCase):
         (self.root / "submission" / "source" / "a.py").write_text("x")
         (self.checkout / "sub").mkdir(parents=True)
         (self.checkout / "README").write_text("hi")
-        self.order = Order(
+        self.job = JobDescription(
             *("true", {"A": "b"}, self.root / "tree" / "sub", self.root, None, self.checkout, 2, 1),
             *(LimitSettings(), SandboxSettings(), None),
         )
-        self.file = self.order.write_file()
+        self.file = self.job.write_file()
         self.place = base / "node" / "place"
         self.place.mkdir(parents=True)
         self.told: list[FrameKind] = []
         self.failures: list[EvaluationFailure] = []
 
-    def make_sender(self, threads: Any = None) -> OrderSender:
+    def make_sender(self, threads: Any = None) -> JobSender:
         """Return the sender."""
-        sender = OrderSender(
+        sender = JobSender(
             self.reactor,
             threads or InlineThreads(),
             *(self.file, self.checkout, 0, self.writing, self.failures.append),
@@ -54,25 +54,25 @@ class TransferTests(PipeCase):
         os.close(self.writing)
         return sender
 
-    def receive(self, stream: bytes) -> Order:
-        """Receive an order."""
+    def receive(self, stream: bytes) -> JobDescription:
+        """Receive a job description."""
         with ExitStack() as opened:
-            return receive_order(
+            return receive_job(
                 io.BytesIO(stream), self.place, opened.enter_context, self.told.append
             )
 
     def test_whole(self) -> None:
         """The node has the same files below its own directory."""
         sender = self.make_sender()
-        sender.on_frame(FrameKind.READY)
+        sender.on_frame(FrameKind.READY_FOR_JOB)
         stream = self.pump()
-        sender.on_frame(FrameKind.WANTED)
-        order = self.receive(stream + self.pump())
-        self.assertEqual(self.told, [FrameKind.READY, FrameKind.WANTED])
+        sender.on_frame(FrameKind.TREE_WANTED)
+        job = self.receive(stream + self.pump())
+        self.assertEqual(self.told, [FrameKind.READY_FOR_JOB, FrameKind.TREE_WANTED])
         root = self.place / "evaluation"
-        self.assertEqual((order.root, order.directory), (root, root / "tree" / "sub"))
-        self.assertEqual((order.command, order.variables), ("true", {"A": "b"}))
-        self.assertEqual((order.checkout / "README").read_text(), "hi")
+        self.assertEqual((job.root, job.directory), (root, root / "tree" / "sub"))
+        self.assertEqual((job.command, job.variables), ("true", {"A": "b"}))
+        self.assertEqual((job.checkout / "README").read_text(), "hi")
         self.assertEqual((root / "submission" / "source" / "a.py").read_text(), "x")
         self.assertTrue((root / "home").is_dir())
         sender.stop()
@@ -80,19 +80,19 @@ class TransferTests(PipeCase):
 
     def test_cached(self) -> None:
         """The tree is not wanted a second time, and no other tree is taken for it."""
-        order = b"".join(encode_order(self.file, self.checkout, 10**6))
-        self.receive(order + b"".join(encode_tree(self.checkout)))
+        job = b"".join(encode_job(self.file, self.checkout, 10**6))
+        self.receive(job + b"".join(encode_tree(self.checkout)))
         self.place = self.place.with_name("second")
         self.place.mkdir()
         self.told.clear()
-        self.assertEqual((self.receive(order).checkout / "README").read_text(), "hi")
-        self.assertEqual(self.told, [FrameKind.READY])
+        self.assertEqual((self.receive(job).checkout / "README").read_text(), "hi")
+        self.assertEqual(self.told, [FrameKind.READY_FOR_JOB])
         other = self.checkout.rename(self.checkout.with_name("repository-other-1-2"))
         self.place = self.place.with_name("third")
         self.place.mkdir()
-        order = b"".join(encode_order(self.file, other, 10**6))
-        self.assertRaises(StreamEnded, self.receive, order)
-        self.assertEqual(self.told[1:], [FrameKind.READY, FrameKind.WANTED])
+        job = b"".join(encode_job(self.file, other, 10**6))
+        self.assertRaises(StreamEnded, self.receive, job)
+        self.assertEqual(self.told[1:], [FrameKind.READY_FOR_JOB, FrameKind.TREE_WANTED])
 
     def test_broken(self) -> None:
         """Other streams are refused."""
@@ -113,7 +113,7 @@ class TransferTests(PipeCase):
         (self.root / "submission" / "source" / "a.py").unlink()
         (self.root / "submission" / "source").rmdir()
         (self.root / "submission").rmdir()
-        self.make_sender().on_frame(FrameKind.READY)
+        self.make_sender().on_frame(FrameKind.READY_FOR_JOB)
         self.pump()
         self.assertEqual(
             [str(one) for one in self.failures],
@@ -122,6 +122,6 @@ class TransferTests(PipeCase):
         self.reading, self.writing = os.pipe()
         sender = self.make_sender()
         sender.stop()
-        sender.on_frame(FrameKind.READY)
+        sender.on_frame(FrameKind.READY_FOR_JOB)
         self.assertEqual(len(self.failures), 1)
         os.close(self.reading)
