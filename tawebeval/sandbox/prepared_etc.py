@@ -32,12 +32,11 @@ _Status = tuple[int, int, int]  # device, inode, and time of the last change in 
 
 @attrs.frozen
 class _Entry:
-    """One entry of the directory, by its kind (inode(7)), and what its content depends on."""
+    """One entry of the directory, by its kind (inode(7))."""
 
     kind: int
     mode: int = 0
     source: str | None = None  # of a copy
-    status: _Status | None = None  # of the source
     content: bytes = b""  # or the target of a link
 
 
@@ -58,7 +57,6 @@ class PreparedEtc:
     clock: Callable[[], float] = attrs.field(default=time.monotonic, eq=False)
     _looked: float = attrs.field(default=-inf, init=False, eq=False)
     _seen: dict[str, _Status | None] = attrs.field(factory=dict, init=False, eq=False)
-    _copied: dict[str, _Entry | None] = attrs.field(factory=dict, init=False, eq=False)
     _lock: Lock = attrs.field(factory=Lock, init=False, eq=False)
 
     def update(self) -> None:
@@ -91,19 +89,12 @@ class PreparedEtc:
             time.sleep(_TICK / 1e9)
         self.directory.mkdir(exist_ok=True)
         self.directory.chmod(0o755)
-        there = dict(_list_entries(self.directory, ""))
-        # A link tells all of itself; of files there are only those that this process has copied.
-        copied = {name: link or self._copied.get(name) for name, link in there.items()}
-        for name in sorted(there.keys() - wanted.keys(), reverse=True):
-            remove_tree(self.directory / name)
-            copied.pop(name, None)
+        for path in sorted(self.directory.rglob("*"), reverse=True):
+            if str(path.relative_to(self.directory)) not in wanted:
+                remove_tree(path)
         for name, entry in wanted.items():
-            if entry.kind == stat.S_IFLNK and name not in there:
-                os.symlink(entry.content, os.fsencode(self.directory / name))
-            elif copied.get(name) != entry and not _is_same(self.directory / name, entry):
+            if not _is_same(self.directory / name, entry):
                 self._replace(self.directory / name, entry)
-            copied[name] = entry
-        self._copied = copied
         seen[str(self.directory)] = _read_status(str(self.directory))
         self._seen = seen
 
@@ -150,18 +141,20 @@ class PreparedEtc:
 
 
 def _is_same(path: Path, entry: _Entry) -> bool:
-    """Tell whether a file of an earlier process is right, so that nothing is renamed over it.
+    """Tell whether an entry is right, so that nothing is renamed over it.
 
     That would remove what running sandboxes have mounted over it.
     """
     try:
-        status = path.lstat()
-        if stat.S_IFMT(status.st_mode) != stat.S_IFREG or entry.kind != stat.S_IFREG:
+        mode = path.lstat().st_mode
+        if stat.S_IFMT(mode) != entry.kind:
             return False
-        if entry.source is None:
-            return path.read_bytes() == entry.content
-        is_mode = stat.S_IMODE(status.st_mode) == entry.mode
-        return is_mode and path.read_bytes() == Path(entry.source).read_bytes()
+        if entry.kind == stat.S_IFLNK:
+            return os.readlink(os.fsencode(path)) == entry.content
+        if stat.S_IMODE(mode) != entry.mode:
+            return False
+        wanted = entry.content if entry.source is None else Path(entry.source).read_bytes()
+        return entry.kind == stat.S_IFDIR or path.read_bytes() == wanted
     except OSError:
         return False
 
@@ -187,10 +180,9 @@ def _scan_path(
     except OSError:
         seen[path] = None
         return
-    status, mode = _identify(found), found.st_mode
-    seen[path] = status
+    seen[path], mode = _identify(found), found.st_mode
     if stat.S_ISREG(mode):
-        yield name, _Entry(stat.S_IFREG, mode & 0o777, path, status)
+        yield name, _Entry(stat.S_IFREG, mode & 0o777, path)
     elif stat.S_ISDIR(mode):
         yield name, _Entry(stat.S_IFDIR, mode & 0o777 | 0o700)
         # While the machine installs packages, files come and go.
@@ -199,7 +191,8 @@ def _scan_path(
                 below = f"{name}/{child.name}"
                 if child.is_symlink():
                     with suppress(FileNotFoundError):
-                        yield below, _read_link(child)
+                        target = os.readlink(os.fsencode(child.path))
+                        yield below, _Entry(stat.S_IFLNK, content=target)
                 else:
                     yield from _scan_path(child.path, below, seen)
 
@@ -208,20 +201,6 @@ def _name_parents(name: str) -> Iterator[tuple[str, _Entry]]:
     parts = name.split("/")
     for count in range(1, len(parts)):
         yield "/".join(parts[:count]), _Entry(stat.S_IFDIR, 0o755)
-
-
-def _list_entries(directory: Path, above: str) -> Iterator[tuple[str, _Entry | None]]:
-    """Yield all names below a directory, relative to it, with those entries that are links."""
-    with os.scandir(directory / above) as children:
-        for child in children:
-            name = f"{above}{child.name}"
-            yield name, _read_link(child) if child.is_symlink() else None
-            if child.is_dir(follow_symlinks=False):
-                yield from _list_entries(directory, f"{name}/")
-
-
-def _read_link(entry: os.DirEntry[str]) -> _Entry:
-    return _Entry(stat.S_IFLNK, content=os.readlink(os.fsencode(entry.path)))
 
 
 def _read_status(path: str) -> _Status | None:
