@@ -16,12 +16,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import termios
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from resource import struct_rusage
@@ -261,33 +260,24 @@ def kill_started_child(started: StartedProcess) -> None:
 def wait_for_exit(started: StartedProcess, timeout: float) -> tuple[int, bytes]:
     """Return the exit status of a child, negative for a signal, and its output. Blocks.
 
-    The child is killed after `timeout` seconds. Raises: TimeoutError.
+    The output has to fit into the pipes. The child is killed after `timeout` seconds. Raises:
+    TimeoutError.
     """
-    deadline = time.monotonic() + timeout
-    pipes = (started.stdout, started.stderr)
     printed = bytearray()
     with contextlib.ExitStack() as stack:
+        pipes = (started.stdout, started.stderr)
         for descriptor in (started.pidfd, *pipes):
             stack.callback(os.close, descriptor)
-        waiting = stack.enter_context(selectors.DefaultSelector())
-        for descriptor in (started.pidfd, *pipes):
-            waiting.register(descriptor, selectors.EVENT_READ)
-        ended = False
-        while not ended:
-            ready = [key.fd for key, _ in waiting.select(max(deadline - time.monotonic(), 0))]
-            if not ready:
-                os.kill(started.pid, signal.SIGKILL)
-                os.waitpid(started.pid, 0)
-                why = f"it did not end within {timeout:g} seconds"
-                raise TimeoutError(errno.ETIMEDOUT, why)
-            ended = started.pidfd in ready
-            # All output was in the pipes before the end.
-            for pipe in pipes if ended else ready:
-                with contextlib.suppress(BlockingIOError):
-                    while chunk := os.read(pipe, _READ):
-                        printed += chunk
-                    if not ended:
-                        waiting.unregister(pipe)
+        poll = select.poll()
+        poll.register(started.pidfd, select.POLLIN)
+        if not poll.poll(timeout * 1000):
+            os.kill(started.pid, signal.SIGKILL)
+            os.waitpid(started.pid, 0)
+            raise TimeoutError(errno.ETIMEDOUT, f"it did not end within {timeout:g} seconds")
+        for pipe in pipes:
+            with contextlib.suppress(BlockingIOError):
+                while chunk := os.read(pipe, _READ):
+                    printed += chunk
     try:
         status = os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])
     except ChildProcessError:  # it is another one's child, or was reaped already

@@ -28,7 +28,6 @@ SECCOMP_PROFILE_PATH = "/usr/share/doc/tawebeval/etc/seccomp.json"
 class Container:
     """The options of an engine: for its profile of system calls, for /proc, and for cgroups."""
 
-    engine: str
     seccomp_option: str
     proc_mount_option: str
     cgroup_option: str
@@ -58,19 +57,16 @@ class Container:
 
 _SECCOMP = f"--security-opt seccomp=seccomp.json (a copy of {SECCOMP_PROFILE_PATH})"
 PODMAN = Container(
-    "podman",
     _SECCOMP,
     "--security-opt unmask=/proc/*",
     "--security-opt unmask=/sys/fs/cgroup",
 )
 DOCKER = Container(
-    "docker",
     _SECCOMP,
     "--security-opt systempaths=unconfined",
     "--security-opt writable-cgroups=true (Docker 28)",
 )
 _OTHER = Container(
-    "",
     f"the seccomp profile {SECCOMP_PROFILE_PATH}",
     "a /proc without masked paths",
     "a writable /sys/fs/cgroup",

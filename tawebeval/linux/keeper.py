@@ -205,7 +205,7 @@ class Keeper:
         self, client: socket.socket, answer: dict[str, Any], descriptors: Sequence[int]
     ) -> None:
         try:
-            send_message(client, json.dumps(answer).encode(), descriptors)
+            socket.send_fds(client, [json.dumps(answer).encode()], descriptors)
         except ConnectionError:
             pass  # the client has gone; its other requests are still executed
         except OSError as error:
@@ -424,12 +424,6 @@ def receive_message(connection: socket.socket, most: int) -> tuple[bytes, list[i
     return message, list(numbers), not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
-def send_message(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
-    """Send a message with descriptors. Raises: OSError."""
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-    connection.sendmsg([message], [rights] if descriptors else [])
-
-
 def close_descriptors(descriptors: Sequence[int]) -> None:
     """Close all descriptors."""
     for descriptor in descriptors:
@@ -503,11 +497,11 @@ def open_socket(path: str) -> socket.socket:
     return listening
 
 
-def notify_systemd(state: str) -> None:
-    """Send a state to systemd, if it has started this process (sd_notify(3)). Raises: OSError."""
+def notify_systemd() -> None:
+    """Tell systemd, if it has started this process, that it is ready (sd_notify(3))."""
     if path := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifying:
-            notifying.sendto(state.encode(), path.replace("@", "\0", 1) if path[0] == "@" else path)
+            notifying.sendto(b"READY=1", path.replace("@", "\0", 1) if path[0] == "@" else path)
 
 
 def _on_termination(number: int, frame: FrameType | None) -> NoReturn:
@@ -534,7 +528,7 @@ def main() -> None:
         listening = open_socket(path)
     except OSError as error:
         raise SystemExit(f"tawebeval-keeper: {path}: {error.strerror or error}") from None
-    notify_systemd("READY=1")
+    notify_systemd()
     Keeper(listening, hard - RESERVED_DESCRIPTORS, grace).serve()
 
 

@@ -115,7 +115,7 @@ def keep_bundle(path: str, name: str, descriptors: Sequence[int], pid: int) -> N
     """Let the keeper hold descriptors and a process. Blocks. Raises: OSError."""
     with _connect(path) as connection:
         request = {"id": 0, "request": "keep", "name": name, "pid": pid}
-        keeper.send_message(connection, json.dumps(request).encode(), descriptors)
+        socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
         _ask(connection, {"request": "version"})  # when it answers it has taken them
 
 
@@ -252,7 +252,7 @@ class KeeperClient:
         self._number += 1
         message = json.dumps({"id": self._number, **request}).encode()
         if self._reactor is None:
-            keeper.send_message(self._connection, message, descriptors)
+            socket.send_fds(self._connection, [message], descriptors)
         elif self._queue or not self._try(message, descriptors):
             if len(self._queue) >= MAX_QUEUED_REQUESTS:
                 log.error("the keeper of evaluators does not take requests any more")
@@ -265,7 +265,7 @@ class KeeperClient:
         """Send without blocking; tell whether the message is done with."""
         assert self._connection is not None
         try:
-            keeper.send_message(self._connection, message, descriptors)
+            socket.send_fds(self._connection, [message], descriptors)
         except BlockingIOError:
             self._reactor.addWriter(self)
             return False
@@ -377,7 +377,7 @@ def _ask(
     connection: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int] = ()
 ) -> tuple[dict[str, Any], list[int]]:
     """Return the answer to a request, and its descriptors. Blocks. Raises: OSError."""
-    keeper.send_message(connection, json.dumps({"id": 0, **request}).encode(), descriptors)
+    socket.send_fds(connection, [json.dumps({"id": 0, **request}).encode()], descriptors)
     while True:
         with _timeout():
             answer, received = _receive(connection)

@@ -210,14 +210,10 @@ class CpuMeter(CgroupController):
         return None if used is None else used / 10**6
 
 
-class LegacyCpuMeter(CgroupController):
+class LegacyCpuMeter(CpuMeter):
     """Processor time, in version 1."""
 
     name = "cpuacct"
-
-    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
-        """Tell whether processor time can be measured."""
-        return self.read_cpu_seconds(group) is not None
 
     def read_cpu_seconds(self, group: CgroupDirectory) -> float | None:
         """Return the used processor time in seconds."""
