@@ -240,30 +240,17 @@ class ProgramTests(DaemonTestCase):
 
     test_json_lines.skip = WITHOUT_NODE  # type: ignore[attr-defined]
 
-    async def test_web_socket(self) -> None:
-        """The WebSocket in Node.js is resumed until every event is there."""
-        proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), 2**14, 1000, rude=0)
-        self.addCleanup(proxy.stop)
-        identifier = await self.begin(COMMAND)
-        url = f"http://127.0.0.1:{await proxy.listen()}/evaluation/{identifier}/events"
-        printed = await self.run_web_socket(WEB_SOCKET, url)
-        self.assertEqual(joined([json.loads(line) for line in printed.splitlines()]), PRINTED)
-        self.assertGreater(proxy.cuts.total(), 1)
-
     async def test_refused_web_socket(self) -> None:
         """A WebSocket that the daemon refuses is said to be so at each attempt."""
-        printed = await self.run_web_socket(REFUSED + WEB_SOCKET, f"{self.daemon.url}/nothing")
+        program = HURRY + documented("js", "webSocket(") + REFUSED + WEB_SOCKET
+        (self.folder / "socket.mjs").write_text(program)
+        url, script = f"{self.daemon.url}/nothing", self.folder / "socket.mjs"
+        printed = await run_program(str(NODE), script, url, option=WITH_SOCKETS)
         address = self.daemon.url.replace("http", "ws")
         said = f"WebSocket connection lost, or refused: {address}/nothing?skip=0"
         self.assertEqual(printed.splitlines(), [said, said])
 
-    async def run_web_socket(self, program: str, url: str) -> str:
-        """Return what a program with `webSocket` prints."""
-        (self.folder / "socket.mjs").write_text(HURRY + documented("js", "webSocket(") + program)
-        return await run_program(str(NODE), self.folder / "socket.mjs", url, option=WITH_SOCKETS)
-
-    for test in (test_web_socket, test_refused_web_socket):
-        test.skip = WITHOUT_SOCKETS  # type: ignore[attr-defined]
+    test_refused_web_socket.skip = WITHOUT_SOCKETS  # type: ignore[attr-defined]
 
 
 class BrowserTests(BrowserTestCase):

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from benchmarks.booted import wait_until
 from tawebeval.linux.keeper_client import KeeperClient
 from tests.integration.cgroups import reason_to_skip
-from tests.integration.service_case import GATE, KEEPER, SERVICE, WAIT, ServiceTestCase, text
+from tests.integration.service_case import GATE, KEEPER, SERVICE, WAIT, ServiceTestCase
 
 GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
 
@@ -61,15 +61,6 @@ class KeeperTests(ServiceTestCase):
         self.control("stop", SERVICE)
         wait_until(lambda: not self.is_running(), "the evaluator has ended")
         wait_until(lambda: self.show("ActiveState", KEEPER) == "inactive", "the keeper has ended")
-
-    def test_events(self) -> None:
-        """What was printed before, between and after is there, each once."""
-        command = "for n in $(seq 40); do echo $n; sleep 0.2; done"
-        identifier = self.begin(command)
-        _, page = self.wait_for_events(identifier).answer()
-        self.control("kill", "--signal=KILL", SERVICE)
-        rest = self.follow(identifier, page["end"])
-        self.assertEqual(text(page["data"] + rest).split(), [str(n) for n in range(1, 41)])
 
     def test_lost_keeper(self) -> None:
         """With the keeper its evaluators end; another one is started, and the daemon with it."""

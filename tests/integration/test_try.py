@@ -167,14 +167,6 @@ class TryTests(TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn(words, " ".join(done.stderr.split()))
 
-    async def test_events(self) -> None:
-        """The events are those of the daemon."""
-        done = await self.attempt(BLOCK, "--events")
-        self.assertIn('{"type": "data", "payload": {"n": 1.50}}\n', done.stdout)
-        done = await self.attempt(BLOCK)
-        self.assertEqual(done.stdout, "textmore\n")
-        self.assertRegex(done.stderr, rf"^n: 1\.5\n{USED}$")
-
     async def test_raw(self) -> None:
         """What was printed, byte by byte, with the blocks marked."""
         done = await self.attempt(BLOCK, "--raw")

@@ -1,6 +1,6 @@
 """`sandbox.project_quotas`: quota directories, by a fake kernel.
 
-tests/integration/project_quotas.py does it by a real one that has project quotas.
+The check `quota` of tests/machine does it by a real one.
 """
 
 from __future__ import annotations
