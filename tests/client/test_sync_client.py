@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 import trio
-from OpenSSL.crypto import FILETYPE_PEM as PEM
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
@@ -26,8 +25,8 @@ from tawebeval.client import httpx_values as values_module
 from tawebeval.client.http import HttpRequest
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
+from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
-from tests.integration.receivers import make_certificate
 
 ONCE = Backoff(1, 0, 0)
 SOON = Backoff(3, 0, 0)
@@ -264,11 +263,9 @@ class SyncClientTests(SynchronousTestCase):
         """A certificate counts for the host that it names, and if the system trusts it."""
         folder = Path(self.mktemp())
         folder.mkdir()
-        certificate, trusted = make_certificate("localhost", folder)
-        key = folder / "key"
-        key.write_bytes(certificate.privateKey.dump(PEM))
+        certificate = make_certificate(folder, "localhost")
         serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        serving.load_cert_chain(trusted, key)
+        serving.load_cert_chain(certificate)
 
         def serve(connection: socket.socket) -> None:
             with serving.wrap_socket(connection, server_side=True) as secure:
@@ -279,7 +276,7 @@ class SyncClientTests(SynchronousTestCase):
         self.patch(
             socket, "getaddrinfo", lambda _, port, *__, **___: find_address("127.0.0.1", port)
         )
-        trusting = ssl.create_default_context(cafile=str(trusted))
+        trusting = ssl.create_default_context(cafile=str(certificate))
         trusting.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the default of Python 3.13
         self.assertIn("); if you trust it, set SSL_CERT_FILE to", self.fail_request(named))
         self.assertEqual(

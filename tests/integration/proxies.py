@@ -11,17 +11,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from grp import getgrgid
-from ipaddress import ip_address
 from pathlib import Path
 from typing import ClassVar
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
+from tests.cases.certificates import make_certificate
 from tests.integration.harness import until
 from tests.integration.ports import free_port, listens
 from tests.integration.unprivileged import USER, temporary_folder
@@ -49,38 +43,6 @@ def variant(text: str, commented: str, usual: str) -> str:
     return changed(text, {there: f"{commented}\n", gone: ""})
 
 
-def make_certificate(folder: Path) -> Path:
-    """Write a certificate for 127.0.0.1, which nobody has signed, and its key; return its path.
-
-    Both are in the file, as HAProxy wants them, and the key is beside it, with the ending `.key`.
-    """
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "judge.example.org")])
-    names = [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("judge.example.org")]
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    path = folder / "judge.pem"
-    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
-    path.with_suffix(".key").write_bytes(private)
-    return path
-
-
 class Proxy:
     """A proxy before the daemon at `upstream`, over HTTP and over TLS; below a path if need be."""
 
@@ -89,7 +51,7 @@ class Proxy:
 
     def __init__(self, upstream: str, below: bool) -> None:
         self.folder = temporary_folder("tawebeval-proxy-")
-        self.certificate = make_certificate(self.folder)
+        self.certificate = make_certificate(self.folder, "judge.example.org", "127.0.0.1")
         self.port, self.tls_port = free_port(), free_port()
         path = BELOW if below else ""
         self.url = f"http://127.0.0.1:{self.port}{path}"

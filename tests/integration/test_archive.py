@@ -39,7 +39,6 @@ for first in range(0, bursts * lines, lines):
     sys.stdout.write("".join(f"line {n}\\n" for n in range(first, first + lines)))
     sys.stdout.flush()
 """
-NOISE = "import base64, os; print(base64.b64encode(os.urandom(300_000)).decode())"
 
 
 def numbers(count: int) -> str:
@@ -107,11 +106,6 @@ class ArchiveTestCase(RepositoryTestCase):
         identifier = await self.client.evaluate(self.repository.url, self.commit, command)
         await self.client.follow(identifier)
         return identifier
-
-    def configure(self, text: str) -> None:
-        """Add lines to the configuration."""
-        path = self.daemon.folder / "tawebeval.toml"
-        path.write_text(path.read_text().replace("[archive]\n", f"[archive]\n{text}\n"))
 
     @property
     def archive(self) -> Path:
@@ -250,56 +244,6 @@ class KillTests(KeptDaemonTestCase):
         await self.client.ask(identifier, after)
         self.assertEqual((is_killed, text(events)), (True, numbers(20_000)))
         self.assertEqual(await read_pages(self.client, identifier), events)
-        await self.daemon.stop()
-
-
-class IndexTests(ArchiveTestCase):
-    """Faults of the index, and its bounds."""
-
-    async def test_damaged(self) -> None:
-        """A damaged index is made again from the files; until then no list is short."""
-        identifiers = [await self.run_python(NUMBERS, "3") for _ in range(3)]
-        await wait_archived(self.client, 3)
-        await self.daemon.stop()
-        with open(self.archive / "index/evaluations.sqlite", "r+b") as file:
-            file.write(os.urandom(3000))
-        await self.start()
-        await self.daemon.logged("the index is damaged, and is made again from the files")
-        self.assertEqual(await list_all(self.client), identifiers)
-        while await self.client.figure("archive_evaluations") != 3:
-            pass
-        await self.daemon.stop()
-
-    async def test_age(self) -> None:
-        """Evaluations beyond `archive.days` are removed."""
-        identifier = await self.run_python(NUMBERS, "3")
-        await wait_archived(self.client, 1)
-        self.assertEqual((await self.client.ask(identifier)).code, 200)
-        await self.daemon.stop()
-        self.configure("days = 0.000001")
-        await self.start()
-        await until(lambda: not list(self.archive.rglob("*.zst")), "the files are removed")
-        self.assertEqual((await self.client.ask(identifier)).code, 410)
-        self.assertEqual(await list_all(self.client), [])
-        await self.daemon.stop()
-
-
-class SizeTests(ArchiveTestCase):
-    """An archive of a MiB."""
-
-    configuration = f"{ARCHIVE}size = 1048576\n"
-
-    async def test_size(self) -> None:
-        """The oldest are removed while others are archived; the newest stays."""
-        identifiers = [await self.run_python(NOISE) for _ in range(6)]
-        await wait_archived(self.client, 6)
-        while await self.client.figure("archive_bytes") > 1048576:
-            await deferLater(reactor, 0.05)
-        kept = await list_all(self.client)
-        self.assertEqual(kept, identifiers[-len(kept) :])
-        self.assertGreater(len(kept), 1)
-        self.assertEqual((await self.client.ask(identifiers[0])).code, 410)
-        self.assertEqual(len(text(await read_pages(self.client, identifiers[-1]))), 400_001)
         await self.daemon.stop()
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
+from twisted.internet.ssl import PrivateCertificate
 from twisted.internet.task import deferLater
 
 from tawebeval.sandbox.workspace import derive_log_name
+from tests.cases.certificates import make_certificate
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
-from tests.integration.ports import free_port
-from tests.integration.receivers import Receiver, babble, make_certificate
+from tests.integration.receivers import Receiver
 from tests.integration.unprivileged import give
 
 SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
@@ -136,39 +137,17 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(text(events), "one\n")
         await self.finish()
 
-    async def test_bad_receivers(self) -> None:
-        """Absent, endless, or no HTTP at all: each is given up, and the daemon is well."""
-        await self.start()
-        absent = await self.tell(f"http://127.0.0.1:{free_port()}/hook")
-        self.assertEqual(absent["state"], "given_up")
-        self.assertIn("connection refused", absent["last_error"])
-        head = b"HTTP/1.1 200 OK\r\n"
-        for first, words in (
-            (head, b"X: " + b"y" * 999 + b"\r\n"),
-            (b"SSH-2.0-s3cret\r\n", b"x\r\n"),
-        ):
-            callback = await self.tell_babbler(first, words)
-            self.assertEqual(callback["state"], "given_up", first)
-            self.assertIn("incomplete or not HTTP", callback["last_error"])
-        self.assertLess(self.daemon.memory, 300 * 2**20)
-        await self.finish()
-
-    async def tell_babbler(self, first: bytes, words: bytes) -> dict[str, Any]:
-        """Return what becomes of a callback to one that says this, and never comes to an end."""
-        port = babble(first, words)
-        self.addCleanup(port.stopListening)
-        return await self.tell(f"http://127.0.0.1:{port.getHost().port}/hook")
-
 
 class TlsTests(CallbacksTestCase):
     """Receivers over TLS."""
 
     async def test_name(self) -> None:
         """At the address that was checked the certificate still has to be the name's."""
-        good, trusted = make_certificate("localhost", self.folder)
-        bad, also_trusted = make_certificate("elsewhere.example", self.folder)
+        names = ("localhost", "elsewhere.example")
+        files = [make_certificate(self.folder, name).read_bytes() for name in names]
+        good, bad = map(PrivateCertificate.loadPEM, files)
         both = self.folder / "both.pem"
-        both.write_bytes(trusted.read_bytes() + also_trusted.read_bytes())
+        both.write_bytes(b"".join(files))
         both.chmod(0o644)
         self.folder.chmod(0o755)
         await self.start(SSL_CERT_FILE=str(both))
@@ -286,11 +265,3 @@ class ShutdownTests(CallbacksTestCase):
         self.assertEqual(told, {first, running})
         self.check_logged(first, "delivered")
         self.check_logged(second, "given_up")
-
-    async def test_no_time_left(self) -> None:
-        """The last attempt has so much time, and the log names what it was in vain for."""
-        await self.start(f"{self.settings}timeout = 2")
-        identifier = await self.tried(self.receive(500, 0))
-        await self.finish()
-        self.check_logged(identifier, "given_up")
-        self.assertIn("the daemon was stopped", self.daemon.log)

@@ -8,11 +8,10 @@ import socket
 import subprocess
 from pathlib import Path
 
-from twisted.trial.unittest import SkipTest, TestCase
+from twisted.trial.unittest import SkipTest
 
-from tests.cases.patience import LONG_PATIENCE
-from tests.integration.client import Client, failure, text
-from tests.integration.harness import CONFIGURATION, TWISTD, Daemon, DaemonTestCase, until
+from tests.integration.client import failure, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import threads
 from tests.integration.raw import Connection
 from tests.integration.unprivileged import USER
@@ -97,43 +96,3 @@ class DescriptorsTests(DaemonTestCase):
             self.assertNotIn("EMFILE", self.daemon.log)
         self.allow(self.most)
         self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
-
-
-class FewDescriptorsTests(TestCase):
-    """A daemon that may have few from its start."""
-
-    timeout = LONG_PATIENCE
-
-    async def test_start(self) -> None:
-        """It takes all that it may have, says that it would need more, and how many more."""
-        daemon = Daemon()
-        self.addCleanup(daemon.remove)
-        daemon.program = ("prlimit", "--nofile=64:300", str(TWISTD))
-        daemon.start()
-        await daemon.ready()
-        limits = Path(f"/proc/{daemon.pid}/limits").read_text()
-        self.assertRegex(limits, r"Max open files +300 +300 ")
-        # 16 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, and 128 for the
-        # daemon itself, leave 74.
-        await daemon.logged("300 allowed")
-        await daemon.logged("connections are limited to 74")
-        async with Client(daemon.url) as client:
-            metrics = (await client.get("/metrics")).body.decode()
-        self.assertIn("tawebeval_connections_limit 74.0", metrics)
-        await daemon.stop()
-
-    async def test_too_few(self) -> None:
-        """It does not start where evaluators, or what each may have, need more, and says which."""
-        for most, limit, words in (
-            (200, 256, "limits.open_files: 256 is over the daemon's own hard limit, 200"),
-            # 16 for each of 4 evaluations, 6 for each of 4 fetches, 10 callbacks, 128 for the
-            # daemon itself, 16 connections.
-            (241, 100, "file descriptors: 241 allowed, and at least 242 are needed"),
-        ):
-            daemon = Daemon(f"{CONFIGURATION}\n[limits]\nopen_files = {limit}\n")
-            self.addCleanup(daemon.remove)
-            daemon.program = ("prlimit", f"--nofile=64:{most}", str(TWISTD))
-            daemon.start()
-            await until(lambda daemon=daemon: not daemon.running, "its end")
-            self.assertIn(words, daemon.log)
-            self.assertNotIn("Traceback", daemon.log)

@@ -34,12 +34,6 @@ mount -t tmpfs tmpfs /mnt
 mkdir /mnt/changes /mnt/work
 mount -t overlay -o "lowerdir=$PLACES,upperdir=/mnt/changes,workdir=/mnt/work" overlay "$PLACES"
 """
-READ_ONLY = """
-for place in "$STATE_DIRECTORY" "$CACHE_DIRECTORY"; do
-    mount --bind "$place" "$place"
-    mount -o remount,bind,ro "$place"
-done
-"""
 
 
 class DoctorTests(SynchronousTestCase):
@@ -127,30 +121,6 @@ class DoctorTests(SynchronousTestCase):
         for place in (self.state, self.cache):
             place.mkdir(mode=0o700, parents=True)
             give(place)
-
-    def not_to_be_written(self, found: dict[str, list[dict[str, str]]]) -> list[str]:
-        """Return what is broken, which is all of directories that cannot be written to."""
-        broken = [each for part in found.values() for each in part if each["health"] == "broken"]
-        self.assertEqual({each["part"] for each in broken}, {"permissions"})
-        return [f"{each['what']} -> {each['remedy']}" for each in broken]
-
-    def test_read_only(self) -> None:
-        """What is mounted so that nobody can write to it, though all modes are as they should."""
-        self.make_places()
-        state, cache = self.not_to_be_written(self.mounted(READ_ONLY))
-        self.assertIn(f"{self.state}: its file system is mounted read-only", state)
-        self.assertIn(f"{self.cache}: its file system is mounted read-only", cache)
-
-    def test_closed(self) -> None:
-        """Directories of the daemon's user in which it may not write; root could."""
-        self.make_places()
-        self.addCleanup(self.state.chmod, 0o700)
-        self.state.chmod(0o500)
-        (said,) = self.not_to_be_written(self.run_command()[1])
-        self.assertIn(f"chmod u+rwx {self.state}", said)
-        self.state.chmod(0o000)
-        (said,) = self.not_to_be_written(self.run_command()[1])
-        self.assertIn(f"chmod u+rwx {self.state}", said)
 
     def test_overlays(self) -> None:
         """Over an overlay there is none for an evaluation: trees are copied, and why."""

@@ -139,12 +139,6 @@ class DrainTests(DrainTestCase):
             await deferLater(reactor, 0.001)
         await self.begin_again()
 
-    async def test_nothing_runs(self) -> None:
-        """With nothing that runs the daemon stops at once."""
-        await self.client.follow(await self.begin("true"))
-        self.interrupt()
-        await self.begin_again()
-
 
 class ShortDrainTests(DrainTestCase):
     """There is not."""

@@ -7,16 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from twisted.trial.unittest import SkipTest, TestCase
-
-from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import fillers
 from tests.integration.client import failure, python, text
 from tests.integration.harness import until
 from tests.integration.processes import new_word
 from tests.integration.raw import Connection, head_of, part
-from tests.integration.small_disks import CLOSED, MIB, LoggedThere, SmallDisks, SmallDisksTestCase
-from tests.integration.unprivileged import USER
+from tests.integration.small_disks import CLOSED, MIB, LoggedThere, SmallDisksTestCase
 
 # It takes some time, in which somebody looks.
 HIDDEN = fillers.MAPPED.replace("(file.name)", "(file.name)\n        __import__('time').sleep(0.1)")
@@ -198,33 +194,3 @@ class LogTests(SmallDisksTestCase):
         self.assertEqual(text(await self.client.follow(last)), "an evaluator\n")
         await until(lambda: f"{name}: finished" in self.disks.log, "its end is logged")
         self.assertRegex(self.disks.log, r"up to \d+ earlier log events were lost")
-
-
-class StartTests(TestCase):
-    """A start where nothing can be written."""
-
-    timeout = LONG_PATIENCE
-
-    async def refused(self, *options: str, size: int = MIB) -> str:
-        """Return the last line of a daemon that does not start."""
-        if USER is None:
-            raise SkipTest("only root can mount file systems of its own for a daemon")
-        daemon = SmallDisks("", size, *options)
-        self.addCleanup(daemon.remove)
-        daemon.start()
-        await until(lambda: not daemon.running, "it has ended")
-        line = daemon.log.splitlines()[-1]
-        self.assertIn(str(daemon.folder), line)
-        return line
-
-    async def test_closed(self) -> None:
-        """One that is read-only is named, with where to name another."""
-        line = await self.refused("ro")
-        self.assertRegex(line, f"^tawebeval: .*/state/.*: {CLOSED}")
-        self.assertIn("STATE_DIRECTORY", line)
-
-    async def test_full(self) -> None:
-        """So is one that is full, before anything is accepted."""
-        self.assertRegex(await self.refused("nr_inodes=3"), f"tawebeval: .*/state/.*: {FULL}")
-        line = await self.refused(size=os.sysconf("SC_PAGE_SIZE"))  # the key fits, and no more
-        self.assertRegex(line, f"tawebeval: .*/state/accounts/.*: {FULL}; free some disk space")

@@ -292,16 +292,6 @@ class PageTests(PageTestCase):
             ["source", "language", "knightish", self.repository.url, self.commit, "echo well"],
         )
 
-    async def test_text(self) -> None:
-        """Text that is typed in arrives as it was typed, in a file of its field's name."""
-        await self.browser.click("#add-text")
-        await self.browser.write("#fields li:nth-child(2) .name", "note")
-        await self.browser.write("#fields li:nth-child(2) .content", "one\n\ntwo\n")
-        await self.submit('basename "$SUBMISSION_FILE_NOTE"; cat "$SUBMISSION_FILE_NOTE"')
-        await self.browser.shows("#state", "finished")
-        printed = await self.browser.script("return output.textContent")
-        self.assertEqual(printed, "note.txt\none\n\ntwo\n")
-
     async def test_commands(self) -> None:
         """The command of curl, as it is shown, sends the same form."""
         await self.fill("""echo "it's $SUBMISSION_FILE_SOURCE"; cat "$SUBMISSION_FILE_NOTE" """)
@@ -365,16 +355,6 @@ class PageTests(PageTestCase):
             "#evaluate?repository%5Burl%5D=http%3A%2F%2Fh%2F&commit_oid=12&evaluator_cmd=a+b",
             await self.browser.script("return link.textContent"),
         )
-
-    async def test_refused(self) -> None:
-        """What the server refuses is said beside the field, which has the focus then."""
-        self.expected = ("400 (Bad Request)",)
-        await self.fill("true", "../elsewhere")
-        await self.browser.click("#submit")
-        await self.browser.shows("#form-error", "directory")
-        active = "return [document.activeElement.name, document.activeElement.ariaInvalid]"
-        self.assertEqual(await self.browser.script(active), ["directory", "true"])
-        self.assertEqual(await self.browser.violations(), [])
 
     async def test_a_file_that_has_changed(self) -> None:
         """A browser does not read it any more; the page says so instead of trying again."""

@@ -145,13 +145,6 @@ class SmallBufferTests(DaemonTestCase):
             joined(await self.client.follow(identifier)), [f"{LINE}\n" * 5000 + "end\n"]
         )
 
-    async def test_what_an_ended_evaluator_left_in_the_pipe_is_read(self) -> None:
-        """A run that ended while its output still waited in the pipe loses none of it."""
-        for lines in (50, 80, 100, 200, 600, 2500):
-            identifier = await self.begin(f"yes {LINE} | head -n {lines}")
-            events = await self.client.follow(identifier)
-            self.assertEqual(joined(events), [f"{LINE}\n" * lines], lines)
-
 
 class UnreadTests(DaemonTestCase):
     """One place to run, and little patience with readers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from unittest import SkipTest
 
 from twisted.trial.unittest import TestCase
 
+from tests.cases.certificates import make_certificate
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
 from tests.integration.harness import (
@@ -233,15 +233,6 @@ class DropTests(RootTestCase):
             self.assert_dropped(process.pid)
             await self.stop(process)
 
-    def test_refused(self) -> None:
-        """No user, none of that name, root by its name: each is told, and nothing is made."""
-        self.assertIn("adduser", self.refused(settings=""))
-        for name in ("no-such-user", pwd.getpwuid(0).pw_name):
-            said = self.refused(settings=f"[service]\nuser = '{name}'")
-            self.assertIn("service.user", said)
-            self.assertIn(f"'{name}'", said)
-        self.assertFalse(self.state.exists() or self.cache.exists())
-
     async def test_tokens(self) -> None:
         """A file of tokens that only root can read does, once; the log says so, twice."""
         token, line = new_token("alice")
@@ -268,17 +259,7 @@ class PythonTests(RootTestCase):
 
     async def test_imports(self) -> None:
         """From the drop to the end no module is looked for: evaluations, errors, HTTPS, SIGHUP."""
-        certificate = self.folder / "certificate.pem"
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-batch", "-days=2"),
-                *("-keyout", str(certificate), "-out", str(self.folder / "public.pem")),
-            ],
-            check=True,
-            capture_output=True,
-        )
-        with certificate.open("a") as both:
-            both.write((self.folder / "public.pem").read_text())
+        certificate = make_certificate(self.folder, "localhost")
         port = free_port()
         process = self.start(
             f"--listen=ssl:{port}:interface=127.0.0.1:privateKey={certificate}",
@@ -322,21 +303,6 @@ class DirectoriesTests(RootTestCase):
         """Return whose a directory is, and all in it."""
         return {path.lstat().st_uid for path in (directory, *directory.rglob("*"))}
 
-    async def test_made(self) -> None:
-        """Root makes what only it can, and all of it is the user's."""
-        self.cache.mkdir()  # empty: as an operator makes one
-        process = self.start()
-        await self.ready(process)
-        for directory in (self.state, self.cache):
-            self.assertEqual(self.owners(directory), {self.user.pw_uid})
-        self.assertEqual(self.state.stat().st_mode & 0o777, 0o700)
-        key = (self.state / "key").read_bytes()
-        await self.stop(process)
-        process = self.start()
-        await self.ready(process)
-        await self.stop(process)
-        self.assertEqual((self.state / "key").read_bytes(), key)
-
     async def test_of_root(self) -> None:
         """What an earlier daemon of root left is refused with the remedy, which helps."""
         for part in ("state/evaluations/old", "state/uploads", "cache/repositories/old"):
@@ -349,12 +315,6 @@ class DirectoriesTests(RootTestCase):
         await self.ready(process)
         self.assertEqual(list((self.state / "evaluations").iterdir()), [])
         await self.stop(process)
-
-    def test_parts_of_root(self) -> None:
-        """A part of root's in a directory of the user's is refused, too."""
-        os.chown(_made(self.state), self.user.pw_uid, self.user.pw_gid)
-        _made(self.state / "evaluations")
-        self.assertIn(f"{self.state}/evaluations belongs to root", self.refused())
 
     async def test_links_within(self) -> None:
         """Links that the user has put into its state lead root to nothing of root's."""
@@ -379,17 +339,6 @@ class DirectoriesTests(RootTestCase):
             self.assertEqual(self.owners(precious) | self.owners(secret), {0})
             self.assertEqual(secret.read_text(), "x" * 32)
             self.assertTrue((precious / "thing").exists())
-
-    def test_links_on_the_way(self) -> None:
-        """Through a folder of the user's root makes nothing, wherever a link there leads."""
-        target = _made(self.folder / "target")
-        home = temporary_folder()
-        self.addCleanup(shutil.rmtree, home)
-        (home / "here").symlink_to(target)
-        for self.state in (home / "here" / "state", home / "here"):
-            self.assertIn("install -d", self.refused())
-            self.assertEqual(list(target.iterdir()), [])
-            self.assertEqual(target.stat().st_uid, 0)
 
 
 def _made(directory: Path) -> Path:

@@ -91,25 +91,6 @@ class StartupTests(TestCase):
         for path in (self.folder / "missing.toml", self.folder):
             self.assertIn(str(path), self.refused("--config", str(path)))
 
-    def test_a_state_that_cannot_be_written_stops_the_start(self) -> None:
-        """Where the directories cannot be made, the message names them."""
-        (self.folder / "file").write_text("in the way")
-        self.environment["STATE_DIRECTORY"] = str(self.folder / "file" / "state")
-        self.assertIn(str(self.folder / "file"), self.refused())
-
-    async def test_a_second_daemon_on_the_same_state_stops_its_start(self) -> None:
-        """Two daemons do not share a state or a cache; the first one is not disturbed."""
-        first = Daemon()
-        self.addCleanup(first.remove)
-        first.start()
-        await first.ready()
-        for name, path in (("STATE_DIRECTORY", first.state), ("CACHE_DIRECTORY", first.cache)):
-            self.environment[name] = str(path)
-            self.assertIn(str(path), self.refused())
-            del self.environment[name]
-        await first.ready()
-        await first.stop()
-
     async def test_nothing_configured_works(self) -> None:
         """State and cache lie in the XDG folders, and `https` is all that is fetched over."""
         await self.serve(f"--listen=tcp:{(port := free_port())}:interface=127.0.0.1", port=port)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from operator import le
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from tawebeval.sandbox.probe import TREE_COPY_WARNING
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.processes import alive, children, new_word, processes
-from tests.integration.unprivileged import give
 
 LOOK = r"""
 import os, sys
@@ -134,13 +132,6 @@ class WritableTreeCase:
         contents = [event["content_base64"] for event in data(events)]
         self.assertEqual(contents, ["bWluZQo=", "YW4gZXZhbHVhdG9yCg=="])
 
-    async def test_a_checkout_that_is_gone(self) -> None:
-        """One that somebody has removed is made anew."""
-        before = await self.look()
-        for checkout in self.checkouts():
-            shutil.rmtree(checkout)
-        self.assertEqual(await self.look(), before)
-
 
 async def launchers(daemon: Daemon) -> list[int]:
     """Return a daemon's processes that start evaluators, as soon as there are two."""
@@ -239,39 +230,3 @@ class RestartTests(DaemonTestCase):
             await until(lambda word=word: not processes(word), "its evaluators have ended")
         self.daemon.start()
         await self.daemon.ready()
-
-    async def test_killed(self) -> None:
-        """After a kill nothing is started; the next daemon has the checkouts that are whole."""
-        for name in ("a", "b"):
-            self.repository.write(name, name)
-        self.commit = self.repository.commit()
-        await self.begin_and_wait("echo ready; exec sleep 600")
-        repositories = self.daemon.cache / "repositories"
-        (checkout,) = (file.parent for file in repositories.glob("*.tree/a"))
-        starting = await launchers(self.daemon)
-        await self.daemon.kill()
-        await until(lambda: not any(map(alive, starting)), "they have ended with the daemon")
-        half_made = repositories / f"{checkout.name}.new7" / "tree"
-        half_made.mkdir(parents=True)
-        for path in (half_made.parent, half_made):
-            give(path)
-        number = checkout.stat().st_ino
-        self.daemon.start()
-        await self.daemon.ready()
-        self.assertEqual(text(await self.run_command("cat a b")), "ab")
-        self.assertEqual(
-            [path.stat().st_ino for path in repositories.glob("*.tree") if (path / "a").exists()],
-            [number],
-        )
-        self.assertEqual(list(repositories.glob("*.new*")), [])
-
-    async def test_damaged(self) -> None:
-        """A checkout that has lost something while no daemon ran is made anew."""
-        await self.run_command("true")
-        await self.daemon.stop()
-        for checkout in (self.daemon.cache / "repositories").glob("*.tree"):
-            (checkout / "README").write_text("")
-        self.daemon.start()
-        await self.daemon.ready()
-        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
-        await self.daemon.logged("is damaged; removing it")

@@ -41,8 +41,8 @@ from tawebeval.web.server.transport import (
     WriteThroughUnixServer,
     set_tcp_user_timeout,
 )
+from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
-from tests.integration.receivers import make_certificate
 
 TCP = "tcp:0:interface=127.0.0.1"
 KERNEL = 4096  # bytes that the kernel is asked to keep; it keeps about twice as many
@@ -377,7 +377,8 @@ class EndpointTests(TestCase):
         """TLS from the beginning, and TLS begun on a connection, which then sends no clear text."""
         folder = Path(self.mktemp())
         folder.mkdir()
-        certificate, _ = make_certificate("localhost", folder)
+        file = make_certificate(folder, "localhost")
+        certificate = ssl.PrivateCertificate.loadPEM(file.read_bytes())
         options = ssl.optionsForClientTLS("localhost", certificate)
         await self.check(
             SSL4ServerEndpoint(reactor, 0, certificate.options(), interface="127.0.0.1"),
