@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, structs
 
 from tawebeval.core.evaluator_environment import is_reserved_variable
 from tawebeval.core.form import (
-    DEFAULT_ENVIRONMENT,
+    DEFAULT_ENVIRONMENT_NAME,
     FIELD_NAME_PATTERN,
     PROBLEM_NAME_PATTERN,
     SubmissionFile,
@@ -27,7 +27,7 @@ from tawebeval.core.form import (
     parse_form,
 )
 from tawebeval.core.forwarded_headers import UNIX_SOCKET_KEYWORD, TrustedProxies
-from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.hosts import parse_server_address
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
 from tawebeval.core.limits import (
     LIMIT_UNITS,
@@ -199,7 +199,7 @@ def _check_peer(name: str, url: str) -> None:
                 "should be a URL such as 'http://192.0.2.1:8080' or 'https://b.example.org/judge',"
                 " without user, query or a slash at the end"
             )
-        parse_url_server(url)
+        parse_server_address(url)
     except ValueError as error:
         shown = "the URL" if "@" in url else f"{url!r:.80}"
         raise ValueError(f".peers.{name}: {shown} {error}") from None
@@ -843,9 +843,9 @@ _PROBLEM_KEYS = {
 
 
 def _check_environments(configuration: Configuration) -> None:
-    if DEFAULT_ENVIRONMENT in configuration.environments:
+    if DEFAULT_ENVIRONMENT_NAME in configuration.environments:
         raise ConfigurationError(
-            f"environments.{DEFAULT_ENVIRONMENT}: the name of the machine's own programs",
+            f"environments.{DEFAULT_ENVIRONMENT_NAME}: the name of the machine's own programs",
             "choose another name",
         )
     if configuration.environments and configuration.sandbox.kind == "none":

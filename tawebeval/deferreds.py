@@ -33,7 +33,7 @@ from twisted.python.threadpool import ThreadPool
 
 from tawebeval.errors import EvaluationFailure
 
-UNLIMITED_QUEUE = 2**62
+UNLIMITED_WAITERS = 2**62
 """Number of waiters of a queue whose waiters are bounded by something else."""
 
 _BATCH = 100  # calls that a thread makes one after the other

@@ -38,7 +38,7 @@ from twisted.web.iweb import (
 )
 from zope.interface import implementer
 
-from tawebeval.core.hosts import IPAddress, UrlServer
+from tawebeval.core.hosts import IPAddress, ServerAddress
 from tawebeval.errors import TawebevalError
 
 MAX_RESPONSE_BYTES = 64 * 1024
@@ -139,7 +139,7 @@ class PinnedAgent:
     _reactor: Any
     _tls_policy: IPolicyForHTTPS
     _lifetime: float
-    _target: UrlServer
+    _target: ServerAddress
     _address: IPAddress
     _limit: ResponseSizeLimit = attrs.field(factory=ResponseSizeLimit)
 

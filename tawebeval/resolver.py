@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.logger import Logger
 
-from tawebeval.core.hosts import HostPolicy, IPAddress, UrlServer
+from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, make_one_shot_event
 from tawebeval.errors import ForbiddenHost, TawebevalError
 
@@ -108,25 +108,27 @@ class CheckedResolver:
     _resolver: Resolver
     _clock: Any
 
-    def check_host(self, target: UrlServer) -> None:
+    def check_host(self, server: ServerAddress) -> None:
         """Check the host of a URL before the look-up. Raises: ForbiddenHost."""
-        self._policy.check_host(target)
+        self._policy.check_host(server)
 
-    async def find_address(self, target: UrlServer, timeout: float = LOOKUP_TIMEOUT) -> IPAddress:
+    async def find_address(
+        self, server: ServerAddress, timeout: float = LOOKUP_TIMEOUT
+    ) -> IPAddress:
         """Return the address to connect to, within `timeout` seconds.
 
         Raises: ForbiddenHost, UnknownHost, LookupFailed.
         """
-        self.check_host(target)
+        self.check_host(server)
         addresses = (
-            [target.ip_address] if target.ip_address else await self._look_up(target.host, timeout)
+            [server.ip_address] if server.ip_address else await self._look_up(server.host, timeout)
         )
         try:
-            return self._policy.choose_address(target, addresses)
+            return self._policy.choose_address(server, addresses)
         except ForbiddenHost:
             log.info(
                 "the host {host} is refused for its addresses: {addresses}",
-                host=target.host,
+                host=server.host,
                 addresses=addresses,
             )
             raise

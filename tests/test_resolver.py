@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import HostPolicy, IPAddress, parse_url_server
+from tawebeval.core.hosts import HostPolicy, IPAddress, parse_server_address
 from tawebeval.resolver import CheckedResolver, LookupFailed, SystemResolver, UnknownHost
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import SlowThreads
@@ -24,7 +24,7 @@ class AddressesTests(SynchronousTestCase):
 
     def find(self, answer: list[str] | Exception) -> Deferred[IPAddress]:
         """Look a host up, which is answered so."""
-        target = parse_url_server("https://example.org/x")
+        target = parse_server_address("https://example.org/x")
         assert target is not None
         addresses = CheckedResolver(HostPolicy(), FakeResolver(answer), Clock())
         return Deferred.fromCoroutine(addresses.find_address(target))

@@ -31,7 +31,7 @@ def record(store: Store) -> None:
 
 def check(archive: DiskArchive) -> None:
     """Refuse figures of a recording that was given up."""
-    assert not archive.loss_counts.total(), archive.loss_counts
+    assert not archive.loss_counts_by_reason.total(), archive.loss_counts_by_reason
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def fill_in_event_times(lines: bytes) -> bytes:
     return b"".join((*parts, lines[position:].replace(b"}\n", time)))
 
 
-def encode_header(identifier: str, caller: str) -> bytes:
+def encode_header_frame(identifier: str, caller: str) -> bytes:
     """Return the first frame of a file."""
     line = {"archive": ARCHIVE_FORMAT_VERSION, "evaluation_id": identifier, "caller": caller}
     return compress_frame(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))

@@ -102,8 +102,8 @@ def make_zero_loss_counts() -> Counter[RecordingLossReason]:
 class DiskArchive:
     """The archive of `store`, which `_writer`, a pool of one thread, writes to.
 
-    `archived_count` and `loss_counts` count evaluations that were archived or not. `queued_bytes`
-    are the bytes of memory that events wait in.
+    `archived_count` and `loss_counts_by_reason` count evaluations that were archived or not.
+    `queued_bytes` are the bytes of memory that events wait in.
     """
 
     store: ArchiveStore
@@ -113,7 +113,7 @@ class DiskArchive:
     _format_time: Callable[[float], str]
     queued_bytes: int = 0
     archived_count: int = 0
-    loss_counts: Counter[RecordingLossReason] = attrs.field(factory=make_zero_loss_counts)
+    loss_counts_by_reason: Counter[RecordingLossReason] = attrs.field(factory=make_zero_loss_counts)
     _recordings: dict[str, _Recording] = attrs.field(factory=dict)
     _changed: dict[str, _Recording] = attrs.field(factory=dict)
     _held: dict[str, _Recording] = attrs.field(factory=dict)
@@ -180,7 +180,7 @@ class DiskArchive:
         `on_written` is called when more events are on the disk.
         """
         if not self.is_enabled or self._is_stalled:
-            self.loss_counts["queue" if self.is_enabled else "disk"] += 1
+            self.loss_counts_by_reason["queue" if self.is_enabled else "disk"] += 1
             return
         recording = _Recording(identifier, caller, ring, allocation, on_written=on_written)
         self._recordings[identifier] = recording
@@ -343,7 +343,7 @@ class DiskArchive:
             reason=reason,
             why=message,
         )
-        self.loss_counts[reason] += 1
+        self.loss_counts_by_reason[reason] += 1
         recording.loss = reason
         recording.ring.on_append = None
         recording.events = []

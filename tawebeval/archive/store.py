@@ -31,7 +31,7 @@ from tawebeval.archive.files import (
     DamagedArchiveFile,
     UnsupportedArchiveFormat,
     add_time_to_first_event,
-    encode_header,
+    encode_header_frame,
     rename_durably,
 )
 from tawebeval.archive.index import (
@@ -368,7 +368,7 @@ class ArchiveStore:
         size = sum(len(batch.lines) for batch in batches)
         if self.usage.spooled_bytes + size > self.settings.max_bytes:
             raise RecordingLost("size", "recordings take up archive.size")
-        header = encode_header(work.identifier, work.caller)
+        header = encode_header_frame(work.identifier, work.caller)
         if work.recording_end is None:
             if batches:
                 recording.write_events(batches, header)

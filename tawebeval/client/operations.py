@@ -41,7 +41,7 @@ from tawebeval.client.http import (
     parse_response,
 )
 from tawebeval.client.settings import ClientSettings
-from tawebeval.core.backoff import Backoff, RequestOutcome, classify_status, parse_retry_after
+from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
 
 _WAIT = 25  # seconds for which the server may hold a request for events
 _TIMEOUT = 30.0  # seconds for an answer beyond `_WAIT`
@@ -121,7 +121,7 @@ def _send_request(
         asked = 0.0
         outcome = yield from _attempt(client, request)
         if isinstance(outcome, Response):
-            meaning = classify_status(outcome.status)
+            meaning = classify_http_status(outcome.status)
             if meaning is RequestOutcome.ACCEPTED:
                 parsed = parse_response(outcome, parse)
                 if not isinstance(parsed, RequestFailure):

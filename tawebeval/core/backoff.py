@@ -21,7 +21,7 @@ class RequestOutcome(Enum):
     RETRY = "retry"
 
 
-def classify_status(status: int) -> RequestOutcome:
+def classify_http_status(status: int) -> RequestOutcome:
     """Return the verdict for a status code.
 
     Redirects count as refusals: a request never reaches a server that its sender did not name.

@@ -37,7 +37,7 @@ import attrs
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import ServerBusy
 
-PARSER_TURN_BYTES = 512 * 1024  # bytes that one turn of a parser brings, more or less
+TYPICAL_PARSED_BYTES_PER_TURN = 512 * 1024  # bytes that one turn of a parser brings, more or less
 
 _MEMORY = 32 * 2**20  # bytes of forms that may wait for the disk
 _RETRY_AFTER = 30  # seconds
@@ -79,7 +79,7 @@ class RingBudget:
         self._is_resuming = False
 
     @property
-    def ring_limit(self) -> int:
+    def max_ring_bytes(self) -> int:
         """Size in bytes from which a ring is full now."""
         reserved = min(self._reserved, self._total - self.used_bytes)
         return max(1, min(self._per_ring, self._common - self.used_bytes), reserved)
@@ -100,12 +100,14 @@ class RingBudget:
             caller != ANONYMOUS_CALLER and 0 < self._per_caller <= self.used_bytes_by_caller[caller]
         )
 
-    def call_when_quota_available(self, caller: str, call: Callable[[], object]) -> None:
-        """Make a call, later, once a caller whose share is used holds less than its share again.
+    def call_when_quota_available(
+        self, caller: str, on_quota_available: Callable[[], object]
+    ) -> None:
+        """Call `on_quota_available`, later, once a caller holds less than its share again.
 
-        The call replaces an earlier call for the same caller that was not made yet.
+        It replaces an earlier one for the same caller that was not called yet.
         """
-        self._on_relief[caller] = call
+        self._on_relief[caller] = on_quota_available
 
     def allocate_ring(
         self,
@@ -141,7 +143,7 @@ class RingBudget:
             self._call_later(self._resume)
 
     def _has_room(self) -> bool:
-        return bool(self._waiting) and self._waiting[0].used_bytes < self.ring_limit
+        return bool(self._waiting) and self._waiting[0].used_bytes < self.max_ring_bytes
 
     def _resume(self) -> None:
         """Resume as many rings as can print into the free bytes; later turns resume the others.
@@ -150,7 +152,7 @@ class RingBudget:
         many turns to stop as there are rings.
         """
         self._is_resuming = False
-        for _ in range(1 + max(0, self._common - self.used_bytes) // PARSER_TURN_BYTES):
+        for _ in range(1 + max(0, self._common - self.used_bytes) // TYPICAL_PARSED_BYTES_PER_TURN):
             if not self._has_room():
                 return
             self._waiting.pop(0).mark_not_full()
@@ -158,15 +160,15 @@ class RingBudget:
 
 
 def _order(ring: RingAllocation) -> tuple[int, int]:
-    return ring.used_bytes, ring.allocation_number
+    return ring.used_bytes, ring.allocation_id
 
 
 @attrs.define(eq=False)
 class RingAllocation:
     """Part of the budget that one ring holds: `used_bytes` in bytes.
 
-    `bytes_beside_ring` are stored beside the ring: they count for the caller, but do not fill
-    the ring. `allocation_number` is unique in the budget.
+    `bytes_outside_ring` are stored beside the ring: they count for the caller, but do not fill
+    the ring. `allocation_id` is unique in the budget.
 
     While `is_full`, the ring is to take no more events. `on_full()` is called when this begins, and
     may discard events; `on_room()` is called when this ends. `is_archive_behind` has the same
@@ -174,21 +176,21 @@ class RingAllocation:
     """
 
     _budget: RingBudget
-    allocation_number: int
+    allocation_id: int
     caller: str
     _on_full: Callable[[], object]
     _on_room: Callable[[], object]
     used_bytes: int = 0
-    bytes_beside_ring: int = 0
+    bytes_outside_ring: int = 0
     is_full: bool = False
     is_archive_behind: bool = False
     _is_limited: bool = True
     _is_released: bool = False
 
     @property
-    def limit(self) -> int:
+    def max_ring_bytes(self) -> int:
         """Size in bytes from which the ring is full now."""
-        return self._budget.ring_limit
+        return self._budget.max_ring_bytes
 
     def set_used_bytes(self, size: int) -> None:
         """Set the size of the ring in bytes; freed bytes may resume this ring and others."""
@@ -199,7 +201,7 @@ class RingAllocation:
         if was_full:
             self._budget.remove_full_ring(self)
         has_shrunk, self.used_bytes = size < self.used_bytes, size
-        self.is_full = self._is_limited and size >= self.limit
+        self.is_full = self._is_limited and size >= self.max_ring_bytes
         if self.is_full:
             self._budget.add_full_ring(self)
         if has_shrunk:
@@ -209,10 +211,10 @@ class RingAllocation:
         elif self.is_full and not was_full:
             self._on_full()
 
-    def set_bytes_beside_ring(self, size: int) -> None:
+    def set_bytes_outside_ring(self, size: int) -> None:
         """Set the number of bytes that are stored beside the ring."""
-        self._budget.add_used_bytes(self.caller, size - self.bytes_beside_ring)
-        has_shrunk, self.bytes_beside_ring = size < self.bytes_beside_ring, size
+        self._budget.add_used_bytes(self.caller, size - self.bytes_outside_ring)
+        has_shrunk, self.bytes_outside_ring = size < self.bytes_outside_ring, size
         if has_shrunk:
             self._budget.resume_full_rings()
 
@@ -232,7 +234,7 @@ class RingAllocation:
         """Free all bytes: the ring is gone."""
         self._drop_callbacks()
         self._is_limited = False
-        self.set_bytes_beside_ring(0)
+        self.set_bytes_outside_ring(0)
         self.set_used_bytes(0)
         self._is_released = True
 
@@ -248,14 +250,14 @@ class RingAllocation:
 
 @attrs.define
 class UploadBudget:
-    """Counter of the bytes of forms; `stored_bytes` never exceeds `limit`.
+    """Counter of the bytes of forms; `stored_bytes` never exceeds `max_bytes`.
 
     `unwritten_bytes` counts the bytes that are not yet written to the disk.
     `discard_kept_submissions(size)` gives back at least `size` bytes of submissions that are only
     kept, and returns True; it gives back nothing, and returns False, if they are too few.
     """
 
-    limit: int
+    max_bytes: int
     discard_kept_submissions: Callable[[int], bool] = lambda _: False
     stored_bytes: int = 0
     unwritten_bytes: int = 0
@@ -267,7 +269,7 @@ class UploadBudget:
 
     def check_space(self, size: int) -> None:
         """Raise ServerBusy if `size` bytes would not fit, after kept submissions are discarded."""
-        excess = self.stored_bytes + size - self.limit
+        excess = self.stored_bytes + size - self.max_bytes
         if excess > 0 and not self.discard_kept_submissions(excess):
             raise ServerBusy(
                 "the disk space for uploads is used up (limits.uploads); try again later",

@@ -24,7 +24,7 @@ class Submodule:
 class Commit:
     """A commit and its tree, by their OIDs.
 
-    The tree has `file_count` files of `size` bytes together. `has_attributes`: it has a file
+    The tree has `file_count` files of `size` bytes together. `has_gitattributes`: it has a file
     `.gitattributes`; False for a commit that has a marker.
     """
 
@@ -33,7 +33,7 @@ class Commit:
     file_count: int = 0
     size: int = 0
     submodules: Sequence[Submodule] = ()
-    has_attributes: bool = attrs.field(default=False, eq=False)
+    has_gitattributes: bool = attrs.field(default=False, eq=False)
 
 
 @attrs.frozen

@@ -62,9 +62,9 @@ class Histogram:
 class EvaluationCounters:
     """Counters of evaluations.
 
-    `count_by_state` counts evaluations by their present state, `ended_by_reason` by the state and
-    the reason at their end; the reason of FINISHED is empty. `durations_by_state` has the seconds
-    spent in each state before the end.
+    `count_by_state` counts evaluations by their present state, `ended_counts_by_state_and_reason`
+    by the state and the reason at their end; the reason of FINISHED is empty. `durations_by_state`
+    has the seconds spent in each state before the end.
 
     `latest_fault` has the time in seconds and the message if the latest evaluation to end was lost
     by a fault of this machine, else None.
@@ -73,7 +73,7 @@ class EvaluationCounters:
     count_by_state: Counter[EvaluationState] = attrs.field(
         factory=lambda: Counter(dict.fromkeys(EvaluationState, 0))
     )
-    ended_by_reason: Counter[tuple[str, str]] = attrs.field(
+    ended_counts_by_state_and_reason: Counter[tuple[str, str]] = attrs.field(
         factory=lambda: Counter(dict.fromkeys(_ENDS, 0))
     )
     durations_by_state: dict[str, Histogram] = attrs.field(
@@ -91,11 +91,11 @@ class EvaluationCounters:
         """Number of evaluations accepted since the daemon's start."""
         return self.count_by_state.total() - self.restored_count
 
-    def record_accepted(self) -> None:
+    def record_accepted_evaluation(self) -> None:
         """Count an accepted evaluation."""
         self.count_by_state[EvaluationState.QUEUED] += 1
 
-    def record_restored(self, state: EvaluationState) -> None:
+    def record_restored_evaluation(self, state: EvaluationState) -> None:
         """Count an evaluation that an earlier process of the daemon has accepted."""
         self.restored_count += 1
         self.count_by_state[state] += 1
@@ -117,7 +117,7 @@ class EvaluationCounters:
             return
         self.durations_by_state[before].record_value(seconds)
         if after.has_ended:
-            self.ended_by_reason[after, reason] += 1
+            self.ended_counts_by_state_and_reason[after, reason] += 1
 
 
 @attrs.define(eq=False)

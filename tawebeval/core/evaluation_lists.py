@@ -24,10 +24,10 @@ import orjson
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN
 from tawebeval.errors import InvalidCursor
 
-START_ID_BYTES = 5
-"""Random bytes in the cursors of lists: a daemon refuses those of an earlier start."""
+DAEMON_START_ID_BYTES = 5
+"""Random bytes in the cursors of lists: a daemon refuses cursors of an earlier start."""
 
-_CURSOR_PATTERN = rf"([0-9a-f]{{{2 * START_ID_BYTES}}})-([1-9][0-9]{{0,17}})"
+_CURSOR_PATTERN = rf"([0-9a-f]{{{2 * DAEMON_START_ID_BYTES}}})-([1-9][0-9]{{0,17}})"
 _CURSOR = re.compile(_CURSOR_PATTERN)
 _PLACE = re.compile(rf"({DAEMON_NAME_PATTERN})(?:-({_CURSOR_PATTERN}))?")
 
@@ -36,25 +36,25 @@ _PLACE = re.compile(rf"({DAEMON_NAME_PATTERN})(?:-({_CURSOR_PATTERN}))?")
 class ListCursor:
     """Place in the list of one daemon: after the evaluation of this sequence number.
 
-    `start_id` identifies the daemon's start, in hexadecimal.
+    `daemon_start_id` identifies the daemon's start, in hexadecimal.
     """
 
-    start_id: str
+    daemon_start_id: str
     sequence_number: int
 
     def __str__(self) -> str:
-        return f"{self.start_id}-{self.sequence_number}"
+        return f"{self.daemon_start_id}-{self.sequence_number}"
 
 
 def parse_list_cursor(text: str) -> ListCursor:
     """Return the list cursor of a query. Raises: InvalidCursor."""
     found = _CURSOR.fullmatch(text)
     if found is None:
-        raise make_cursor_error(text)
+        raise make_invalid_cursor_error(text)
     return ListCursor(found[1], int(found[2]))
 
 
-def make_cursor_error(text: str) -> InvalidCursor:
+def make_invalid_cursor_error(text: str) -> InvalidCursor:
     """Return the error about a list cursor that cannot be used."""
     return InvalidCursor(
         f"after: {text[:80]!r} is not a cursor of this list, or it is from before the daemon's"
@@ -79,7 +79,7 @@ class MergedListCursor:
         for part in text.split("_") if text else ():
             place = _PLACE.fullmatch(part)
             if place is None or place[1] not in names or place[1] in places:
-                raise make_cursor_error(text)
+                raise make_invalid_cursor_error(text)
             places[place[1]] = place[2]
         return cls(places)
 

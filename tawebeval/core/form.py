@@ -13,14 +13,14 @@ import attrs
 import msgspec
 
 from tawebeval.core import text
-from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.hosts import parse_server_address
 from tawebeval.core.limits import LIMIT_UNITS, ChosenLimits, LimitRange, parse_limits
 from tawebeval.core.text import get_base_name
 from tawebeval.errors import InvalidField
 
 MAX_SEED = 2**31 - 1
 MAX_CLONE_DEPTH = 2**31 - 2  # one more means "everything" to git
-MAX_SHOWN_COMMAND_LENGTH = 1024
+MAX_TRUNCATED_COMMAND_BYTES = 1024
 """Bytes of `evaluator_cmd` that are kept for the status after the evaluator's start."""
 
 MAX_FIELD_NAME_LENGTH = 251  # characters; NAME.txt is a file's name
@@ -31,7 +31,7 @@ _SUBMISSION = re.compile(rf"submission\[({FIELD_NAME_PATTERN})\]")
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# A URL of RFC 3986 without a fragment; `parse_url_server` checks the host.
+# A URL of RFC 3986 without a fragment; `parse_server_address` checks the host.
 _CALLBACK = re.compile(
     r"https?://[A-Za-z0-9._~:\[\]-]+([/?]([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)?"
 )
@@ -60,7 +60,7 @@ TEXT_FIELD_SIZE_LIMITS: Mapping[str, int | None] = {
 `limits.field` bounds all of them; None stands for no other limit.
 """
 
-DEFAULT_ENVIRONMENT = "default"
+DEFAULT_ENVIRONMENT_NAME = "default"
 """The name of the environment of requests that choose none: the machine's own programs."""
 
 PROBLEM_NAME_PATTERN = r"[a-z0-9][a-z0-9_.-]{0,63}"
@@ -131,17 +131,19 @@ class EvaluationRequest:
     problem: str | None = None
 
     @property
-    def shown_command(self) -> str:
+    def truncated_command(self) -> str:
         """Beginning of the command, as the status document shows it."""
         command = self.evaluator_cmd.encode()
-        return command[: text.find_character_boundary(command, MAX_SHOWN_COMMAND_LENGTH)].decode()
+        return command[
+            : text.find_character_boundary(command, MAX_TRUNCATED_COMMAND_BYTES)
+        ].decode()
 
     def drop_start_only_fields(self) -> EvaluationRequest:
         """Return the request without the fields that only the evaluator's start needs."""
         return attrs.evolve(
             self,
             repository=attrs.evolve(self.repository, depth=None),
-            evaluator_cmd=self.shown_command,
+            evaluator_cmd=self.truncated_command,
             submission=(),
             callback_url=None,
             limits={},
@@ -185,24 +187,24 @@ def unpack_request(packed: bytes) -> EvaluationRequest:
     return msgspec.msgpack.decode(packed, type=EvaluationRequest)
 
 
-class RequestLabels(msgspec.Struct):
-    """The part of a packed request that lists read."""
+class ProblemAndLabels(msgspec.Struct):
+    """Problem and labels of a packed request, which lists read."""
 
     metadata: dict[str, str]
     problem: str | None
 
 
-def unpack_labels(packed: bytes) -> RequestLabels:
-    """Return the labels of a packed request, faster than `unpack_request`."""
-    return msgspec.msgpack.decode(packed, type=RequestLabels)
+def unpack_problem_and_labels(packed: bytes) -> ProblemAndLabels:
+    """Return problem and labels of a packed request, faster than `unpack_request`."""
+    return msgspec.msgpack.decode(packed, type=ProblemAndLabels)
 
 
-PROBLEM_FORM_FIELDS = frozenset({"callback_url", "metadata"})
+PERMITTED_PROBLEM_FORM_FIELDS = frozenset({"callback_url", "metadata"})
 """The fields that are no files, without a part in brackets, that a form for a problem may have.
 
 Not the seed: who chooses it may know the test cases."""
 
-RERUN_FORM_FIELDS = PROBLEM_FORM_FIELDS | {"seed", "limits", "commit_oid"}
+PERMITTED_RERUN_FORM_FIELDS = PERMITTED_PROBLEM_FORM_FIELDS | {"seed", "limits", "commit_oid"}
 """The same for the form of a rerun, unless the token is restricted to problems."""
 
 
@@ -211,11 +213,11 @@ class FormPreset:
     """What the daemon knows about a form before the form arrives.
 
     `preset_values` are the values of fields that are no files; the form replaces those that it has.
-    `permitted_text_fields` are the fields that the form may have, as in `PROBLEM_FORM_FIELDS`;
-    None: any known field. `submission_field_names` are the names of the files that the form must
-    have, empty for any, None for no files. `preset_origin` names in messages what sets all other
-    fields. `problem` is as in `EvaluationRequest`. `permits_callback` is whether the form may have
-    a `callback_url`.
+    `permitted_text_fields` are the fields that the form may have, as in
+    `PERMITTED_PROBLEM_FORM_FIELDS`; None: any known field. `submission_field_names` are the names
+    of the files that the form must have, empty for any, None for no files. `preset_origin` names in
+    messages what sets all other fields. `problem` is as in `EvaluationRequest`. `permits_callback`
+    is whether the form may have a `callback_url`.
     """
 
     preset_origin: str = ""
@@ -387,10 +389,10 @@ def _labels(fields: Mapping[str, str]) -> Mapping[str, str]:
 
 def parse_environment_name(name: str, known: Collection[str]) -> str | None:
     """Return the name of an environment; None for the default. Raises InvalidField."""
-    if name in ("", DEFAULT_ENVIRONMENT):
+    if name in ("", DEFAULT_ENVIRONMENT_NAME):
         return None
     if name not in known:
-        allowed = ", ".join((DEFAULT_ENVIRONMENT, *known))
+        allowed = ", ".join((DEFAULT_ENVIRONMENT_NAME, *known))
         raise InvalidField("environment", f"no environment {name!r} here; allowed: {allowed}")
     return name
 
@@ -448,7 +450,7 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
         raise ValueError("is not the URL of a repository, such as https://example.org/problems.git")
     if protocol not in protocols:
         raise ValueError(_explain_protocol(url, protocol, protocols))
-    parse_url_server(url)
+    parse_server_address(url)
 
 
 def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:
@@ -499,7 +501,7 @@ def _callback_url(url: str) -> str | None:
             name, "is not an http or https URL of ASCII characters without a fragment"
         )
     try:
-        parse_url_server(url)
+        parse_server_address(url)
     except ValueError as error:
         raise InvalidField(name, str(error)) from None
     return url

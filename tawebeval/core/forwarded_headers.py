@@ -114,7 +114,7 @@ def canonicalize_address(address: str) -> str:
     return str((isinstance(found, IPv6Address) and found.ipv4_mapped) or found)
 
 
-def find_client_network(address: str) -> str:
+def compute_address_group(address: str) -> str:
     """Return the group of a client for limits: its IPv4 address, or the /64 of its IPv6 address.
 
     The group of anything else is "".

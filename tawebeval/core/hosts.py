@@ -35,8 +35,8 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 @attrs.frozen
-class UrlServer:
-    """Server of a URL: `host` is a lower-case name, or an address as text.
+class ServerAddress:
+    """Protocol, host and port of a URL. `host` is a lower-case name, or an address as text.
 
     `ip_address` is the parsed address; None for a name.
     """
@@ -61,7 +61,7 @@ class ResolvedGitRemote:
     readable_paths: Sequence[str] = ()
 
 
-def parse_url_server(url: str) -> UrlServer | None:
+def parse_server_address(url: str) -> ServerAddress | None:
     """Return the server of a URL, or None for a local path.
 
     Raises ValueError, with a message for people, for a host that is not in a plain form.
@@ -93,7 +93,7 @@ def parse_local_path(url: str) -> str:
     return path if path.startswith("/") else f"//{path}"
 
 
-def _target(protocol: str, host: str, port: str | None) -> UrlServer:
+def _target(protocol: str, host: str, port: str | None) -> ServerAddress:
     number = int(port) if port else DEFAULT_PORTS.get(protocol, 0)
     if not 0 < number < 2**16:
         raise ValueError("has an invalid port; allowed: 1 to 65535")
@@ -106,12 +106,12 @@ def _target(protocol: str, host: str, port: str | None) -> UrlServer:
             raise ValueError(
                 "has a host that is neither a host name nor an IP address such as 192.0.2.1"
             ) from None
-        return UrlServer(protocol, host, number, None)
+        return ServerAddress(protocol, host, number, None)
     if (address.version == 6) != (bare != host) or "%" in bare:
         raise ValueError(
             "has an IP address in an unusual form; write it as 192.0.2.1 or [2001:db8::1]"
         )
-    return UrlServer(protocol, str(address), number, address)
+    return ServerAddress(protocol, str(address), number, address)
 
 
 def format_address(address: IPAddress) -> str:
@@ -120,32 +120,32 @@ def format_address(address: IPAddress) -> str:
 
 
 def resolve_git_remote(
-    url: str, target: UrlServer, address: IPAddress, ssh_options: Sequence[str] = ()
+    url: str, server: ServerAddress, address: IPAddress, ssh_options: Sequence[str] = ()
 ) -> ResolvedGitRemote:
-    """Return the route on which git reaches `target`, the server of `url`, at `address` only.
+    """Return the route on which git reaches `server`, the server of `url`, at `address` only.
 
     Certificates and host keys are still checked against the name.
     """
     ssh = [SSH_COMMAND, shlex.join(ssh_options)] if ssh_options else [SSH_COMMAND]
-    if target.ip_address is not None:
+    if server.ip_address is not None:
         return ResolvedGitRemote(url, {"GIT_SSH_COMMAND": " ".join(ssh)} if ssh_options else {})
-    if target.protocol in ("http", "https"):
+    if server.protocol in ("http", "https"):
         return ResolvedGitRemote(
             url,
             {
                 "GIT_CONFIG_COUNT": "1",
                 "GIT_CONFIG_KEY_0": "http.curloptResolve",
-                "GIT_CONFIG_VALUE_0": f"{target.host}:{target.port}:{format_address(address)}",
+                "GIT_CONFIG_VALUE_0": f"{server.host}:{server.port}:{format_address(address)}",
             },
         )
-    if target.protocol == "git":
+    if server.protocol == "git":
         path = url.partition("://")[2].partition("/")[2]
         return ResolvedGitRemote(
-            f"git://{format_address(address)}:{target.port}/{path}",
-            {"GIT_OVERRIDE_VIRTUAL_HOST": f"{target.host}:{target.port}"},
+            f"git://{format_address(address)}:{server.port}/{path}",
+            {"GIT_OVERRIDE_VIRTUAL_HOST": f"{server.host}:{server.port}"},
         )
     # The name of the server in known_hosts, where ssh then does not look up the address.
-    alias = target.host if target.port == DEFAULT_PORTS["ssh"] else f"[{target.host}]:{target.port}"
+    alias = server.host if server.port == DEFAULT_PORTS["ssh"] else f"[{server.host}]:{server.port}"
     options = [f"-oHostName={address}", f"-oHostKeyAlias={alias}", "-oCheckHostIP=no"]
     return ResolvedGitRemote(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
 
@@ -186,18 +186,18 @@ class HostPolicy:
         networks = tuple(ip_network(network) for network in self.allowed_private_networks)
         object.__setattr__(self, "_networks", networks)
 
-    def check_host(self, target: UrlServer) -> None:
+    def check_host(self, server: ServerAddress) -> None:
         """Check the host of a URL before it is looked up. Raises ForbiddenHost."""
-        if any(matches_host_pattern(target.host, pattern) for pattern in self.denied_hosts):
-            raise _forbidden(target, f"is denied by {self.settings_section}.deny_hosts")
+        if any(matches_host_pattern(server.host, pattern) for pattern in self.denied_hosts):
+            raise _forbidden(server, f"is denied by {self.settings_section}.deny_hosts")
         if self.allowed_hosts and not any(
-            matches_host_pattern(target.host, pattern) for pattern in self.allowed_hosts
+            matches_host_pattern(server.host, pattern) for pattern in self.allowed_hosts
         ):
-            raise _forbidden(target, f"is not in {self.settings_section}.allow_hosts")
-        if target.ip_address is not None:
-            self.choose_address(target, [target.ip_address])
+            raise _forbidden(server, f"is not in {self.settings_section}.allow_hosts")
+        if server.ip_address is not None:
+            self.choose_address(server, [server.ip_address])
 
-    def choose_address(self, target: UrlServer, addresses: Sequence[IPAddress]) -> IPAddress:
+    def choose_address(self, server: ServerAddress, addresses: Sequence[IPAddress]) -> IPAddress:
         """Return the address to connect to, one of `addresses`. Raises ForbiddenHost.
 
         All addresses must be allowed: a name with a forbidden one among them is an attack.
@@ -206,12 +206,12 @@ class HostPolicy:
             if not self._permits(address):
                 # The message omits the address: it would map a private network for strangers.
                 raise _forbidden(
-                    target,
+                    server,
                     f"has a private address, and {self.settings_section}.private_networks does "
                     "not allow it",
                 )
         if not addresses:
-            raise _forbidden(target, "has no IP address")
+            raise _forbidden(server, "has no IP address")
         return addresses[0]
 
     def _permits(self, address: IPAddress) -> bool:
@@ -227,5 +227,5 @@ def matches_host_pattern(host: str, pattern: str) -> bool:
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
 
-def _forbidden(target: UrlServer, reason: str) -> ForbiddenHost:
-    return ForbiddenHost(f"the host {target.host} {reason}")
+def _forbidden(server: ServerAddress, reason: str) -> ForbiddenHost:
+    return ForbiddenHost(f"the host {server.host} {reason}")

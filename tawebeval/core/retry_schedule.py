@@ -45,7 +45,7 @@ class RetrySchedule:
             self._interval += (now - self._since - self._interval) / self._measured
         self._since = now if are_all_slots_used else None
 
-    def estimate_end_interval(self, now: float) -> float:
+    def estimate_seconds_between_ends(self, now: float) -> float:
         """Return the seconds between two ends; the time since the last one counts if it is long."""
         lasted = 0.0 if self._since is None else now - self._since
         return self._interval + max(0.0, lasted - self._interval) / (self._measured + 1)
@@ -59,7 +59,7 @@ class RetrySchedule:
         If the next free end is over 2 minutes ahead, several clients get the same time, in the
         second of these minutes.
         """
-        interval = self.estimate_end_interval(now) * max(1, caller_count)
+        interval = self.estimate_seconds_between_ends(now) * max(1, caller_count)
         delay = max(0.0, self._planned.get(caller, now) - now) + interval
         if delay > MOST_SECONDS:
             half = MOST_SECONDS / 2

@@ -565,7 +565,7 @@ class SegiParser:
         return False
 
 
-def summarize_events(summary: ResultSummary, batch: EventBatch) -> None:
+def add_results_to_summary(summary: ResultSummary, batch: EventBatch) -> None:
     """Add the results among the values of events, as the parser has done."""
     for value in list_data_payloads(batch):
         if MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES:

@@ -36,7 +36,7 @@ from tawebeval.daemon.startup import (
     open_authentication,
 )
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
-from tawebeval.deferreds import UNLIMITED_QUEUE, FairQueue, WorkerThreads, resolve_run_slot_count
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -399,7 +399,7 @@ def _make_context(
         # The servers of one caller may be slow, so a caller has half of the slots at most.
         fetch_slots=FairQueue(
             fetches,
-            UNLIMITED_QUEUE,
+            UNLIMITED_WAITERS,
             0 if base.authentication.is_token_optional else (fetches + 1) // 2,
         ),
         ring_budget=RingBudget(

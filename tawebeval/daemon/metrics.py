@@ -154,7 +154,7 @@ class DaemonMetrics(Collector):
         yield _counter(
             "evaluations_ended",
             "Ends of evaluations, by the reason of a bad one.",
-            tally.ended_by_reason,
+            tally.ended_counts_by_state_and_reason,
             "state",
             "reason",
         )
@@ -247,10 +247,14 @@ class DaemonMetrics(Collector):
     def _collect_archive(self) -> Iterator[Metric]:
         archive = self.archive
         usage = archive.usage if archive else ArchiveUsage()
-        loss_counts = archive.loss_counts if archive else make_zero_loss_counts()
+        loss_counts_by_reason = (
+            archive.loss_counts_by_reason if archive else make_zero_loss_counts()
+        )
         done = archive.archived_count if archive else 0
         yield _counter("archived", "Evaluations that were archived.", done)
-        yield _counter("not_archived", "Evaluations that were not.", loss_counts, "reason")
+        yield _counter(
+            "not_archived", "Evaluations that were not.", loss_counts_by_reason, "reason"
+        )
         yield _gauge("archive_evaluations", "Evaluations in the archive.", usage.evaluation_count)
         said = "The archive on the disk, with what is not complete."
         yield _gauge("archive_bytes", said, usage.total_bytes)

@@ -90,10 +90,10 @@ def _matches_row(wanted: EvaluationFilter, row: IndexedEvaluation) -> bool:
     """Return whether a filter holds for a row. Called in a thread: rows may be large."""
     if not wanted.matches_state_and_time(row.state, row.created):
         return False
-    if not wanted.needs_labels:
+    if not wanted.needs_problem_or_labels:
         return True
     entry = _decode_entry(row)
-    return wanted.matches_labels(entry["problem"], entry["metadata"])
+    return wanted.matches_problem_and_labels(entry["problem"], entry["metadata"])
 
 
 @attrs.define(eq=False)

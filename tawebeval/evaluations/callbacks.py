@@ -53,7 +53,7 @@ class EvaluationCallbacks:
             self._drop(name)
 
         if kept is not None:
-            callback.webhook_id = kept.webhook_event
+            callback.webhook_id = kept.webhook_id
         self.queue.start_delivery(callback, name, make_document, on_end)
 
     def resume_deliveries(
@@ -69,7 +69,7 @@ class EvaluationCallbacks:
                 self._undelivered[name] = kept
             else:
                 self.queue.start_delivery(
-                    CallbackRecord(kept.url, kept.caller, webhook_id=kept.webhook_event),
+                    CallbackRecord(kept.url, kept.caller, webhook_id=kept.webhook_id),
                     name,
                     partial(bytes, kept.document),
                     partial(self._drop, name),

@@ -15,7 +15,7 @@ from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.counters import EvaluationCounters
 from tawebeval.core.form import Repository
-from tawebeval.deferreds import UNLIMITED_QUEUE, FairQueue, RetryQueue, WorkerThreads
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, RetryQueue, WorkerThreads
 from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
 from tawebeval.evaluations.run_keeper import RunKeeper
 from tawebeval.linux.child import Spawner
@@ -78,7 +78,7 @@ class EvaluationContext:
     sandbox: Sandbox
     limit_monitor: LimitMonitor
     ring_budget: RingBudget
-    fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_QUEUE))
+    fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
     read_wall_clock: Callable[[], float] = time.time
     quota_directories: DeferredQueue[Path] | None = None  # the free ones; None without quotas
     run_keeper: RunKeeper | None = None  # None if evaluations end with the daemon

@@ -25,15 +25,15 @@ from tawebeval.core.events import EventBatch, compute_base64_size, encode_error_
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.form import (
     EvaluationRequest,
+    ProblemAndLabels,
     Repository,
-    RequestLabels,
     pack_request,
-    unpack_labels,
+    unpack_problem_and_labels,
     unpack_request,
 )
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers, SegiParser, summarize_events
+from tawebeval.core.segi import Markers, SegiParser, add_results_to_summary
 from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
@@ -175,9 +175,9 @@ class Evaluation:
         return unpack_request(self._request)
 
     @property
-    def labels(self) -> RequestLabels:
-        """The part of the request that lists show, decoded faster than the whole."""
-        return unpack_labels(self._request)
+    def problem_and_labels(self) -> ProblemAndLabels:
+        """What lists show of the request, decoded faster than the whole."""
+        return unpack_problem_and_labels(self._request)
 
     @property
     def limits(self) -> LimitSettings:
@@ -216,7 +216,7 @@ class Evaluation:
         self.state_times["created"] = self.context.read_wall_clock()
         self._since = self.context.clock.seconds()
         self.save_snapshot()
-        self.context.counters.record_accepted()
+        self.context.counters.record_accepted_evaluation()
         log.info("{evaluation}: {state}; caller {caller!r}, commit {commit}", **self._log_fields())
         self._startup = self._in_background(self._fetch_and_start(slots))
 
@@ -643,7 +643,7 @@ class Evaluation:
         """Take no more events, and count what is kept until a client has read them."""
         self.ring.mark_end()
         self.ring_allocation.disable_limit()
-        self.ring_allocation.set_bytes_beside_ring(max(0, self._kept_bytes - _UNCOUNTED))
+        self.ring_allocation.set_bytes_outside_ring(max(0, self._kept_bytes - _UNCOUNTED))
         self.ring_allocation.set_used_bytes(self.ring.memory_bytes)
 
     @property
@@ -767,7 +767,7 @@ class Evaluation:
         for each in content.batches:
             ring.append_batch(each.batch, each.time_ms)
             if each.begin_cursor >= snapshot.end_cursor and self.result_summary is not None:
-                summarize_events(self.result_summary, each.batch)
+                add_results_to_summary(self.result_summary, each.batch)
         if snapshot.run_result is not None:
             self.run_result = load_run_result(snapshot.run_result)
         self.failure = load_failure(snapshot.failure)

@@ -40,7 +40,7 @@ class EvaluationFilter:
         return self == MATCH_ALL_FILTER
 
     @property
-    def needs_labels(self) -> bool:
+    def needs_problem_or_labels(self) -> bool:
         """Whether the problem or the labels of an evaluation matter."""
         return self.problem is not None or bool(self.labels)
 
@@ -50,10 +50,10 @@ class EvaluationFilter:
             evaluation.state.value, evaluation.state_times["created"]
         ):
             return False
-        if not self.needs_labels:
+        if not self.needs_problem_or_labels:
             return True
-        found = evaluation.labels
-        return self.matches_labels(found.problem, found.metadata)
+        found = evaluation.problem_and_labels
+        return self.matches_problem_and_labels(found.problem, found.metadata)
 
     def matches_state_and_time(self, state: str, created: float) -> bool:
         """Return whether the filter holds for a state and a time of acceptance."""
@@ -64,7 +64,7 @@ class EvaluationFilter:
             and (self.until is None or created < self.until)
         )
 
-    def matches_labels(self, problem: str | None, labels: Mapping[str, str]) -> bool:
+    def matches_problem_and_labels(self, problem: str | None, labels: Mapping[str, str]) -> bool:
         """Return whether the filter holds for a problem and labels."""
         return self.problem in (None, problem) and self.labels.items() <= labels.items()
 

@@ -150,7 +150,7 @@ class EvaluationReaders:
         now = self.clock.seconds()
         paged = now < self.page_reader_deadline
         self.retention.discard_received_events(
-            self.evaluation.ring_allocation.limit, now=now, has_page_reader=paged
+            self.evaluation.ring_allocation.max_ring_bytes, now=now, has_page_reader=paged
         )
         self.evaluation.on_acknowledge()
         self._plan_retry(now)
@@ -317,7 +317,7 @@ class AcknowledgingSubscription(Subscription):
             self._standstill = read, now
         elif now - self._standstill[1] >= STREAM_RESUME_TIMEOUT:
             self.reader_connection.treat_acknowledged_as_read(
-                self._readers.evaluation.ring_allocation.limit // 2
+                self._readers.evaluation.ring_allocation.max_ring_bytes // 2
             )
             self._standstill = None
 

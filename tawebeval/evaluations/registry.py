@@ -15,9 +15,9 @@ from twisted.logger import Logger
 
 from tawebeval.core.budget import SharedUpload
 from tawebeval.core.evaluation_lists import (
-    START_ID_BYTES,
+    DAEMON_START_ID_BYTES,
     ListCursor,
-    make_cursor_error,
+    make_invalid_cursor_error,
     parse_list_cursor,
 )
 from tawebeval.core.form import draw_seed, unpack_request
@@ -121,7 +121,7 @@ class EvaluationRegistry:
         self.submissions = SubmissionStore(context, root)
         self.records = RecordIndex(identities, context.clock, self.submissions.discard_kept_files)
         # In the cursors of lists: those of another start of the daemon are refused by it.
-        self.cursor_mark = context.generate_random_bytes(START_ID_BYTES).hex()
+        self.daemon_start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
         self.run_queue = FairQueue(*bounds, admits=self._has_memory)
         self._retries = RetrySchedule(self.run_queue.slot_count)
         # Evaluations with a process or a directory left, also those without a record.
@@ -329,7 +329,7 @@ class EvaluationRegistry:
             client, found.log_name, _list_members(record), found.journal
         )
         evaluation.ring_allocation.set_used_bytes(evaluation.ring.memory_bytes)
-        self.context.counters.record_restored(found.state)
+        self.context.counters.record_restored_evaluation(found.state)
         if has_ended:
             evaluation.restore_ended(snapshot)
         elif found.run_descriptors is not None:
@@ -739,17 +739,17 @@ class EvaluationRegistry:
                 listed.append(one)
             examined -= 1
             if following is not None and (len(listed) == size or not examined):
-                end = str(ListCursor(self.cursor_mark, one.sequence_number))
+                end = str(ListCursor(self.daemon_start_id, one.sequence_number))
                 break
         return EvaluationListing(after or None, end, [one.build_listing_entry() for one in listed])
 
     def _parse_list_cursor(self, text: str) -> int:
         cursor = parse_list_cursor(text)
         if (
-            cursor.start_id != self.cursor_mark
+            cursor.daemon_start_id != self.daemon_start_id
             or cursor.sequence_number > self.records.accepted_count
         ):
-            raise make_cursor_error(text)
+            raise make_invalid_cursor_error(text)
         return cursor.sequence_number
 
     # Housekeeping and shutdown

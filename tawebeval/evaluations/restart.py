@@ -145,7 +145,7 @@ class RecoveredEvaluations:
 def recover_evaluations(keeper: RunKeeper, runner_kind: str = "local") -> RecoveredEvaluations:
     """Read what the keeper holds, and have it drop what is of no use. Blocks.
 
-    `runner_kind` is `runner.runner_kind`: evaluators of the other kind, under the limits of another
+    `runner_kind` is `runner.kind`: evaluators of the other kind, under the limits of another
     machine, end. Raises: ConfigurationError, for a journal of an unknown version.
     """
     bundles = keeper.bundles

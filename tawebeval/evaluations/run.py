@@ -254,7 +254,7 @@ class StdoutPump:
         if not self._draining:
             return self._share.is_full or self._share.is_archive_behind
         wants_file = self._parser.awaited_file is not None and not self._refusing
-        return wants_file and self._share.used_bytes >= self._share.limit
+        return wants_file and self._share.used_bytes >= self._share.max_ring_bytes
 
     def _take_turn(self) -> None:
         """Parse on, or read the wanted file, unless other rings have taken the room."""
@@ -265,7 +265,7 @@ class StdoutPump:
             self._plan()
         elif wanted is None:
             self._parse(self._parser.parse_pending)
-        elif self._draining and self._share.used_bytes >= self._share.limit:
+        elif self._draining and self._share.used_bytes >= self._share.max_ring_bytes:
             self._parse(
                 self._parser.refuse_file,
                 "the file was not read: the run was stopped before the buffers had room for it",

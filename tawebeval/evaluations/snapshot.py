@@ -51,7 +51,7 @@ _EVALUATION_KEYS = {
 class CallbackSnapshot(
     msgspec.Struct,
     omit_defaults=True,
-    rename={"attempt_count": "attempts", "webhook_event": "event"},
+    rename={"attempt_count": "attempts", "webhook_id": "event"},
 ):
     """A callback and its progress, as `webhooks.callback.CallbackRecord`."""
 
@@ -59,15 +59,15 @@ class CallbackSnapshot(
     state: str
     attempt_count: int = 0
     last_error: str | None = None
-    webhook_event: str = ""
+    webhook_id: str = ""
 
 
-class UndeliveredCallback(msgspec.Struct, rename={"webhook_event": "event"}):
+class UndeliveredCallback(msgspec.Struct, rename={"webhook_id": "event"}):
     """A callback that is not delivered yet, also after its evaluation is forgotten."""
 
     url: str
     caller: str
-    webhook_event: str
+    webhook_id: str
     document: bytes
 
     def pack(self) -> bytes:
@@ -174,7 +174,7 @@ def load_callback(stored: CallbackSnapshot, caller: str) -> CallbackRecord:
     """Return the callback of a snapshot."""
     state = CallbackState(stored.state)
     return CallbackRecord(
-        stored.url, caller, state, stored.attempt_count, stored.last_error, stored.webhook_event
+        stored.url, caller, state, stored.attempt_count, stored.last_error, stored.webhook_id
     )
 
 

@@ -30,7 +30,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "commit_oid": request.commit_oid or None,  # None until the branch is resolved
         "tree_oid": commit and commit.tree_oid,
         "directory": request.directory,
-        "evaluator_cmd": request.shown_command,
+        "evaluator_cmd": request.truncated_command,
         "seed": evaluation.seed,
         "environment": _build_environment(evaluation, request.environment),
         "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
@@ -81,7 +81,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
 
 def build_listing_entry(evaluation: Evaluation) -> dict[str, Any]:
     """Return the members of the status document that a list shows."""
-    labels = evaluation.labels
+    labels = evaluation.problem_and_labels
     return {
         "evaluation_id": evaluation.identifier,
         "state": evaluation.state.value,

@@ -73,7 +73,7 @@ class TreeSizeMeter:
     _limits: TreeLimits
     file_count: int = 0
     size: int = 0
-    has_attributes: bool = False
+    has_gitattributes: bool = False
     submodules: list[Submodule] = attrs.field(factory=list)
     _rest: bytes = b""
 
@@ -84,7 +84,7 @@ class TreeSizeMeter:
             head, _, path = entry.partition(b"\t")
             self._check_path(path)
             self.file_count += 1
-            self.has_attributes |= path.rpartition(b"/")[2] == b".gitattributes"
+            self.has_gitattributes |= path.rpartition(b"/")[2] == b".gitattributes"
             mode, _, oid, size = head.split()
             if mode == _SUBMODULE:
                 self.submodules.append(
@@ -155,5 +155,5 @@ class CommitInspectionParser:
             meter.file_count,
             meter.size,
             tuple(meter.submodules),
-            meter.has_attributes,
+            meter.has_gitattributes,
         )

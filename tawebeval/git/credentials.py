@@ -18,7 +18,7 @@ import attrs
 from tawebeval.core.hosts import (
     DEFAULT_PORTS,
     IPAddress,
-    UrlServer,
+    ServerAddress,
     format_address,
     is_public_address,
     matches_host_pattern,
@@ -88,7 +88,7 @@ class Credential:
     key_file: str = ""
     known_hosts_file: str = ""
 
-    def is_usable_for(self, target: UrlServer, caller: str) -> bool:
+    def is_usable_for(self, target: ServerAddress, caller: str) -> bool:
         """Tell whether the credential is for this server, and whether the caller may use it."""
         protocols = ("https", "http") if self.password is not None else ("ssh",)
         return (
@@ -107,7 +107,7 @@ class Credential:
         named = "\0".join((self.host, str(self.port), self.username, self.key_file))
         return hmac.digest(key, named.encode() + b"\0" + self.secret_file_content, "sha256")
 
-    def make_login(self, target: UrlServer, address: IPAddress) -> Login | None:
+    def make_login(self, target: ServerAddress, address: IPAddress) -> Login | None:
         """Return the login for the server at `address`, None for a key.
 
         Raises: EvaluationError if the password would cross the internet unencrypted.

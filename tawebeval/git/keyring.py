@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import CredentialSettings
-from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import ConfigurationError
 from tawebeval.git.credentials import Credential, parse_password
 from tawebeval.linux.ownership import warn_of_readable_file
@@ -39,7 +39,7 @@ class GitKeyring:
 
         Raises: ValueError for an invalid URL.
         """
-        target = parse_url_server(url)
+        target = parse_server_address(url)
         if target is None:
             return None
         return next((one for one in self._credentials if one.is_usable_for(target, caller)), None)

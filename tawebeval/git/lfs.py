@@ -29,7 +29,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IPolicyForHTTPS, IResponse
 
 from tawebeval import __version__
-from tawebeval.core.hosts import UrlServer
+from tawebeval.core.hosts import ServerAddress
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import Credential
@@ -398,7 +398,7 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _explain_status(target: UrlServer, status: int) -> str:
+def _explain_status(target: ServerAddress, status: int) -> str:
     words = f"{target.host} answered with status {status}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
         return f"{words}; it has no LFS there, or needs credentials (repositories.credentials)"

@@ -14,9 +14,9 @@ from tawebeval.core.form import check_repository_url
 from tawebeval.core.hosts import (
     IPAddress,
     ResolvedGitRemote,
-    UrlServer,
+    ServerAddress,
     parse_local_path,
-    parse_url_server,
+    parse_server_address,
     resolve_git_remote,
 )
 from tawebeval.errors import EvaluationFailure, ForbiddenHost
@@ -61,7 +61,7 @@ class RemoteResolver:
             raise EvaluationFailure("repository", f"the URL {url!r:.200} {error}") from None
         return found
 
-    def check_web_url(self, url: str) -> UrlServer:
+    def check_web_url(self, url: str) -> ServerAddress:
         """Return the server of a URL over http or https, as far as these are allowed.
 
         Raises: EvaluationError.
@@ -76,7 +76,9 @@ class RemoteResolver:
         assert target is not None, "of a URL with a host"
         return target
 
-    async def find_address(self, target: UrlServer, timeout: float = LOOKUP_TIMEOUT) -> IPAddress:
+    async def find_address(
+        self, target: ServerAddress, timeout: float = LOOKUP_TIMEOUT
+    ) -> IPAddress:
         """Return the permitted address of a server. Raises: EvaluationError."""
         try:
             return await self._addresses.find_address(target, timeout)
@@ -138,9 +140,9 @@ class RemoteResolver:
                     " daemon with STATE_DIRECTORY and CACHE_DIRECTORY outside of the repository",
                 )
 
-    def _target(self, url: str) -> UrlServer | None:
+    def _target(self, url: str) -> ServerAddress | None:
         try:
-            target = parse_url_server(url)
+            target = parse_server_address(url)
         except ValueError as error:
             raise EvaluationFailure("repository", f"the repository's URL {error}") from None
         try:

@@ -439,7 +439,7 @@ class BareRepository:
                 commit = await self._fetch_commit(repository, oid, credential, budget)
             if commit.submodules:
                 commit = await self._find_submodule_urls(commit)
-            if commit.has_attributes:
+            if commit.has_gitattributes:
                 commit = await self._fetch_large_files(commit, repository.url, credential, budget)
             await self._threads.run_in_thread(self._mark, commit)
             complete = True

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from tawebeval.core.checkout import Commit
-from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import EvaluationFailure, format_size
 
 _MAX_BYTES = 64 * 1024  # of the list of .gitmodules
@@ -80,6 +80,6 @@ def resolve_submodule_url(url: str, parent: str) -> str:
             raise ValueError("leads out of its server")
         return start + joined
     # As git does by itself: a network must not choose files of this machine.
-    if parse_url_server(url) is None and parse_url_server(parent) is not None:
+    if parse_server_address(url) is None and parse_server_address(parent) is not None:
         raise ValueError("is a path; a repository on a network cannot have one")
     return url

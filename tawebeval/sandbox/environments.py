@@ -21,7 +21,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import Configuration, EnvironmentSettings
-from tawebeval.core.form import DEFAULT_ENVIRONMENT
+from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME
 from tawebeval.errors import SetupProblem, format_size
 from tawebeval.linux.filetree import add_path_to_errors
 
@@ -89,7 +89,7 @@ def list_environments(
 ) -> list[dict[str, str | None]]:
     """Return what clients are shown of the environments, the default first."""
     return [
-        {"name": DEFAULT_ENVIRONMENT, "description": _DEFAULT_DESCRIPTION, "digest": None},
+        {"name": DEFAULT_ENVIRONMENT_NAME, "description": _DEFAULT_DESCRIPTION, "digest": None},
         *(
             {"name": name, "description": one.description, "digest": find_digest(Path(one.root))}
             for name, one in environments.items()

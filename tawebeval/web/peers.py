@@ -27,8 +27,12 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
-from tawebeval.core.evaluation_lists import DaemonListPage, make_cursor_error, parse_list_page
-from tawebeval.core.hosts import HostPolicy, IPAddress, UrlServer, parse_url_server
+from tawebeval.core.evaluation_lists import (
+    DaemonListPage,
+    make_invalid_cursor_error,
+    parse_list_page,
+)
+from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress, parse_server_address
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import make_one_shot_event
 from tawebeval.errors import ForbiddenHost, InvalidCursor, ServerBusy, TawebevalError
@@ -98,7 +102,7 @@ class PeerLists:
 
     _clock: Any
     _resolver: CheckedResolver
-    _agent: Callable[[UrlServer, IPAddress, ResponseSizeLimit], IAgent]
+    _agent: Callable[[ServerAddress, IPAddress, ResponseSizeLimit], IAgent]
     _running: Counter[str] = attrs.field(factory=Counter, init=False)  # lists by caller
     # By URL, in seconds of the clock.
     _silent_until: dict[str, float] = attrs.field(factory=dict, init=False)
@@ -172,7 +176,7 @@ class PeerLists:
         request: PeerListRequest,
         limit: ResponseSizeLimit,
     ) -> DaemonListPage:
-        target = parse_url_server(url)
+        target = parse_server_address(url)
         assert target is not None, "the configuration accepts URLs only"
         address = await self._resolver.find_address(target, PEER_TIMEOUT)
         query = {**request.filter_parameters, **({"after": cursor} if cursor else {})}
@@ -194,7 +198,7 @@ class PeerLists:
             )
             await collect(response, body.extend)
         if response.code == BAD_REQUEST and cursor:
-            raise make_cursor_error(cursor)
+            raise make_invalid_cursor_error(cursor)
         if response.code in (BAD_REQUEST, _TOO_MANY_REQUESTS):
             raise _CallerRefused
         if response.code in (UNAUTHORIZED, FORBIDDEN):  # this daemon has accepted the token

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tawebeval.config import Configuration
-from tawebeval.core.form import DEFAULT_ENVIRONMENT
+from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME
 from tawebeval.core.limits import LIMIT_UNITS, LimitRange, parse_limits
 from tawebeval.errors import ProblemNotFound
 
@@ -57,6 +57,6 @@ def _describe(
         "description": problem.description,
         "fields": problem.fields,
         "extensions": problem.extensions,
-        "environment": problem.environment or DEFAULT_ENVIRONMENT,
+        "environment": problem.environment or DEFAULT_ENVIRONMENT_NAME,
         "limits": {name: getattr(held, name) for name in LIMIT_UNITS},
     }

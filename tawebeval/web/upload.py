@@ -26,8 +26,8 @@ from tawebeval.config import Configuration
 from tawebeval.core.budget import SharedUpload, UploadBudget
 from tawebeval.core.form import (
     FIELD_ALIASES,
-    PROBLEM_FORM_FIELDS,
-    RERUN_FORM_FIELDS,
+    PERMITTED_PROBLEM_FORM_FIELDS,
+    PERMITTED_RERUN_FORM_FIELDS,
     FormPreset,
     SubmissionFile,
     build_form_fields,
@@ -381,7 +381,11 @@ def _make_problem_preset(context: WebContext, name: str) -> FormPreset:
     if problem is None:
         raise ProblemNotFound(name)
     return FormPreset(
-        f"the problem {name!r}", name, problem.form_fields, PROBLEM_FORM_FIELDS, problem.fields
+        f"the problem {name!r}",
+        name,
+        problem.form_fields,
+        PERMITTED_PROBLEM_FORM_FIELDS,
+        problem.fields,
     )
 
 
@@ -389,9 +393,13 @@ def _make_rerun_preset(
     context: WebContext, identifier: str, caller: str, permitted_problems: Collection[str] | None
 ) -> FormPreset:
     """Return what is known of the form of a rerun before the request of the evaluation is read."""
-    fields = RERUN_FORM_FIELDS if permitted_problems is None else PROBLEM_FORM_FIELDS
+    fields = (
+        PERMITTED_RERUN_FORM_FIELDS if permitted_problems is None else PERMITTED_PROBLEM_FORM_FIELDS
+    )
     try:
-        problem = context.registry.find_ended_evaluation(identifier, caller).labels.problem
+        problem = context.registry.find_ended_evaluation(
+            identifier, caller
+        ).problem_and_labels.problem
     except EvaluationExpired:
         if not context.registry.archived.is_enabled:
             raise

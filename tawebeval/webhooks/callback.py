@@ -6,7 +6,7 @@ from enum import Enum
 
 import attrs
 
-from tawebeval.core.hosts import UrlServer, format_address, parse_url_server
+from tawebeval.core.hosts import ServerAddress, format_address, parse_server_address
 
 
 class CallbackState(Enum):
@@ -53,8 +53,8 @@ class CallbackRecord:
         return f"{target.protocol}://{host}:{target.port}"
 
 
-def parse_callback_url(url: str) -> UrlServer:
+def parse_callback_url(url: str) -> ServerAddress:
     """Parse a URL that the form has accepted as `callback_url`."""
-    target = parse_url_server(url)
+    target = parse_server_address(url)
     assert target is not None, "only paths have no host"
     return target

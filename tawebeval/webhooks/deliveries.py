@@ -22,7 +22,7 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.deferreds import (
-    UNLIMITED_QUEUE,
+    UNLIMITED_WAITERS,
     Condition,
     FairQueue,
     OneShotEvent,
@@ -97,7 +97,7 @@ class CallbackQueue:
         self._secrets = secrets
         self._sender = sender
         per_caller = 0 if has_one_caller else (settings.max_concurrent_attempts + 1) // 2
-        self._slots = FairQueue(settings.max_concurrent_attempts, UNLIMITED_QUEUE, per_caller)
+        self._slots = FairQueue(settings.max_concurrent_attempts, UNLIMITED_WAITERS, per_caller)
         self._backoff = Backoff(settings.max_attempts, settings.first_delay, settings.longest_delay)
         self._clock = clock
         self._random = random
@@ -143,7 +143,7 @@ class CallbackQueue:
     ) -> None:
         """Start a delivery.
 
-        `document` returns the body, and is called in the state `pending_count`. `on_end` is called
+        `document` returns the body, and is called in the state PENDING. `on_end` is called
         in the final state.
         """
         callback.state = CallbackState.PENDING

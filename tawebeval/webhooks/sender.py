@@ -21,8 +21,8 @@ from twisted.web.iweb import IAgent, IPolicyForHTTPS
 
 from tawebeval import __version__
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import RequestOutcome, classify_status, parse_retry_after
-from tawebeval.core.hosts import HostPolicy, IPAddress, UrlServer
+from tawebeval.core.backoff import RequestOutcome, classify_http_status, parse_retry_after
+from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.errors import ForbiddenHost
 from tawebeval.pinned_agent import (
     BytesProducer,
@@ -57,7 +57,7 @@ class WebhookSender:
     """
 
     _resolver: CheckedResolver
-    _agent: Callable[[UrlServer, IPAddress], IAgent]
+    _agent: Callable[[ServerAddress, IPAddress], IAgent]
     _clock: Any
     _time: Callable[[], float]
     _timeout: float
@@ -108,7 +108,7 @@ class WebhookSender:
         with suppress(Exception):  # the status counts alone, even if this is cancelled now
             await collect(response, lambda _: None)
         return AttemptResult(
-            classify_status(response.code),
+            classify_http_status(response.code),
             f"the receiver answered with status {response.code}",
             parse_retry_after(
                 response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()

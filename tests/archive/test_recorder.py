@@ -237,7 +237,7 @@ class QueueTests(RecorderTestCase):
         self.assertTrue(share.is_archive_behind)
         self.clock.advance(1)
         self.assertFalse(share.is_archive_behind)
-        self.assertEqual(self.archive.loss_counts["queue"], 2)
+        self.assertEqual(self.archive.loss_counts_by_reason["queue"], 2)
         self.fill(ring, MAX_QUEUED_BYTES_PER_EVALUATION)
         self.assertFalse(share.is_archive_behind)
         late, _ = self.begin("three")
@@ -276,7 +276,7 @@ class QueueTests(RecorderTestCase):
         self.begin()[0].append_batch(make_batch(0, 1))
         self.clock.advance(1)
         count = 0
-        while not self.archive.loss_counts["queue"]:
+        while not self.archive.loss_counts_by_reason["queue"]:
             count += 1
             self.begin(f"number {count}")
             self.archive.end_recording(f"number {count}", make_end())
@@ -289,7 +289,9 @@ class QueueTests(RecorderTestCase):
         """An evaluation that would make too much wait is not archived."""
         ring, share = self.begin()
         self.fill(ring, MAX_QUEUED_BYTES + MIB)
-        self.assertEqual((self.archive.loss_counts["queue"], share.is_archive_behind), (1, False))
+        self.assertEqual(
+            (self.archive.loss_counts_by_reason["queue"], share.is_archive_behind), (1, False)
+        )
         self.assertEqual(self.archive.queued_bytes, 0)
         self.assertIsNone(ring.on_append)
         self.flow()
@@ -303,7 +305,7 @@ class QueueTests(RecorderTestCase):
         self.store.min_free_bytes = 2**60
         ring.append_batch(make_batch(2, 2))
         self.flow()
-        self.assertEqual(self.archive.loss_counts["disk"], 1)
+        self.assertEqual(self.archive.loss_counts_by_reason["disk"], 1)
         ring.append_batch(make_batch(4, 2))
         self.archive.end_recording("one", make_end())
         self.flow()
@@ -318,7 +320,9 @@ class QueueTests(RecorderTestCase):
         self.archive.end_recording("one", attrs.evolve(end, status={"no JSON": object()}))
         self.archive.end_recording("two", end)
         self.flow()
-        self.assertEqual((self.archive.loss_counts["defect"], self.archive.archived_count), (1, 1))
+        self.assertEqual(
+            (self.archive.loss_counts_by_reason["defect"], self.archive.archived_count), (1, 1)
+        )
         self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)
 
 
@@ -392,7 +396,7 @@ class RestartTests(RecorderTestCase):
         self.begin(ring=ring)
         self.archive.end_recording("one", make_end())
         self.flow()
-        self.assertEqual(self.archive.loss_counts["gap"], 1)
+        self.assertEqual(self.archive.loss_counts_by_reason["gap"], 1)
         self.assertEqual(self.list_files(), [])
 
     def test_unclaimed(self) -> None:

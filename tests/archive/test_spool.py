@@ -10,12 +10,12 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.archive.files import ArchiveFile, encode_header
+from tawebeval.archive.files import ArchiveFile, encode_header_frame
 from tawebeval.archive.spool import SpooledRecording, recover_recordings
 from tests.cases.archive import make_batch
 
 NAME = "0" * 32
-HEADER = encode_header("one", "alice")
+HEADER = encode_header_frame("one", "alice")
 STEP = 900
 """Events of one write: some writes fill a frame, and others do not."""
 

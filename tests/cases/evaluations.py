@@ -259,7 +259,7 @@ class PumpTestCase(SynchronousTestCase):
         self.share = self.budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room())
         self.changes = 0
         self.held: list[bool] = []
-        self.loss_counts = 0
+        self.loss_counts_by_reason = 0
         self.files: list[tuple[FileReference, Deferred[bytes]]] = []
         self.producer = FakeProducer()
         self.pump = StdoutPump(
@@ -287,7 +287,7 @@ class PumpTestCase(SynchronousTestCase):
 
     def on_lost_events(self) -> None:
         """Count defects."""
-        self.loss_counts += 1
+        self.loss_counts_by_reason += 1
 
     def turn(self, count: int = 1) -> None:
         """Let so many turns of the reactor pass."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.backoff import Backoff, RequestOutcome, classify_status, parse_retry_after
+from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
 
 BACKOFFS = st.builds(
     Backoff,
@@ -24,11 +24,11 @@ class VerdictTests(SynchronousTestCase):
     def test_table(self) -> None:
         """2xx is taken, 5xx and two others ask for patience, the rest is a no."""
         for status in (200, 201, 204, 299):
-            self.assertIs(classify_status(status), RequestOutcome.ACCEPTED, status)
+            self.assertIs(classify_http_status(status), RequestOutcome.ACCEPTED, status)
         for status in (408, 429, 500, 501, 503, 599):
-            self.assertIs(classify_status(status), RequestOutcome.RETRY, status)
+            self.assertIs(classify_http_status(status), RequestOutcome.RETRY, status)
         for status in (199, 300, 301, 304, 307, 308, 400, 401, 403, 404, 410, 422, 499):
-            self.assertIs(classify_status(status), RequestOutcome.REFUSED, status)
+            self.assertIs(classify_http_status(status), RequestOutcome.REFUSED, status)
 
 
 class RetryAfterTests(SynchronousTestCase):

@@ -56,7 +56,7 @@ class BudgetTestCase(SynchronousTestCase):
     running = 1000
 
     def setUp(self) -> None:
-        self.patch(module, "PARSER_TURN_BYTES", READ)
+        self.patch(module, "TYPICAL_PARSED_BYTES_PER_TURN", READ)
         self.turns = Turns()
         self.budget = RingBudget(TOTAL, EACH, self.running, self.turns.call_later)
         self.reopened: list[RingAllocation] = []
@@ -96,7 +96,7 @@ class LimitTests(BudgetTestCase):
             self.allocate_ring(EACH),
             self.allocate_ring(199),
         )
-        self.assertEqual(third.limit, COMMON - 2 * EACH - 199)
+        self.assertEqual(third.max_ring_bytes, COMMON - 2 * EACH - 199)
         self.assertFalse(third.is_full)
         third.set_used_bytes(200)
         self.assertTrue(third.is_full)
@@ -133,12 +133,12 @@ class LimitTests(BudgetTestCase):
     def test_kept(self) -> None:
         """Bytes kept beside a ring count but do not fill the ring; freed ones reopen others."""
         first, second = self.allocate_ring(1), self.allocate_ring(200)
-        first.set_bytes_beside_ring(COMMON - 250)
+        first.set_bytes_outside_ring(COMMON - 250)
         self.assertEqual((first.is_full, self.budget.used_bytes), (False, COMMON - 49))
-        self.assertEqual(self.budget.ring_limit, 49)
+        self.assertEqual(self.budget.max_ring_bytes, 49)
         second.set_used_bytes(200)
         self.assertTrue(second.is_full)
-        first.set_bytes_beside_ring(10)
+        first.set_bytes_outside_ring(10)
         self.turns.settle()
         self.assertEqual(self.reopened, [second])
         first.release()
@@ -455,7 +455,7 @@ class Machine(RuleBasedStateMachine):
             assert share.is_full == (share not in self.reading)
             assert share.used_bytes or share in self.reading
             if share.is_full and not self.turns.calls:
-                assert share.used_bytes >= self.budget.ring_limit
+                assert share.used_bytes >= self.budget.max_ring_bytes
 
     @invariant()
     def the_reserve_is_there(self) -> None:

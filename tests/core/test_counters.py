@@ -56,7 +56,7 @@ class EvaluationTests(SynchronousTestCase):
         """Each evaluation counts in its present state, by its end, and in each stage it left."""
         tally = EvaluationCounters()
         for life in all_lives:
-            tally.record_accepted()
+            tally.record_accepted_evaluation()
             for before, after in pairwise(life):
                 tally.record_transition(
                     before, after, 2.0, "exit" if after is EvaluationState.FAILED else ""
@@ -72,13 +72,13 @@ class EvaluationTests(SynchronousTestCase):
                 EvaluationState.CANCELLED,
             ):
                 reason = "exit" if state is EvaluationState.FAILED else ""
-                self.assertEqual(tally.ended_by_reason[state, reason], been)
+                self.assertEqual(tally.ended_counts_by_state_and_reason[state, reason], been)
             elif not state.has_ended:
                 *_, (_, left) = tally.durations_by_state[state].list_buckets()
                 self.assertEqual(left, been - there)
                 self.assertEqual(tally.durations_by_state[state].sum, 2.0 * left)
         endings = sum(any(state.has_ended for state in life) for life in all_lives)
-        self.assertEqual(tally.ended_by_reason.total(), endings)
+        self.assertEqual(tally.ended_counts_by_state_and_reason.total(), endings)
 
     def test_fault(self) -> None:
         """The latest end sets or clears the fault of this machine."""

@@ -17,8 +17,8 @@ from twisted.web.client import URI
 from tawebeval.core.form import (
     MAX_CLONE_DEPTH,
     MAX_SEED,
-    PROBLEM_FORM_FIELDS,
-    RERUN_FORM_FIELDS,
+    PERMITTED_PROBLEM_FORM_FIELDS,
+    PERMITTED_RERUN_FORM_FIELDS,
     TEXT_FIELD_SIZE_LIMITS,
     EvaluationRequest,
     FormPreset,
@@ -30,10 +30,10 @@ from tawebeval.core.form import (
     pack_request,
     parse_form,
     parse_submission_file,
-    unpack_labels,
+    unpack_problem_and_labels,
     unpack_request,
 )
-from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.hosts import parse_server_address
 from tawebeval.core.limits import LIMIT_UNITS, LimitRange
 from tawebeval.errors import InvalidField
 from tests.cases.strategies import file_names
@@ -77,7 +77,7 @@ class PresetTests(SynchronousTestCase):
 
     def test_problem(self) -> None:
         """A form for a problem has a few fields, and the files that are expected."""
-        preset = FormPreset("the problem 'p'", "p", {}, PROBLEM_FORM_FIELDS, ("a", "b"))
+        preset = FormPreset("the problem 'p'", "p", {}, PERMITTED_PROBLEM_FORM_FIELDS, ("a", "b"))
         for name in ("callback_url", "metadata[x]"):
             preset.check_text_field(name)
         for name in ("seed", "limits[cpu]", "commit_oid", "evaluator_cmd", "repository[url]"):
@@ -92,14 +92,16 @@ class PresetTests(SynchronousTestCase):
 
     def test_no_callback(self) -> None:
         """A preset can refuse the callback, and nothing else."""
-        preset = FormPreset(permitted_text_fields=PROBLEM_FORM_FIELDS, permits_callback=False)
+        preset = FormPreset(
+            permitted_text_fields=PERMITTED_PROBLEM_FORM_FIELDS, permits_callback=False
+        )
         preset.check_text_field("metadata[x]")
         error = self.assertRaises(InvalidField, preset.check_text_field, "callback_url")
         self.assertIn("restricted to problems", error.detail)
 
     def test_rerun(self) -> None:
         """A form that runs an evaluation again has no files, and may have limits."""
-        preset = FormPreset("the evaluation", None, {}, RERUN_FORM_FIELDS, None)
+        preset = FormPreset("the evaluation", None, {}, PERMITTED_RERUN_FORM_FIELDS, None)
         preset.check_text_field("limits[cpu]")
         preset.check_required_files(["a"])
         self.assertRaises(InvalidField, preset.check_submission_field, "a")
@@ -621,7 +623,7 @@ class CallbackTests(Tables):
         assert accepted == url
         assert re.fullmatch(r"[\x21-\x7e]+", url)
         read = URI.fromBytes(url.encode())
-        ours = parse_url_server(url)
+        ours = parse_server_address(url)
         assert ours is not None
         host = read.host.decode().strip("[]").lower()
         assert (read.scheme.decode(), read.port) == (ours.protocol, ours.port)
@@ -681,7 +683,7 @@ class LabelTests(Tables):
         request = parse(form)
         self.assertEqual(request.metadata, {"contest": "finals", "a.b-c_1": "x = 'é' 😀"})
         packed = pack_request(request.drop_start_only_fields())
-        self.assertEqual(unpack_labels(packed).metadata, request.metadata)
+        self.assertEqual(unpack_problem_and_labels(packed).metadata, request.metadata)
         self.assertEqual(unpack_request(packed).metadata, request.metadata)
 
     def test_names(self) -> None:

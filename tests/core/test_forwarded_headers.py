@@ -12,7 +12,7 @@ from tawebeval.core.forwarded_headers import (
     UNIX_SOCKET_KEYWORD,
     TrustedProxies,
     canonicalize_address,
-    find_client_network,
+    compute_address_group,
 )
 from tawebeval.errors import MalformedRequest
 
@@ -89,7 +89,7 @@ class NodeTests(SynchronousTestCase):
         node = name if port is None else f"{name}:{port}"
         self.assertEqual(FORWARDED.find_client_address([data.draw(elements(node))]), name)
         self.assertEqual(PLAIN.find_client_address([node]), name)
-        self.assertEqual(find_client_network(name), "")
+        self.assertEqual(compute_address_group(name), "")
 
     def test_unknown(self) -> None:
         """What the proxy does not know is empty, and nobody's word is taken in its place."""
@@ -239,7 +239,7 @@ class GroupTests(SynchronousTestCase):
             ("", ""),
             ("_hidden", ""),
         ):
-            self.assertEqual(find_client_network(address), group)
+            self.assertEqual(compute_address_group(address), group)
 
     @given(st.ip_addresses())
     def test_canonical(self, address: IPv4Address | IPv6Address) -> None:

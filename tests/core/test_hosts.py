@@ -11,11 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.hosts import (
     HostPolicy,
     ResolvedGitRemote,
-    UrlServer,
+    ServerAddress,
     format_address,
     is_public_address,
     parse_local_path,
-    parse_url_server,
+    parse_server_address,
     resolve_git_remote,
 )
 from tawebeval.errors import ForbiddenHost
@@ -94,7 +94,9 @@ class TargetTests(SynchronousTestCase):
             ("git@h:path:x", "ssh", "h", 22),
             ("h:path@x/y", "ssh", "h", 22),
         ):
-            self.assertEqual(parse_url_server(url), UrlServer(protocol, host, port, None), url)
+            self.assertEqual(
+                parse_server_address(url), ServerAddress(protocol, host, port, None), url
+            )
 
     def test_addresses(self) -> None:
         """Addresses in their usual form are known as such."""
@@ -104,14 +106,14 @@ class TargetTests(SynchronousTestCase):
             ("http://[0:0::1]:80/x", "::1"),
             ("127.0.0.1:x", "127.0.0.1"),
         ):
-            target = parse_url_server(url)
+            target = parse_server_address(url)
             assert target is not None
             self.assertEqual((target.host, target.ip_address), (host, ip_address(host)))
 
     def test_paths(self) -> None:
         """A path of this machine has no host."""
-        self.assertIsNone(parse_url_server("/srv/x"))
-        self.assertIsNone(parse_url_server("file:///srv/x"))
+        self.assertIsNone(parse_server_address("/srv/x"))
+        self.assertIsNone(parse_server_address("file:///srv/x"))
 
     def test_refused(self) -> None:
         """What git, curl or ssh might read in another way is no host."""
@@ -143,13 +145,13 @@ class TargetTests(SynchronousTestCase):
             *("https://\uff11\uff12\uff17.0.0.1/", "https://h\u00e9/", "nonsense", "[::1]:x"),
             *("gopher://h/x", "http://" + "a" * 64 + "/", "http://" + "a." * 127 + "ab/"),
         ):
-            self.assertRaises(ValueError, parse_url_server, url)
+            self.assertRaises(ValueError, parse_server_address, url)
 
     @given(st.text(max_size=30), st.sampled_from(["http://", "git://", "ssh://", ""]))
     def test_anything(self, rest: str, scheme: str) -> None:
         """Whatever is taken for a host can be handed to a shell and to curl as it is."""
         try:
-            target = parse_url_server(scheme + rest)
+            target = parse_server_address(scheme + rest)
         except ValueError:
             return
         if target is not None:
@@ -183,7 +185,7 @@ class PolicyTests(SynchronousTestCase):
 
     def refused(self, policy: HostPolicy, url: str, *addresses: str) -> str:
         """Return why a URL is refused, "" when it is not."""
-        target = parse_url_server(url)
+        target = parse_server_address(url)
         assert target is not None
         try:
             policy.check_host(target)
@@ -243,7 +245,7 @@ class RouteTests(SynchronousTestCase):
 
     def check(self, url: str, address: str, expected: ResolvedGitRemote) -> None:
         """Check the route to an address."""
-        target = parse_url_server(url)
+        target = parse_server_address(url)
         assert target is not None
         self.assertEqual(resolve_git_remote(url, target, ip_address(address)), expected)
 
@@ -268,7 +270,7 @@ class RouteTests(SynchronousTestCase):
     def test_ssh(self) -> None:
         """Ssh connects to the address, and looks for the name's key."""
         for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
-            target = parse_url_server(url)
+            target = parse_server_address(url)
             assert target is not None
             command = resolve_git_remote(url, target, ip_address("8.8.8.8")).environment[
                 "GIT_SSH_COMMAND"
@@ -279,7 +281,7 @@ class RouteTests(SynchronousTestCase):
     def test_ssh_options(self) -> None:
         """What ssh is told of a key comes along, also where the URL has an address."""
         for url in ("u@h:x", "u@8.8.8.8:x"):
-            target = parse_url_server(url)
+            target = parse_server_address(url)
             assert target is not None
             found = resolve_git_remote(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
             command = found.environment["GIT_SSH_COMMAND"]

@@ -10,7 +10,7 @@ from tawebeval.core.counters import EvaluationCounters
 from tawebeval.core.events import EventBatch, encode_text_events, list_data_payloads
 from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers, SegiParser, summarize_events
+from tawebeval.core.segi import Markers, SegiParser, add_results_to_summary
 from tawebeval.core.states import EvaluationState
 from tawebeval.webhooks.callback import CallbackState
 from tests.fakes.world import straw
@@ -22,8 +22,8 @@ class RestoredTests(SynchronousTestCase):
     def test_counters(self) -> None:
         """It counts in its state, and not as one that this process has accepted."""
         counters = EvaluationCounters()
-        counters.record_restored(EvaluationState.RUNNING)
-        counters.record_accepted()
+        counters.record_restored_evaluation(EvaluationState.RUNNING)
+        counters.record_accepted_evaluation()
         self.assertEqual(counters.accepted_count, 1)
         self.assertEqual(counters.count_by_state[EvaluationState.RUNNING], 1)
 
@@ -48,8 +48,8 @@ class RestoredTests(SynchronousTestCase):
         batch = parser.feed(b"\n".join([*lines, markers.data_end, b""]))
         self.assertEqual([json.loads(value) for value in list_data_payloads(batch)], values)
         results = ResultSummary()
-        summarize_events(results, batch)
-        summarize_events(results, EventBatch(0, b""))
+        add_results_to_summary(results, batch)
+        add_results_to_summary(results, EventBatch(0, b""))
         self.assertEqual(results.build_json_object(), parser.result_summary.build_json_object())
 
     def test_callbacks(self) -> None:

@@ -25,39 +25,40 @@ class IntervalTests(SynchronousTestCase):
 
     def test_measured(self) -> None:
         """It is the mean of late ends; before any, runs are taken to last 10 seconds."""
-        self.assertEqual(RetrySchedule(4).estimate_end_interval(0), 2.5)
+        self.assertEqual(RetrySchedule(4).estimate_seconds_between_ends(0), 2.5)
         schedule = measured(0.5)
-        self.assertAlmostEqual(schedule.estimate_end_interval(0.1), 0.5, 2)
+        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(0.1), 0.5, 2)
         for number in range(1, 200):
             schedule.record_evaluation_end(number * 3, are_all_slots_used=True)
-        self.assertAlmostEqual(schedule.estimate_end_interval(597), 3, 1)
+        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(597), 3, 1)
 
     def test_batches(self) -> None:
         """Evaluations that begin and end together count as many, however long none has ended."""
         schedule = RetrySchedule(100)
         schedule.record_all_slots_used(0)
-        self.assertLess(abs(schedule.estimate_end_interval(60) - 0.7), 0.2)
+        self.assertLess(abs(schedule.estimate_seconds_between_ends(60) - 0.7), 0.2)
         for batch in range(1, 10):
             for number in range(100):
                 schedule.record_evaluation_end(batch * 60 + number / 100, are_all_slots_used=True)
                 self.assertLess(
-                    abs(schedule.estimate_end_interval(batch * 60 + number / 100) - 0.6), 0.4
+                    abs(schedule.estimate_seconds_between_ends(batch * 60 + number / 100) - 0.6),
+                    0.4,
                 )
 
     def test_idle(self) -> None:
         """Time without waiters does not count."""
         schedule = measured(0.5)
         schedule.record_evaluation_end(0.5, are_all_slots_used=False)
-        self.assertAlmostEqual(schedule.estimate_end_interval(9999), 0.5, 2)
+        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(9999), 0.5, 2)
         schedule.record_all_slots_used(9999)
         schedule.record_all_slots_used(9999.2)
         schedule.record_evaluation_end(9999.5, are_all_slots_used=True)
-        self.assertAlmostEqual(schedule.estimate_end_interval(9999.5), 0.5, 2)
+        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(9999.5), 0.5, 2)
 
     def test_standstill(self) -> None:
         """The longer none ends, the later clients come back."""
         schedule = measured(0.5)
-        found = [schedule.estimate_end_interval(now) for now in (0, 10, 100, 1000)]
+        found = [schedule.estimate_seconds_between_ends(now) for now in (0, 10, 100, 1000)]
         self.assertEqual(found, sorted(found))
         self.assertGreater(found[-1], 20)
 

@@ -486,7 +486,7 @@ class ServiceTests(SynchronousTestCase):
             queue = evaluations.registry.run_queue
             budget = evaluations.context.ring_budget
             budget.allocate_ring().set_used_bytes(192 * 1024)  # all but the reserve
-            self.assertEqual(budget.ring_limit, 64 * 1024 // (places + 1))
+            self.assertEqual(budget.max_ring_bytes, 64 * 1024 // (places + 1))
             for number in range(places):
                 self.assertFalse(queue.is_full())
                 queue.acquire_slot(str(number))

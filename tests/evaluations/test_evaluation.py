@@ -14,7 +14,7 @@ from tawebeval.config import EnvironmentSettings
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.states import EvaluationState, IllegalTransition
-from tawebeval.deferreds import UNLIMITED_QUEUE, FairQueue
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import build_status
@@ -461,7 +461,7 @@ class FetchTests(EvaluationTestCase):
         self.slot.shut = True
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
-        self.fetches = self.world.fetches = FairQueue(1, UNLIMITED_QUEUE)
+        self.fetches = self.world.fetches = FairQueue(1, UNLIMITED_WAITERS)
         self.evaluation.context = self.world.context()
 
     def test_fetched_first(self) -> None:

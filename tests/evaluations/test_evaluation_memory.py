@@ -13,7 +13,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
-    MAX_SHOWN_COMMAND_LENGTH,
+    MAX_TRUNCATED_COMMAND_BYTES,
     TEXT_FIELD_SIZE_LIMITS,
     Repository,
     SubmissionFile,
@@ -104,11 +104,11 @@ class MemoryTests(EvaluationTestCase):
         """With the start the command and the names of the files go."""
         self.begin()
         self.world.sandbox.last.started_as.clear()
-        kept = len(largest("repository[url]")) + MAX_SHOWN_COMMAND_LENGTH + 2048
+        kept = len(largest("repository[url]")) + MAX_TRUNCATED_COMMAND_BYTES + 2048
         self.assertLess(self.texts(), kept + USUAL)
         shown = build_status(self.evaluation, None)
         self.assertEqual(
-            shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_SHOWN_COMMAND_LENGTH - 3]
+            shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_TRUNCATED_COMMAND_BYTES - 3]
         )
         self.assertEqual(shown["repository"], self.evaluation.request.repository.url)
         self.world.child.end()
@@ -137,7 +137,7 @@ class MemoryTests(EvaluationTestCase):
     def kept(self) -> int:
         """Return what counts of it beside its ring, and hold that this is what there is."""
         counted = self.world.budget.used_bytes - self.evaluation.ring.line_bytes
-        self.assertEqual(counted, self.evaluation.ring_allocation.bytes_beside_ring)
+        self.assertEqual(counted, self.evaluation.ring_allocation.bytes_outside_ring)
         self.assertGreater(counted, len(self.evaluation.request.repository.url))
         return counted
 
@@ -150,7 +150,7 @@ class MemoryTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         url = len(self.evaluation.request.repository.url.encode())
         self.assertGreater(
-            self.kept(), url + STDERR_TAIL_BYTES + 2048 + MAX_SHOWN_COMMAND_LENGTH - KIB
+            self.kept(), url + STDERR_TAIL_BYTES + 2048 + MAX_TRUNCATED_COMMAND_BYTES - KIB
         )
         self.evaluation.discard_events(EvaluationState.EXPIRED)
         self.assertEqual(self.world.budget.used_bytes, 0)

@@ -14,7 +14,7 @@ from tawebeval.config import (
     LimitSettings,
 )
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.deferreds import UNLIMITED_QUEUE, FairQueue
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,
     EvaluationExpired,
@@ -141,7 +141,7 @@ class FetchTests(RegistryTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.registry.context.fetch_slots = FairQueue(2, UNLIMITED_QUEUE, 1)
+        self.registry.context.fetch_slots = FairQueue(2, UNLIMITED_WAITERS, 1)
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
 

@@ -186,7 +186,7 @@ class Reading(Comparison):
                 share = model.real.ring_allocation
                 # Nobody waits who has room, and nobody reads much who has none.
                 assert child.paused == share.is_full
-                assert not child.paused or share.used_bytes >= max(1, share.limit)
+                assert not child.paused or share.used_bytes >= max(1, share.max_ring_bytes)
                 assert share.used_bytes < CAPACITY + READ
                 live = [one for one in self.streams if one.identifier == identifier]
                 expected = max(model.paged, model.cut)  # somebody who may lack something

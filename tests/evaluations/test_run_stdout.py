@@ -308,14 +308,14 @@ class DefectTests(PumpTestCase):
     def assert_lost(self) -> None:
         """Hold that the loss is told once and logged, and that nothing hinders the end."""
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.assertEqual((self.loss_counts, self.pump.has_lost_events), (1, True))
+        self.assertEqual((self.loss_counts_by_reason, self.pump.has_lost_events), (1, True))
         self.pump.feed(b"more\n")
         self.turn(5)
         self.assertFalse(self.producer.paused)
         self.pump.on_stdout_end()
         self.assertTrue(self.pump.output_stored_event.is_set)
         self.pump.accept_remaining_output()
-        self.assertEqual((self.loss_counts, self.clock.getDelayedCalls()), (1, []))
+        self.assertEqual((self.loss_counts_by_reason, self.clock.getDelayedCalls()), (1, []))
 
     def test_feed(self) -> None:
         """In parsing what was read."""
@@ -480,4 +480,4 @@ class PropertyTests(PumpTestCase):
             stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=read_file
         )
         assert join_text(classify(events)) == expected
-        self.assertEqual((self.loss_counts, self.clock.getDelayedCalls()), (0, []))
+        self.assertEqual((self.loss_counts_by_reason, self.clock.getDelayedCalls()), (0, []))

@@ -23,7 +23,7 @@ from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.pages import EventPage
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.deferreds import (
-    UNLIMITED_QUEUE,
+    UNLIMITED_WAITERS,
     FairQueue,
     make_one_shot_event,
     wait_despite_cancellation,
@@ -221,7 +221,7 @@ class World:
     random: Callable[[int], bytes] = attrs.field(factory=straw)
     running: int = 4
     quota_directories: DeferredQueue[Path] | None = None
-    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNLIMITED_QUEUE))
+    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNLIMITED_WAITERS))
     archive: Any = attrs.field(factory=NoArchive)
     budget: RingBudget = attrs.field(init=False)
 

@@ -52,7 +52,7 @@ class MeterTests(SynchronousTestCase):
         for path, expected in (("a/.gitattributes", True), (".gitattributes", True), ("a", False)):
             meter = TreeSizeMeter(TreeLimits(9, 9))
             meter.feed(f"100644 blob 01 1\t{path}\0".encode())
-            self.assertEqual(meter.has_attributes, expected)
+            self.assertEqual(meter.has_gitattributes, expected)
 
     def test_path(self) -> None:
         """A path that no system call takes is refused, before it is read as a whole."""

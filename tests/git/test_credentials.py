@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import UrlServer, parse_url_server
+from tawebeval.core.hosts import ServerAddress, parse_server_address
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import MAX_PASSWORD_SIZE, Credential, Login, parse_password
 
@@ -18,9 +18,9 @@ PASSWORD = Credential("git.example.org", 0, "judge", (), b"s3cr:t@", "s3cr:t@")
 KEY = Credential("git.example.org", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
 
 
-def parse(url: str) -> UrlServer:
+def parse(url: str) -> ServerAddress:
     """Return the target of a URL, which is not this machine."""
-    found = parse_url_server(url)
+    found = parse_server_address(url)
     assert found is not None
     return found
 

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.form import Repository
-from tawebeval.core.hosts import parse_url_server
+from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
 from tawebeval.git.submodules import SubmoduleUrlParser, build_list_command, resolve_submodule_url
@@ -124,7 +124,7 @@ class ResolveTests(SynchronousTestCase):
             found = resolve_submodule_url("/".join(["..", *parts]), parent)
         except ValueError:
             return
-        self.assertEqual(parse_url_server(found), parse_url_server(parent))
+        self.assertEqual(parse_server_address(found), parse_server_address(parent))
 
 
 class CheckoutTests(CacheTestCase):

@@ -20,7 +20,7 @@ from twisted.web.iweb import IAgent, IBodyProducer
 from zope.interface import implementer
 
 from tawebeval.config import CallerSettings, Configuration, ServiceSettings
-from tawebeval.core.hosts import HostPolicy, IPAddress, UrlServer
+from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ServerBusy
 from tawebeval.pinned_agent import PinnedAgent, ResponseSizeLimit
@@ -384,7 +384,7 @@ class RequestTests(SeveralTestCase):
         lists = make_peer_lists(FakeResolver(["10.0.0.9"]), reactor)
         make = lists._agent
 
-        def agent(server: UrlServer, address: IPAddress, limit: ResponseSizeLimit) -> IAgent:
+        def agent(server: ServerAddress, address: IPAddress, limit: ResponseSizeLimit) -> IAgent:
             limits.append(limit)
             made = make(server, address, limit)
             self.assertIsInstance(made, PinnedAgent)

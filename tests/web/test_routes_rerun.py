@@ -256,9 +256,9 @@ class RerunTests(RerunTestCase):
             places.append(self.begin())
             self.finish()
         budget = self.service.registry.submissions.budget
-        budget.limit = self.stored + 100
+        budget.max_bytes = self.stored + 100
         self.begin()
-        self.assertLessEqual(self.stored, budget.limit)
+        self.assertLessEqual(self.stored, budget.max_bytes)
         self.assertEqual(len(self.service.leftovers()), 3)
         self.assertIn("send the submission again", self.rerun(places[0], 410).json()["detail"])
         self.assertEqual(self.status(places[0])["state"], "finished")
@@ -272,11 +272,11 @@ class RerunTests(RerunTestCase):
             places.append(self.begin())
             self.finish()
         budget = self.service.registry.submissions.budget
-        budget.limit = self.stored
+        budget.max_bytes = self.stored
         for place in (*places, *places):
             self.rerun(place, 200, Part("seed", b"8"))
             self.finish()
-        self.assertEqual((self.stored, len(self.service.leftovers())), (budget.limit, 6))
+        self.assertEqual((self.stored, len(self.service.leftovers())), (budget.max_bytes, 6))
 
     def test_displaced_with_reruns(self) -> None:
         """Files make room only together with all their reruns, and none once one is needed."""
@@ -297,7 +297,7 @@ class RerunTests(RerunTestCase):
         """An upload that would not fit without the kept files, either, displaces none."""
         place = self.begin()
         self.finish()
-        self.service.registry.submissions.budget.limit = self.stored
+        self.service.registry.submissions.budget.max_bytes = self.stored
         self.request(
             "POST",
             "/evaluate",
@@ -306,7 +306,7 @@ class RerunTests(RerunTestCase):
             headers={"Content-Type": MULTIPART},
         )
         self.assertEqual(len(self.service.leftovers()), 1)
-        self.service.registry.submissions.budget.limit *= 2
+        self.service.registry.submissions.budget.max_bytes *= 2
         self.rerun(place)
 
     def test_off(self) -> None:

@@ -101,7 +101,7 @@ class EarlyRefusalTests(RawTestCase):
     def test_disk(self) -> None:
         """503 before the body, where it would not fit beside the uploads that there are."""
         spool = self.service.registry.submissions.budget
-        self.service.registry.submissions.budget.add_stored_bytes(spool.limit - 1000)
+        self.service.registry.submissions.budget.add_stored_bytes(spool.max_bytes - 1000)
         connection = self.begin(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
@@ -109,7 +109,7 @@ class EarlyRefusalTests(RawTestCase):
         connection = self.begin(1000)
         self.assertEqual(connection.received, b"")
         connection.lose()
-        self.assertEqual(spool.stored_bytes, spool.limit - 1000)
+        self.assertEqual(spool.stored_bytes, spool.max_bytes - 1000)
 
     def test_disk_becomes_full(self) -> None:
         """503 in the body, where others were faster; what had come is removed, and not counted."""
@@ -117,7 +117,7 @@ class EarlyRefusalTests(RawTestCase):
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
         self.assertEqual((connection.received, spool.stored_bytes), (b"", 50_000 + PER_FILE))
-        others = spool.limit - spool.stored_bytes
+        others = spool.max_bytes - spool.stored_bytes
         spool.add_stored_bytes(others)
         connection.send(b"x")
         self.assert_refused(connection, 503)

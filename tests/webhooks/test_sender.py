@@ -34,7 +34,7 @@ from zope.interface import implementer
 
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import RequestOutcome
-from tawebeval.core.hosts import HostPolicy, IPAddress, UrlServer
+from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.errors import ForbiddenHost
 from tawebeval.pinned_agent import MAX_RESPONSE_BYTES, CachedPolicyForHTTPS, PinnedAgent
 from tawebeval.resolver import CheckedResolver
@@ -137,7 +137,7 @@ class SenderTestCase(SynchronousTestCase):
     def sender(self) -> WebhookSender:
         """Return what posts."""
 
-        def agent(target: UrlServer, address: IPAddress) -> Any:
+        def agent(target: ServerAddress, address: IPAddress) -> Any:
             self.reached.append((target.host, str(address)))
             return self.agent
 

@@ -14,7 +14,7 @@ from tawebeval.config import HttpSettings
 from tawebeval.core.forwarded_headers import (
     TrustedProxies,
     canonicalize_address,
-    find_client_network,
+    compute_address_group,
 )
 from tawebeval.deferreds import Condition, wait_until
 
@@ -75,7 +75,7 @@ class ClientAddressResolver:
         return (
             ConnectionPeer(host, "", None)
             if trusted
-            else ConnectionPeer(host, find_client_network(host), RemoteAddress(host))
+            else ConnectionPeer(host, compute_address_group(host), RemoteAddress(host))
         )
 
     def resolve_client(self, peer: ConnectionPeer, headers: Headers) -> RemoteAddress:
@@ -90,7 +90,7 @@ class ClientAddressResolver:
         return (
             RemoteAddress(peer.address)
             if said is None
-            else RemoteAddress(said, find_client_network(said))
+            else RemoteAddress(said, compute_address_group(said))
         )
 
 
