@@ -14,14 +14,12 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import attrs
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone
@@ -30,7 +28,7 @@ from twisted.web.iweb import IPolicyForHTTPS, IResponse
 
 from tawebeval import __version__
 from tawebeval.core.hosts import ServerAddress
-from tawebeval.deferreds import WorkerThreads
+from tawebeval.deferreds import Condition, WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import RemoteResolver
@@ -47,7 +45,7 @@ _START = b"version https://git-lfs.github.com/spec/v1\n"
 _POINTER = re.compile(re.escape(_START) + rb"oid sha256:([0-9a-f]{64})\nsize ([0-9]{1,15})\n")
 _MAX_POINTER = 1024  # bytes (git-lfs, docs/spec.md)
 _OBJECTS_PER_REQUEST = 16  # so that an answer with signed URLs has at most 64 KiB
-_WRITTEN_AT_ONCE = 2**20  # bytes
+_COPIED_AT_ONCE = 2**20  # bytes
 _MEDIA_TYPE = "application/vnd.git-lfs+json"
 _USER_AGENT = f"tawebeval/{__version__}"
 
@@ -155,7 +153,7 @@ def replace_lfs_pointers(tree: Path, objects: Path, size: int) -> str | None:
             flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             target = os.open(pointer.path, flags, dir_fd=top)
             with open(objects / pointer.oid, "rb") as source, open(target, "wb") as file:
-                shutil.copyfileobj(source, file, _WRITTEN_AT_ONCE)
+                shutil.copyfileobj(source, file, _COPIED_AT_ONCE)
     return None
 
 
@@ -199,68 +197,34 @@ def _read_pointer(path: str, top: int) -> LfsPointer | None:
     return LfsPointer(path, found[1].decode(), int(found[2]), len(content))
 
 
-class _Writer(Protocol):
-    """Writer of a body into `file`, a mebibyte at a time, in a thread that also hashes.
+class _BodyReader(Protocol):
+    """Reader of a body that pauses the connection until each chunk is taken."""
 
-    The connection pauses meanwhile, so that a fast server fills no memory.
-    """
+    transport: Any
 
-    def __init__(self, threads: WorkerThreads, file: BinaryIO, limit: ResponseSizeLimit) -> None:
-        self._threads = threads
-        self._file = file
-        self._limit = limit
-        self._hash = hashlib.sha256()
+    def __init__(self) -> None:
         self._chunks: list[bytes] = []
-        self._held = 0  # bytes
-        self._writing: Deferred[None] | None = None
         self._end: Failure | None = None
-        self.finished: Deferred[str] = Deferred(partial(_cancel, limit))
+        self._changed: Condition[None] = Condition()
 
     def dataReceived(self, data: bytes) -> None:
         self._chunks.append(data)
-        self._held += len(data)
-        if self._held >= _WRITTEN_AT_ONCE:
-            self._write_on()
+        self.transport.pauseProducing()
+        self._changed.notify(None)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._end = reason
-        self._write_on()
+        self._changed.notify(None)
 
-    def _write_on(self) -> None:
-        if self._writing is not None:
-            return
-        if self._end is not None and (not self._chunks or not self._end.check(ResponseDone)):
-            if not self.finished.called:
-                if self._end.check(ResponseDone):
-                    self.finished.callback(self._hash.hexdigest())
-                else:
-                    self.finished.errback(RequestFailed("the connection was lost"))
-            return
-        if self._end is None:
-            self._pause(True)
-        data, self._chunks, self._held = b"".join(self._chunks), [], 0
-        self._writing = Deferred.fromCoroutine(self._threads.run_in_thread(self._write, data))
-        self._writing.addCallbacks(self._on_written, self._on_failure)
-
-    def _write(self, data: bytes) -> None:
-        self._hash.update(data)
-        self._file.write(data)
-
-    def _on_written(self, _: None) -> None:
-        self._writing = None
-        if self._end is not None or self._held >= _WRITTEN_AT_ONCE:
-            self._write_on()
-        else:
-            self._pause(False)
-
-    def _on_failure(self, failure: Failure) -> None:
-        if not self.finished.called:
-            self.finished.errback(failure)
-        self._limit.abort_connection()
-
-    def _pause(self, paused: bool) -> None:
-        transport: Any = self.transport
-        (transport.pauseProducing if paused else transport.resumeProducing)()
+    async def read_chunk(self) -> bytes:
+        """Return the next bytes, empty at the end. Raises: RequestFailed for a body that is cut."""
+        while not self._chunks and self._end is None:
+            self.transport.resumeProducing()
+            await self._changed.wait()
+        if not self._chunks and self._end is not None and not self._end.check(ResponseDone):
+            raise RequestFailed("the answer is cut, or its JSON is over 64 KiB")
+        data, self._chunks = b"".join(self._chunks), []
+        return data
 
 
 @attrs.frozen
@@ -310,7 +274,10 @@ class LfsClient:
             response = await self._request(
                 b"POST", endpoint, headers, endpoint, credential, limit, question
             )
-            content = await _collect(response, limit)
+            content = b""
+            with _open_body(response, limit) as body:
+                while chunk := await body.read_chunk():
+                    content += chunk
             try:
                 batch = msgspec.json.decode(content, type=_Batch)
             except (msgspec.DecodeError, RecursionError):
@@ -342,11 +309,17 @@ class LfsClient:
         limit.remaining_bytes += pointer.size
         unfinished = directory / f"{pointer.oid}.new"
         file: BinaryIO = await self._threads.run_in_thread(open, unfinished, "wb")
+        digest = hashlib.sha256()
+
+        def write(chunk: bytes) -> None:
+            digest.update(chunk)
+            file.write(chunk)
+
         try:
-            writer = _Writer(self._threads, file, limit)
-            response.deliverBody(writer)
-            oid = await writer.finished
-            if oid != pointer.oid:
+            with _open_body(response, limit) as body:
+                while chunk := await body.read_chunk():
+                    await self._threads.run_in_thread(write, chunk)
+            if digest.hexdigest() != pointer.oid:
                 raise RequestFailed("the server's file has another SHA-256")
             await self._threads.run_in_thread(_sync, file)
         finally:
@@ -431,28 +404,12 @@ def _name_path(pointer: LfsPointer) -> Iterator[None]:
         ) from None
 
 
-def _cancel(limit: ResponseSizeLimit, waiting: Deferred[Any]) -> None:
-    """Cancel a Deferred that waits for a body, before the end of the connection fails it."""
-    waiting.errback(CancelledError())
-    limit.abort_connection()
-
-
-async def _collect(response: IResponse, limit: ResponseSizeLimit) -> bytes:
-    """Return the body of a response, which the limit bounds."""
-    chunks: list[bytes] = []
-    finished: Deferred[None] = Deferred(partial(_cancel, limit))
-
-    def on_end(reason: Failure) -> None:
-        if finished.called:
-            return
-        if reason.check(ResponseDone):
-            finished.callback(None)
-        else:
-            finished.errback(RequestFailed("the answer of the LFS server is cut, or over 64 KiB"))
-
-    collector: Any = Protocol()
-    collector.dataReceived = chunks.append
-    collector.connectionLost = on_end
-    response.deliverBody(collector)
-    await finished
-    return b"".join(chunks)
+@contextmanager
+def _open_body(response: IResponse, limit: ResponseSizeLimit) -> Iterator[_BodyReader]:
+    """Yield the reader of a body, which the limit bounds; close the connection at the end."""
+    reader = _BodyReader()
+    response.deliverBody(reader)
+    try:
+        yield reader
+    finally:
+        limit.abort_connection()

@@ -296,7 +296,7 @@ class DownloadTests(BareRepositoryCase):
             (b'{"objects": [], "transfer": "ssh"}', "no basic transfers"),
             (b'{"objects": []}', "does not have the file"),
             (b'{"objects": [{"oid": "%s"}]}' % SHA.encode(), "does not have the file"),
-            (b" " * 70_000, "is cut, or over 64 KiB"),
+            (b" " * 70_000, "is cut, or its JSON is over 64 KiB"),
         ):
             with self.assertRaises(EvaluationFailure) as caught:
                 await self.fetch(server)
@@ -355,7 +355,7 @@ class DownloadTests(BareRepositoryCase):
         server.cut = True
         with self.assertRaises(EvaluationFailure) as caught:
             await self.fetch(server)
-        self.assertIn("the connection was lost", caught.exception.message)
+        self.assertIn("the answer is cut", caught.exception.message)
         self.assertEqual(list((self.path / "lfs").iterdir()), [])
 
 
