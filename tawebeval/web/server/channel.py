@@ -120,7 +120,6 @@ class ApiChannel(TimeoutChannel):
             )
         if self.phase is ConnectionPhase.NEW and data.startswith(_TLS_RECORD):
             # Plain text, which TLS clients report at once as a wrong version of TLS.
-            self.site.report_tls_on_plain_port(self.peer.address)
             self._bad_request("this port speaks plain HTTP; use http:// in place of https://")
         if self.phase is ConnectionPhase.CLOSED:
             return

@@ -71,6 +71,3 @@ class ChannelSite(Protocol):
     connection_limits: ConnectionLimits
     base_path: BasePath
     open_connections: OpenConnections
-
-    def report_tls_on_plain_port(self, address: str) -> None:
-        """Log that a client at `address` speaks TLS to a port without TLS."""

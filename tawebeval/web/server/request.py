@@ -47,8 +47,6 @@ from tawebeval.web.server.timeouts import LINGER_SECONDS
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
 
-_TLS_REPORTS = 60.0  # seconds between two log lines about TLS on a port without TLS
-
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
@@ -297,24 +295,12 @@ class ApiSite(Site):
         self.base_path = BasePath(settings.base_path)
         self.open_connections = OpenConnections(reactor)
         self._fast_path = fast_path
-        self._next_tls_report = 0.0  # in seconds of the clock
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """Return the channel of a new connection."""
         channel: Any = super().buildProtocol(addr)
         channel.fast_path = self._fast_path(channel)
         return channel
-
-    def report_tls_on_plain_port(self, address: str) -> None:
-        """Log that a client at `address` speaks TLS to a port without TLS, once a minute."""
-        now = self.clock.seconds()
-        if now >= self._next_tls_report:
-            self._next_tls_report = now + _TLS_REPORTS
-            log.warn(
-                "{client} speaks TLS to a port of plain HTTP; use http:// in place of https://, or"
-                " set up TLS in a proxy or by an ssl: endpoint in listen (logged once a minute)",
-                client=address or "-",
-            )
 
     def log(self, request: object) -> None:
         """Do nothing: `Application.record_answer` logs requests, those of the fast path too."""
