@@ -31,7 +31,6 @@ from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, 
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
 from tawebeval.daemon.startup import (
     StartupChecks,
-    ThreadPool,
     find_exposed_endpoints,
     open_authentication,
 )
@@ -110,7 +109,7 @@ class ThreadPools:
             archive_reader_threads=create(2, "archived") if has_archive else None,
         )
 
-    def list_pools(self) -> Sequence[ThreadPool]:
+    def list_pools(self) -> Sequence[WorkerThreads | SystemResolver]:
         """List all pools."""
         return [pool for pool in attrs.astuple(self, recurse=False) if pool is not None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.application.service import Service
 from twisted.logger import Logger
@@ -21,6 +21,7 @@ from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.filetree import describe_disk_error
 from tawebeval.linux.reaper import kill_stale_processes
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
+from tawebeval.resolver import SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.environment_store import locate_store
@@ -36,16 +37,6 @@ from tawebeval.web.auth import (
 )
 
 log = Logger()
-
-
-class ThreadPool(Protocol):
-    """Threads that start and stop with the daemon."""
-
-    def start(self) -> None:
-        """Start the threads. Raises: OSError."""
-
-    def stop(self) -> None:
-        """Stop the threads. May block."""
 
 
 class StartupChecks(Service):
@@ -64,7 +55,7 @@ class StartupChecks(Service):
         directories: DaemonDirectories,
         cgroups: CgroupManager,
         sandbox: Sandbox,
-        pools: Sequence[ThreadPool],
+        pools: Sequence[WorkerThreads | SystemResolver],
         disk_threads: WorkerThreads,
         configuration: Configuration,
         found: RecoveredEvaluations | None = None,

@@ -98,18 +98,12 @@ class Authentication:
         """Whether anybody may call."""
         return self._tokens is None
 
-    def identify_caller(self, authorization: Sequence[bytes], method: bytes = b"GET") -> str:
-        """Return the caller's name by the headers `Authorization`, and count the request.
-
-        Raises: Unauthorized, CallerQuotaExceeded; AccessDenied if the token does not permit the
-        method.
-        """
-        return self.authenticate_token(authorization, method).caller
-
     def authenticate_token(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
-        """Return the token as `identify_caller` does; that of ANONYMOUS_CALLER if anybody may call.
+        """Return the token in the headers `Authorization`, and count the request.
 
-        `check_problem_access` decides which routes a token for some problems permits.
+        The token is that of ANONYMOUS_CALLER if anybody may call. `check_problem_access` decides
+        which routes a token for some problems permits. Raises: Unauthorized, CallerQuotaExceeded;
+        AccessDenied if the token does not permit the method.
         """
         if self._tokens is None:
             return ANONYMOUS_TOKEN

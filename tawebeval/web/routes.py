@@ -411,7 +411,7 @@ def _check_reader(context: WebContext, request: ApiRequest) -> None:
         assert context.health_and_metrics.metrics_authentication is not None, (
             "the daemon does not start without"
         )
-        context.health_and_metrics.metrics_authentication.identify_caller(
+        context.health_and_metrics.metrics_authentication.authenticate_token(
             headers.getRawHeaders(b"Authorization", [])
         )
     elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):

@@ -107,7 +107,7 @@ class AccessTests(SynchronousTestCase):
 
     def admit(self, token: str) -> str:
         """Ask with a token."""
-        return self.access.identify_caller([b"Bearer " + token.encode()])
+        return self.access.authenticate_token([b"Bearer " + token.encode()]).caller
 
     def reload(self) -> None:
         """Read the file again. Raises ConfigurationError."""
@@ -126,21 +126,20 @@ class AccessTests(SynchronousTestCase):
             (b"POST", False),
             (b"DELETE", False),
         ):
-            self.assertEqual(
-                self.access.identify_caller([b"Bearer " + self.alice.encode()], method), "alice"
-            )
+            ask = self.access.authenticate_token
+            self.assertEqual(ask([b"Bearer " + self.alice.encode()], method).caller, "alice")
             headers = [b"Bearer " + reading.encode()]
             if allowed:
-                self.assertEqual(self.access.identify_caller(headers, method), "alice")
+                self.assertEqual(ask(headers, method).caller, "alice")
             else:
-                self.assertRaises(AccessDenied, self.access.identify_caller, headers, method)
+                self.assertRaises(AccessDenied, ask, headers, method)
 
     def test_open(self) -> None:
         """Without a file everybody is the same caller, for whom there is no rate."""
         access = Authentication(RateLimit(1, Clock().seconds))
         self.assertTrue(access.is_token_optional)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
-            self.assertEqual(access.identify_caller(headers), "")
+            self.assertEqual(access.authenticate_token(headers).caller, "")
         self.assertEqual(list(access.list_reloadable_files()), [])
 
     def test_reload(self) -> None:
