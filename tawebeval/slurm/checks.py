@@ -138,6 +138,8 @@ def _check_by_job(
                 (name, one.root, one.variables) for name, one in _sorted(configuration, 0)
             ],
             "directory": None if runner.shared_directory else runner.node_directory,
+            "cache": runner.node_cache,
+            "free_disk": configuration.limits.free_disk,
         }
     )
     options = build_srun_options(
@@ -213,5 +215,8 @@ def _judge_report(printed: str, token: str, files: str) -> Iterator[str | SetupP
         f"{where} bubblewrap works (Python {told['python']}), {files}, and limits.memory holds for"
         f" {whose}"
     )
+    if told["cache_problem"] is not None:
+        remedy = "remove that directory there; until then each evaluation gets its tree anew"
+        yield SetupProblem(f"{where} {told['cache_problem']}", remedy)
     for what, remedy in told["environments"]:
         yield SetupProblem(f"{where} {what}", remedy)

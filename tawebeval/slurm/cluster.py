@@ -282,7 +282,7 @@ class SlurmRun(SandboxedRun):
                 self._checkout.path,
             ),
             self._configuration.runner.node_cache,
-            *(descriptor, on_failure),
+            *(self.limits.free_disk, descriptor, on_failure),
         )
 
     async def _start_again(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:

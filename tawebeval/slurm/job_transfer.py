@@ -5,7 +5,7 @@ description and the submission, and the tree of the commit if the node wants it 
 of it comes before the evaluator begins, and before any line of `frames`:
 
 - the number of bytes of the job description, in decimal, and a line feed; the job description;
-- a line of JSON: the key of the tree, and `runner.node_cache`;
+- a line of JSON: the key of the tree, `runner.node_cache` and `limits.free_disk`;
 - the submission, and, if it is wanted, the tree (`tree_stream`).
 
 A thread reads a piece of the files while the one before it is in the pipe: one piece is in memory,
@@ -15,9 +15,11 @@ not begun is started anew, and with it the transfer.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.deferreds import WorkerThreads, run_in_background
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.frames import FrameKind
 from tawebeval.slurm.job_description import JobDescription, decode_job_description
@@ -72,6 +74,7 @@ class JobSender:
         description_file: Path,
         checkout: Path,
         cache_bytes: int,
+        min_free_bytes: int,
         descriptor: int,
         on_failure: Callable[[EvaluationFailure], object],
     ) -> None:
@@ -79,6 +82,7 @@ class JobSender:
         self._description_file = description_file
         self._checkout = checkout
         self._cache_bytes = cache_bytes
+        self._min_free_bytes = min_free_bytes
         self._on_failure = on_failure
         own = os.dup(descriptor)
         self._writer = PipeWriter(reactor, own, partial(os.close, own))
@@ -86,7 +90,9 @@ class JobSender:
     def on_frame(self, kind: FrameKind) -> None:
         """Send what a node that tells `READY_FOR_JOB` or `TREE_WANTED` waits for."""
         if kind is FrameKind.READY_FOR_JOB:
-            pieces = encode_job(self._description_file, self._checkout, self._cache_bytes)
+            pieces = encode_job(
+                self._description_file, self._checkout, self._cache_bytes, self._min_free_bytes
+            )
         else:
             pieces = encode_tree(self._checkout)
         run_in_background(self._send(pieces), log, "defect: sending to a node has failed")
@@ -113,10 +119,12 @@ class JobSender:
         self._writer.connectionLost(Failure(CONNECTION_LOST))
 
 
-def encode_job(description_file: Path, checkout: Path, cache_bytes: int) -> Iterator[bytes]:
+def encode_job(
+    description_file: Path, checkout: Path, cache_bytes: int, min_free_bytes: int
+) -> Iterator[bytes]:
     """Yield a job description and the submission beside it, in pieces. Blocks. Raises: OSError."""
     encoded = description_file.read_bytes()
-    about_tree = json.dumps([make_tree_key(checkout), cache_bytes]).encode()
+    about_tree = json.dumps([make_tree_key(checkout), cache_bytes, min_free_bytes]).encode()
     yield b"%d\n%b%b\n" % (len(encoded), encoded, about_tree)
     yield from encode_tree(Workspace(description_file.parent).submission_directory)
 
@@ -134,7 +142,8 @@ def receive_job(
     """
     send(FrameKind.READY_FOR_JOB)
     job = decode_job_description(_read_job_description(stream))
-    key, cache_bytes = read_line(stream, tuple[str, int])
+    key, cache_bytes, min_free_bytes = read_line(stream, tuple[str, int, int])
+    check_free_disk(place, min_free_bytes, job.commit_bytes)
     root = place / "evaluation"
     submission = job.move_to(root, place).workspace.submission_directory
     submission.mkdir(parents=True)
@@ -155,6 +164,17 @@ def receive_job(
     for _, directory in moved.workspace.make_sandboxed_view(root).writable_paths:
         directory.mkdir()
     return moved
+
+
+def check_free_disk(place: Path, min_free_bytes: int, tree_bytes: int = 0) -> None:
+    """Check that a disk has room for a tree, and that enough is left then. Raises: OSError."""
+    free = shutil.disk_usage(place).free
+    if free < min_free_bytes + tree_bytes:
+        what = (
+            f"{format_size(free)} are free, and a tree of {format_size(tree_bytes)} must leave"
+            f" {format_size(min_free_bytes)} (limits.free_disk)"
+        )
+        raise OSError(errno.ENOSPC, what, str(place.parent))
 
 
 def _read_job_description(stream: IO[bytes]) -> bytes:

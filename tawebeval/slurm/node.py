@@ -69,9 +69,10 @@ from tawebeval.slurm.frames import (
     encode_frame,
 )
 from tawebeval.slurm.job_description import JobDescription, WrongVersion, read_job_description
-from tawebeval.slurm.job_transfer import receive_job
+from tawebeval.slurm.job_transfer import check_free_disk, receive_job
 from tawebeval.slurm.jobs import format_node_message
 from tawebeval.slurm.pipe_writer import PipeClosed, PipeWriter
+from tawebeval.slurm.tree_cache import TreeCache
 from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded
 
 _THREADS = 3  # two of them poll limits
@@ -532,6 +533,7 @@ def check_node(path: Path) -> None:
         "token": None,
         "problem": None,
         "has_memory_cgroup": False,
+        "cache_problem": None,
         "environments": [],
     }
     try:
@@ -543,20 +545,26 @@ def check_node(path: Path) -> None:
     else:
         report["token"] = told["token"]
         sandbox = msgspec.convert(told["sandbox"], SandboxSettings)
+        parent = told["directory"] and Path(told["directory"])
         try:
             orphans = OrphanReaper(reactor, Spawner(reactor))
             with (
-                make_temporary_directory(told["directory"] and Path(told["directory"])) as place,
+                make_temporary_directory(parent) as place,
                 open_node_sandbox(sandbox, LimitSettings(), place, orphans) as opened,
             ):
                 found = probe_bubblewrap(opened)
                 report["problem"] = found and list(found)
+                if parent:
+                    check_free_disk(place, told["free_disk"])
+                    if limit := told["cache"]:
+                        report["cache_problem"] = TreeCache.open(parent, limit, place).problem
                 report["has_memory_cgroup"] = "memory" in opened.cgroup_manager.enforced_resources
         except ConfigurationError as error:
             report["problem"] = list(error.problem)
         except OSError as error:
             what = f"runner.node_directory: {told['directory']}: {error.strerror}"
-            report["problem"] = [what, "make the directory, where the daemon's user can write"]
+            remedy = "make the directory, where the daemon's user can write, on a disk with room"
+            report["problem"] = [what, remedy]
         report["environments"] = list(find_missing_environments(told["environments"]))
     print(json.dumps(report), flush=True)
 

@@ -47,12 +47,13 @@ class TreeCache(ExitStack):
     """The cache in `directory`, of at most `limit` bytes; a context, which unlocks its trees.
 
     `place` is a directory of this program on the same file system, which is removed in the end.
+    `problem` is the reason why the cache is not used, None while it is.
     """
 
     directory: Path
     limit: int
     place: Path
-    _is_usable: bool = attrs.field(default=True, init=False)
+    problem: str | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__init__()
@@ -87,17 +88,16 @@ class TreeCache(ExitStack):
                 return found
             (received / _TREE).mkdir(parents=True)
             size = receive(received / _TREE)
-            added = self._add_tree(key, received, size) if self._is_usable else None
+            added = self._add_tree(key, received, size) if self.problem is None else None
         return added or received / _TREE
 
     def _go_without(self, error: OSError) -> None:
-        self._is_usable = False
-        message = f"the cache of trees is not used: {error}"
-        print(format_node_message(os.uname().nodename, message), file=sys.stderr)
+        self.problem = f"the cache of trees is not used: {error}"
+        print(format_node_message(os.uname().nodename, self.problem), file=sys.stderr)
 
     def _find_or_wait(self, key: str, receiving: ExitStack) -> Path | None:
         """Return a kept tree, or None once this program may receive it, as `receiving` ensures."""
-        if not self._is_usable:
+        if self.problem is not None:
             return None
         try:
             found = self._find_tree(key)

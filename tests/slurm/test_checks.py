@@ -26,7 +26,8 @@ told = json.load(sys.stdin)
 (name, root, _), = told["environments"]
 lacks = [[name + " in " + told["directory"], root]]
 print(json.dumps({"node": "one", "python": "3", "problem": None, "has_memory_cgroup": False,
-                  "token": told["token"], "environments": lacks}))
+                  "token": told["token"], "environments": lacks,
+                  "cache_problem": "no cache of %d" % told["cache"]}))
 """
 
 
@@ -63,8 +64,9 @@ class CheckTests(SynchronousTestCase):
             runner=RunnerSettings(kind="slurm", node_directory="/scratch"),
             environments={"gcc": EnvironmentSettings("/roots/gcc")},
         )
-        _, found, missing = checks.check_cluster(
+        _, found, cache, missing = checks.check_cluster(
             configuration, (Path("/var"),), None, nullcontext, os.environ
         )
         self.assertIn("on the node one bubblewrap works (Python 3), /scratch is there", str(found))
+        self.assertIn(f"no cache of {configuration.runner.node_cache}", str(cache))
         self.assertEqual(missing, SetupProblem("on the node one gcc in /scratch", "/roots/gcc"))

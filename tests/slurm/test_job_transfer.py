@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tawebeval.config import LimitSettings, SandboxSettings
@@ -49,7 +51,7 @@ class TransferTests(PipeCase):
         sender = JobSender(
             self.reactor,
             threads or InlineThreads(),
-            *(self.file, self.checkout, 0, self.writing, self.failures.append),
+            *(self.file, self.checkout, 0, 0, self.writing, self.failures.append),
         )
         os.close(self.writing)
         return sender
@@ -80,7 +82,7 @@ class TransferTests(PipeCase):
 
     def test_cached(self) -> None:
         """The tree is not wanted a second time, and no other tree is taken for it."""
-        job = b"".join(encode_job(self.file, self.checkout, 10**6))
+        job = b"".join(encode_job(self.file, self.checkout, 10**6, 0))
         self.receive(job + b"".join(encode_tree(self.checkout)))
         self.place = self.place.with_name("second")
         self.place.mkdir()
@@ -90,7 +92,7 @@ class TransferTests(PipeCase):
         other = self.checkout.rename(self.checkout.with_name("repository-other-1-2"))
         self.place = self.place.with_name("third")
         self.place.mkdir()
-        job = b"".join(encode_job(self.file, other, 10**6))
+        job = b"".join(encode_job(self.file, other, 10**6, 0))
         self.assertRaises(StreamEnded, self.receive, job)
         self.assertEqual(self.told[1:], [FrameKind.READY_FOR_JOB, FrameKind.TREE_WANTED])
 
@@ -107,6 +109,19 @@ class TransferTests(PipeCase):
             self.place = self.place.with_name(f"place-{number}")
             self.place.mkdir()
             self.assertRaises(error, self.receive, stream)
+
+    def test_full_disk(self) -> None:
+        """A node without room for the tree refuses, before it takes the submission."""
+        job = b"".join(encode_job(self.file, self.checkout, 0, 2**20))
+        usage = SimpleNamespace(free=2**20 + self.job.commit_bytes)
+        self.patch(shutil, "disk_usage", lambda _: usage)
+        self.receive(job + b"".join(encode_tree(self.checkout)))
+        usage.free -= 1
+        self.place = self.place.with_name("second")
+        self.place.mkdir()
+        error = self.assertRaises(OSError, self.receive, job)
+        self.assertIn("a tree of 2 bytes must leave 1 MiB (limits.free_disk)", str(error))
+        self.assertEqual(list(self.place.iterdir()), [])
 
     def test_unreadable(self) -> None:
         """A file that is gone is told, without its path; after a stop nothing is told."""

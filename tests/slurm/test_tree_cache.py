@@ -191,6 +191,7 @@ class CacheTests(SynchronousTestCase):
     def assert_without(self, cache: TreeCache, key: str = ONE) -> None:
         """Check that a program receives its tree for itself, and says why."""
         self.assertTrue(self.provide(cache, key).is_relative_to(cache.place))
+        self.assertIn("the cache of trees is not used: ", cache.problem or "")
         self.assertIn("the cache of trees is not used: ", sys.stderr.getvalue())  # type: ignore[attr-defined]
 
     def test_locked(self) -> None:
