@@ -20,7 +20,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -57,18 +56,15 @@ _NEW = "new-"
 _GONE = "gone-"
 _LOOK = 0.2  # seconds between two looks at the free disk
 _MAX_ENTRIES = 2_000_000
-_MAX_DEVICES = 1000  # in an archive; tar has to be told each
 _COMPLAINT = 2000  # bytes of a program's messages that are shown
 # Directories of a source that no sandbox shows, and what other programs have left.
 _LEFT_OUT = ("boot", "dev", "home", "lost+found", "proc", "root", "run", "sys", "tmp")
 _UNPACK = ("--extract", "--no-same-owner", "--no-same-permissions", "--delay-directory-restore")
-_LIST = ("--list", "--verbose", "--numeric-owner", "--quoting-style=literal")
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
     "LC_ALL": "C.UTF-8",
     "HOME": "/nonexistent",
 }
-_MEMBER = re.compile(rb"([a-z-])\S{9,}\s+\S+\s+[0-9,]+\s+\S+\s+\S+ (.*)\n", re.DOTALL)
 _SHOWN = 0o555  # the mode of directories and programs
 _NOTES = ("Removing leading", "•")  # in lines of tar and umoci that report no error
 _IMAGE_FILES = (OCI_LAYOUT_FILE, DOCKER_MANIFEST_FILE)
@@ -237,11 +233,11 @@ class _Import:
             )
         if source.is_dir() and os.path.lexists(source / OCI_LAYOUT_FILE):
             return self._unpack_image(source)
-        names, devices = (set[str](), []) if source.is_dir() else self._list_archive()
+        names = set[str]() if source.is_dir() else self._list_image_files()
         if OCI_LAYOUT_FILE in names:
             archive = self._staging / "archive"
             archive.mkdir()
-            self._extract(archive, self._exclude(devices))
+            self._extract(archive)
             run_and_read_stderr_line("/bin/chmod", "-R", "u+rwX", "--", archive)
             return self._unpack_image(archive)
         if names:
@@ -251,24 +247,18 @@ class _Import:
         if source.is_dir():
             self._copy_directory(root)
         else:
-            self._extract(root, (*_leave_out("./", "", "/"), *self._exclude(devices)))
+            self._extract(root, *_leave_out("./", "", "/"))
         return root
 
-    def _extract(self, target: Path, options: Sequence[str]) -> None:
+    def _extract(self, target: Path, *options: str) -> None:
         """Extract the source, an archive, into an empty directory."""
         files = (f"--directory={target}", f"--file={self._source}")
         self._run("tar", *_UNPACK, *files, *options, writable=target)
 
-    def _exclude(self, names: Sequence[bytes]) -> tuple[str, ...]:
-        """Return the options by which tar leaves out these names."""
-        file = self._staging / "excluded"
-        file.write_bytes(b"".join(name + b"\n" for name in names))
-        return "--anchored", "--no-wildcards", f"--exclude-from={file}"
-
     def _copy_directory(self, root: Path) -> None:
         words = ("--ignore-failed-read", "--warning=no-failed-read", "--one-file-system")
-        left_out = (*_leave_out("./"), *self._exclude(self._list_devices()))
-        packing = ("tar", "--create", *words, f"--directory={self._source}", *left_out, ".")
+        options = (*words, f"--directory={self._source}", *_leave_out("./"))
+        packing = ("tar", "--create", *options, ".")
         with self._start(packing, subprocess.DEVNULL, subprocess.PIPE) as pack:
             unpacking = ("tar", *_UNPACK, "--directory", root, "--file", "-")
             self._run(*unpacking, stdin=pack.stdout, writable=root)
@@ -277,32 +267,18 @@ class _Import:
             if pack.wait():
                 raise ConfigurationError(f"{self._source}: tar could not read the directory")
 
-    def _list_devices(self) -> list[bytes]:
-        """Return the device nodes of a directory."""
-        command = ("find", self._source, "-xdev", "-type", "b,c", "-printf", "./%P\\n")
+    def _list_image_files(self) -> set[str]:
+        """Return the files of an archive by which it is an image."""
+        command = ("tar", "--list", "--quoting-style=escape", "--file", self._source)
         with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
             assert child.stdout is not None, "it is a pipe"
-            return [line.rstrip(b"\n") for line in islice(child.stdout, _MAX_DEVICES)]
-
-    def _list_archive(self) -> tuple[set[str], list[bytes]]:
-        """Return which names of an image the archive has, and its device nodes."""
-        names, devices = set[str](), list[bytes]()
-        command = ("tar", *_LIST, "--file", self._source)
-        with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
-            assert child.stdout is not None, "it is a pipe"
-            for line in child.stdout:
-                match = _MEMBER.fullmatch(line)
-                if match is None:
-                    continue
-                if match[1] in b"bc" and len(devices) < _MAX_DEVICES:
-                    devices.append(match[2])
-                elif (name := os.fsdecode(match[2].removeprefix(b"./"))) in _IMAGE_FILES:
-                    names.add(name)
+            names = (os.fsdecode(line.rstrip(b"\n").removeprefix(b"./")) for line in child.stdout)
+            found = {name for name in names if name in _IMAGE_FILES}
             if child.wait():
                 raise ConfigurationError(
                     f"{self._source} is neither a tar archive nor an image: {self._read_errors()}"
                 )
-        return names, devices
+        return found
 
     def _unpack_image(self, layout: Path | None) -> Path:
         """Unpack an image of a layout; None: the source is an archive of docker."""
