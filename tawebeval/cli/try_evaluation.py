@@ -19,12 +19,19 @@ from tawebeval.client.events import Page, parse_page
 from tawebeval.config import Configuration
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile, parse_submission_file
+from tawebeval.core.form import (
+    EvaluationRequest,
+    Repository,
+    SubmissionFile,
+    pack_request,
+    parse_submission_file,
+)
 from tawebeval.core.limits import ChosenLimits
 from tawebeval.core.pages import read_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.git.commits import TreeLimits
@@ -211,7 +218,8 @@ class LocalEnvironment:
             environment=request.environment,
         )
         workspace = Workspace(self._place / "evaluation")
-        return Evaluation("try", form, request.seed, sent, workspace, self.context)
+        details = EvaluationDetails("try", pack_request(form), request.seed, sent)
+        return Evaluation(details, workspace, self.context)
 
 
 def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:

@@ -202,7 +202,8 @@ class LocalEvaluation:
         if last is None:
             warn_of_empty_stdout(self._screen)
         error = last if isinstance(last, ErrorEvent) and last.final else None
-        stderr = evaluation.run_result.stderr_text if evaluation.run_result is not None else ""
+        result = evaluation.details.run_result
+        stderr = "" if result is None else result.stderr_text
         if stderr and (error is None or "stderr" not in error.members):
             self._screen.show_message("stderr:")
             self._screen.show_stderr(stderr)
@@ -212,7 +213,7 @@ class LocalEvaluation:
         return display.status
 
     def _show_usage(self, evaluation: Evaluation) -> None:
-        result, times = evaluation.run_result, evaluation.state_times
+        result, times = evaluation.details.run_result, evaluation.details.state_times
         if result is not None and result.exit_status is not None:
             seconds = times["ended"] - times[EvaluationState.RUNNING.value]
             memory = evaluation.limits.memory

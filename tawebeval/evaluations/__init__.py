@@ -9,6 +9,7 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 - `records`: `RecordIndex`, the index of evaluations by identifier, caller and age; `Subscription`,
   one stream; `EvaluationReaders`, the streams and pages of one evaluation, which decide when the
   ring may discard events.
+- `details`: `EvaluationDetails`, what is known of an evaluation besides its events.
 - `evaluation`: `Evaluation` goes through the states of `core.states`: it waits for a slot, has its
   commit checked out, starts the evaluator, ends and cleans up.
 - `run`: `EvaluatorRun` applies the limits to the evaluator's process. `StdoutPump` feeds stdout to

@@ -31,6 +31,7 @@ from tawebeval.core.ring import EventRing
 from tawebeval.deferreds import Condition, run_in_background
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
 from tawebeval.evaluations.archive import EvaluationArchive
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.filters import EvaluationFilter
 from tawebeval.evaluations.records import ReaderConnection, Subscription, UnmeasuredConnection
@@ -45,16 +46,16 @@ log = Logger()
 
 def make_recording_end(evaluation: Evaluation, sequence_number: int) -> RecordingEnd:
     """Return what is archived of an evaluation besides its events."""
-    status = build_status(evaluation, None)
+    details, status = evaluation.details, build_status(evaluation, None)
     # All events can be read again, from the first on.
     events = {"buffered": evaluation.ring.end_cursor, "discarded": 0}
     return RecordingEnd(
         sequence_number,
-        evaluation.state_times["created"],
-        evaluation.state_times["ended"],
+        details.state_times["created"],
+        details.state_times["ended"],
         {**status, "events": events, "buffered_bytes": 0, "archived": True},
-        build_listing_entry(evaluation),
-        evaluation.workspace if evaluation.has_kept_submission else None,
+        build_listing_entry(details),
+        evaluation.workspace if details.has_kept_submission else None,
     )
 
 
@@ -66,19 +67,19 @@ class ListedEvaluation:
     """
 
     sequence_number: int
-    evaluation_or_row: Evaluation | IndexedEvaluation
+    details_or_row: EvaluationDetails | IndexedEvaluation
 
     def build_listing_entry(self) -> dict[str, Any]:
         """Return what the list shows."""
-        if isinstance(self.evaluation_or_row, Evaluation):
-            return build_listing_entry(self.evaluation_or_row)
-        return _decode_entry(self.evaluation_or_row)
+        if isinstance(self.details_or_row, EvaluationDetails):
+            return build_listing_entry(self.details_or_row)
+        return _decode_entry(self.details_or_row)
 
     def matches(self, evaluation_filter: EvaluationFilter) -> bool:
         """Return whether the filter holds."""
-        if isinstance(self.evaluation_or_row, Evaluation):
-            return evaluation_filter.matches(self.evaluation_or_row)
-        return bool(self.evaluation_or_row.listing_entry)
+        if isinstance(self.details_or_row, EvaluationDetails):
+            return evaluation_filter.matches(self.details_or_row)
+        return bool(self.details_or_row.listing_entry)
 
 
 def _decode_entry(row: IndexedEvaluation) -> dict[str, Any]:

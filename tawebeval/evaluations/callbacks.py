@@ -33,7 +33,7 @@ class EvaluationCallbacks:
 
     def start_delivery(self, evaluation: Evaluation) -> None:
         """Send the callback of an evaluation that has ended, if its form asks for one."""
-        callback, name = evaluation.callback, evaluation.log_name
+        callback, name = evaluation.details.callback, evaluation.details.log_name
         if callback is None:
             return
         kept = self._undelivered.pop(name, None)

@@ -23,26 +23,18 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.evaluator_environment import build_environment
 from tawebeval.core.events import EventBatch, compute_base64_size, encode_error_event
 from tawebeval.core.fileblock import FileReference
-from tawebeval.core.form import (
-    EvaluationRequest,
-    ProblemAndLabels,
-    Repository,
-    pack_request,
-    unpack_problem_and_labels,
-    unpack_request,
-)
-from tawebeval.core.results import ResultSummary
+from tawebeval.core.form import Repository
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser, add_results_to_summary
 from tawebeval.core.states import EvaluationState, check_transition
-from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
 from tawebeval.evaluations.restart import RecoveredEvaluation
-from tawebeval.evaluations.run import EvaluatorRun, RunProgress, RunResult, StdoutPump
+from tawebeval.evaluations.run import EvaluatorRun, RunProgress, StdoutPump
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     RUN,
@@ -50,19 +42,7 @@ from tawebeval.evaluations.run_keeper import (
     RunDescriptors,
     RunRecorder,
 )
-from tawebeval.evaluations.snapshot import (
-    EvaluationSnapshot,
-    RunSnapshot,
-    dump_callback,
-    dump_environment,
-    dump_limits,
-    load_commit,
-    load_environment,
-    load_failure,
-    load_limits,
-    load_run_result,
-    load_runner_status,
-)
+from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
 from tawebeval.linux.child import (
     ProcessAdopter,
     ProcessTransport,
@@ -70,10 +50,9 @@ from tawebeval.linux.child import (
     StartedProcess,
 )
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox.base import RunnerStatus, SandboxedRun
+from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import Environment, find_environment
-from tawebeval.sandbox.workspace import FileRefused, Workspace, derive_log_name
-from tawebeval.webhooks.callback import CallbackRecord
+from tawebeval.sandbox.workspace import FileRefused, Workspace
 
 _UNCOUNTED = 1024  # bytes of form and stderr that count as the fixed cost of an evaluation
 
@@ -97,63 +76,36 @@ log = Logger()
 class Evaluation:
     """One run of an evaluator on one submission, and the owner of its `StdoutPump`.
 
-    - `should_keep_submission`: whether its files and its request are to be left in the workspace at
-      the end; `has_kept_submission`: whether they are there.
-    - `upload_directory`: the directory of the form's files, None once the workspace has them.
     - `ring`: the events; `ring_allocation`: its part of the memory for all events.
-    - `evaluator_run`: set while the evaluator runs; `run_result`: set after that.
-    - `result_summary`: what the evaluator has reported, None before the start.
-    - `state_times`: when each state began, in seconds since the epoch.
+    - `evaluator_run`: set while the evaluator runs.
     - `change_condition`: notified of new events and of the end.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
     - `on_full(evaluation)`: called when the ring becomes full; may make room.
     - `journal`: what a later process of the daemon reads; None without a keeper.
 
-    The registry keeps many evaluations in memory. Text of callers and evaluators is kept as bytes,
-    since a `str` may take four times as much, and the fields of the form that only a start needs
-    are dropped after the start. A thousand evaluations may run at once: one coroutine leads to the
-    start of the evaluator, another one from its exit to the end, and none waits in between.
+    A thousand evaluations may run at once: one coroutine leads to the start of the evaluator,
+    another one from its exit to the end, and none waits in between.
     """
 
-    identifier: str
-    _request: bytes = attrs.field(
-        converter=pack_request, on_setattr=attrs.setters.NO_OP, repr=False
-    )
-    seed: int
-    upload_directory: Path | None
+    details: EvaluationDetails
     workspace: Workspace
     context: EvaluationContext
-    caller: str = ANONYMOUS_CALLER
-    should_keep_submission: bool = False
-    has_kept_submission: bool = False
-    is_forgotten_by_registry: bool = False
     _on_full: Callable[[Evaluation], object] = lambda evaluation: None
     ring: EventRing = attrs.field(factory=EventRing)
     ring_allocation: RingAllocation = attrs.field(init=False)
-    state: EvaluationState = EvaluationState.QUEUED
-    failure: EvaluationFailure | None = None
-    callback: CallbackRecord | None = None
-    commit: Commit | None = None
     evaluator_run: EvaluatorRun | None = None
-    run_result: RunResult | None = None
-    result_summary: ResultSummary | None = None
     markers: Markers | None = None
-    state_times: dict[str, float] = attrs.field(factory=dict)
     _since: float = 0.0  # when its state began, in seconds of the clock
     change_condition: Condition[None] = attrs.field(factory=Condition)
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _pump: StdoutPump | None = None
-    _limits: LimitSettings | None = None
-    _environment: Environment | None = None
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
     _stop_reason: EvaluationFailure | None = None
-    runner_status: RunnerStatus | None = None  # where the evaluator runs, None on this machine
     _slots: RunSlots | None = None
     _startup: Deferred[None] | None = None
     _is_launching: bool = False
     _stray_marker: str | None = None
-    _last_event: bytes = b""  # that of the failure
     _is_pause_unsaved: bool = False
     journal: HandoverJournal | None = None
     _is_left: bool = False
@@ -161,30 +113,15 @@ class Evaluation:
     def __attrs_post_init__(self) -> None:
         self.ring.read_wall_clock = self.context.read_wall_clock
         self.ring_allocation = self.context.ring_budget.allocate_ring(
-            self.caller, partial(self._on_full, self), self._on_room
+            self.details.caller, partial(self._on_full, self), self._on_room
         )
-
-    @property
-    def log_name(self) -> str:
-        """Name in the log, from which the identifier cannot be guessed."""
-        return derive_log_name(self.identifier)
-
-    @property
-    def request(self) -> EvaluationRequest:
-        """The form; after the start without the fields that only a start needs."""
-        return unpack_request(self._request)
-
-    @property
-    def problem_and_labels(self) -> ProblemAndLabels:
-        """What lists show of the request, decoded faster than the whole."""
-        return unpack_problem_and_labels(self._request)
 
     @property
     def limits(self) -> LimitSettings:
         """The limits of the run; before the start those that a start would have now."""
-        if self._limits is not None:
-            return self._limits
-        return self.context.configuration.limits.choose_limits(self.request.limits)
+        if self.details.limits is not None:
+            return self.details.limits
+        return self.context.configuration.limits.choose_limits(self.details.request.limits)
 
     @property
     def environment(self) -> Environment | None:
@@ -192,17 +129,17 @@ class Evaluation:
 
         None also if a reload has removed it before the start.
         """
-        if self._environment is not None or self._limits is not None:
-            return self._environment
+        if self.details.environment is not None or self.details.limits is not None:
+            return self.details.environment
         with suppress(KeyError):
-            return find_environment(self.context.configuration, self.request.environment)
+            return find_environment(self.context.configuration, self.details.request.environment)
         return None
 
     def _fix_environment(self) -> None:
         """Keep the present environment. Raises: EvaluationFailure, if a reload has removed it."""
-        name = self.request.environment
+        name = self.details.request.environment
         try:
-            self._environment = find_environment(self.context.configuration, name)
+            self.details.environment = find_environment(self.context.configuration, name)
         except KeyError:
             raise EvaluationFailure(
                 "lost",
@@ -213,7 +150,7 @@ class Evaluation:
 
     def enter_queue(self, slots: RunSlots) -> None:
         """Enter the queue, and run as soon as there is a slot."""
-        self.state_times["created"] = self.context.read_wall_clock()
+        self.details.state_times["created"] = self.context.read_wall_clock()
         self._since = self.context.clock.seconds()
         self.save_snapshot()
         self.context.counters.record_accepted_evaluation()
@@ -222,12 +159,12 @@ class Evaluation:
 
     def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
         return run_in_background(
-            coroutine, log, "{evaluation}: defect of the daemon", evaluation=self.log_name
+            coroutine, log, "{evaluation}: defect of the daemon", evaluation=self.details.log_name
         )
 
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end."""
-        if self._stop_reason is None and not (self.state.has_ended or self._is_left):
+        if self._stop_reason is None and not (self.details.state.has_ended or self._is_left):
             self._stop_reason = failure
             if self.evaluator_run is not None:
                 self.evaluator_run.stop(failure)
@@ -256,7 +193,7 @@ class Evaluation:
             self.journal.discard_acknowledged_events(
                 self.ring.begin_cursor,
                 self.take_snapshot,
-                self.context.archive.get_written_cursor(self.identifier),
+                self.context.archive.get_written_cursor(self.details.identifier),
             )
 
     def check_reader_timeout(self, read_cursor: int, *, is_slot_wanted: bool) -> None:
@@ -278,14 +215,14 @@ class Evaluation:
 
         The journal stays until the archive has the evaluation.
         """
-        if self.context.archive.get_written_cursor(self.identifier) is not None:
+        if self.context.archive.get_written_cursor(self.details.identifier) is not None:
             self.save_snapshot()
         journal, self.journal = self.journal, None
         self._enter(final_state)
         self.ring.acknowledge(self.ring.end_cursor)
         self.ring_allocation.release()
         if journal is not None:
-            self.context.archive.add_archived_callback(self.identifier, journal.discard)
+            self.context.archive.add_archived_callback(self.details.identifier, journal.discard)
 
     async def _fetch_and_start(self, slots: RunSlots) -> None:
         """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
@@ -293,24 +230,24 @@ class Evaluation:
         try:
             if fetched := repositories.checkout_needs_network(*self._checkout_arguments()):
                 self._slots = slots
-                slots.reserve_queue_place(self.identifier, self.caller)
+                slots.reserve_queue_place(self.details.identifier, self.details.caller)
                 await self._fetch()
             await self._wait_for_slot(slots)
             await self._resolve_branch()
             checkout = self._checkout = await repositories.check_out_commit(
                 *self._checkout_arguments(), is_retry=fetched
             )
-            self.commit = checkout.commit
+            self.details.commit = checkout.commit
             if self.context.quota_directories is not None:
                 directory = await self.context.quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
             self._fix_environment()
-            limits = self._limits = self.limits
+            limits = self.details.limits = self.limits
             sandboxed = self._sandboxed = self.context.sandbox.make_run(
-                self.workspace, checkout, limits, self._environment
+                self.workspace, checkout, limits, self.details.environment
             )
-            sandboxed.problem_name = self.request.problem
-            self.runner_status = sandboxed.runner_status
+            sandboxed.problem_name = self.details.request.problem
+            self.details.runner_status = sandboxed.runner_status
             self.markers = Markers.generate(self.context.generate_random_bytes)
             parser = self._make_parser()
             run = self._make_run(sandboxed, parser)
@@ -328,25 +265,28 @@ class Evaluation:
         except OSError as error:
             # A path of the machine stays in the log. The error is no defect: no traceback.
             words = "{evaluation}: the evaluator could not be run: {error}"
-            log.error(words, evaluation=self.log_name, error=error)  # noqa: TRY400
+            log.error(words, evaluation=self.details.log_name, error=error)  # noqa: TRY400
             await self._conclude(_not_run(error.strerror))
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             log.failure(
-                "{evaluation}: defect: the evaluator could not be run", evaluation=self.log_name
+                "{evaluation}: defect: the evaluator could not be run",
+                evaluation=self.details.log_name,
             )
             await self._conclude(_not_run(type(error).__name__))
 
     def _checkout_arguments(self) -> tuple[Repository, str, str]:
         """Return the arguments of `check_out_commit`, unpacked each time: a small queue."""
-        request = self.request
-        return request.repository, request.commit_oid, self.caller
+        request = self.details.request
+        return request.repository, request.commit_oid, self.details.caller
 
     async def _resolve_branch(self) -> None:
         """Put the newest commit of the branch into a request without a commit."""
-        request = self.request
+        request = self.details.request
         if not request.commit_oid:
-            oid = await self.context.checkout_source.resolve_branch(request.repository, self.caller)
-            self._request = pack_request(attrs.evolve(request, commit_oid=oid))
+            source = self.context.checkout_source
+            self.details.set_commit_oid(
+                await source.resolve_branch(request.repository, self.details.caller)
+            )
             log.info(
                 "{evaluation}: branch {branch} is commit {commit}",
                 branch=request.repository.branch,
@@ -359,26 +299,26 @@ class Evaluation:
         Until then the evaluation counts against the caller's share of fetches.
         """
         fetches = self.context.fetch_slots
-        await fetches.acquire_slot(self.identifier, self.caller)
+        await fetches.acquire_slot(self.details.identifier, self.details.caller)
         self._enter(EvaluationState.FETCHING)
         try:
             await self._resolve_branch()
             checkout = await self.context.checkout_source.check_out_commit(
                 *self._checkout_arguments()
             )
-            self.commit = checkout.commit
+            self.details.commit = checkout.commit
             checkout.release()  # a queued evaluation pins nothing in the cache
         finally:
-            fetches.release_slot_keep_quota(self.identifier)
+            fetches.release_slot_keep_quota(self.details.identifier)
 
     async def _wait_for_slot(self, slots: RunSlots) -> None:
-        slot = slots.acquire_slot(self.identifier, self.caller)
-        if self.state is EvaluationState.FETCHING and not slot.called:
+        slot = slots.acquire_slot(self.details.identifier, self.details.caller)
+        if self.details.state is EvaluationState.FETCHING and not slot.called:
             self._enter(EvaluationState.QUEUED)
         await slot
         self._slots = slots
-        self.context.fetch_slots.release_slot(self.identifier)
-        if self.state is EvaluationState.QUEUED:
+        self.context.fetch_slots.release_slot(self.details.identifier)
+        if self.details.state is EvaluationState.QUEUED:
             self._enter(EvaluationState.FETCHING)
 
     async def _wait_for_begin(self, sandboxed: SandboxedRun, started: StartedProcess) -> None:
@@ -403,7 +343,7 @@ class Evaluation:
         """Return the run that the started evaluator will drive."""
         context, clock = self.context, self.context.clock
         grace = context.configuration.evaluations.kill_grace_seconds
-        self.result_summary = parser.result_summary
+        self.details.result_summary = parser.result_summary
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_allocation, self)
         return EvaluatorRun(
             clock, pump, grace, sandboxed, context.worker_threads, self.save_snapshot, progress
@@ -415,8 +355,8 @@ class Evaluation:
         limits = self.limits
         make = partial(SegiParser.resume, checkpoint) if checkpoint else SegiParser
         parser = make(self.markers, max_value=limits.data_value, max_file=limits.file)
-        if checkpoint and self.result_summary is not None:
-            parser.result_summary = self.result_summary
+        if checkpoint and self.details.result_summary is not None:
+            parser.result_summary = self.details.result_summary
         return parser
 
     def launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
@@ -424,30 +364,28 @@ class Evaluation:
 
         All blocking work is in this one call: each change of threads costs time.
         """
-        assert self.upload_directory is not None, "only this method takes it"
-        self.workspace.create_directories(self.upload_directory, sandboxed.workspace_view)
-        self.upload_directory = None
-        if self.should_keep_submission:
-            self.workspace.request_file.write_bytes(self._pack_for_rerun())
-        directory = self.workspace.locate_working_directory(self.request.directory, checkout.path)
+        assert self.details.upload_directory is not None, "only this method takes it"
+        self.workspace.create_directories(self.details.upload_directory, sandboxed.workspace_view)
+        self.details.upload_directory = None
+        if self.details.should_keep_submission:
+            self.workspace.request_file.write_bytes(self.details.pack_for_rerun())
+        directory = self.workspace.locate_working_directory(
+            self.details.request.directory, checkout.path
+        )
         return self.launch_in_directory(directory, sandboxed)
-
-    def _pack_for_rerun(self) -> bytes:
-        """Return the packed request with the seed in use; the callback was for this run."""
-        return pack_request(attrs.evolve(self.request, seed=self.seed, callback_url=None))
 
     def launch_in_directory(self, directory: Path, sandboxed: SandboxedRun) -> StartedProcess:
         """Start the evaluator in `directory`. Blocks. Raises: EvaluationFailure, OSError."""
         if self._stop_reason is not None:
             raise self._stop_reason
         assert self.markers is not None, "made with the run"
-        request, workspace, view = self.request, self.workspace, sandboxed.workspace_view
-        chosen = self._environment.variables if self._environment is not None else {}
+        request, workspace, view = self.details.request, self.workspace, sandboxed.workspace_view
+        chosen = self.details.environment.variables if self.details.environment is not None else {}
         environment = build_environment(
             {**self.context.configuration.evaluations.environment, **chosen},
             home=str(view.translate_path(workspace.home_directory)),
             temporary_directory=str(view.translate_path(workspace.temporary_directory)),
-            seed=self.seed,
+            seed=self.details.seed,
             submission={
                 file.field: str(view.translate_path(workspace.locate_submitted_file(file)))
                 for file in request.submission
@@ -465,7 +403,8 @@ class Evaluation:
         process = self._sandboxed.connect_process(run, started, spawner)
         if self.context.run_keeper is not None:
             self._record_events(run, process, parser)
-        self._drop_start_fields()
+        self.details.limits = self.limits
+        self.details.drop_start_fields()
         self._enter(EvaluationState.RUNNING)
         self._supervise(run)
         self.save_snapshot()
@@ -478,7 +417,7 @@ class Evaluation:
         keeper = self.context.run_keeper
         if keeper is None:
             return self.context.spawner
-        return KeeperSpawner(keeper, self.log_name + RUN, sandboxed.list_descriptors)
+        return KeeperSpawner(keeper, self.details.log_name + RUN, sandboxed.list_descriptors)
 
     def _record_events(
         self, run: EvaluatorRun, process: ProcessTransport, parser: SegiParser
@@ -498,7 +437,7 @@ class Evaluation:
         context.limit_monitor.add_run(sandboxed, run.stop)
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
-            spawner = KeeperSpawner(context.run_keeper, self.log_name + BROKER)
+            spawner = KeeperSpawner(context.run_keeper, self.details.log_name + BROKER)
         sandboxed.serve_program_runs(context.clock, context.worker_threads, spawner)
         run.run_ended.add_callback(self._on_run_ended)
 
@@ -511,12 +450,8 @@ class Evaluation:
         if self._pump is not None and run.failure is None:
             self._stray_marker = self._pump.stray_marker_advice
         # A run holds its parser, and the parser up to a whole data block or file: drop both.
-        self.run_result, self.evaluator_run, self._pump = run.result, None, None
+        self.details.run_result, self.evaluator_run, self._pump = run.result, None, None
         self._in_background(self._conclude(run.failure))
-
-    def _drop_start_fields(self) -> None:
-        self._limits = self.limits
-        self._request = pack_request(self.request.drop_start_only_fields())
 
     def _on_room(self) -> None:
         """Go on: the ring is not full any more."""
@@ -560,17 +495,19 @@ class Evaluation:
         assert self._checkout is not None, "made before the start"
         return self.workspace.read_file(
             path,
-            self.workspace.locate_working_directory(self.request.directory, self._checkout.path),
+            self.workspace.locate_working_directory(
+                self.details.request.directory, self._checkout.path
+            ),
             self.limits.file,
             self._sandboxed.workspace_view,
         )
 
     def _enter(self, state: EvaluationState) -> None:
-        before, self.state = self.state, check_transition(self.state, state)
-        self.state_times.setdefault(state.value, self.context.read_wall_clock())
+        before, self.details.state = self.details.state, check_transition(self.details.state, state)
+        self.details.state_times.setdefault(state.value, self.context.read_wall_clock())
         now = self.context.clock.seconds()
         after, self._since = now - self._since, now
-        reason = self.failure.reason if self.failure else ""
+        reason = self.details.failure.reason if self.details.failure else ""
         self.context.counters.record_transition(before, state, after, reason)
         self._log_step(after)
 
@@ -578,20 +515,22 @@ class Evaluation:
         """Log the present state; the state before has lasted `after` seconds."""
         fields: dict[str, Any] = {**self._log_fields(), "after": after}
         words = _STEP
-        if self.state is EvaluationState.RUNNING:
+        if self.details.state is EvaluationState.RUNNING:
             limits = self.limits
             words += _LIMITS + f"{format_size(limits.memory)} of memory"
             fields.update(wall_clock=limits.wall_clock, cpu=limits.cpu, memory=limits.memory)
-        elif self.state in (
+        elif self.details.state in (
             EvaluationState.FINISHED,
             EvaluationState.FAILED,
             EvaluationState.CANCELLED,
         ):
-            if self.failure is not None:
+            if self.details.failure is not None:
                 words += ": {reason}: {failure}"
-                fields.update(reason=self.failure.reason, failure=self.failure.message)
-            if self.run_result is not None:
-                usage = self.run_result.usage
+                fields.update(
+                    reason=self.details.failure.reason, failure=self.details.failure.message
+                )
+            if self.details.run_result is not None:
+                usage = self.details.run_result.usage
                 words += _PRINTED
                 fields["events"] = self.ring.end_cursor
                 if usage.cpu_seconds is not None:
@@ -608,18 +547,18 @@ class Evaluation:
 
     def _log_fields(self) -> dict[str, Any]:
         """Return the fields of each log line."""
-        request = self.request
+        request = self.details.request
         return {
-            "evaluation": self.log_name,
-            "caller": self.caller,
+            "evaluation": self.details.log_name,
+            "caller": self.details.caller,
             "commit": request.commit_oid or f"refs/heads/{request.repository.branch}",
-            "state": self.state.value,
+            "state": self.details.state.value,
         }
 
     def _end(self, failure: EvaluationFailure | None) -> None:
         """Close the ring; on failure the last event is the error."""
         # A copy without the traceback, and without the members that only the event shows.
-        self.failure = failure and EvaluationFailure(failure.reason, failure.message)
+        self.details.failure = failure and EvaluationFailure(failure.reason, failure.message)
         lost = failure if failure is not None and failure.reason == "lost" else None
         if self._stop_reason is None and (lost is None or lost.is_daemon_fault):
             fault = None if lost is None else lost.message
@@ -628,12 +567,13 @@ class Evaluation:
             self._enter(EvaluationState.FINISHED)
         else:
             error = encode_error_event(failure.reason, failure.message, failure.extra_members)
-            self._last_event = error.lines if self.journal is not None else b""
+            self.details.failure_event = error.lines if self.journal is not None else b""
             self.ring.append_batch(error)
             cancelled = failure.reason == "cancelled"
             self._enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
-        self.state_times["ended"] = self.context.read_wall_clock()
-        self._drop_start_fields()
+        self.details.state_times["ended"] = self.context.read_wall_clock()
+        self.details.limits = self.limits
+        self.details.drop_start_fields()
         self._close_ring()
         self._stop_reason = None
         self.save_snapshot()
@@ -643,16 +583,8 @@ class Evaluation:
         """Take no more events, and count what is kept until a client has read them."""
         self.ring.mark_end()
         self.ring_allocation.disable_limit()
-        self.ring_allocation.set_bytes_outside_ring(max(0, self._kept_bytes - _UNCOUNTED))
+        self.ring_allocation.set_bytes_outside_ring(max(0, self.details.kept_bytes - _UNCOUNTED))
         self.ring_allocation.set_used_bytes(self.ring.memory_bytes)
-
-    @property
-    def _kept_bytes(self) -> int:
-        """Bytes of the caller and the evaluator, besides events, that are kept after the end."""
-        stderr = self.run_result.stderr_tail if self.run_result is not None else b""
-        url = self.callback.url if self.callback is not None else ""
-        results = self.result_summary.memory_bytes if self.result_summary is not None else 0
-        return len(self._request) + len(stderr) + len(url) + results
 
     # Journal
 
@@ -673,7 +605,7 @@ class Evaluation:
 
         Clients read what is in the ring.
         """
-        if self.journal is not None and self.journal.is_open and not self.state.has_ended:
+        if self.journal is not None and self.journal.is_open and not self.details.state.has_ended:
             self._is_left = True
             self.journal.hand_over()
             if self.evaluator_run is not None:
@@ -684,39 +616,12 @@ class Evaluation:
 
     def take_snapshot(self) -> EvaluationSnapshot:
         """Return the present state, for the journal."""
-        callback, run = self.callback, self.evaluator_run
-        limits, environment = self._limits, self._environment
-        runner_status = self.runner_status
-        upload = self.upload_directory
-        failure = self.failure or self._stop_reason
-        if failure is None and run is not None:
-            failure = run.failure
-        has_ended = self.state.has_ended
-        return EvaluationSnapshot(
-            identifier=self.identifier,
-            packed_request=self._request,
-            seed=self.seed,
-            state=self.state.value,
-            caller=self.caller,
-            upload_directory=None if upload is None else upload.name,
-            should_keep_submission=self.should_keep_submission,
-            has_kept_submission=self.has_kept_submission,
-            is_cleaned_up=self.cleanup_event.is_set,
-            is_forgotten_by_registry=self.is_forgotten_by_registry,
-            state_times=dict(self.state_times),
-            callback=None if callback is None else dump_callback(callback),
-            commit=_dump(self.commit),
-            limits=None if limits is None else dump_limits(limits),
-            environment=None if environment is None else dump_environment(environment),
-            run=None if run is None or has_ended else self._take_run_snapshot(run),
-            run_result=_dump(self.run_result),
-            packed_result_summary=self.result_summary.pack()
-            if self.result_summary is not None
-            else b"",
-            failure=_dump(failure),
-            end_cursor=self.ring.end_cursor,
-            failure_event=self._last_event,
-            runner_status=None if runner_status is None else runner_status.build_json_object(),
+        run, stop_reason = None, self._stop_reason
+        if self.evaluator_run is not None:
+            run = self._take_run_snapshot(self.evaluator_run)
+            stop_reason = stop_reason or self.evaluator_run.failure
+        return self.details.make_snapshot(
+            run, stop_reason, self.ring.end_cursor, is_cleaned_up=self.cleanup_event.is_set
         )
 
     def _take_run_snapshot(self, run: EvaluatorRun) -> RunSnapshot:
@@ -736,50 +641,26 @@ class Evaluation:
 
     # Another process of the daemon goes on
 
-    def restore(self, snapshot: EvaluationSnapshot, content: JournalContent) -> None:
-        """Take over the state in a journal, except for what runs or waits.
+    def restore_events(self, snapshot: EvaluationSnapshot, content: JournalContent) -> None:
+        """Take over the events in a journal, whose snapshot the details are from.
 
         The ring then has all events of the journal, also those that clients have acknowledged.
-        Raises: whatever a snapshot of another version may cause; nothing has happened then.
         """
-        state = EvaluationState(snapshot.state)
-        if state.has_ended:
-            self.state = state
-        ring = self.ring
+        ring, times, summary = self.ring, self.details.state_times, self.details.result_summary
         ring.begin_cursor = ring.end_cursor = content.begin_cursor
-        self.state_times = dict(snapshot.state_times)
         now = self.context.read_wall_clock()
-        begun = self.state_times.get(snapshot.state, self.state_times.get("created", now))
-        lasted = max(0.0, now - begun)
-        self._since = self.context.clock.seconds() - lasted
-        self.has_kept_submission = snapshot.has_kept_submission
-        if snapshot.commit is not None:
-            self.commit = load_commit(snapshot.commit)
-        if snapshot.limits is not None:
-            self._limits = load_limits(snapshot.limits)
-        if snapshot.environment is not None:
-            self._environment = load_environment(snapshot.environment)
-        self.result_summary = (
-            ResultSummary.unpack(snapshot.packed_result_summary)
-            if snapshot.packed_result_summary
-            else None
-        )
+        begun = times.get(snapshot.state, times.get("created", now))
+        self._since = self.context.clock.seconds() - max(0.0, now - begun)
         for each in content.batches:
             ring.append_batch(each.batch, each.time_ms)
-            if each.begin_cursor >= snapshot.end_cursor and self.result_summary is not None:
-                add_results_to_summary(self.result_summary, each.batch)
-        if snapshot.run_result is not None:
-            self.run_result = load_run_result(snapshot.run_result)
-        self.failure = load_failure(snapshot.failure)
-        self.runner_status = load_runner_status(snapshot.runner_status)
-        if state.has_ended:
-            self._last_event = snapshot.failure_event
-            if ring.end_cursor < snapshot.end_cursor:
-                time_ms = int(self.state_times["ended"] * 1000)
-                ring.append_batch(EventBatch(1, self._last_event), time_ms)
+            if each.begin_cursor >= snapshot.end_cursor and summary is not None:
+                add_results_to_summary(summary, each.batch)
+        if self.details.state.has_ended and ring.end_cursor < snapshot.end_cursor:
+            time_ms = int(times["ended"] * 1000)
+            ring.append_batch(EventBatch(1, self.details.failure_event), time_ms)
 
     def restore_ended(self, snapshot: EvaluationSnapshot) -> None:
-        """Take over an evaluation that has ended, after `restore`."""
+        """Take over an evaluation that has ended, after `restore_events`."""
         self._close_ring()
         if snapshot.is_cleaned_up:
             self.cleanup_event.set_value(self)
@@ -787,13 +668,13 @@ class Evaluation:
             self._in_background(self._clean_up(b""))
 
     def requeue(self, slots: RunSlots) -> None:
-        """Enter the queue again, after `restore`. An evaluator that had just been started is gone.
+        """Enter the queue again, after `restore_events`. Blocks, hardly.
 
-        Blocks, hardly.
+        An evaluator that had just been started is gone.
         """
-        self._limits = self._environment = self.runner_status = None
-        failure, self.failure = self.failure, None
-        upload = self.upload_directory
+        self.details.limits = self.details.environment = self.details.runner_status = None
+        failure, self.details.failure = self.details.failure, None
+        upload = self.details.upload_directory
         with suppress(OSError):  # the start finds what is missing
             if upload is not None and not upload.exists() and self.workspace.root.exists():
                 self.workspace.restore_upload(upload)
@@ -802,9 +683,9 @@ class Evaluation:
             self.stop(failure)
 
     def end_as_lost(self) -> None:
-        """End an evaluation whose evaluator is gone, after `restore`."""
-        self.upload_directory = None
-        failure, self.failure = self.failure, None
+        """End an evaluation whose evaluator is gone, after `restore_events`."""
+        self.details.upload_directory = None
+        failure, self.details.failure = self.details.failure, None
         self._in_background(self._conclude(failure or _LOST))
 
     def resume_run(
@@ -814,18 +695,18 @@ class Evaluation:
         last_heartbeat: float | None,
         slots: RunSlots,
     ) -> None:
-        """Go on with an evaluator that the keeper holds, after `restore`. Blocks, hardly.
+        """Go on with an evaluator that the keeper holds, after `restore_events`. Blocks, hardly.
 
         `last_heartbeat` is the last time at which the earlier process was alive, in seconds of the
         monotonic clock.
         """
-        self.upload_directory = None
+        self.details.upload_directory = None
         self._slots = slots
         try:
             self._resume_run(found, resume_checkout, last_heartbeat)
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure(
-                "{evaluation}: defect: the evaluator cannot go on", evaluation=self.log_name
+                "{evaluation}: defect: the evaluator cannot go on", evaluation=self.details.log_name
             )
             self.end_as_lost()
 
@@ -866,15 +747,15 @@ class Evaluation:
             *(
                 run,
                 kept.process_descriptors,
-                partial(context.run_keeper.connect_run, self.log_name + RUN),
+                partial(context.run_keeper.connect_run, self.details.log_name + RUN),
             ),
             self._make_spawner(sandboxed),
         )
         self._record_events(run, process, parser)
-        self.state = EvaluationState.RUNNING
+        self.details.state = EvaluationState.RUNNING
         self._supervise(run)
         self.on_acknowledge()  # the ring may be full
-        failure, self.failure = self.failure, None
+        failure, self.details.failure = self.details.failure, None
         self.save_snapshot()
         if failure is not None:
             run.stop(failure)
@@ -887,7 +768,7 @@ class Evaluation:
         resume_checkout: ResumeCheckout,
     ) -> SandboxedRun:
         """Return the sandbox of a run that goes on. If that fails, close what drives nothing."""
-        assert self.commit is not None, "checked out before the start"
+        assert self.details.commit is not None, "checked out before the start"
         assert self.context.run_keeper is not None, "it holds the evaluator"
         connect = self.context.run_keeper.connect_run
         with ExitStack() as failing:
@@ -896,17 +777,17 @@ class Evaluation:
             if broker is not None:
                 failing.callback(broker.close_process)
                 connect_broker = partial(
-                    connect, self.log_name + BROKER, process=broker.process_descriptors
+                    connect, self.details.log_name + BROKER, process=broker.process_descriptors
                 )
             quota = snapshot.quota_directory
             if quota is not None:
                 self.workspace = attrs.evolve(self.workspace, quota_directory=Path(quota))
-            self._checkout = resume_checkout(self.commit, Path(snapshot.checkout_path))
+            self._checkout = resume_checkout(self.details.commit, Path(snapshot.checkout_path))
             sandboxed = self._sandboxed = self.context.sandbox.make_run(
-                self.workspace, self._checkout, self.limits, self._environment
+                self.workspace, self._checkout, self.limits, self.details.environment
             )
-            sandboxed.problem_name = self.request.problem
-            self.runner_status = sandboxed.runner_status
+            sandboxed.problem_name = self.details.request.problem
+            self.details.runner_status = sandboxed.runner_status
             sandboxed.resume(snapshot.sandbox_description, kept.sandbox_descriptors, connect_broker)
             failing.pop_all()
         return sandboxed
@@ -919,27 +800,29 @@ class Evaluation:
             return
         # Of an evaluation that has not started; otherwise it is in the workspace.
         request = (
-            self._pack_for_rerun() if self.upload_directory and self.should_keep_submission else b""
+            self.details.pack_for_rerun()
+            if self.details.upload_directory and self.details.should_keep_submission
+            else b""
         )
         try:
             self._end(failure)
         finally:
             if self._slots is not None:
-                self._slots.release_slot(self.identifier)
-            self.context.fetch_slots.release_slot(self.identifier)
+                self._slots.release_slot(self.details.identifier)
+            self.context.fetch_slots.release_slot(self.details.identifier)
             await self._clean_up(request)
 
     async def _clean_up(self, request: bytes) -> None:
         sandboxed, workspace, upload, checkout = (
             self._sandboxed,
             self.workspace,
-            self.upload_directory,
+            self.details.upload_directory,
             self._checkout,
         )
         self._sandboxed = self._checkout = None
-        keeps = self.should_keep_submission
+        keeps = self.details.should_keep_submission
         if self.context.run_keeper is not None:
-            drop = partial(self.context.run_keeper.drop_run, self.log_name)
+            drop = partial(self.context.run_keeper.drop_run, self.details.log_name)
             if sandboxed is None:
                 drop()
             else:
@@ -962,18 +845,18 @@ class Evaluation:
                     workspace.remove_content()
                 if upload is not None:
                     remove_tree(upload)
-            self.has_kept_submission = keep
+            self.details.has_kept_submission = keep
 
         try:
             await self.context.cleanup_queue.attempt_call(
-                f"{self.log_name}: removal of its processes and directories",
+                f"{self.details.log_name}: removal of its processes and directories",
                 remove_all,
                 on_success=self._return_quota_directory,
             )
         except Exception:  # noqa: BLE001  (the evaluation ends all the same)
             log.failure(
                 "{evaluation}: its processes and directories could not be removed",
-                evaluation=self.log_name,
+                evaluation=self.details.log_name,
             )
         if checkout is not None:
             checkout.release()
@@ -983,11 +866,6 @@ class Evaluation:
         free, directory = self.context.quota_directories, self.workspace.quota_directory
         if free is not None and directory is not None:
             free.put(directory)
-
-
-def _dump(instance: Any) -> dict[str, Any] | None:
-    """Return an instance of an attrs class as a map."""
-    return None if instance is None else attrs.asdict(instance)
 
 
 def _not_run(why: str | None) -> EvaluationFailure:

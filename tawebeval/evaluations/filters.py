@@ -12,7 +12,7 @@ import attrs
 from tawebeval.core.form import LABEL_FIELD_PATTERN, PROBLEM_NAME_PATTERN, format_label_name_error
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import MalformedRequest
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.details import EvaluationDetails
 
 _TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})"
@@ -44,15 +44,13 @@ class EvaluationFilter:
         """Whether the problem or the labels of an evaluation matter."""
         return self.problem is not None or bool(self.labels)
 
-    def matches(self, evaluation: Evaluation) -> bool:
+    def matches(self, details: EvaluationDetails) -> bool:
         """Return whether the filter holds for an evaluation."""
-        if not self.matches_state_and_time(
-            evaluation.state.value, evaluation.state_times["created"]
-        ):
+        if not self.matches_state_and_time(details.state.value, details.state_times["created"]):
             return False
         if not self.needs_problem_or_labels:
             return True
-        found = evaluation.problem_and_labels
+        found = details.problem_and_labels
         return self.matches_problem_and_labels(found.problem, found.metadata)
 
     def matches_state_and_time(self, state: str, created: float) -> bool:

@@ -32,6 +32,7 @@ from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
 from tawebeval.core.ring import EventRetention, StreamPosition
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import DiscardedCursor, EvaluationNotFound
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import format_rfc3339_time
 
@@ -358,11 +359,15 @@ class EvaluationRecord:
     idempotency_key: str | None
     form_digest: bytes
     shared_upload: SharedUpload
-    caller: str
     sequence_number: int
     last_request_time: float
     readers: EvaluationReaders
     final_state: EvaluationState | None = None
+
+    @property
+    def details(self) -> EvaluationDetails:
+        """Details of the evaluation."""
+        return self.evaluation.details
 
     @property
     def is_client_waiting(self) -> bool:
@@ -374,7 +379,7 @@ class EvaluationRecord:
         evaluation, readers = self.evaluation, self.readers
         if readers.waiting_poll_count or len(readers.retention):
             return True
-        is_watched = readers.observer_count > 0 or evaluation.callback is not None
+        is_watched = readers.observer_count > 0 or evaluation.details.callback is not None
         is_due = is_watched and not evaluation.cleanup_event.is_set
         return is_due and not evaluation.ring_allocation.is_full
 
@@ -434,7 +439,7 @@ class RecordIndex:
         otherwise events that no client reads would be kept for ever.
         """
         record = self._records.get(identifier)
-        if (record is None or record.caller != caller) and not self._identities.is_issued(
+        if (record is None or record.details.caller != caller) and not self._identities.is_issued(
             identifier, caller
         ):
             raise EvaluationNotFound(malformed=not _IDENTIFIER.fullmatch(identifier))
@@ -483,61 +488,64 @@ class RecordIndex:
         found = (
             record
             for record in self._records.values()
-            if record.sequence_number > after and record.caller == caller
+            if record.sequence_number > after and record.details.caller == caller
         )
         return list(islice(found, limit))
 
     def sort_records(self) -> None:
         """Bring records that were restored into the order of acceptance."""
         in_order = sorted(self._records.values(), key=lambda record: record.sequence_number)
-        self._records = {record.evaluation.identifier: record for record in in_order}
+        self._records = {record.details.identifier: record for record in in_order}
 
     def add_record(
-        self, evaluation: Evaluation, form: ReceivedForm, shared_upload: SharedUpload, caller: str
+        self,
+        evaluation: Evaluation,
+        shared_upload: SharedUpload,
+        idempotency_key: str | None,
+        form_digest: bytes,
     ) -> EvaluationRecord:
         """Add the record of a new evaluation, and return it."""
         self.accepted_count += 1
-        identifier = evaluation.identifier
+        identifier = evaluation.details.identifier
         readers = EvaluationReaders(evaluation, EventRetention(evaluation.ring), self._clock)
         record = self._records[identifier] = self._active[identifier] = EvaluationRecord(
             evaluation,
-            form.idempotency_key,
-            form.form_digest if form.idempotency_key is not None else b"",
+            idempotency_key,
+            form_digest if idempotency_key is not None else b"",
             shared_upload,
-            caller,
             self.accepted_count,
             self._clock.seconds(),
             readers,
         )
-        if form.idempotency_key is not None:
-            self._keys[caller, form.idempotency_key] = record
+        if idempotency_key is not None:
+            self._keys[evaluation.details.caller, idempotency_key] = record
         return record
 
     def note_observer_request(self, record: EvaluationRecord) -> None:
         """Record a request that reads no events or acknowledges none, unless a reader is needed."""
         evaluation = record.evaluation
-        if not evaluation.state.has_ended and not evaluation.ring_allocation.is_full:
+        if not evaluation.details.state.has_ended and not evaluation.ring_allocation.is_full:
             self.note_client_request(record)
 
     def note_client_request(self, record: EvaluationRecord) -> None:
         """Record a client's request for an evaluation, unless the evaluation is forgotten."""
-        identifier = record.evaluation.identifier
+        identifier = record.details.identifier
         if identifier in self._records:
             record.last_request_time = self._clock.seconds()
             (self._active if identifier in self._active else self._kept).move_to_end(identifier)
 
     def free_ring_space(self, record: EvaluationRecord) -> None:
         """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
-        if record.evaluation.callback is not None or record.readers.observer_count:
+        if record.details.callback is not None or record.readers.observer_count:
             self.note_client_request(record)  # until now the callback or an observer has kept it
         record.readers.make_ring_room()
 
     def note_evaluation_end(self, record: EvaluationRecord) -> None:
         """Record that only the events of an evaluation are left."""
-        identifier = record.evaluation.identifier
+        identifier = record.details.identifier
         if self._active.pop(identifier, None) is not None:
             self._kept[identifier] = record
-            self.ended_counts[record.caller] += 1
+            self.ended_counts[record.details.caller] += 1
             self._note_left(record)
         record.discard_events_if_unused()
 
@@ -548,8 +556,8 @@ class RecordIndex:
 
     def _note_left(self, record: EvaluationRecord) -> None:
         self.note_client_request(record)
-        if record.readers.was_sent_completely and record.evaluation.identifier in self._kept:
-            self._sent[record.evaluation.identifier] = record
+        if record.readers.was_sent_completely and record.details.identifier in self._kept:
+            self._sent[record.details.identifier] = record
 
     def forget_record(self, identifier: str, final_state: EvaluationState) -> None:
         """Drop a record, if it is there; `final_state` is DRAINED or EXPIRED."""
@@ -559,13 +567,13 @@ class RecordIndex:
         if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
             self._sent.pop(identifier, None)
-            self.ended_counts[record.caller] -= 1
-            if not self.ended_counts[record.caller]:
-                del self.ended_counts[record.caller]
+            self.ended_counts[record.details.caller] -= 1
+            if not self.ended_counts[record.details.caller]:
+                del self.ended_counts[record.details.caller]
         if record.idempotency_key is not None:
-            del self._keys[record.caller, record.idempotency_key]
+            del self._keys[record.details.caller, record.idempotency_key]
         record.final_state = final_state
-        record.evaluation.is_forgotten_by_registry = True
+        record.details.is_forgotten_by_registry = True
         self._on_forgotten(record)
         record.discard_events_if_unused()
         record.evaluation.save_snapshot()
@@ -579,7 +587,7 @@ class RecordIndex:
         now = self._clock.seconds()
         for identifier, record in self._sent.items():
             is_read = record.is_client_waiting or now < record.readers.page_reader_deadline
-            if caller in (None, record.caller) and not is_read:
+            if caller in (None, record.details.caller) and not is_read:
                 self.forget_record(identifier, EvaluationState.EXPIRED)
                 return True
         return False

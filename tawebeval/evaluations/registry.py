@@ -20,7 +20,7 @@ from tawebeval.core.evaluation_lists import (
     make_invalid_cursor_error,
     parse_list_cursor,
 )
-from tawebeval.core.form import draw_seed, unpack_request
+from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
@@ -51,6 +51,7 @@ from tawebeval.evaluations.archive_reader import (
 )
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation, ResumeCheckout
 from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
 from tawebeval.evaluations.handover_journal import HandoverJournal
@@ -63,12 +64,10 @@ from tawebeval.evaluations.records import (
 )
 from tawebeval.evaluations.restart import RecoveredEvaluation, RecoveredEvaluations
 from tawebeval.evaluations.shutdown import EvaluationDrain
-from tawebeval.evaluations.snapshot import EvaluationSnapshot, load_callback
 from tawebeval.evaluations.status import build_status, format_rfc3339_time
 from tawebeval.evaluations.submission_store import KeptSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
-from tawebeval.webhooks.callback import CallbackRecord
 from tawebeval.webhooks.deliveries import CallbackQueue
 
 _RETRY_LATER = 30  # seconds, if too many events are unread
@@ -235,23 +234,34 @@ class EvaluationRegistry:
         url = form.request.callback_url
         callback = None if url is None else self._callbacks.queue.create_callback(url, caller)
         self.check_admission(caller)
-        evaluation = self._make_evaluation(form, caller, callback)
+        seed = form.request.seed
+        evaluation = self._make_evaluation(
+            EvaluationDetails(
+                identifier=self._identities.issue_identifier(caller),
+                packed_request=pack_request(form.request),
+                seed=draw_seed(self.context.generate_random_bytes) if seed is None else seed,
+                upload_directory=form.directory,
+                caller=caller,
+                should_keep_submission=self.context.configuration.evaluations.keep_submissions,
+                callback=callback,
+            )
+        )
         number = self.records.accepted_count + 1
         share = form.linked_upload or SharedUpload(
             self.submissions.budget, form.upload_bytes, number
         )
-        record = self.records.add_record(evaluation, form, share, caller)
-        self._alive[evaluation.identifier] = record
+        record = self.records.add_record(evaluation, share, form.idempotency_key, form.form_digest)
+        self._alive[evaluation.details.identifier] = record
         if self.context.run_keeper is not None:
             evaluation.journal = HandoverJournal.create(
-                self.context.run_keeper.client, evaluation.log_name, _list_members(record)
+                self.context.run_keeper.client, evaluation.details.log_name, _list_members(record)
             )
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
         if not self.run_queue.has_free_slot:
             self._retries.record_all_slots_used(self._clock.seconds())
-        return evaluation.identifier
+        return evaluation.details.identifier
 
     # Another process of the daemon goes on
 
@@ -297,17 +307,11 @@ class EvaluationRegistry:
         shares: dict[int, SharedUpload],
     ) -> None:
         snapshot = found.snapshot
-        request = unpack_request(snapshot.packed_request)
         directory = uploads / (snapshot.upload_directory or found.log_name)
-        key, size = snapshot.idempotency_key, snapshot.upload_size
-        upload = ReceivedForm(request, directory, key, snapshot.form_digest, size)
-        callback = None
-        if snapshot.callback is not None:
-            callback = load_callback(snapshot.callback, snapshot.caller)
-        evaluation = self._make_evaluation(upload, snapshot.caller, callback, snapshot)
-        evaluation.restore(snapshot, found.journal_content)
+        evaluation = self._make_evaluation(EvaluationDetails.load(snapshot, directory))
+        evaluation.restore_events(snapshot, found.journal_content)
         has_ended = found.state.has_ended
-        if not (has_ended and self.context.archive.is_archived(evaluation.identifier)):
+        if not (has_ended and self.context.archive.is_archived(evaluation.details.identifier)):
             self._begin_recording(evaluation)
         evaluation.ring.acknowledge(
             min(found.journal_content.acknowledged_cursor, evaluation.ring.end_cursor)
@@ -315,14 +319,16 @@ class EvaluationRegistry:
         self.records.accepted_count = snapshot.sequence_number - 1
         share = shares.get(snapshot.shared_upload_number)
         if share is None:
-            self.submissions.budget.stored_bytes += size
+            self.submissions.budget.stored_bytes += snapshot.upload_size
             share = shares[snapshot.shared_upload_number] = SharedUpload(
-                self.submissions.budget, size, snapshot.shared_upload_number
+                self.submissions.budget, snapshot.upload_size, snapshot.shared_upload_number
             )
         else:
             share.add_reference()
-        record = self.records.add_record(evaluation, upload, share, snapshot.caller)
-        self._alive[evaluation.identifier] = record
+        record = self.records.add_record(
+            evaluation, share, snapshot.idempotency_key, snapshot.form_digest
+        )
+        self._alive[evaluation.details.identifier] = record
         assert self.context.run_keeper is not None, "it has the journal"
         client = self.context.run_keeper.client
         evaluation.journal = HandoverJournal(
@@ -333,7 +339,7 @@ class EvaluationRegistry:
         if has_ended:
             evaluation.restore_ended(snapshot)
         elif found.run_descriptors is not None:
-            self.run_queue.take_slot_unconditionally(evaluation.identifier, snapshot.caller)
+            self.run_queue.take_slot_unconditionally(evaluation.details.identifier, snapshot.caller)
             resume(evaluation)
         elif found.is_lost:
             evaluation.end_as_lost()
@@ -343,7 +349,7 @@ class EvaluationRegistry:
             self._keep_ended if snapshot.has_only_callback_left else self._on_cleaned_up
         )
         if snapshot.is_forgotten_by_registry:
-            self.records.forget_record(evaluation.identifier, EvaluationState.EXPIRED)
+            self.records.forget_record(evaluation.details.identifier, EvaluationState.EXPIRED)
 
     def end_lost_runs(self) -> None:
         """Stop running evaluations: the keeper has ended, and with the keeper their evaluators."""
@@ -361,8 +367,8 @@ class EvaluationRegistry:
     def _begin_recording(self, evaluation: Evaluation) -> None:
         """Archive the events of an evaluation, those in its ring and all that follow."""
         self.context.archive.begin_recording(
-            evaluation.identifier,
-            evaluation.caller,
+            evaluation.details.identifier,
+            evaluation.details.caller,
             evaluation.ring,
             evaluation.ring_allocation,
             evaluation.discard_journaled_events,
@@ -386,40 +392,14 @@ class EvaluationRegistry:
             raise IdempotencyKeyReused(
                 "Idempotency-Key: this key was used with another form; send a new key"
             )
-        return known.evaluation.identifier
+        return known.details.identifier
 
-    def _make_evaluation(
-        self,
-        upload: ReceivedForm,
-        caller: str,
-        callback: CallbackRecord | None,
-        restored: EvaluationSnapshot | None = None,
-    ) -> Evaluation:
-        """Return the evaluation of a form, a new one or one that is `restored`."""
-        if restored is None:
-            identifier = self._identities.issue_identifier(caller)
-            seed = upload.request.seed
-            if seed is None:
-                seed = draw_seed(self.context.generate_random_bytes)
-            keeps = self.context.configuration.evaluations.keep_submissions
-        else:
-            identifier, seed = restored.identifier, restored.seed
-            keeps = restored.should_keep_submission
-        return Evaluation(
-            identifier=identifier,
-            request=upload.request,
-            seed=seed,
-            upload_directory=upload.directory,
-            workspace=Workspace(self._root / derive_directory_name(identifier)),
-            context=self.context,
-            caller=caller,
-            callback=callback,
-            on_full=self._on_full,
-            should_keep_submission=keeps,
-        )
+    def _make_evaluation(self, details: EvaluationDetails) -> Evaluation:
+        directory = self._root / derive_directory_name(details.identifier)
+        return Evaluation(details, Workspace(directory), self.context, self._on_full)
 
     def _on_full(self, evaluation: Evaluation) -> None:
-        self.records.free_ring_space(self._alive[evaluation.identifier])
+        self.records.free_ring_space(self._alive[evaluation.details.identifier])
 
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         try:
@@ -430,12 +410,12 @@ class EvaluationRegistry:
 
     def _keep_ended(self, evaluation: Evaluation) -> None:
         """Keep an evaluation with only its events, and perhaps its files, left."""
-        record = self._alive[evaluation.identifier]
+        record = self._alive[evaluation.details.identifier]
         try:
             self._end_recording(record)
         finally:
             self.records.note_evaluation_end(record)
-            del self._alive[evaluation.identifier]
+            del self._alive[evaluation.details.identifier]
             self.submissions.handle_evaluation_end(record)
             evaluation.save_final_snapshot()
             self._retries.record_evaluation_end(
@@ -447,12 +427,12 @@ class EvaluationRegistry:
     def _end_recording(self, record: EvaluationRecord) -> None:
         """Archive an evaluation that has ended."""
         if self.context.archive.is_enabled:
-            evaluation = record.evaluation
+            evaluation, identifier = record.evaluation, record.details.identifier
             self.context.archive.end_recording(
-                evaluation.identifier, make_recording_end(evaluation, record.sequence_number)
+                identifier, make_recording_end(evaluation, record.sequence_number)
             )
             self.context.archive.add_archived_callback(
-                evaluation.identifier, evaluation.discard_journaled_events
+                identifier, evaluation.discard_journaled_events
             )
 
     # Rerun
@@ -465,7 +445,7 @@ class EvaluationRegistry:
         record = self.records.find_record(identifier, caller, is_reader=False)
         if record is None:
             raise EvaluationExpired(self._started)
-        if not record.evaluation.state.has_ended:
+        if not record.details.state.has_ended:
             raise EvaluationNotEnded
         return record.evaluation
 
@@ -499,8 +479,8 @@ class EvaluationRegistry:
         """
         record = self.records.find_record(identifier, caller, is_reader=False)
         try:
-            if record is not None and not record.evaluation.state.has_ended:
-                workspace, upload = record.evaluation.workspace, record.evaluation.upload_directory
+            if record is not None and not record.details.state.has_ended:
+                workspace, upload = record.evaluation.workspace, record.details.upload_directory
                 roots = [workspace] if upload is None else [Workspace(upload), workspace]
                 return await self._read_files(roots)
             async with self.use_kept_submission(identifier, caller) as kept:
@@ -727,7 +707,7 @@ class EvaluationRegistry:
         )
         found = {one.sequence_number: one for one in archived}
         found |= {
-            one.sequence_number: ListedEvaluation(one.sequence_number, one.evaluation)
+            one.sequence_number: ListedEvaluation(one.sequence_number, one.details)
             for one in present
         }
         in_order = [found[number] for number in sorted(found)[: examined + 1]]
@@ -762,9 +742,9 @@ class EvaluationRegistry:
         settings = self.context.configuration.evaluations
         for record in self.records.find_abandoned_evaluations(settings.abandon_after):
             record.evaluation.stop_abandoned()
-            self.records.forget_record(record.evaluation.identifier, EvaluationState.EXPIRED)
+            self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
         for record in self.records.find_unread_evaluations(settings.retention_seconds):
-            self.records.forget_record(record.evaluation.identifier, EvaluationState.EXPIRED)
+            self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
         for identifier, wanted in self.run_queue.list_slot_holders():
             record = self._alive[identifier]
             record.evaluation.check_reader_timeout(

@@ -59,7 +59,9 @@ class EvaluationDrain:
         """
         self.has_begun = True
         was_active = bool(self._alive)
-        self._stop([one for one in self._evaluations() if one.state is EvaluationState.QUEUED])
+        self._stop(
+            [one for one in self._evaluations() if one.details.state is EvaluationState.QUEUED]
+        )
         if drain_seconds and self._alive and not self._is_urgent:
             log.info(
                 "stopping: {count} evaluations have {drain:g} seconds to end (service.drain);"

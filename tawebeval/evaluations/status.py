@@ -9,6 +9,7 @@ import attrs
 
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.states import EvaluationState
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 
 
@@ -17,33 +18,33 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
 
     `position` is the number of evaluations before this one in the queue, None outside of it.
     """
-    request, commit, ring = evaluation.request, evaluation.commit, evaluation.ring
-    limits, result = evaluation.limits, evaluation.run_result
+    details, limits, ring = evaluation.details, evaluation.limits, evaluation.ring
+    request, commit, result = details.request, details.commit, details.run_result
     run = evaluation.evaluator_run or result
     document: dict[str, Any] = {
-        "evaluation_id": evaluation.identifier,
-        "log_name": evaluation.log_name,
-        "state": evaluation.state.value,
-        "queue_place": position if evaluation.state is EvaluationState.QUEUED else None,
+        "evaluation_id": details.identifier,
+        "log_name": details.log_name,
+        "state": details.state.value,
+        "queue_place": position if details.state is EvaluationState.QUEUED else None,
         "problem": request.problem,
         "repository": request.repository.url,
         "commit_oid": request.commit_oid or None,  # None until the branch is resolved
         "tree_oid": commit and commit.tree_oid,
         "directory": request.directory,
         "evaluator_cmd": request.truncated_command,
-        "seed": evaluation.seed,
+        "seed": details.seed,
         "environment": _build_environment(evaluation, request.environment),
         "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
         "metadata": dict(request.metadata),
-        "created": _time(evaluation, "created"),
-        "fetching": _time(evaluation, EvaluationState.FETCHING.value),
-        "running": _time(evaluation, EvaluationState.RUNNING.value),
-        "ended": _time(evaluation, "ended"),
+        "created": _time(details, "created"),
+        "fetching": _time(details, EvaluationState.FETCHING.value),
+        "running": _time(details, EvaluationState.RUNNING.value),
+        "ended": _time(details, "ended"),
         "exit": None,
         "usage": None,
         "error": None,
-        "results": _build_results(evaluation),
-        "runner": evaluation.runner_status and evaluation.runner_status.build_json_object(),
+        "results": _build_results(details),
+        "runner": details.runner_status and details.runner_status.build_json_object(),
         "callback": None,
         "stderr": run.stderr_text if run else "",
         "events": {"buffered": ring.end_cursor - ring.begin_cursor, "discarded": ring.begin_cursor},
@@ -56,19 +57,18 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
             "cpu_seconds": result.usage.cpu_seconds and round(result.usage.cpu_seconds, 3),
             "peak_memory_bytes": result.usage.peak_memory_bytes,
             "wall_seconds": round(
-                evaluation.state_times["ended"]
-                - evaluation.state_times[EvaluationState.RUNNING.value],
+                details.state_times["ended"] - details.state_times[EvaluationState.RUNNING.value],
                 3,
             )
-            if "ended" in evaluation.state_times
+            if "ended" in details.state_times
             else None,
         }
-    if evaluation.failure is not None:
+    if details.failure is not None:
         document["error"] = {
-            "reason": evaluation.failure.reason,
-            "message": evaluation.failure.message,
+            "reason": details.failure.reason,
+            "message": details.failure.message,
         }
-    callback = evaluation.callback
+    callback = details.callback
     if callback is not None:
         document["callback"] = {
             "url": callback.shown_url,
@@ -79,17 +79,17 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
     return document
 
 
-def build_listing_entry(evaluation: Evaluation) -> dict[str, Any]:
+def build_listing_entry(details: EvaluationDetails) -> dict[str, Any]:
     """Return the members of the status document that a list shows."""
-    labels = evaluation.problem_and_labels
+    labels = details.problem_and_labels
     return {
-        "evaluation_id": evaluation.identifier,
-        "state": evaluation.state.value,
+        "evaluation_id": details.identifier,
+        "state": details.state.value,
         "problem": labels.problem,
         "metadata": labels.metadata,
-        "created": _time(evaluation, "created"),
-        "ended": _time(evaluation, "ended"),
-        "results": _build_results(evaluation),
+        "created": _time(details, "created"),
+        "ended": _time(details, "ended"),
+        "results": _build_results(details),
     }
 
 
@@ -101,14 +101,12 @@ def _build_environment(evaluation: Evaluation, name: str | None) -> dict[str, An
     return {"name": environment.name, "digest": environment.digest}
 
 
-def _build_results(evaluation: Evaluation) -> dict[str, Any] | None:
-    return (
-        None if evaluation.result_summary is None else evaluation.result_summary.build_json_object()
-    )
+def _build_results(details: EvaluationDetails) -> dict[str, Any] | None:
+    return None if details.result_summary is None else details.result_summary.build_json_object()
 
 
-def _time(evaluation: Evaluation, name: str) -> str | None:
-    moment = evaluation.state_times.get(name)
+def _time(details: EvaluationDetails, name: str) -> str | None:
+    moment = details.state_times.get(name)
     return None if moment is None else format_rfc3339_time(moment)
 
 

@@ -55,8 +55,8 @@ class SubmissionStore:
 
         They are discarded at once if the evaluation is forgotten.
         """
-        if record.evaluation.has_kept_submission:
-            self._kept[record.evaluation.identifier] = record
+        if record.details.has_kept_submission:
+            self._kept[record.details.identifier] = record
             if record.final_state is not None:
                 self.discard_kept_files(record)
         else:
@@ -69,7 +69,7 @@ class SubmissionStore:
         Within the context they are not discarded. Raises: SubmissionDiscarded.
         """
         await evaluation.cleanup_event.wait()
-        identifier, workspace = evaluation.identifier, evaluation.workspace
+        identifier, workspace = evaluation.details.identifier, evaluation.workspace
         self._in_use[identifier] += 1
         try:
             try:
@@ -136,10 +136,10 @@ class SubmissionStore:
 
         Their bytes are given back at once, so that an upload need not wait for the removal.
         """
-        evaluation = record.evaluation
-        if self._kept.pop(evaluation.identifier, None) is not None:
+        identifier, root = record.details.identifier, record.evaluation.workspace.root
+        if self._kept.pop(identifier, None) is not None:
             self._context.archive.add_archived_callback(
-                evaluation.identifier, lambda: self.discard_upload(evaluation.workspace.root, 0)
+                identifier, lambda: self.discard_upload(root, 0)
             )
             record.shared_upload.remove_reference()
 

@@ -399,7 +399,7 @@ def _make_rerun_preset(
     try:
         problem = context.registry.find_ended_evaluation(
             identifier, caller
-        ).problem_and_labels.problem
+        ).details.problem_and_labels.problem
     except EvaluationExpired:
         if not context.registry.archived.is_enabled:
             raise

@@ -15,6 +15,7 @@ from tawebeval.config import Configuration, EvaluationSettings, EventBufferSetti
 from tawebeval.core.budget import RingBudget
 from tawebeval.core.events import EventBatch
 from tawebeval.core.fileblock import FileReference
+from tawebeval.core.form import pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
 from tawebeval.core.ring import EventRing
@@ -24,6 +25,7 @@ from tawebeval.errors import (
     EvaluationFailure,
     RequestError,
 )
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -86,7 +88,7 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def end_all(self) -> None:
         """End what still runs."""
-        if self.evaluation.state_times:
+        if self.evaluation.details.state_times:
             self.evaluation.stop(CANCELLED)
         self.slot.open()
         self.world.end()
@@ -96,14 +98,8 @@ class EvaluationTestCase(SynchronousTestCase):
         upload = self.root / "upload"
         (upload / "submission" / "source").mkdir(parents=True)
         (upload / "submission" / "source" / "solution.py").write_text("print()")
-        return Evaluation(
-            identifier="some",
-            request=make_request(**changes),
-            seed=7,
-            upload_directory=upload,
-            workspace=Workspace(self.root / "some"),
-            context=self.world.context(),
-        )
+        details = EvaluationDetails("some", pack_request(make_request(**changes)), 7, upload)
+        return Evaluation(details, Workspace(self.root / "some"), self.world.context())
 
     def reserve_queue_place(self, name: str, caller: str) -> None:
         """Count reserved turns."""
@@ -147,7 +143,7 @@ class EvaluationTestCase(SynchronousTestCase):
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)
         self.assertTrue(self.evaluation.ring.has_ended)
-        self.assertIs(self.evaluation.state, state)
+        self.assertIs(self.evaluation.details.state, state)
         self.assertTrue(state.has_ended)
         self.assertEqual(list(self.root.iterdir()), [])
         self.assertEqual(self.world.repositories.users, 0)
@@ -157,7 +153,7 @@ class EvaluationTestCase(SynchronousTestCase):
         self.assertEqual("".join(e["payload"] for e in lines if e["type"] == "text"), printed)
         if reason is None:
             self.assertEqual(errors, [])
-            self.assertIsNone(self.evaluation.failure)
+            self.assertIsNone(self.evaluation.details.failure)
             return {}
         self.assertEqual([error["reason"] for error in errors], [reason])
         self.assertEqual(lines[-1]["payload"], errors[0])

@@ -16,9 +16,10 @@ from tawebeval.cli.try_evaluation import NO_COMMIT, WorkingTreeSource, read_page
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
 from tawebeval.config import Configuration, EventBufferSettings
-from tawebeval.core.form import Repository, SubmissionFile
+from tawebeval.core.form import Repository, SubmissionFile, pack_request
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.git.commits import TreeLimits
 from tawebeval.sandbox.workspace import Workspace
@@ -140,14 +141,8 @@ class PagesTests(SynchronousTestCase):
         world = World(configuration=Configuration(buffers=EventBufferSettings(evaluation=2048)))
         folder = Path(self.mktemp()).resolve()
         (folder / "upload").mkdir(parents=True)
-        evaluation = Evaluation(
-            "try",
-            make_request(),
-            7,
-            folder / "upload",
-            Workspace(folder / "evaluation"),
-            world.context(),
-        )
+        details = EvaluationDetails("try", pack_request(make_request()), 7, folder / "upload")
+        evaluation = Evaluation(details, Workspace(folder / "evaluation"), world.context())
 
         found: list[Event] = []
         cancelled: list[bool] = []

@@ -79,7 +79,7 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         self.configure()
         self.assertEqual(self.document(), {"name": "java", "digest": None})
         self.slot.open()
-        failure = self.evaluation.failure
+        failure = self.evaluation.details.failure
         assert failure is not None
         self.assertEqual(failure.reason, "lost")
         self.assertIn("'java' was removed while the evaluation waited", failure.message)
@@ -95,26 +95,28 @@ class LifeTests(EvaluationTestCase):
         self.slot.shut = self.world.repositories.gate.shut = True
         self.world.clock.advance(1)
         self.begin()
-        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.assertEqual(self.world.repositories.asked, [])
         self.world.clock.advance(1)
         self.slot.open()
-        self.assertIs(self.evaluation.state, EvaluationState.FETCHING)
-        request = self.evaluation.request
+        self.assertIs(self.evaluation.details.state, EvaluationState.FETCHING)
+        request = self.evaluation.details.request
         self.assertEqual(self.world.repositories.asked, [(request.repository, OID)])
         self.assertEqual(self.world.spawn.children, [])
         self.world.clock.advance(1)
         self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
-        self.assertEqual(self.evaluation.commit, Commit(OID, TREE))
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
+        self.assertEqual(self.evaluation.details.commit, Commit(OID, TREE))
         self.assertEqual(self.released, 0)
         self.world.child.print(b"hello\n")
         self.world.clock.advance(1)
-        self.assertFalse(self.evaluation.state.has_ended)
+        self.assertFalse(self.evaluation.details.state.has_ended)
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None, "hello\n")
         self.assertEqual(self.released, 1)
-        times = {name: moment - EPOCH for name, moment in self.evaluation.state_times.items()}
+        times = {
+            name: moment - EPOCH for name, moment in self.evaluation.details.state_times.items()
+        }
         expected = {"created": 1, "fetching": 2, "running": 3, "finished": 4, "ended": 4}
         self.assertEqual(times, expected)
 
@@ -222,7 +224,7 @@ class LifeTests(EvaluationTestCase):
         sandboxed = self.world.sandbox.last
         self.world.child.exit()
         self.world.turn()
-        self.assertFalse(self.evaluation.state.has_ended)
+        self.assertFalse(self.evaluation.details.state.has_ended)
         self.assertEqual(sandboxed.closed, 0)
         self.assertTrue((self.root / "some").exists())
         self.world.sandbox.orphan_reaper.open()
@@ -352,7 +354,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.print(b"a line\n" * 100)
         self.assertTrue(self.world.child.paused)
         self.world.clock.advance(1000)
-        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
         self.evaluation.on_acknowledge()
         self.assertFalse(self.world.child.paused)
@@ -367,7 +369,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.world.turn()
         self.world.clock.advance(1000)
-        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.assertEqual((self.released, (self.root / "some").exists()), (0, True))
         text = "".join(line["payload"] for line in self.lines())
         self.assertEqual(f"{text}\n", printed.decode())  # the last one is the marker's
@@ -389,7 +391,7 @@ class LifeTests(EvaluationTestCase):
         self.world.sandbox.last.over = build_limit_failure("disk", "disk", "bytes", 2**20)
         self.world.clock.advance(1)
         self.world.turn()
-        self.assertIs(self.evaluation.state, EvaluationState.FAILED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.FAILED)
         self.assertEqual(list(self.root.iterdir()), [])
         self.assertEqual(
             [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"],
@@ -428,14 +430,14 @@ class ClusterTests(EvaluationTestCase):
     def test_queued(self) -> None:
         """It is queued until the cluster runs it, and nothing of its clock passes."""
         self.begin()
-        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.world.clock.advance(1000)
         self.assertIsNone(self.evaluation.evaluator_run)
         self.world.sandbox.begin.open()
-        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.world.child.end()
         self.world.turn()
-        self.assertIs(self.evaluation.state, EvaluationState.FINISHED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
 
     def test_stopped(self) -> None:
         """A stop takes it from the cluster's queue."""
@@ -467,19 +469,21 @@ class FetchTests(EvaluationTestCase):
     def test_fetched_first(self) -> None:
         """It keeps its turn, is fetched, and waits for a place with nothing of the cache in use."""
         self.begin()
-        self.assertIs(self.evaluation.state, EvaluationState.FETCHING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.FETCHING)
         self.assertEqual((self.reserved, len(self.slot)), (1, 0))
         self.world.clock.advance(1)
         self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.assertEqual((len(self.slot), self.world.repositories.users), (1, 0))
-        self.assertEqual(self.evaluation.commit, Commit(OID, TREE))
+        self.assertEqual(self.evaluation.details.commit, Commit(OID, TREE))
         self.world.clock.advance(1)
         self.slot.open()
-        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
-        times = {name: moment - EPOCH for name, moment in self.evaluation.state_times.items()}
+        times = {
+            name: moment - EPOCH for name, moment in self.evaluation.details.state_times.items()
+        }
         self.assertEqual((times["fetching"], times["running"]), (0, 2))
         self.assertEqual(self.released, 1)
 
@@ -489,18 +493,18 @@ class FetchTests(EvaluationTestCase):
         self.begin()
         with capturedLogs() as events:
             self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.assertNotIn("queued", " ".join(map(str, map(formatEvent, events))))
 
     def test_places(self) -> None:
         """Places to fetch are few; one that was fetched counts for its caller until it runs."""
         other = self.fetches.acquire_slot("other", "")
         self.begin()
-        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.assertEqual(self.world.repositories.asked, [])
         self.fetches.release_slot("other")
         self.successResultOf(other)
-        self.assertIs(self.evaluation.state, EvaluationState.FETCHING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.FETCHING)
         self.world.repositories.gate.open()
         following = self.fetches.acquire_slot("following", "")
         self.assertNoResult(following)
@@ -524,8 +528,11 @@ class FetchTests(EvaluationTestCase):
     def test_branch(self) -> None:
         """A branch is resolved in the fetch slot, once, whatever is pushed afterwards."""
         self.ask()
-        repositories, repository = self.world.repositories, self.evaluation.request.repository
-        self.assertIs(self.evaluation.state, EvaluationState.FETCHING)
+        repositories, repository = (
+            self.world.repositories,
+            self.evaluation.details.request.repository,
+        )
+        self.assertIs(self.evaluation.details.state, EvaluationState.FETCHING)
         self.assertEqual((self.shown_commit(), repositories.asked), (None, []))
         repositories.question.open()
         self.assertEqual(self.shown_commit(), OID)
@@ -546,7 +553,7 @@ class FetchTests(EvaluationTestCase):
         self.assertEqual(len(self.world.repositories.question), 1)
         self.world.repositories.gate.open()
         self.world.repositories.question.open()
-        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.assertEqual(self.shown_commit(), OID)
 
     def test_no_branch(self) -> None:
@@ -596,12 +603,12 @@ class FetchTests(EvaluationTestCase):
         self.setUp()
         self.begin()
         self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.state, EvaluationState.QUEUED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.stop()
 
     def stop(self) -> None:
         """Begin it, and stop it."""
-        if not self.evaluation.state_times:
+        if not self.evaluation.details.state_times:
             self.begin()
         self.evaluation.stop(CANCELLED)
         self.assert_over(EvaluationState.CANCELLED, "cancelled")

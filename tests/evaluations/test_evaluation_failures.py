@@ -32,7 +32,7 @@ class FailureTests(EvaluationTestCase):
         error = self.assert_over(EvaluationState.FAILED, "repository")
         self.assertEqual(error["stderr"], "fatal: no")
         self.assertEqual((self.world.spawn.children, self.released), ([], 1))
-        self.assertNotIn("running", self.evaluation.state_times)
+        self.assertNotIn("running", self.evaluation.details.state_times)
 
     def test_commit(self) -> None:
         """A commit that is not there."""
@@ -161,7 +161,7 @@ class FailureTests(EvaluationTestCase):
         self.world.child.print(f"{begin}\n".encode())
         self.world.child.end()
         self.world.turn()
-        self.assertIs(self.evaluation.state, EvaluationState.FINISHED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
         self.assertEqual([e["payload"]["reason"] for e in self.lines()], ["protocol"])
 
     def test_cannot_be_spawned(self) -> None:
@@ -174,7 +174,7 @@ class FailureTests(EvaluationTestCase):
         self.assertNotIn("/bin/x", message)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
         self.assertIn("could not be run: [Errno 11] no more processes: '/bin/x'", said)
-        self.assertNotIn(EvaluationState.RUNNING.value, self.evaluation.state_times)
+        self.assertNotIn(EvaluationState.RUNNING.value, self.evaluation.details.state_times)
         self.assertEqual(self.released, 1)
 
     def test_defect(self) -> None:
@@ -247,7 +247,7 @@ class StopTests(SlowTestCase):
         self.begin()
         self.stop()
         self.stop(EvaluationFailure("shutdown", "too late"))
-        self.assertFalse(self.evaluation.state.has_ended)
+        self.assertFalse(self.evaluation.details.state.has_ended)
         threads.finish()
         self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual(self.world.spawn.children, [])
@@ -280,7 +280,7 @@ class StopTests(SlowTestCase):
         self.assertEqual(self.world.child.signals, [signal.SIGTERM])
         self.world.clock.advance(2)
         self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
-        self.assertIs(self.evaluation.state, EvaluationState.RUNNING)
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.world.child.print(b"last words")
         self.world.child.end(signal=signal.SIGKILL)
         self.assert_over(EvaluationState.CANCELLED, "cancelled", "working\nlast words")
@@ -308,10 +308,10 @@ class StopTests(SlowTestCase):
         self.world.child.print(b"a line\n" * 20_000 + self.write_file() + b"the end\n")
         self.world.child.end()
         self.world.turn()
-        self.assertFalse(self.evaluation.state.has_ended)
+        self.assertFalse(self.evaluation.details.state.has_ended)
         self.stop()
         self.world.turn()
-        self.assertIs(self.evaluation.state, EvaluationState.CANCELLED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.CANCELLED)
         reasons = [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"]
         self.assertEqual(reasons, ["protocol", "cancelled"])
         self.assertIn("the end", [line["payload"] for line in self.lines()])

@@ -27,7 +27,7 @@ class StoryTests(EvaluationTestCase):
 
     def story(self) -> list[str]:
         """Return its lines, without the name, which each begins with and has as a field."""
-        name = self.evaluation.log_name
+        name = self.evaluation.details.log_name
         lines = []
         for event in self.events:
             line = formatEvent(event)
@@ -127,13 +127,16 @@ class StoryTests(EvaluationTestCase):
         self.world.end()
         self.assertEqual([event.get("after") for event in self.events], [None, 0, 0, 10])
         self.assertEqual(
-            [self.evaluation.state_times[name] for name in ("created", "fetching", "running")],
+            [
+                self.evaluation.details.state_times[name]
+                for name in ("created", "fetching", "running")
+            ],
             [100, 50, 60],
         )
 
     def test_rights(self) -> None:
         """The log has no identifier, which gives rights, and the status has the name."""
-        self.evaluation.identifier = "z" * 40
+        self.evaluation.details.identifier = "z" * 40
         self.begin()
         self.world.child.complain(b"oops")
         self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))

@@ -67,7 +67,7 @@ class MemoryTests(EvaluationTestCase):
             "submission": files(),
         }
         evaluation = super().make(**{**large, **changes})
-        evaluation.callback = CallbackRecord("https://example.org/" + "x" * 2028, "")
+        evaluation.details.callback = CallbackRecord("https://example.org/" + "x" * 2028, "")
         return evaluation
 
     def texts(self) -> int:
@@ -110,7 +110,7 @@ class MemoryTests(EvaluationTestCase):
         self.assertEqual(
             shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_TRUNCATED_COMMAND_BYTES - 3]
         )
-        self.assertEqual(shown["repository"], self.evaluation.request.repository.url)
+        self.assertEqual(shown["repository"], self.evaluation.details.request.repository.url)
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
@@ -122,7 +122,7 @@ class MemoryTests(EvaluationTestCase):
         self.world.child.complain("😀".encode() + b"x" * (STDERR_TAIL_BYTES - 4))
         self.world.child.end(3)
         self.world.turn()
-        self.assertIs(self.evaluation.state, EvaluationState.FAILED)
+        self.assertIs(self.evaluation.details.state, EvaluationState.FAILED)
         self.read_all()
         self.assertLess(self.texts(), self.kept() + STDERR_TAIL_BYTES + USUAL)
         self.assertEqual(
@@ -138,7 +138,7 @@ class MemoryTests(EvaluationTestCase):
         """Return what counts of it beside its ring, and hold that this is what there is."""
         counted = self.world.budget.used_bytes - self.evaluation.ring.line_bytes
         self.assertEqual(counted, self.evaluation.ring_allocation.bytes_outside_ring)
-        self.assertGreater(counted, len(self.evaluation.request.repository.url))
+        self.assertGreater(counted, len(self.evaluation.details.request.repository.url))
         return counted
 
     def test_counted(self) -> None:
@@ -148,7 +148,7 @@ class MemoryTests(EvaluationTestCase):
         self.assertEqual(self.world.budget.used_bytes, 0)
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
-        url = len(self.evaluation.request.repository.url.encode())
+        url = len(self.evaluation.details.request.repository.url.encode())
         self.assertGreater(
             self.kept(), url + STDERR_TAIL_BYTES + 2048 + MAX_TRUNCATED_COMMAND_BYTES - KIB
         )
@@ -173,7 +173,7 @@ class MemoryTests(EvaluationTestCase):
         )
         self.read_all()
         self.assertLess(self.texts(), self.kept() + USUAL)
-        failure = self.evaluation.failure
+        failure = self.evaluation.details.failure
         assert failure is not None
         self.assertEqual((failure.reason, str(failure)), ("repository", "could not be fetched"))
         self.assertEqual((failure.extra_members, failure.__traceback__), ({}, None))
@@ -189,8 +189,8 @@ class MemoryTests(EvaluationTestCase):
 
     def test_packed(self) -> None:
         """What was packed is what was sent."""
-        self.assertEqual(self.evaluation.request.submission, files())
-        request = self.evaluation.request
+        self.assertEqual(self.evaluation.details.request.submission, files())
+        request = self.evaluation.details.request
         self.assertEqual(unpack_request(pack_request(request)), request)
         self.begin()
         self.assertEqual(list(self.world.child.argv)[-1], largest("evaluator_cmd"))

@@ -120,7 +120,7 @@ class LostTests(EvaluationTestCase):
         dropped: list[str] = []
         keeper: Any = SimpleNamespace(connect_run=dropped.append, drop_run=dropped.append)
         self.evaluation.context = attrs.evolve(self.evaluation.context, run_keeper=keeper)
-        self.evaluation.commit = Commit(OID, "")
+        self.evaluation.details.commit = Commit(OID, "")
 
         def fail(*_: object) -> Any:
             raise OSError(5, "Input/output error")
@@ -129,5 +129,5 @@ class LostTests(EvaluationTestCase):
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
         for descriptor in descriptors:
             self.assertRaises(OSError, os.fstat, descriptor)
-        assert self.evaluation.failure is not None
-        self.assertEqual((self.evaluation.failure.reason, len(dropped)), ("lost", 1))
+        assert self.evaluation.details.failure is not None
+        self.assertEqual((self.evaluation.details.failure.reason, len(dropped)), ("lost", 1))

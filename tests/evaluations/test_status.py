@@ -110,7 +110,7 @@ class StatusTests(EvaluationTestCase):
         self.world.child.end()
         self.world.turn()
         self.assertEqual(self.status()["results"], shown)
-        self.assertEqual(build_listing_entry(self.evaluation)["results"], shown)
+        self.assertEqual(build_listing_entry(self.evaluation.details)["results"], shown)
 
     def test_paused(self) -> None:
         """For how long it has waited for its readers, while it does and after its end."""

@@ -101,7 +101,7 @@ class IdleThreads:
             return call(*args, **kwargs)
         if isinstance(owner, Evaluation) and call == owner.launch:
             return owner.launch_in_directory(
-                owner.workspace.tree_directory / owner.request.directory, args[0]
+                owner.workspace.tree_directory / owner.details.request.directory, args[0]
             )
         return [] if call is check_run_limits else None
 
