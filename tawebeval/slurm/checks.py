@@ -80,19 +80,11 @@ def check_cluster(
 
 
 def _list_partitions(configuration: Configuration) -> Iterator[tuple[str, str]]:
-    tables = {
-        "runner": configuration.runner,
-        **{f"environments.{name}.runner": one.runner for name, one in _sorted(configuration, 0)},
-        **{f"problems.{name}.runner": one.runner for name, one in _sorted(configuration, 1)},
-    }
-    for place, settings in tables.items():
-        if settings.partition:
-            yield place, settings.partition
-
-
-def _sorted(configuration: Configuration, which: int) -> list[tuple[str, Any]]:
-    tables: Sequence[Mapping[str, Any]] = (configuration.environments, configuration.problems)
-    return sorted(tables[which].items())
+    partitions = {"runner": configuration.runner.partition}
+    for kind in ("environments", "problems"):
+        for name, one in sorted(getattr(configuration, kind).items()):
+            partitions[f"{kind}.{name}.runner"] = one.runner.partition
+    return ((place, partition) for place, partition in partitions.items() if partition)
 
 
 class _CommandRunner:
@@ -103,9 +95,11 @@ class _CommandRunner:
         self._environment = environment
 
     def __call__(self, *argv: str, timeout: float = COMMAND_TIMEOUT, stdin: str = "") -> str:
-        user = self._user
+        user, identity = self._user, dict[str, Any]()
+        if user is not None and os.geteuid() == 0:
+            identity = {"user": user.uid, "group": user.gid, "extra_groups": ()}
         try:
-            done = subprocess.run(
+            done: subprocess.CompletedProcess[bytes] = subprocess.run(
                 argv,
                 env=dict(self._environment),
                 cwd="/",
@@ -114,9 +108,7 @@ class _CommandRunner:
                 stderr=subprocess.STDOUT,
                 timeout=timeout,
                 check=False,
-                user=user.uid if user and os.geteuid() == 0 else None,
-                group=user.gid if user and os.geteuid() == 0 else None,
-                extra_groups=() if user and os.geteuid() == 0 else None,
+                **identity,
             )
         except subprocess.TimeoutExpired:
             return _LATE.format(timeout)
@@ -135,7 +127,8 @@ def _check_by_job(
             "token": token,
             "sandbox": msgspec.to_builtins(configuration.sandbox),
             "environments": [
-                (name, one.root, one.variables) for name, one in _sorted(configuration, 0)
+                (name, one.root, one.variables)
+                for name, one in sorted(configuration.environments.items())
             ],
             "directory": None if runner.shared_directory else runner.node_directory,
             "cache": runner.node_cache,

@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred, DeferredSemaphore
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -175,9 +176,7 @@ class SlurmCommands:
         try:
             while self._watchers or self._to_cancel or self._looks_left:
                 await self._look()
-                pause = Deferred[None]()
-                self._clock.callLater(SQUEUE_PERIOD, pause.callback, None)
-                await pause
+                await deferLater(self._clock, SQUEUE_PERIOD)
         finally:
             self._is_polling = self.counters.is_controller_unreachable = False
 
@@ -185,9 +184,7 @@ class SlurmCommands:
         try:
             jobs = parse_squeue(await self.run("squeue", *SQUEUE_OPTIONS))
         except (SlurmCommandFailed, OSError) as error:
-            if (
-                not self.counters.is_controller_unreachable
-            ):  # once for each time that the controller is away
+            if not self.counters.is_controller_unreachable:  # once while the controller is away
                 log.warn("the queue of Slurm is unknown: {error}", error=error)
             self.counters.is_controller_unreachable = True
             return

@@ -267,9 +267,7 @@ class NodeRun(ProcessProtocol):
                 self._reactor.stop()
             return
         self._has_told = self.is_deserted = True
-        self._granted = (
-            UNLIMITED_OFFSET  # nobody grants any more, and the rest of the pipe is small
-        )
+        self._granted = UNLIMITED_OFFSET  # nobody grants any more; the rest of the pipe is small
         if self._is_connected:
             self._signal(signal.SIGKILL)
             self._process.resumeProducing()

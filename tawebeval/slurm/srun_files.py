@@ -127,7 +127,7 @@ class SrunFiles:
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """All descriptors, in the job description of `load`."""
+        """All descriptors, in the order of `load`."""
         return self.stdin, self._state, self.stdout.descriptor, self.stderr.descriptor
 
     def record_evaluator_start(self, job: str | None, node: str | None) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import attrs
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -444,9 +445,7 @@ class NodeTransport:
     def end_srun(self, attempt: SrunProtocol) -> None:
         """End srun, which may not follow SIGTERM."""
         attempt.signal_srun(signal.SIGTERM)
-        if not attempt.end_event.is_set:
-            late = self._clock.callLater(KILL_ANSWER_TIMEOUT, attempt.signal_srun)
-            attempt.end_event.add_callback(lambda _: late.active() and late.cancel())
+        self._wait_for_srun(attempt, KILL_ANSWER_TIMEOUT, attempt.signal_srun)
 
     # What the run wants
 
@@ -641,9 +640,7 @@ class NodeTransport:
                 return job
             if self._clock.seconds() >= deadline:
                 break
-            pause = Deferred[None]()
-            self._clock.callLater(_SHOW_PAUSE, pause.callback, None)
-            await pause
+            await deferLater(self._clock, _SHOW_PAUSE)
         return {}
 
     @property
@@ -724,8 +721,7 @@ class NodeTransport:
         if self._has_own_files:
             attempt.send(encode_command(END))
         attempt.close_stdin()
-        if not attempt.end_event.is_set:
-            self._wait_for_srun(attempt, SRUN_END_TIMEOUT, partial(self._give_up, attempt))
+        self._wait_for_srun(attempt, SRUN_END_TIMEOUT, partial(self._give_up, attempt))
 
     def _end(self) -> None:
         self._attempt.close()

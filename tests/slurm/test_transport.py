@@ -205,6 +205,15 @@ class TransportTests(SynchronousTestCase):
         """Let happen what is due."""
         self.clock.pump([0] * 8)
 
+    def assert_failed(self, reason: str) -> str:
+        """Hold that the run has ended by the loss of its job; return the message."""
+        self.turn()
+        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        loss = self.transport.job_loss
+        assert loss is not None
+        self.assertEqual(loss.reason, reason)
+        return str(loss)
+
     def read_lines(self) -> bytes:
         """Return what the node was sent; b"" after its stdin was closed."""
         try:
@@ -297,8 +306,7 @@ class RunTests(TransportTests):
         self.clock.advance(KILL_ANSWER_TIMEOUT)
         self.assertEqual(self.srun.signals, [15, 9])
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assert_failed("lost")
 
     def test_cancelled_in_queue(self) -> None:
         """Who is cancelled in the queue waits for the end of srun."""
@@ -323,9 +331,7 @@ class RunTests(TransportTests):
         self.srun.end(1)
         self.turn()
         self.assertEqual(self.run_.out, b"one")
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.job_loss is not None
-        self.assertEqual(self.transport.job_loss.reason, "node")
+        self.assert_failed("node")
 
     def test_foreign(self) -> None:
         """What is no frame ends srun, which may not follow, and is told; no more is taken."""
@@ -349,10 +355,8 @@ class RunTests(TransportTests):
         self.srun.tell(FrameKind.STDOUT, b"one")
         self.assertEqual(self.srun.signals, [15])
         self.srun.end(1)
-        self.turn()
-        assert self.transport.job_loss is not None
         self.assertEqual(
-            str(self.transport.job_loss),
+            self.assert_failed("lost"),
             "the daemon could not store the output: No space left on device",
         )
 
@@ -382,9 +386,7 @@ class RunTests(TransportTests):
         self.commands.is_away = False
         self.commands.job = {"JobState": "NODE_FAIL", "NodeList": "one"}
         self.clock.pump([1] * 3)
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.job_loss is not None
-        self.assertEqual(self.transport.job_loss.reason, "node")
+        self.assert_failed("node")
 
     def test_away_long(self) -> None:
         """A controller that stays away, a stop and another daemon end the wait for a reason."""
@@ -414,10 +416,7 @@ class RunTests(TransportTests):
         self.assertEqual(self.run_.told, ["exited"])
         self.srun.say("slurmstepd: error: Detected 1 oom_kill event in StepId=5.0.\n")
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.job_loss is not None
-        self.assertEqual(self.transport.job_loss.reason, "memory")
+        self.assert_failed("memory")
 
 
 class ResumeCase(TransportTests):
@@ -534,8 +533,7 @@ class ResumeTests(ResumeCase):
         self.srun.begin("two")
         self.assertEqual((self.run_.clock, self.status.node), (["restart"], "two"))
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assert_failed("node")
         self.assertEqual(len(self.spawner.children), 3)
 
     def test_printed(self) -> None:
@@ -544,8 +542,7 @@ class ResumeTests(ResumeCase):
         self.resume(0)
         self.commands.job = {"JobState": "NODE_FAIL"}
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assert_failed("node")
 
     def test_killed(self) -> None:
         """The job of an srun that was killed after the outcome is cancelled."""
@@ -573,8 +570,7 @@ class RetryTests(TransportTests):
         self.srun.begin("two")
         self.assertEqual((self.run_.clock, self.status.node), (["suspend", "restart"], "two"))
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assert_failed("node")
 
     def test_queued(self) -> None:
         """A job that was lost before it began is begun again, too, and not shown any more."""
@@ -608,17 +604,14 @@ class RetryTests(TransportTests):
         self.srun.end(1)
         self.turn()
         self.assertEqual((killed, self.commands.cancelled), ([10], ["job-0", "job-1"]))
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.job_loss is not None
-        self.assertIn("Too many open files", str(self.transport.job_loss))
+        self.assertIn("Too many open files", self.assert_failed("lost"))
 
     def test_not_started(self) -> None:
         """A second srun that cannot be started, for whatever reason, ends the run."""
         self.connect()
         self.gate = fail(RuntimeError("defect"))
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assert_failed("lost")
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_printed(self) -> None:
@@ -636,8 +629,7 @@ class RetryTests(TransportTests):
         self.transport.send_command(TERMINATE)
         self.assertEqual(self.srun.signals, [15])
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assert_failed("lost")
         self.assertEqual(len(self.spawner.children), 2)
 
     def test_stopped_between(self) -> None:
@@ -650,8 +642,7 @@ class RetryTests(TransportTests):
         self.assertEqual((self.srun.signals, self.commands.cancelled[-1]), ([15], "job-1"))
         self.srun.begin("two")
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
+        self.assert_failed("lost")
         self.assertEqual((self.run_.clock, len(self.spawner.children)), (["suspend"] * 2, 2))
 
     def test_cancelled_between(self) -> None:
@@ -811,10 +802,7 @@ class OwnFilesTests(OwnFilesCase):
         self.assertEqual(self.run_.told, ["exited"])
         self.srun.say("slurmstepd: error: Detected 1 oom-kill event(s)")
         self.srun.end(1)
-        self.turn()
-        self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
-        assert self.transport.job_loss is not None
-        self.assertEqual(self.transport.job_loss.reason, "memory")
+        self.assert_failed("memory")
 
 
 class TransferTests(OwnFilesCase):
