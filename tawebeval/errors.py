@@ -3,7 +3,7 @@
 Two families, because they reach people in two ways:
 
 - `RequestError`: a request is refused. The web layer maps each class to an HTTP status
-  (`tawebeval.web.server.problems`).
+  (`tawebeval.web.server.error_responses`).
 - `EvaluationFailure`: an accepted evaluation failed. It becomes the final event of its stream.
 
 `ConfigurationError` stops the start of the daemon.

@@ -221,7 +221,7 @@ class DaemonMetrics(Collector):
             for known in self.route_table.list_routes()
             for status in _ALARMING
         }
-        for (method, route, status), number in self.request_log.answer_counts.items():
+        for (method, route, status), number in self.request_log.response_counts.items():
             answers[method, route, str(status)] = number
         yield _counter(
             "requests", "Requests that were answered.", answers, "method", "route", "status"
@@ -229,7 +229,7 @@ class DaemonMetrics(Collector):
         yield _histogram(
             "request_seconds",
             "From a whole request to its whole answer, if that was not to wait.",
-            self.request_log.answer_durations,
+            self.request_log.response_durations,
             "route",
         )
         limit = self.evaluation_context.configuration.http.connections

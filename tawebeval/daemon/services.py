@@ -138,7 +138,7 @@ class EvaluationService(Service):
             if self.context.run_keeper is not None:
                 self.context.run_keeper.client.ignore_connection_loss()
             return False
-        self.callbacks.skip_retry_delays()
+        self.callbacks.start_last_attempts()
         had_any = await self.registry.close(self.context.configuration.service.drain_seconds)
         await self.repositories.close()
         await self.callbacks.close()
@@ -152,7 +152,7 @@ class EvaluationService(Service):
     def kill_all_evaluations(self) -> None:
         """Kill all evaluations and give up all webhook deliveries."""
         self.registry.end_drain_early()
-        self.callbacks.give_up_deliveries()
+        self.callbacks.give_up_all_deliveries()
 
 
 class Daemon(MultiService):

@@ -71,7 +71,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
     callback = details.callback
     if callback is not None:
         document["callback"] = {
-            "url": callback.shown_url,
+            "url": callback.url_without_query,
             "state": callback.state.value,
             "attempts": callback.attempt_count,
             "last_error": callback.last_error,

@@ -17,7 +17,7 @@ from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
 from tawebeval.sandbox.workspace import derive_log_name
 
-OTHER_ROUTE = "other"
+UNKNOWN_ROUTE = "other"
 """Route or method of a request that has none of the API's: clients can send any number of others.
 """
 
@@ -32,30 +32,30 @@ log = Logger()
 class RequestLog:
     """Counts responses and their durations; logs each response if `is_enabled`.
 
-    `answer_counts` counts by method, route and status; `answer_durations` has the durations by
+    `response_counts` counts by method, route and status; `response_durations` has the durations by
     route. A response that waits for events or for the end of an evaluation counts without a
     duration.
     """
 
     is_enabled: bool = False
-    answer_counts: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
-    answer_durations: defaultdict[str, Histogram] = attrs.field(
+    response_counts: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
+    response_durations: defaultdict[str, Histogram] = attrs.field(
         factory=lambda: defaultdict(lambda: Histogram(SHORT_DURATION_BOUNDS))
     )
 
-    def record_answer(self, method: str, route: str, status: int, seconds: float | None) -> None:
+    def record_response(self, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count a response; `seconds` is None if it waited for an evaluation."""
-        self.answer_counts[method, route, int(status)] += (
+        self.response_counts[method, route, int(status)] += (
             1  # HTTPStatus is equal, and hashes otherwise
         )
         if seconds is not None:
-            self.answer_durations[route].record_value(seconds)
+            self.response_durations[route].record_value(seconds)
 
     def record_refusal(self, status: int, client: str) -> None:
         """Count and log the refusal of a connection or of a malformed request."""
-        self.record_answer(OTHER_ROUTE, OTHER_ROUTE, status, None)
+        self.record_response(UNKNOWN_ROUTE, UNKNOWN_ROUTE, status, None)
         if self.is_enabled:
-            self.write_line(client, "", OTHER_ROUTE, "-", status, 0, 0.0)
+            self.write_line(client, "", UNKNOWN_ROUTE, "-", status, 0, 0.0)
 
     def write_line(
         self, client: str, caller: str, method: str, path: str, status: int, size: int, took: float
@@ -91,12 +91,12 @@ class RouteTable:
     ) -> tuple[str, str, Mapping[str, Any]]:
         """Return what `match_route` returns, and the values of the route's parameters."""
         named = method.decode("latin-1")
-        named = named if named in _METHODS else OTHER_ROUTE
+        named = named if named in _METHODS else UNKNOWN_ROUTE
         mapper = self._app.url_map.bind("")
         try:
             rule, parameters = mapper.match(decode_path(path), named, return_rule=True)
         except HTTPException:  # which answers that there is none
-            return named, OTHER_ROUTE, {}
+            return named, UNKNOWN_ROUTE, {}
         return named, rule.rule, parameters
 
     def list_routes(self) -> Iterator[tuple[str, str]]:
@@ -104,8 +104,8 @@ class RouteTable:
         for rule in self._app.url_map.iter_rules():
             for method in sorted(_METHODS & (rule.methods or _METHODS)):
                 yield method, rule.rule
-        for method in sorted(_METHODS | {OTHER_ROUTE}):
-            yield method, OTHER_ROUTE
+        for method in sorted(_METHODS | {UNKNOWN_ROUTE}):
+            yield method, UNKNOWN_ROUTE
 
 
 def decode_path(path: bytes) -> str:

@@ -186,7 +186,7 @@ def read_token_file(path: Path) -> TokenHashes:
     return read_secret_file(path, parse_tokens)
 
 
-PROBLEM_DOCUMENT_ROUTE = "/problems/<name>"
+PROBLEM_ROUTE = "/problems/<name>"
 EVALUATE_PROBLEM_ROUTE = "/problems/<name>/evaluate"
 RERUN_ROUTE = "/evaluation/<identifier>/rerun"
 EVENTS_ROUTE = "/evaluation/<identifier>/events"
@@ -199,7 +199,7 @@ _PROBLEM_TOKEN_ROUTES = frozenset(
         ("POST", EVALUATE_PROBLEM_ROUTE),
         ("POST", RERUN_ROUTE),  # `make_form_receiver` checks the problem
         ("GET", "/problems"),
-        ("GET", PROBLEM_DOCUMENT_ROUTE),
+        ("GET", PROBLEM_ROUTE),
         ("GET", STATUS_ROUTE),
         ("DELETE", STATUS_ROUTE),
         ("GET", EVENTS_ROUTE),
@@ -238,10 +238,7 @@ def check_problem_access(
             " POST /problems/NAME/evaluate, and to read, share, cancel and rerun evaluations by"
             " identifier; use another token"
         )
-    if (
-        route in (PROBLEM_DOCUMENT_ROUTE, EVALUATE_PROBLEM_ROUTE)
-        and parameters["name"] not in problems
-    ):
+    if route in (PROBLEM_ROUTE, EVALUATE_PROBLEM_ROUTE) and parameters["name"] not in problems:
         raise AccessDenied(
             f"the token does not permit the problem {parameters['name'][:80]!r}; GET /problems"
             " lists the permitted ones"

@@ -12,7 +12,7 @@ from tawebeval.evaluations.registry import MAX_LISTED_EVALUATIONS
 from tawebeval.web.context import WebContext
 from tawebeval.web.peers import SINGLE_DAEMON_LIST_HEADER, PeerListRequest
 from tawebeval.web.responses import (
-    WHOLE_NUMBER,
+    WHOLE_NUMBER_REGEX,
     get_header,
     get_query_argument,
     get_query_arguments,
@@ -74,7 +74,7 @@ def _parse_own_limit(request: ApiRequest) -> int | None:
     text = get_header(request.requestHeaders, SINGLE_DAEMON_LIST_HEADER)
     if text is None:
         return None
-    if not WHOLE_NUMBER.fullmatch(text) or not 0 < int(text) <= MAX_LISTED_EVALUATIONS:
+    if not WHOLE_NUMBER_REGEX.fullmatch(text) or not 0 < int(text) <= MAX_LISTED_EVALUATIONS:
         raise MalformedRequest(
             f"{SINGLE_DAEMON_LIST_HEADER}: {text[:80]!r} is not a number from 1 to"
             f" {MAX_LISTED_EVALUATIONS}"

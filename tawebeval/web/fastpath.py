@@ -38,7 +38,7 @@ from tawebeval.web.events import (
     negotiate_media_type,
 )
 from tawebeval.web.responses import NO_STORE_HEADERS, WHOLE_NUMBER_PATTERN, parse_prefer_wait
-from tawebeval.web.server import problems
+from tawebeval.web.server import error_responses
 from tawebeval.web.server.channel import ApiChannel
 from tawebeval.web.server.headers import (
     JSON_TYPE,
@@ -141,7 +141,7 @@ class PollFastPath:
             limit=None if limit is None else int(limit),
             is_observer=token.is_read_only,
         )
-        PendingPoll(self._channel, self._context, headers, poll).start_answer()
+        PendingPoll(self._channel, self._context, headers, poll).start_response()
         return True
 
 
@@ -157,10 +157,10 @@ class PendingPoll:
     _waiting: Deferred[EventPage] | None = None
     _started_at: float = attrs.field(init=False)
 
-    def start_answer(self) -> None:
+    def start_response(self) -> None:
         """Send the page now, or once it has events."""
         self._started_at = self._context.clock.seconds()
-        self._channel.start_answer(self)
+        self._channel.start_response(self)
         try:
             page = self._poll.read_page(self._context.registry)
         except Exception:  # noqa: BLE001  (silence is no answer)
@@ -198,8 +198,13 @@ class PendingPoll:
             return
         if not failure.check(RequestError):
             log.failure("defect: a request failed", failure)
-        problem = problems.convert_error(failure.value)
-        self._write(problem.status, problem.headers, problem.body, problems.PROBLEM_MEDIA_TYPE)
+        problem = error_responses.make_error_response(failure.value)
+        self._write(
+            problem.status,
+            problem.headers,
+            problem.body,
+            error_responses.PROBLEM_DETAILS_MEDIA_TYPE,
+        )
         self._record(problem.status, len(problem.body))
 
     def _write(
@@ -211,7 +216,7 @@ class PendingPoll:
     ) -> None:
         self.startedWriting = True
         headers = {**headers, **NO_STORE_HEADERS}
-        if self._channel.check_draining():
+        if self._channel.mark_last_response_if_draining():
             headers = {**headers, b"Connection": b"close"}
         self._channel.write(
             b"".join(
@@ -239,7 +244,7 @@ class PendingPoll:
     def _record(self, status: int, size: int) -> None:
         """Count a response, and log it if the access log is enabled."""
         request_log = self._context.request_log
-        request_log.record_answer(
+        request_log.record_response(
             "GET", EVENTS_ROUTE, status, self._took() if self._waiting is None else None
         )
         if request_log.is_enabled:

@@ -68,12 +68,19 @@ _MAX_FILE_BYTES = 16 * 2**20
 log = Logger()
 
 
-class LinkGrant(msgspec.Struct, frozen=True):
-    """The links of one evaluation; `expires` is that of the last, in seconds since the epoch."""
+class LinkedEvaluation(
+    msgspec.Struct,
+    frozen=True,
+    rename={"link_generation": "generation", "last_expiry": "expires"},  # the keys in the file
+):
+    """The links of one evaluation; `last_expiry` is that of the last, in seconds since the epoch.
+
+    Links of another `link_generation` are revoked.
+    """
 
     caller: str
-    generation: bytes
-    expires: int
+    link_generation: bytes
+    last_expiry: int
 
 
 @attrs.define(eq=False)
@@ -82,12 +89,12 @@ class LinkFile:
 
     path: Path
 
-    def read_grants(self) -> dict[str, LinkGrant]:
-        """Return the grants by identifier; none if there is no file, or a damaged one."""
+    def read_linked_evaluations(self) -> dict[str, LinkedEvaluation]:
+        """Return the linked evaluations by identifier; none without a file or if it is damaged."""
         try:
             with open_regular_file(self.path) as file:
                 content = file.read(_MAX_FILE_BYTES)
-            return msgspec.json.decode(content, type=dict[str, LinkGrant])
+            return msgspec.json.decode(content, type=dict[str, LinkedEvaluation])
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -95,12 +102,12 @@ class LinkFile:
             log.error(words, path=self.path, error=error)  # noqa: TRY400
             return {}
 
-    def write_grants(self, grants: dict[str, LinkGrant]) -> None:
+    def write_linked_evaluations(self, linked_evaluations: dict[str, LinkedEvaluation]) -> None:
         """Replace the content durably. Raises: OSError."""
         new = self.path.with_name(f"{self.path.name}.new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(grants))
+            file.write(msgspec.json.encode(linked_evaluations))
         rename_durably(new, self.path)
 
 
@@ -124,7 +131,7 @@ class EvaluationLinks:
     _read_wall_clock: Callable[[], float]
     _random_bytes: Callable[[int], bytes]
     _threads: WorkerThreads
-    grants: dict[str, LinkGrant] = attrs.field(init=False)
+    linked_evaluations: dict[str, LinkedEvaluation] = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
     # By request; and how many each evaluation has.
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)
@@ -134,7 +141,7 @@ class EvaluationLinks:
     _written_version: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.grants = self._file.read_grants()
+        self.linked_evaluations = self._file.read_linked_evaluations()
         self._rate = RateLimit(0, self._clock.seconds)
         self._authentication.add_reload_observer(self._cut_unknown_callers)
 
@@ -149,13 +156,13 @@ class EvaluationLinks:
         `lifetime` is in seconds. Raises: ServerBusy, CallerQuotaExceeded, OSError.
         """
         self._drop_expired()
-        known = self.grants.get(identifier)
+        known = self.linked_evaluations.get(identifier)
         if known is None:
             self._check_room(caller)
         expires = int(self._read_wall_clock()) + lifetime
-        generation = known.generation if known else self._random_bytes(LINK_GENERATION_BYTES)
-        latest = max(expires, known.expires if known else 0)
-        self._change(identifier, LinkGrant(caller, generation, latest))
+        generation = known.link_generation if known else self._random_bytes(LINK_GENERATION_BYTES)
+        latest = max(expires, known.last_expiry if known else 0)
+        self._change(identifier, LinkedEvaluation(caller, generation, latest))
         await self._save()
         return self._signer.sign_link(identifier, generation, expires), expires
 
@@ -164,7 +171,7 @@ class EvaluationLinks:
 
         Raises: OSError; then they are revoked only as long as the daemon runs.
         """
-        if identifier in self.grants:
+        if identifier in self.linked_evaluations:
             self._change(identifier, None)
         self._cut_readers(identifier)
         await self._save()
@@ -204,19 +211,19 @@ class EvaluationLinks:
                 reader.timer.cancel()
 
     def _check_link(self, identifier: str, link: str) -> tuple[str, int]:
-        grant = self.grants.get(identifier)
-        generation = grant.generation if grant else bytes(LINK_GENERATION_BYTES)
+        linked = self.linked_evaluations.get(identifier)
+        generation = linked.link_generation if linked else bytes(LINK_GENERATION_BYTES)
         expires = self._signer.verify_and_read_expiry(link, identifier, generation)
         if (
-            grant is None
+            linked is None
             or expires is None
             or expires <= self._read_wall_clock()
-            or not self._authentication.has_caller(grant.caller)
+            or not self._authentication.has_caller(linked.caller)
         ):
             raise Unauthorized(
                 "the link to the evaluation is unknown, expired or revoked; ask for a new one"
             )
-        return grant.caller, expires
+        return linked.caller, expires
 
     def _cut_readers(self, identifier: str) -> None:
         for reader in list(self._readers.values()):
@@ -226,23 +233,26 @@ class EvaluationLinks:
     def _cut_unknown_callers(self) -> None:
         """Cut the requests by links of callers without a token."""
         for identifier in set(self._counts):
-            grant = self.grants.get(identifier)
-            if grant is not None and not self._authentication.has_caller(grant.caller):
+            linked = self.linked_evaluations.get(identifier)
+            if linked is not None and not self._authentication.has_caller(linked.caller):
                 self._cut_readers(identifier)
 
     def _check_room(self, caller: str) -> None:
-        if caller == ANONYMOUS_CALLER and len(self.grants) >= MAX_LINKED_EVALUATIONS:
+        if caller == ANONYMOUS_CALLER and len(self.linked_evaluations) >= MAX_LINKED_EVALUATIONS:
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
-            first = min(self.grants, key=lambda identifier: self.grants[identifier].expires)
+            first = min(
+                self.linked_evaluations,
+                key=lambda identifier: self.linked_evaluations[identifier].last_expiry,
+            )
             self._change(first, None)
             self._cut_readers(first)
-        if len(self.grants) >= MAX_LINKED_EVALUATIONS:
+        if len(self.linked_evaluations) >= MAX_LINKED_EVALUATIONS:
             raise ServerBusy(
                 f"{MAX_LINKED_EVALUATIONS} evaluations have links; revoke some by DELETE"
                 " /evaluation/ID/links, or try again when some have expired",
                 _RETRY_AFTER,
             )
-        own = sum(grant.caller == caller for grant in self.grants.values())
+        own = sum(linked.caller == caller for linked in self.linked_evaluations.values())
         if caller != ANONYMOUS_CALLER and own >= MAX_LINKED_EVALUATIONS_PER_CALLER:
             raise CallerQuotaExceeded(
                 f"{MAX_LINKED_EVALUATIONS_PER_CALLER} of your evaluations have links; revoke some"
@@ -252,24 +262,28 @@ class EvaluationLinks:
 
     def _drop_expired(self) -> None:
         now = self._read_wall_clock()
-        for identifier in [name for name, grant in self.grants.items() if grant.expires <= now]:
+        for identifier in [
+            name for name, linked in self.linked_evaluations.items() if linked.last_expiry <= now
+        ]:
             self._change(identifier, None)
 
-    def _change(self, identifier: str, grant: LinkGrant | None) -> None:
+    def _change(self, identifier: str, linked: LinkedEvaluation | None) -> None:
         self._version += 1
-        if grant is not None:
-            self.grants[identifier] = grant
+        if linked is not None:
+            self.linked_evaluations[identifier] = linked
         else:
-            del self.grants[identifier]
+            del self.linked_evaluations[identifier]
             self._rate.drop_bucket(identifier)
 
     async def _save(self) -> None:
-        """Return when the present grants are on the disk. Raises: OSError."""
+        """Return when the present linked evaluations are on the disk. Raises: OSError."""
         version = self._version
         async with self._lock:
             if self._written_version < version:
-                version, grants = self._version, dict(self.grants)
-                await self._threads.run_in_thread(self._file.write_grants, grants)
+                version, linked_evaluations = self._version, dict(self.linked_evaluations)
+                await self._threads.run_in_thread(
+                    self._file.write_linked_evaluations, linked_evaluations
+                )
                 self._written_version = version
 
 

@@ -10,7 +10,7 @@ from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME
 from tawebeval.core.limits import LIMIT_UNITS, LimitRange, parse_limits
 from tawebeval.errors import ProblemNotFound
 
-LISTING_PAGE_SIZE = 100
+PROBLEMS_PER_PAGE = 100
 """Problems in one answer, at most."""
 
 
@@ -26,7 +26,7 @@ def list_problems(
         for name in configuration.problems
         if (permitted is None or name in permitted) and name > (after or "")
     )
-    listed = names[:LISTING_PAGE_SIZE]
+    listed = names[:PROBLEMS_PER_PAGE]
     ranges = configuration.limits.requestable_ranges
     return {
         "begin": after or None,

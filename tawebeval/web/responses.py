@@ -22,7 +22,7 @@ MAX_NUMBER_DIGITS = 15
 WHOLE_NUMBER_PATTERN = rf"[0-9]{{1,{MAX_NUMBER_DIGITS}}}"
 """Pattern of a whole number."""
 
-WHOLE_NUMBER = re.compile(WHOLE_NUMBER_PATTERN)
+WHOLE_NUMBER_REGEX = re.compile(WHOLE_NUMBER_PATTERN)
 """The same, compiled."""
 
 _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may be commas in quotes
@@ -73,7 +73,7 @@ def get_query_arguments(request: IRequest, is_wanted: Callable[[str], bool]) -> 
 def get_query_number(request: IRequest, name: str) -> int | None:
     """Return a query parameter that is a whole number; None if absent. Raises: MalformedRequest."""
     text = get_query_argument(request, name)
-    if text is not None and not WHOLE_NUMBER.fullmatch(text):
+    if text is not None and not WHOLE_NUMBER_REGEX.fullmatch(text):
         raise MalformedRequest(
             f"{name}: {text[:80]!r} is not a whole number of up to {MAX_NUMBER_DIGITS} digits"
         )

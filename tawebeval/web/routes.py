@@ -37,7 +37,7 @@ from tawebeval.web.auth import (
     EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
     LINKS_ROUTE,
-    PROBLEM_DOCUMENT_ROUTE,
+    PROBLEM_ROUTE,
     RERUN_ROUTE,
     STATUS_ROUTE,
     SUBMISSION_ROUTE,
@@ -58,7 +58,7 @@ from tawebeval.web.responses import (
     prepare_json_response,
     prepare_response,
 )
-from tawebeval.web.server import problems
+from tawebeval.web.server import error_responses
 from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.request import ApiRequest, ApiSite
 from tawebeval.web.upload import FormReceiver, make_form_receiver
@@ -89,11 +89,11 @@ def make_app(context: WebContext) -> Klein:
         form = cast_to_api_request(request).form
         if not isinstance(form, FormReceiver):
             raise NotFound  # another spelling of the path, for which no form was received
-        form.close()
+        form.parse_end()
         caller = cast_to_api_request(request).caller
         identifier = registry.find_idempotent_answer(form.key, form.compute_digest(), caller)
         if identifier is None:
-            identifier = registry.accept_form(await form.finish(), caller)
+            identifier = registry.accept_form(await form.wait_until_stored(), caller)
             cast_to_api_request(request).form = None  # from now on its files are the evaluation's
             await registry.wait_until_persisted()
         request.setHeader(b"Location", f"{base_path}/evaluation/{identifier}".encode())
@@ -131,7 +131,7 @@ def make_app(context: WebContext) -> Klein:
             target = f"{base_path}{path}?{urlencode({'after': end, **query})}"
             request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
 
-    @app.route(PROBLEM_DOCUMENT_ROUTE, methods=["GET"])
+    @app.route(PROBLEM_ROUTE, methods=["GET"])
     def read_problem(request: IRequest, name: str) -> bytes:
         """Return the document of a problem."""
         return prepare_json_response(request, describe_problem(context.configuration, name))
@@ -188,7 +188,7 @@ def make_app(context: WebContext) -> Klein:
         try:
             link, expires = await context.links.make_link(identifier, caller, lifetime)
         except OSError as error:
-            raise problems.report_storage_error(error, "link") from None
+            raise error_responses.report_storage_error(error, "link") from None
         document = {"link": link, "expires": format_rfc3339_time(expires)}
         return prepare_json_response(request, document)
 
@@ -200,7 +200,7 @@ def make_app(context: WebContext) -> Klein:
         try:
             await context.links.revoke_links(identifier)
         except OSError as error:
-            raise problems.report_storage_error(error, "revocation") from None
+            raise error_responses.report_storage_error(error, "revocation") from None
         request.setResponseCode(NO_CONTENT)
         return b""
 
@@ -230,8 +230,8 @@ def make_app(context: WebContext) -> Klein:
 
 
 def _send_problem(request: IRequest, failure: Failure) -> bytes:
-    body = problems.set_error_response(cast_to_api_request(request), failure.value)
-    return prepare_response(request, body, problems.PROBLEM_MEDIA_TYPE)
+    body = error_responses.set_error_response(cast_to_api_request(request), failure.value)
+    return prepare_response(request, body, error_responses.PROBLEM_DETAILS_MEDIA_TYPE)
 
 
 def _explain(
@@ -324,12 +324,12 @@ class KleinApplication:
         """Remove an abandoned upload of `size` bytes."""
         self.context.registry.submissions.discard_upload(directory, size)
 
-    def record_answer(self, request: IRequest, status: int, seconds: float) -> None:
+    def record_response(self, request: IRequest, status: int, seconds: float) -> None:
         """Count a response by its route; log it if the access log is enabled."""
         done, request_log = cast_to_api_request(request), self.context.request_log
         self.context.links.remove_reader(done)
         method, route = self.routes.match_route(done.method, done.path)
-        request_log.record_answer(
+        request_log.record_response(
             method, route, status, None if done.waits_for_evaluation else seconds
         )
         if request_log.is_enabled:

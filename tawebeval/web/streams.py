@@ -24,9 +24,9 @@ from tawebeval.deferreds import Condition
 from tawebeval.errors import DiscardedCursor
 from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.evaluations.records import ReaderConnection, UnmeasuredConnection
-from tawebeval.web.server.transport import SocketProgress, unwrap_tls
+from tawebeval.web.server.transport import ClientReadProgress, unwrap_tls
 
-MAX_PIECE_BYTES = 64 * 1024
+MAX_STREAM_WRITE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
 
 _PROBE_INTERVAL = 0.25  # seconds between checks of a slow client, which holds back its evaluator
@@ -81,7 +81,7 @@ async def write_events(
     with subscription:
         write(framing.first_bytes)
         while not subscription.has_ended:
-            batch = subscription.read_events(MAX_PIECE_BYTES)
+            batch = subscription.read_events(MAX_STREAM_WRITE_BYTES)
             if batch.count:
                 write(framing.encode_events(subscription.read_cursor - batch.count, batch))
             elif subscription.probe_client():
@@ -119,7 +119,7 @@ async def send_stream(
     The connection of an observer is closed at discarded events: resuming there is 410.
     """
     channel = request.channel
-    subscription.reader_connection = measure_reader_connection(channel.transport)
+    subscription.reader_connection = prepare_reader_connection(channel.transport)
     flow = StreamFlowControl(clock)
     request.registerProducer(flow, True)
     try:
@@ -141,7 +141,7 @@ async def send_stream(
     request.unregisterProducer()
 
 
-def measure_reader_connection(transport: Any) -> ReaderConnection:
+def prepare_reader_connection(transport: Any) -> ReaderConnection:
     """Return the connection's progress for a subscription; limit its send buffer.
 
     Bytes in the kernel's send buffer are lost if the connection breaks.
@@ -152,5 +152,7 @@ def measure_reader_connection(transport: Any) -> ReaderConnection:
         return UnmeasuredConnection()
     handle.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
     return (
-        SocketProgress(handle) if handle.family in (AF_INET, AF_INET6) else UnmeasuredConnection()
+        ClientReadProgress(handle)
+        if handle.family in (AF_INET, AF_INET6)
+        else UnmeasuredConnection()
     )

@@ -52,7 +52,7 @@ from tawebeval.evaluations.submission_store import KeptSubmission
 from tawebeval.evaluations.uploads import UploadRequest, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
-from tawebeval.web.server.problems import report_storage_error
+from tawebeval.web.server.error_responses import report_storage_error
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
@@ -182,7 +182,7 @@ class FormReceiver:
                 return
         raise MalformedRequest("the form does not begin with the boundary of its Content-Type")
 
-    def close(self) -> None:
+    def parse_end(self) -> None:
         """Parse the end of the body."""
         try:
             if self._parser is not None:
@@ -191,12 +191,12 @@ class FormReceiver:
             raise _make_form_error(error) from None
 
     def compute_digest(self) -> bytes:
-        """Return what identifies the content of the closed form."""
+        """Return what identifies the content of the parsed form."""
         digests = sorted(self._digests.items())
         return hashlib.sha256(repr((self._target, digests)).encode()).digest()
 
-    async def finish(self) -> ReceivedForm:
-        """Return the closed form once its files are on disk."""
+    async def wait_until_stored(self) -> ReceivedForm:
+        """Return the parsed form once its files are on disk."""
         if self._refusal is not None:
             raise self._refusal
         if self._use_kept is None:
@@ -324,16 +324,16 @@ def make_form_receiver(
     headers: Headers,
     length: int | None,
     caller: str,
-    source: UploadRequest,
+    upload_request: UploadRequest,
     problem: str | None = None,
     rerun_of: str | None = None,
     permitted_problems: Collection[str] | None = None,
 ) -> FormReceiver:
     """Return the receiver of a form with these request headers. Raises: RequestError.
 
-    `length` is that of the body in bytes, None if unknown; `source` is the request. The form is for
-    the `problem` of this name, for a rerun of the evaluation with this identifier, or has all
-    fields. `permitted_problems` are those of the token.
+    `length` is that of the body in bytes, None if unknown; `upload_request` is the request. The
+    form is for the `problem` of this name, for a rerun of the evaluation with this identifier, or
+    has all fields. `permitted_problems` are those of the token.
     """
     key = get_header(headers, "Idempotency-Key")
     if key is not None and not 0 < len(key) <= _MAX_KEY:
@@ -362,7 +362,7 @@ def make_form_receiver(
         length,
         UploadWriter(
             context.upload_directory / context.random_bytes(16).hex(),
-            source,
+            upload_request,
             spool,
             context.upload_threads,
         ),

@@ -30,7 +30,7 @@ from tawebeval.core.framing import WEBSOCKET_MESSAGES
 from tawebeval.errors import DiscardedCursor, MalformedRequest, UnsupportedWebSocketVersion
 from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.streams import StreamFlowControl, measure_reader_connection, write_events
+from tawebeval.web.streams import StreamFlowControl, prepare_reader_connection, write_events
 
 _COMPLETE = 1000
 """Close code after the last event."""
@@ -181,7 +181,7 @@ async def send_websocket_messages(
     """
     channel = request.channel
     events = EventWebSocket(channel.exempt_message_from_limit)
-    connection = measure_reader_connection(channel.transport)
+    connection = prepare_reader_connection(channel.transport)
     WebSocketResource(events).render_GET(request)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE

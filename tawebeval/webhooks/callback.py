@@ -41,12 +41,12 @@ class CallbackRecord:
     webhook_id: str = ""
 
     @property
-    def shown_url(self) -> str:
+    def url_without_query(self) -> str:
         """The URL for the status document, without the query, which may be a secret."""
         return self.url.partition("?")[0]
 
     @property
-    def shown_origin(self) -> str:
+    def url_origin(self) -> str:
         """The URL for the log: scheme, host and port. The path may be a secret, too."""
         target = parse_callback_url(self.url)
         host = format_address(target.ip_address) if target.ip_address else target.host

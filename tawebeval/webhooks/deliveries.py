@@ -52,16 +52,16 @@ log = Logger()
 class Delivery:
     """A pending callback with the document to post.
 
-    `evaluation_identifier` is the evaluation's name in the log. `give_up_reason` is the reason why
+    `evaluation_log_name` is the evaluation's name in the log. `give_up_reason` is the reason why
     no further attempt begins, empty if one may.
     """
 
     callback: CallbackRecord
-    evaluation_identifier: str
+    evaluation_log_name: str
     document: bytes = attrs.field(repr=False)
     give_up_reason: str = ""
-    task: Deferred[None] | None = None
-    ended: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
+    delivery_task: Deferred[None] | None = None
+    ended_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
 
     @property
     def size(self) -> int:
@@ -70,8 +70,8 @@ class Delivery:
 
     def cancel_attempt(self) -> None:
         """Cancel the attempt or the pause that is under way."""
-        if self.task is not None:
-            self.task.cancel()
+        if self.delivery_task is not None:
+            self.delivery_task.cancel()
 
 
 class CallbackQueue:
@@ -155,20 +155,20 @@ class CallbackQueue:
         self._evict()
         if self._is_stopped:
             self._give_up(delivery, _STOPPED)
-        delivery.task = run_in_background(
+        delivery.delivery_task = run_in_background(
             self._run(delivery, on_end),
             log,
             "{evaluation}: defect in its callback",
             evaluation=evaluation,
         )
 
-    def skip_retry_delays(self) -> None:
+    def start_last_attempts(self) -> None:
         """End all pauses: from now on each delivery has one last attempt."""
         if self._has_pauses:
             self._has_pauses = False
             self._pauses_end.notify(None)
 
-    def give_up_deliveries(self) -> None:
+    def give_up_all_deliveries(self) -> None:
         """Give up all deliveries, present and future."""
         self._is_stopped = True
         deliveries = list(self._deliveries.values())
@@ -179,15 +179,15 @@ class CallbackQueue:
 
     async def close(self) -> None:
         """Wait for the last attempts, at most `callbacks.timeout` seconds; give up the rest."""
-        self.skip_retry_delays()
+        self.start_last_attempts()
         with suppress(WaitedInVain):
             done = Deferred.fromCoroutine(self._wait_for_all())
             await done.addTimeout(self._settings.timeout, self._clock)
-        self.give_up_deliveries()
+        self.give_up_all_deliveries()
 
     async def _wait_for_all(self) -> None:
         while self._deliveries:
-            await next(iter(self._deliveries.values())).ended.wait()
+            await next(iter(self._deliveries.values())).ended_event.wait()
 
     def _evict(self) -> None:
         """Give up deliveries until the others fit: the oldest of the caller with most bytes."""
@@ -220,7 +220,7 @@ class CallbackQueue:
         except Exception:  # noqa: BLE001  (a defect must not leave the callback pending)
             log.failure(
                 "{evaluation}: defect: the callback could not be sent",
-                evaluation=delivery.evaluation_identifier,
+                evaluation=delivery.evaluation_log_name,
             )
             self._give_up(delivery, "defect of the daemon; its log has the details")
             callback.state = CallbackState.GIVEN_UP
@@ -231,7 +231,7 @@ class CallbackQueue:
         self._give_up(delivery, "ended")
         del self._deliveries[callback.webhook_id]
         self._log(delivery)
-        delivery.ended.set_value(None)
+        delivery.ended_event.set_value(None)
         on_end()
 
     async def _deliver(self, delivery: Delivery) -> CallbackState:
@@ -283,8 +283,8 @@ class CallbackQueue:
         log.emit(
             LogLevel.info if delivered or delay is not None else LogLevel.warn,
             "{evaluation}: callback to {origin}: {state}, attempts: {attempts}{error}{again}",
-            evaluation=delivery.evaluation_identifier,
-            origin=callback.shown_origin,
+            evaluation=delivery.evaluation_log_name,
+            origin=callback.url_origin,
             state=callback.state.value,
             attempts=callback.attempt_count,
             error="" if delivered else f": {callback.last_error}",

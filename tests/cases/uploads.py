@@ -71,8 +71,8 @@ class UploadTestCase(SynchronousTestCase):
     def finish(self, receiver: FormReceiver) -> ReceivedForm:
         """Return the form that has come. Raises what is wrong with it."""
         outcomes: list[Any] = []
-        receiver.close()
-        Deferred.fromCoroutine(receiver.finish()).addBoth(outcomes.append)
+        receiver.parse_end()
+        Deferred.fromCoroutine(receiver.wait_until_stored()).addBoth(outcomes.append)
         (outcome,) = outcomes
         if isinstance(outcome, Failure):
             raise outcome.value

@@ -209,7 +209,7 @@ class StreamTestCase(WebTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(streams, "MAX_PIECE_BYTES", 4096)
+        self.patch(streams, "MAX_STREAM_WRITE_BYTES", 4096)
 
     def turn(self) -> None:
         """Let happen what is due."""

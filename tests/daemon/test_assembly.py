@@ -413,12 +413,12 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(evaluations.registry, "close", close_registry)
         self.patch(callbacks, "close", close_callbacks)
-        for name in ("skip_retry_delays", "give_up_deliveries"):
+        for name in ("start_last_attempts", "give_up_all_deliveries"):
             self.patch(callbacks, name, lambda name=name: steps.append(name))
         self.assertIs(self.successResultOf(evaluations.stopService()), False)
         evaluations.kill_all_evaluations()
         self.assertEqual(
-            steps, ["skip_retry_delays", "drained in 20", "closed", "give_up_deliveries"]
+            steps, ["start_last_attempts", "drained in 20", "closed", "give_up_all_deliveries"]
         )
 
     def test_log(self) -> None:

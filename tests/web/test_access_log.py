@@ -9,7 +9,7 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.pages import EventPage
 from tawebeval.sandbox.workspace import derive_log_name
-from tawebeval.web.access_log import OTHER_ROUTE, RouteTable
+from tawebeval.web.access_log import UNKNOWN_ROUTE, RouteTable
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS
 from tests.cases.polls import NoFastPath
@@ -28,8 +28,8 @@ class TrafficTestCase(WebTestCase):
         super().setUp()
         self.identifier = self.evaluate()
         self.request_log = self.service.context.request_log
-        self.request_log.answer_counts.clear()
-        self.request_log.answer_durations.clear()
+        self.request_log.response_counts.clear()
+        self.request_log.response_durations.clear()
 
     def events(self, query: str = "") -> str:
         """Return the path of a page."""
@@ -37,14 +37,14 @@ class TrafficTestCase(WebTestCase):
 
     def assert_counted(self, *expected: tuple[str, str, int]) -> None:
         """Hold that just these were counted, and begin anew."""
-        self.assertEqual(sorted(self.request_log.answer_counts.elements()), sorted(expected))
-        self.request_log.answer_counts.clear()
+        self.assertEqual(sorted(self.request_log.response_counts.elements()), sorted(expected))
+        self.request_log.response_counts.clear()
 
     def timed(self) -> dict[str, int]:
         """Return how many of each route had a time."""
         return {
             route: list(seconds.list_buckets())[-1][1]
-            for route, seconds in self.request_log.answer_durations.items()
+            for route, seconds in self.request_log.response_durations.items()
         }
 
     def ask_raw(self, line: str, fast: bool = True, **headers: str) -> Connection:
@@ -68,10 +68,10 @@ class CountTests(TrafficTestCase):
             (f"GET /evaluation/{self.identifier}", ("GET", STATUS, 200)),
             ("GET //evaluation//x", ("GET", STATUS, 404)),
             ("GET /evaluation/%ff", ("GET", STATUS, 400)),
-            ("GET /nothing", ("GET", OTHER_ROUTE, 404)),
-            ("POST /health", ("POST", OTHER_ROUTE, 405)),
-            ("BREW /health", (OTHER_ROUTE, OTHER_ROUTE, 405)),
-            ("OPTIONS /health", ("OPTIONS", OTHER_ROUTE, 204)),
+            ("GET /nothing", ("GET", UNKNOWN_ROUTE, 404)),
+            ("POST /health", ("POST", UNKNOWN_ROUTE, 405)),
+            ("BREW /health", (UNKNOWN_ROUTE, UNKNOWN_ROUTE, 405)),
+            ("OPTIONS /health", ("OPTIONS", UNKNOWN_ROUTE, 204)),
             ("GET /evaluation_events", ("GET", "/evaluation_events", 400)),
         ):
             self.ask_raw(line)
@@ -108,7 +108,7 @@ class CountTests(TrafficTestCase):
         """A refusal is the same number whoever has refused."""
         for fast in (True, False):
             self.ask_raw(f"GET {self.events('?after=9')}", fast)
-        self.assertEqual(list(self.request_log.answer_counts.values()), [2])
+        self.assertEqual(list(self.request_log.response_counts.values()), [2])
 
     def test_times(self) -> None:
         """What waits for an evaluation has no time; a poll that does not has, on both roads."""
@@ -145,7 +145,7 @@ class CountTests(TrafficTestCase):
             self.ask_raw(f"GET {self.events()}", fast)
             self.ask_raw(f"GET {self.events('?after=9')}", fast)
             self.assertEqual(
-                self.request_log.answer_durations[EVENTS_ROUTE].sum, 0.5 * (number + 1)
+                self.request_log.response_durations[EVENTS_ROUTE].sum, 0.5 * (number + 1)
             )
 
     def test_upload(self) -> None:
@@ -157,7 +157,7 @@ class CountTests(TrafficTestCase):
         self.service.reactor.advance(7)
         connection.send(body[-1:])
         self.assert_counted(("POST", "/evaluate", 200))
-        self.assertEqual(self.request_log.answer_durations["/evaluate"].sum, 0)
+        self.assertEqual(self.request_log.response_durations["/evaluate"].sum, 0)
 
     def test_refused_early(self) -> None:
         """A form that is refused before it has come counts once, for its route."""
@@ -173,9 +173,9 @@ class CountTests(TrafficTestCase):
     def test_no_request(self) -> None:
         """What is no request counts, too; who says nothing does not."""
         self.connect().send(b"nonsense\r\n\r\n")
-        self.assert_counted((OTHER_ROUTE, OTHER_ROUTE, 400))
+        self.assert_counted((UNKNOWN_ROUTE, UNKNOWN_ROUTE, 400))
         self.connect().send(b"GET /" + b"x" * 2000 + b" HTTP/1.1\r\n")
-        self.assert_counted((OTHER_ROUTE, OTHER_ROUTE, 414))
+        self.assert_counted((UNKNOWN_ROUTE, UNKNOWN_ROUTE, 414))
         for data in (b"", b"GET / HTTP/1.1\r\nHost:"):
             connection = self.connect()
             connection.send(data)

@@ -237,7 +237,7 @@ class InterleavingTests(SynchronousTestCase):
         """Each sees every event once and in order, and memory stays bounded."""
         self.patch(ring, "MAX_MERGED_BATCH_BYTES", 256)
         self.patch(ring, "MIN_BATCH_PART_BYTES", 64)
-        self.patch(streams, "MAX_PIECE_BYTES", 512)
+        self.patch(streams, "MAX_STREAM_WRITE_BYTES", 512)
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
         )

@@ -349,7 +349,7 @@ class BoundTests(LinkTestCase):
         self.read(link, status=401)
         with mock.patch.object(module, "MAX_LINKED_EVALUATIONS", 1):
             self.call("POST", place, 200, "bob")
-        self.assertEqual(list(self.links.grants), [other])
+        self.assertEqual(list(self.links.linked_evaluations), [other])
 
 
 class ArchivedTests(LinkTestCase):
@@ -391,21 +391,23 @@ class FileTests(LinkTestCase):
     def test_kept(self) -> None:
         """Links and revocations are on the disk before they are answered."""
         self.share()
-        self.assertEqual(LinkFile(self.file_path).read_grants(), self.links.grants)
+        self.assertEqual(
+            LinkFile(self.file_path).read_linked_evaluations(), self.links.linked_evaluations
+        )
         self.assertEqual(self.file_path.stat().st_mode & 0o777, 0o600)
         self.revoke()
-        self.assertEqual(LinkFile(self.file_path).read_grants(), {})
+        self.assertEqual(LinkFile(self.file_path).read_linked_evaluations(), {})
 
     def test_damaged(self) -> None:
         """A file that cannot be read costs the links, and is logged."""
         for content in (b"", b"{", b"[]", b'{"a": 1}', b"\xff", b'{"a":{"caller":1}}'):
             self.file_path.write_bytes(content)
             with capturedLogs() as events:
-                self.assertEqual(LinkFile(self.file_path).read_grants(), {})
+                self.assertEqual(LinkFile(self.file_path).read_linked_evaluations(), {})
             self.assertIn("links to evaluations are lost", str(formatEvent(events[0])))
         self.file_path.unlink()
         self.file_path.symlink_to("/etc/passwd")
-        self.assertEqual(LinkFile(self.file_path).read_grants(), {})
+        self.assertEqual(LinkFile(self.file_path).read_linked_evaluations(), {})
 
     def test_full_disk(self) -> None:
         """A link that cannot be kept is refused; a revocation counts at once all the same."""
@@ -416,4 +418,4 @@ class FileTests(LinkTestCase):
         self.read(link, status=401)
         (self.service.root / "links.new").rmdir()
         self.revoke()
-        self.assertEqual(LinkFile(self.file_path).read_grants(), {})
+        self.assertEqual(LinkFile(self.file_path).read_linked_evaluations(), {})

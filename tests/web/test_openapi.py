@@ -26,7 +26,7 @@ from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
 from tawebeval.web.responses import MAX_NUMBER_DIGITS
 from tawebeval.web.routes import make_app
-from tawebeval.web.server import problems
+from tawebeval.web.server import error_responses
 from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES, complete_openapi_document
 from tawebeval.webhooks.callback import CallbackState
 from tests.cases import described
@@ -182,10 +182,12 @@ class DocumentTests(SynchronousTestCase):
             errors.EvaluationNotFound(),
             errors.EvaluationExpired(STARTED),
         ):
-            status = str(problems.ERROR_STATUSES[type(refusal)].value)
+            status = str(error_responses.ERROR_STATUSES[type(refusal)].value)
             response = DOCUMENT["components"]["responses"][status]
             example = response["content"]["application/problem+json"]["example"]
-            self.assertEqual(example, orjson.loads(problems.convert_error(refusal).body))
+            self.assertEqual(
+                example, orjson.loads(error_responses.make_error_response(refusal).body)
+            )
 
     def test_nothing_idle(self) -> None:
         """Every component is used."""
@@ -315,11 +317,11 @@ class RouteTests(WebTestCase):
 
     def test_statuses(self) -> None:
         """Each operation has the statuses of all that can happen to it, and no others."""
-        self.assertEqual(set(OCCURS), set(problems.ERROR_STATUSES))
+        self.assertEqual(set(OCCURS), set(error_responses.ERROR_STATUSES))
         for method, _, operation in operations():
             name = operation["operationId"].removesuffix("Head")
             expected = {
-                str(problems.ERROR_STATUSES[refusal].value)
+                str(error_responses.ERROR_STATUSES[refusal].value)
                 for refusal, where in OCCURS.items()
                 if name in where
             }
@@ -361,7 +363,7 @@ class RouteTests(WebTestCase):
             (errors.CallerQuotaExceeded("later", 5), {"Retry-After": 5}),
             (errors.Unauthorized("who?"), {"WWW-Authenticate": "Bearer"}),
         ):
-            problem = problems.convert_error(refusal)
+            problem = error_responses.make_error_response(refusal)
             self.assertEqual({name.decode() for name in problem.headers}, set(headers))
             response = DOCUMENT["components"]["responses"][str(problem.status.value)]
             for name, value in headers.items():

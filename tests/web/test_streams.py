@@ -424,7 +424,7 @@ class ClientGoneTests(StreamTestCase):
 
 
 class ConnectionTests(SynchronousTestCase):
-    """`measure_reader_connection`."""
+    """`prepare_reader_connection`."""
 
     def test_send_buffer(self) -> None:
         """The kernel's send buffer is limited, below TLS too; Linux doubles the limit."""
@@ -443,7 +443,7 @@ class ConnectionTests(SynchronousTestCase):
                 transport = protocol
             # A socket that is no TCP socket shows no progress.
             self.assertIsInstance(
-                streams.measure_reader_connection(transport), UnmeasuredConnection
+                streams.prepare_reader_connection(transport), UnmeasuredConnection
             )
             size = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             self.assertEqual(size, 2 * 64 * 1024)
@@ -451,7 +451,7 @@ class ConnectionTests(SynchronousTestCase):
     def test_no_socket(self) -> None:
         """A transport without a socket stays as it is."""
         self.assertIsInstance(
-            streams.measure_reader_connection(StringTransport()), UnmeasuredConnection
+            streams.prepare_reader_connection(StringTransport()), UnmeasuredConnection
         )
 
 

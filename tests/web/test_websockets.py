@@ -42,7 +42,7 @@ class HandshakeTests(SocketTestCase):
     def test_counted(self) -> None:
         """It counts when it is over, as what it was."""
         follower = self.open()
-        counted = self.service.context.request_log.answer_counts
+        counted = self.service.context.request_log.response_counts
         self.assertNotIn(EVENTS_ROUTE, [route for _, route, _ in counted])
         follower.connection.lose()
         self.assertEqual(counted["GET", EVENTS_ROUTE, 101], 1)

@@ -25,4 +25,4 @@ class CallbackTests(SynchronousTestCase):
             ("https://8.8.8.8/x", "https://8.8.8.8/x", "https://8.8.8.8:443"),
         ):
             callback = CallbackRecord(url, "")
-            self.assertEqual((callback.shown_url, callback.shown_origin), (shown, origin))
+            self.assertEqual((callback.url_without_query, callback.url_origin), (shown, origin))

@@ -117,7 +117,7 @@ class CallbacksTestCase(SynchronousTestCase):
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
         )
-        self.addCleanup(callbacks.give_up_deliveries)
+        self.addCleanup(callbacks.give_up_all_deliveries)
         return callbacks
 
     def draw(self, size: int) -> bytes:
@@ -479,7 +479,7 @@ class CloseTests(CallbacksTestCase):
         """What waits is tried at once; what comes until all is closed has one attempt, too."""
         self.sender.results = [BAD, TAKEN, TAKEN, BAD]
         callback = self.send("alice")
-        self.callbacks.skip_retry_delays()
+        self.callbacks.start_last_attempts()
         self.assertIs(callback.state, CallbackState.DELIVERED)
         self.assertIs(self.send("alice").state, CallbackState.DELIVERED)
         self.check(
@@ -489,11 +489,11 @@ class CloseTests(CallbacksTestCase):
         self.nothing_left()
 
     def test_stop_now(self) -> None:
-        """`give_up_deliveries` waits for nothing and sends nothing more."""
+        """`give_up_all_deliveries` waits for nothing and sends nothing more."""
         self.sender.held = True
         callback = self.send("alice")
         closed = self.close()
-        self.callbacks.give_up_deliveries()
+        self.callbacks.give_up_all_deliveries()
         self.successResultOf(closed)
         self.check(callback, CallbackState.GIVEN_UP, 1, STOPPED)
         self.check(self.send("bob"), CallbackState.GIVEN_UP, 0, STOPPED)
@@ -503,7 +503,7 @@ class CloseTests(CallbacksTestCase):
         """Nor is anything sent that waits for a place: none gets that of another."""
         self.sender.held = True
         callbacks = [self.send(caller) for caller in ("alice", "bob") * 3]
-        self.callbacks.give_up_deliveries()
+        self.callbacks.give_up_all_deliveries()
         for callback, attempts in zip(callbacks, (1, 1, 0, 0, 0, 0), strict=True):
             self.check(callback, CallbackState.GIVEN_UP, attempts, STOPPED)
         self.nothing_left()

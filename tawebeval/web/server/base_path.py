@@ -40,7 +40,7 @@ class BasePath:
         rest = self._rest(target)
         return rest if rest is not None and rest.startswith(b"/") else target
 
-    def check_target(self, target: bytes) -> None:
+    def require_trailing_slash(self, target: bytes) -> None:
         """Raise ResourceMoved if the target is only the prefix, without a slash.
 
         Relative links of a page there would lead out of the prefix.

@@ -16,7 +16,7 @@ from wsproto.utilities import LocalProtocolError
 
 from tawebeval.config import HttpSettings
 from tawebeval.errors import RequestTooSlow, ServerStopping, format_size
-from tawebeval.web.server import problems
+from tawebeval.web.server import error_responses
 from tawebeval.web.server.headers import (
     encode_headers,
     encode_status_line,
@@ -87,8 +87,8 @@ class ApiChannel(TimeoutChannel):
         if connections.add_connection(self.peer.address_group):
             self._group = self.peer.address_group
             self.await_first_request()
-        elif connections.open_refusals < _MAX_REFUSED:
-            connections.open_refusals += 1
+        elif connections.refusals_in_progress < _MAX_REFUSED:
+            connections.refusals_in_progress += 1
             self._is_refused = True
             self.set_write_deadline(LINGER_SECONDS)
         else:
@@ -101,7 +101,7 @@ class ApiChannel(TimeoutChannel):
             self.site.connection_limits.remove_connection(self._group)
             self._group = None
         if self._is_refused:
-            self.site.connection_limits.open_refusals -= 1
+            self.site.connection_limits.refusals_in_progress -= 1
             self._is_refused = False
         super().connectionLost(reason)
 
@@ -259,7 +259,7 @@ class ApiChannel(TimeoutChannel):
 
     # The daemon's end
 
-    def check_draining(self) -> bool:
+    def mark_last_response_if_draining(self) -> bool:
         """Tell whether the daemon drains; if so, this response is the last one."""
         if self.site.open_connections.is_draining:
             self.persistent = False
@@ -267,7 +267,7 @@ class ApiChannel(TimeoutChannel):
 
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
         """Write a response's head, with `Connection: close` if it is the last one."""
-        if self.check_draining() and not headers.hasHeader(b"Connection"):
+        if self.mark_last_response_if_draining() and not headers.hasHeader(b"Connection"):
             headers.setRawHeaders(b"Connection", [b"close"])
         super().writeHeaders(version, code, reason, sort_content_headers_first(headers))
 
@@ -281,7 +281,7 @@ class ApiChannel(TimeoutChannel):
             self.requests[-1].refuse_request(ServerStopping())
         elif self._socket is not None:
             self.close_websocket(_GOING_AWAY)
-        elif self.phase is ConnectionPhase.ANSWER:
+        elif self.phase is ConnectionPhase.RESPONSE:
             self.persistent = False  # the answer is the last one
 
     # Refusals
@@ -335,9 +335,9 @@ class ApiChannel(TimeoutChannel):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
         self.site.application.record_refusal(status.value, self.peer.address)
-        body = problems.make_problem_document(status, detail)
+        body = error_responses.make_problem_details(status, detail)
         headers = {
-            **make_content_headers(body, problems.PROBLEM_MEDIA_TYPE),
+            **make_content_headers(body, error_responses.PROBLEM_DETAILS_MEDIA_TYPE),
             **make_general_headers(self.site.application.origins, []),
             b"Connection": b"close",
             **(more or {}),

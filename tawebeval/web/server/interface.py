@@ -48,7 +48,7 @@ class Application(Protocol):
     def discard_upload(self, directory: Path, size: int) -> None:
         """Remove an abandoned form of `size` bytes."""
 
-    def record_answer(self, request: IRequest, status: int, seconds: float) -> None:
+    def record_response(self, request: IRequest, status: int, seconds: float) -> None:
         """Count and log a request; `status` may be GONE, `seconds` is its duration."""
 
     def record_refusal(self, status: int, address: str) -> None:

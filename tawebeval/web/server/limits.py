@@ -98,11 +98,11 @@ class ClientAddressResolver:
 class ConnectionLimits:
     """Counts connections, in total and for each address group.
 
-    `open_refusals` is the number of connections over the limit that are being answered.
+    `refusals_in_progress` is the number of connections over the limit that are being answered.
     """
 
     settings: HttpSettings
-    open_refusals: int = 0
+    refusals_in_progress: int = 0
     connection_count: int = 0
     connections_by_address_group: Counter[str] = attrs.field(factory=Counter)
 

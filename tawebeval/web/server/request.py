@@ -31,7 +31,7 @@ from tawebeval.errors import (
     ServerBusy,
     format_size,
 )
-from tawebeval.web.server import problems
+from tawebeval.web.server import error_responses
 from tawebeval.web.server.base_path import BasePath, collapse_slashes
 from tawebeval.web.server.channel import ApiChannel
 from tawebeval.web.server.headers import SERVER_HEADER, make_general_headers, set_headers
@@ -99,7 +99,7 @@ class ApiRequest(Request):
         self.remote_address = RemoteAddress(self.channel.peer.address)
         try:
             self._resolve_client()
-            site.base_path.check_target(target)
+            site.base_path.require_trailing_slash(target)
             self._check_target()
             if self.method != b"OPTIONS":
                 self.caller = site.application.identify_caller(self)
@@ -168,7 +168,7 @@ class ApiRequest(Request):
         if self._is_refused:
             return
         if isinstance(error, OSError):
-            error = problems.report_storage_error(error)
+            error = error_responses.report_storage_error(error)
         if not isinstance(error, RequestError):
             log.failure("defect: a request failed", Failure(error))
         self._is_refused = True
@@ -184,7 +184,7 @@ class ApiRequest(Request):
         self._linger = self.channel.callLater(LINGER_SECONDS, self.channel.forceAbortClient)
 
     def _write_problem(self, error: BaseException | None) -> None:
-        body = problems.set_error_response(self, error)
+        body = error_responses.set_error_response(self, error)
         self.setHeader(b"Date", datetimeToString())
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
@@ -233,7 +233,7 @@ class ApiRequest(Request):
         if self._started_at is None:
             return
         took = self.channel.clock.seconds() - self._started_at
-        self.channel.site.application.record_answer(self, status, took)
+        self.channel.site.application.record_response(self, status, took)
 
     def connectionLost(self, reason: Failure) -> None:
         """Release the request: the client has disconnected."""
@@ -303,7 +303,7 @@ class ApiSite(Site):
         return channel
 
     def log(self, request: object) -> None:
-        """Do nothing: `Application.record_answer` logs requests, those of the fast path too."""
+        """Do nothing: `Application.record_response` logs requests, those of the fast path too."""
 
     def acceptableProtocols(self) -> list[bytes]:
         """Return the protocols that TLS may negotiate."""

@@ -35,11 +35,11 @@ class ConnectionPhase(Enum):
     IDLE = "the next request"
     HEAD = "the end of a head"
     BODY = "the end of a body"
-    ANSWER = "an answer, and the client to take it"
+    RESPONSE = "a response, and the client to take it"
     CLOSED = "the end"  # received bytes are dropped
 
 
-class AnsweredRequest(Protocol):
+class PendingRequest(Protocol):
     """A request while it is answered: Twisted's, or one of the fast path."""
 
     startedWriting: bool  # noqa: N815  (the name that Twisted gave it)
@@ -61,7 +61,7 @@ class TimeoutChannel(HTTPChannel):
     _unsent = 0  # bytes at most that the client has yet to take of the answer
     _read_deadline: IDelayedCall | None = None  # for bytes that the client sends
     _write_deadline: IDelayedCall | None = None  # for bytes that the client takes
-    _answered: AnsweredRequest | None = None  # answered, but not yet taken by the client
+    _answered: PendingRequest | None = None  # answered, but not yet taken by the client
 
     @property
     @abstractmethod
@@ -180,13 +180,13 @@ class TimeoutChannel(HTTPChannel):
         self._begin_window(self.http_settings.rate_window_seconds)
         super().allHeadersReceived()
 
-    def start_answer(self, request: AnsweredRequest) -> None:
-        """Enter the phase ANSWER for a request of the fast path.
+    def start_response(self, request: PendingRequest) -> None:
+        """Enter the phase RESPONSE for a request of the fast path.
 
         `request` stays in `requests` until `requestDone`, and Twisted holds back pipelined bytes as
         it does behind its own requests.
         """
-        self.phase = ConnectionPhase.ANSWER
+        self.phase = ConnectionPhase.RESPONSE
         self._unsent = 0
         self._cancel_read_deadline()
         self.requests.append(request)
@@ -217,8 +217,8 @@ class TimeoutChannel(HTTPChannel):
         self.set_read_deadline(seconds, self._check_rate)
 
     def allContentReceived(self) -> None:
-        """Enter the phase ANSWER."""
-        self.phase = ConnectionPhase.ANSWER
+        """Enter the phase RESPONSE."""
+        self.phase = ConnectionPhase.RESPONSE
         self.resume_body()  # or a disconnect would go unnoticed
         self._cancel_read_deadline()
         super().allContentReceived()
@@ -252,7 +252,7 @@ class TimeoutChannel(HTTPChannel):
         super().resumeProducing()
         self._finish_answered()
 
-    def requestDone(self, request: AnsweredRequest) -> None:
+    def requestDone(self, request: PendingRequest) -> None:
         """Continue with the next request once the client has taken most of this response.
 
         Otherwise pipelined requests would pile up responses in memory. If the next request is

@@ -90,7 +90,7 @@ tcpi_bytes_retrans, and tcpi_snd_wnd (since Linux 5.4)."""
 
 
 @attrs.define
-class SocketProgress:
+class ClientReadProgress:
     """How far the client of a TCP connection has read, by the kernels at both ends.
 
     The window that the client's kernel offers is its free receive buffer. So bytes that are

@@ -39,11 +39,11 @@ class BasePathTests(SynchronousTestCase):
         base_path = BasePath(BELOW)
         for target in (b"/judge/a.b", b"//judge/a.b", b"/judge/a.b?x=1"):
             self.assertEqual(base_path.strip_prefix(target), target)
-            error = self.assertRaises(ResourceMoved, base_path.check_target, target)
+            error = self.assertRaises(ResourceMoved, base_path.require_trailing_slash, target)
             self.assertEqual(error.location, "/judge/a.b/")
         for target in (b"/judge/a.b/", b"/judge", b"?x=1", b"*", b"/x/judge/a.b"):
-            base_path.check_target(target)
-            BasePath("").check_target(target)
+            base_path.require_trailing_slash(target)
+            BasePath("").require_trailing_slash(target)
 
 
 class RoutesBelowTests(RawTestCase):
@@ -128,7 +128,7 @@ class RoutesBelowTests(RawTestCase):
         """What is counted and logged is the route, without the path."""
         self.ask_raw(f"GET {BELOW}/health")
         self.assertEqual(
-            self.service.context.request_log.answer_counts, {("GET", "/health", 200): 1}
+            self.service.context.request_log.response_counts, {("GET", "/health", 200): 1}
         )
 
 
@@ -141,7 +141,7 @@ class EarlyRefusalsTests(RawTestCase):
         """Return the paths in the log of a form from a client that is refused so."""
         request_log = self.service.context.request_log
         self.patch(request_log, "is_enabled", True)
-        request_log.answer_counts.clear()
+        request_log.response_counts.clear()
         connection = self.service.connect(PROXY)
         with capturedLogs() as events:
             connection.request(
@@ -151,7 +151,7 @@ class EarlyRefusalsTests(RawTestCase):
                 X_Forwarded_For=client,
             )
         self.check_raw(connection.answer(), status)
-        self.assertEqual(request_log.answer_counts, {("POST", "/evaluate", status): 1})
+        self.assertEqual(request_log.response_counts, {("POST", "/evaluate", status): 1})
         return [event["path"] for event in events if "took" in event]
 
     def test_over_its_share(self) -> None:

@@ -35,7 +35,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SkipTest, SynchronousTestCase, TestCase
 
 from tawebeval.web.server.transport import (
-    SocketProgress,
+    ClientReadProgress,
     WriteThroughEndpoint,
     WriteThroughServer,
     WriteThroughUnixServer,
@@ -437,7 +437,7 @@ class SilenceTests(TestCase):
         await self.vanish(lambda transport: transport.write(b"a heartbeat"))
         await self.vanish(lambda transport: transport.write(bytes(2**23)))
         await self.vanish(
-            lambda transport: SocketProgress(transport.getHandle()).set_keepalive_probing(True)
+            lambda transport: ClientReadProgress(transport.getHandle()).set_keepalive_probing(True)
         )
 
 
@@ -468,7 +468,7 @@ class SmallerWindowTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.kernel = KernelInfo(0, 1000)
-        self.progress = SocketProgress(self.kernel)  # type: ignore[arg-type]
+        self.progress = ClientReadProgress(self.kernel)  # type: ignore[arg-type]
         self.progress.count_written_and_read_bytes()
         self.kernel.acknowledged, self.kernel.window = 5000, 400
 
@@ -513,7 +513,7 @@ class SocketProgressTests(SynchronousTestCase):
         self.addCleanup(self.client.close)
         self.addCleanup(self.server.close)
         self.server.setblocking(False)
-        self.progress = SocketProgress(self.server)
+        self.progress = ClientReadProgress(self.server)
         self.sent = self.received = 0
 
     def send(self) -> None:

@@ -1,4 +1,4 @@
-"""The table from exceptions to problem documents (RFC 9457).
+"""Responses to exceptions: the status of each, and problem details (RFC 9457).
 
 The member `message` repeats `detail`; TuringArena's clients read it.
 """
@@ -19,7 +19,7 @@ from tawebeval.web.server.headers import set_headers
 
 _RETRY_AFTER = 60  # seconds, where the disk does not take a form
 
-PROBLEM_MEDIA_TYPE = b"application/problem+json"
+PROBLEM_DETAILS_MEDIA_TYPE = b"application/problem+json"
 
 ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
@@ -51,8 +51,8 @@ ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
 log = Logger()
 
 
-def make_problem_document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
-    """Return a problem document as JSON."""
+def make_problem_details(status: HTTPStatus, detail: str, **members: Any) -> bytes:
+    """Return a body of problem details as JSON."""
     return orjson.dumps(
         {
             "type": "about:blank",
@@ -66,7 +66,7 @@ def make_problem_document(status: HTTPStatus, detail: str, **members: Any) -> by
 
 
 @attrs.frozen
-class ProblemDocument:
+class ErrorResponse:
     """The response to an exception; `headers` are those that not all problems have."""
 
     status: HTTPStatus
@@ -74,7 +74,7 @@ class ProblemDocument:
     body: bytes
 
 
-def convert_error(error: BaseException | None) -> ProblemDocument:
+def make_error_response(error: BaseException | None) -> ErrorResponse:
     """Return the response to an exception.
 
     An exception without an entry is a defect: the response says no more than that.
@@ -99,16 +99,16 @@ def convert_error(error: BaseException | None) -> ProblemDocument:
     else:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         detail = "internal error: a defect of the server; its log has the details"
-    return ProblemDocument(status, headers, make_problem_document(status, detail, **members))
+    return ErrorResponse(status, headers, make_problem_details(status, detail, **members))
 
 
 def set_error_response(request: IRequest, error: BaseException | None) -> bytes:
     """Set status and headers of the response to an exception; return its body."""
-    problem = convert_error(error)
+    problem = make_error_response(error)
     set_headers(request, problem.headers)
     # Twisted does not know the phrases of all of them.
     request.setResponseCode(problem.status, problem.status.phrase.encode())
-    request.setHeader(b"Content-Type", PROBLEM_MEDIA_TYPE)
+    request.setHeader(b"Content-Type", PROBLEM_DETAILS_MEDIA_TYPE)
     return problem.body
 
 

@@ -1,4 +1,4 @@
-"""`web`: everything that goes wrong is a problem document, whoever makes it."""
+"""`web.server.error_responses`: all that goes wrong is answered by problem details."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
 from tawebeval.web.routes import make_app
-from tawebeval.web.server import problems
+from tawebeval.web.server import error_responses
 from tests.cases.web import WebTestCase
 
 
@@ -20,13 +20,16 @@ class TableTests(SynchronousTestCase):
     def test_complete(self) -> None:
         """Every refusal has its status."""
         refusals = set(_below(errors.RequestError))
-        self.assertEqual(set(problems.ERROR_STATUSES), refusals)
+        self.assertEqual(set(error_responses.ERROR_STATUSES), refusals)
         self.assertTrue(refusals)
 
     def test_statuses(self) -> None:
         """The statuses are the contract's."""
         self.assertEqual(
-            {error.__name__: status.value for error, status in problems.ERROR_STATUSES.items()},
+            {
+                error.__name__: status.value
+                for error, status in error_responses.ERROR_STATUSES.items()
+            },
             {
                 "MalformedRequest": 400,
                 "InvalidField": 400,
@@ -58,7 +61,7 @@ class TableTests(SynchronousTestCase):
     def test_document(self) -> None:
         """A document has what RFC 9457 has, `message`, and what the error adds."""
         self.assertEqual(
-            problems.make_problem_document(HTTPStatus.GONE, "no more", oldest="3"),
+            error_responses.make_problem_details(HTTPStatus.GONE, "no more", oldest="3"),
             b'{"type":"about:blank","title":"Gone","status":410,"detail":"no more",'
             b'"message":"no more","oldest":"3"}',
         )
