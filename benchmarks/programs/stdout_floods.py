@@ -24,7 +24,7 @@ from tawebeval.core.fileblock import FileReference
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.process_setup import keep_freed_memory
-from tawebeval.evaluations.run import StdoutPump
+from tawebeval.evaluations.stdout_pump import StdoutPump
 
 _READ = 64 * 1024
 _SIZE = 2 * _READ

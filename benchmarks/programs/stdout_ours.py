@@ -19,7 +19,8 @@ from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.process_setup import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.run import EvaluatorRun, StdoutPump
+from tawebeval.evaluations.run import EvaluatorRun
+from tawebeval.evaluations.stdout_pump import StdoutPump
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper

@@ -12,8 +12,9 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 - `details`: `EvaluationDetails`, what is known of an evaluation besides its events.
 - `evaluation`: `Evaluation` goes through the states of `core.states`: it waits for a slot, has its
   commit checked out, starts the evaluator, ends and cleans up.
-- `run`: `EvaluatorRun` applies the limits to the evaluator's process. `StdoutPump` feeds stdout to
-  the parser and events to the ring, and pauses stdout while the ring is full.
+- `run`: `EvaluatorRun` applies the limits to the evaluator's process.
+- `stdout_pump`: `StdoutPump` feeds stdout to the parser and events to the ring, and pauses stdout
+  while the ring is full.
 - `journal`, `handover_journal`, `snapshot`, `run_keeper`: what the keeper holds, so that
   evaluations outlive this process; `restart`: what an earlier process has left there.
 - `exit_messages`: the message about a bad exit, with a hint for the evaluator's author.
@@ -28,9 +29,9 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 - `status`: the status document. `filters`: the filter of a list. `shutdown`: the drain when the
   daemon stops.
 
-Stdout reaches the ring through three modules: `linux.child` reads the pipe, `run` counts and pumps,
-`core.segi` parses. An `EvaluatorRun` knows the evaluator only as a `linux.child.ProcessTransport`,
-which delivers stdout, stderr and the exit, and can be paused. `Evaluation` obtains it from
-`SandboxedRun.start_evaluator`, and from `Spawner.adopt_child` or, if evaluators outlive the daemon,
-`KeeperSpawner.adopt_child`.
+Stdout reaches the ring through four modules: `linux.child` reads the pipe, `run` counts,
+`stdout_pump` pumps, `core.segi` parses. An `EvaluatorRun` knows the evaluator only as a
+`linux.child.ProcessTransport`, which delivers stdout, stderr and the exit, and can be paused.
+`Evaluation` obtains it from `SandboxedRun.start_evaluator`, and from `Spawner.adopt_child` or, if
+evaluators outlive the daemon, `KeeperSpawner.adopt_child`.
 """

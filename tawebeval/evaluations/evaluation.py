@@ -34,7 +34,7 @@ from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
 from tawebeval.evaluations.restart import RecoveredEvaluation
-from tawebeval.evaluations.run import EvaluatorRun, RunProgress, StdoutPump
+from tawebeval.evaluations.run import EvaluatorRun, RunProgress
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     RUN,
@@ -43,6 +43,7 @@ from tawebeval.evaluations.run_keeper import (
     RunRecorder,
 )
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
+from tawebeval.evaluations.stdout_pump import StdoutPump
 from tawebeval.linux.child import (
     ProcessAdopter,
     ProcessTransport,

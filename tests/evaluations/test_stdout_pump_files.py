@@ -1,9 +1,9 @@
-"""`evaluations.run`: files that an evaluator names, read while its stdout waits."""
+"""`evaluations.stdout_pump`: files that an evaluator names, read while its stdout waits."""
 
 from __future__ import annotations
 
 from tawebeval.core.fileblock import PrintedFile
-from tawebeval.evaluations.run import PARTIAL_LINE_DELAY
+from tawebeval.evaluations.stdout_pump import PARTIAL_LINE_DELAY
 from tawebeval.sandbox.workspace import FileRefused
 from tests.cases.evaluations import PumpTestCase
 from tests.cases.strategies import MARKERS, ErrorEvent, Event, join_text

@@ -1,4 +1,4 @@
-"""`evaluations.run`: the pump, from chunks of stdout to events in the ring."""
+"""`evaluations.stdout_pump`: the pump, from chunks of stdout to events in the ring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tawebeval.core import segi
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import SegiParser
-from tawebeval.evaluations.run import PARTIAL_LINE_DELAY, StdoutPump
+from tawebeval.evaluations.stdout_pump import PARTIAL_LINE_DELAY, StdoutPump
 from tawebeval.sandbox.workspace import FileRefused
 from tests.cases import reference_segi
 from tests.cases.evaluations import PumpTestCase
