@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
@@ -18,9 +16,7 @@ from twisted.web.server import Request, Site
 from tests.cases.patience import PATIENCE
 from tests.integration.client import python
 from tests.integration.harness import DaemonTestCase, environment, until
-from tests.integration.ports import free_port, listens
 from tests.integration.terminal import COMMAND, Terminal, piped
-from tests.integration.unprivileged import SERVICE, temporary_folder
 
 PARTIAL = python("import time; print('half', end='', flush=True); time.sleep(600)")
 
@@ -298,33 +294,6 @@ class LostTests(DaemonTestCase):
 
 class ServeTests(DaemonTestCase):
     """`tawebeval serve`."""
-
-    async def test_serve(self) -> None:
-        """It is the daemon: it takes the same options, answers, and ends at SIGTERM."""
-        port = free_port()
-        folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, folder)
-        (folder / "tawebeval.toml").write_text(SERVICE)
-        served: Any = subprocess.Popen(
-            [
-                *(*COMMAND, "serve", "--config", str(folder / "tawebeval.toml")),
-                *("--listen", f"tcp:{port}:interface=127.0.0.1"),
-            ],
-            env=environment(
-                STATE_DIRECTORY=str(folder / "state"), CACHE_DIRECTORY=str(folder / "cache")
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self.addCleanup(served.stdout.close)
-        self.addCleanup(lambda: served.poll() is None and served.kill())
-        server = f"http://127.0.0.1:{port}"
-        await until(lambda: listens(port), "it listens")
-        done = await piped(server, "list", "--json", "all")
-        self.assertEqual((done.returncode, done.stdout), (0, "[]\n"), done.stderr)
-        served.terminate()
-        await until(lambda: served.poll() is not None, "it stops")
-        self.assertEqual(served.returncode, -signal.SIGTERM)
 
     async def test_wrong(self) -> None:
         """What is wrong with its settings is told as by the daemon."""

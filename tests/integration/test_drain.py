@@ -107,20 +107,6 @@ class DrainTests(DrainTestCase):
         self.interrupt()
         await self.begin_again()
 
-    async def test_a_second_signal_ends_what_runs(self) -> None:
-        """Whoever is in a hurry sends another SIGTERM; readers are told all the same."""
-        identifier = await self.run_to_the_gate()
-        stream = self.stream(identifier, "application/jsonl")
-        polled = Deferred.fromCoroutine(self.client.follow(identifier))
-        since = len(self.daemon.log)
-        self.interrupt()
-        await self.stopping(since)
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        self.interrupt()
-        failure(await polled, "shutdown")
-        self.assertEqual(self.lines(stream)[-1]["reason"], "shutdown")
-        await self.begin_again()
-
     async def test_two_signals_in_a_row(self) -> None:
         """The second is heeded though it comes before the stop has begun."""
         identifier = await self.run_to_the_gate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
@@ -59,23 +58,6 @@ class SlowTests(HoldingTestCase):
         idle = {SECONDS}
         """
 
-    async def test_headers_without_an_end_are_cut_off(self) -> None:
-        """A header now and then: 408 in time, however many do it, and honest ones are served."""
-        began = time.monotonic()
-        slow = [self.connect() for _ in range(10)]
-        for connection in slow:
-            connection.send(b"GET /health HTTP/1.1\r\n")
-        going_on = slow
-        while going_on := [one for one in going_on if not one.has_come(0.01)]:
-            self.assertLess(time.monotonic() - began, PATIENCE)
-            self.assertEqual(self.ask_health(), 200)
-            for connection in going_on:
-                connection.send(b"X: y\r\n")
-        self.assertGreater(time.monotonic() - began, SECONDS)
-        for connection in slow:
-            connection.answer().problem(408)
-            self.assertTrue(connection.ended)
-
     async def test_a_body_that_trickles_is_cut_off(self) -> None:
         """A byte now and then: 408, and nothing is left of the form."""
         began = time.monotonic()
@@ -114,16 +96,6 @@ class SlowTests(HoldingTestCase):
             self.assertEqual(self.ask_health(), 200)
             self.assertLess(self.daemon.memory - memory, 100 * MIB)
             await until(lambda deaf=deaf: not deaf & peers(self.daemon.port), "they are given up")
-
-    async def test_a_waiting_request_is_not_cut_off(self) -> None:
-        """A long poll may wait for longer than any deadline, and the connection goes on."""
-        identifier = await self.begin("sleep 600")
-        connection, began = self.connect(), time.monotonic()
-        target = f"/evaluation/{identifier}/events?wait={SECONDS + 2}"
-        connection.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() + HEALTH)
-        self.assertEqual(json.loads(connection.answer().body)["data"], [])
-        self.assertGreater(time.monotonic() - began, SECONDS + 1)
-        self.assertEqual(json.loads(connection.answer().body)["status"], "ok")
 
     async def test_a_long_head_can_read_its_answer(self) -> None:
         """However much is sent, the answer arrives, and not a reset in its place."""

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import time
-
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from tawebeval.sandbox.workspace import derive_log_name
-from tests.cases.patience import PATIENCE
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes
 
-LONG = round(2 * PATIENCE)
 """Seconds that no test waits for."""
-
-
-class PageTests(DaemonTestCase):
-    """What a reader of pages may rely on."""
-
-    configuration = f"{CONFIGURATION}\n[polls]\nwait = {LONG}\n"
-
-    async def test_a_long_poll_is_answered_at_once_when_there_is_something(self) -> None:
-        """A request that waits gets the next event when it comes, and nothing after its time."""
-        identifier, gate = await self.begin_and_hold("printf more; exec sleep 600")
-        cursor = (await self.client.page(identifier))["end"]
-        began = time.monotonic()
-        page = await self.client.page(identifier, cursor, wait=1)
-        self.assertGreaterEqual(time.monotonic() - began, 0.9)
-        self.assertEqual(page, {"begin": cursor, "end": cursor, "data": []})
-        # Nobody here waits for so long.
-        waiting = Deferred.fromCoroutine(self.client.page(identifier, cursor, wait=LONG))
-        await self.client.status(identifier)
-        self.assertFalse(waiting.called)
-        gate.write_text("go\n")
-        self.assertEqual(text((await waiting)["data"]), "more")
 
 
 class StatusTests(DaemonTestCase):
@@ -115,11 +90,6 @@ class AbandonedTests(DaemonTestCase):
     """Evaluations that nobody asks for are given up after three seconds."""
 
     configuration = CONFIGURATION + "abandon_after = 3\n"
-
-    async def test_what_somebody_waits_for_is_kept(self) -> None:
-        """A long poll is enough to keep an evaluation, however long it says nothing."""
-        identifier = await self.begin("sleep 8; echo done")
-        self.assertEqual(text(await self.client.follow(identifier)), "done\n")
 
     async def test_another_reader_does_not_keep_it(self) -> None:
         """One that nobody asks for is killed and freed: requests for another count for nothing."""

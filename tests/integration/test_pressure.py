@@ -14,7 +14,7 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
 from tests.integration.attacks.bombs import SAME_FILE
-from tests.integration.client import data, failure, joined, python, text
+from tests.integration.client import data, joined, python, text
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.processes import alive, children, new_word, processes, state
 
@@ -22,7 +22,6 @@ MIB = 2**20
 FILE = 3 * MIB  # what a file of 2,090,000 bytes becomes, and some more
 LINES = 100_000
 FILL = "x" * 1000
-LINE = "0123456789" * 10
 
 FLOOD = f"""
 import sys
@@ -90,96 +89,6 @@ class FloodTests(DaemonTestCase):
                 break
         self.assertEqual(count, 40)
         self.assertLess(most - small, 48 * MIB)
-
-    async def test_files_that_nobody_reads_are_cancelled_soon(self) -> None:
-        """One whose files wait for a reader can be ended, and says which files are missing."""
-        word = new_word()
-        identifier = await self.begin(python(SAME_FILE, "40", word))
-        await until(lambda: not processes(word), "the evaluator has exited")
-        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
-            pass
-        await self.client.cancel(identifier)
-        *events, last = data(await self.client.follow(identifier))
-        self.assertEqual(last["reason"], "cancelled")
-        self.assertEqual(len(events), 40)
-        self.assertEqual({one.get("reason", "a file") for one in events}, {"a file", "protocol"})
-
-    async def test_a_flood_that_nobody_reads_is_cancelled_soon(self) -> None:
-        """An evaluator that is blocked can be ended, and what it had printed is there, whole."""
-        identifier = await self.begin(python(FLOOD))
-        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
-            pass
-        await self.client.cancel(identifier)
-        events = await self.client.follow(identifier)
-        failure(events, "cancelled")
-        printed = text(events)
-        self.assertGreater(len(printed), 3 * MIB)
-        whole = "".join(f"{i:08d}{FILL}\n" for i in range(len(printed) // 1009 + 1))
-        self.assertEqual(printed, whole[: len(printed)])
-
-
-class SmallBufferTests(DaemonTestCase):
-    """A buffer smaller than a pipe, and little time to run."""
-
-    configuration = """
-        [repositories]
-        protocols = ["file"]
-        [evaluations]
-        grace = 0.3
-        [limits]
-        wall_clock = 10
-        [buffers]
-        evaluation = 8192
-        page = 4096
-        """
-
-    async def test_time_does_not_pass_while_nobody_reads(self) -> None:
-        """The clock of a run stands still while its reader lets it wait."""
-        identifier = await self.begin(f"yes {LINE} | head -n 5000; echo end")
-        while (await self.client.status(identifier))["events"]["buffered"] == 0:
-            pass
-        # Something else that takes longer than the limit allows.
-        failure(await self.run_command("exec sleep 600"), "timeout")
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        self.assertEqual(
-            joined(await self.client.follow(identifier)), [f"{LINE}\n" * 5000 + "end\n"]
-        )
-
-
-class UnreadTests(DaemonTestCase):
-    """One place to run, and little patience with readers."""
-
-    configuration = """
-        [repositories]
-        protocols = ["file"]
-        [evaluations]
-        running = 1
-        grace = 0.3
-        paused = 4
-        [limits]
-        wall_clock = 600
-        """
-
-    async def test_a_place_is_not_held_by_who_only_looks(self) -> None:
-        """A reader who acknowledges nothing keeps an evaluator waiting for a while, and no more.
-
-        The next evaluation has its place then, and the flood is there, with its reason. So it is
-        if the evaluator has exited, and files that it named wait for room.
-        """
-        for command in ("(yes | head -c 8000000 &); sleep 100000", python(SAME_FILE, "10")):
-            flood = await self.begin(command)
-            while (await self.client.status(flood))["buffered_bytes"] < 4 * MIB:
-                pass
-            waiting = await self.begin("echo mine")
-            while (status := await self.client.status(flood))["state"] == "running":
-                self.assertEqual((await self.client.page(flood))["begin"], None)
-                await deferLater(reactor, 0.05)
-            self.assertGreaterEqual(status["paused_seconds"], 1)
-            self.assertEqual(joined(await self.client.follow(waiting)), ["mine\n"])
-            events = await self.client.follow(flood)
-            error = failure(events, "unread")
-            self.assertEqual((error["limit"], error["value"]), ("evaluations.paused", 4))
-            self.assertGreater(len(str(events)), 100_000)
 
 
 class FullAtTheEndTests(DaemonTestCase):

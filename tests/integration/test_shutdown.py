@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from twisted.internet import reactor
-from twisted.internet.task import deferLater
-
-from tests.integration.client import Event, failure, python
+from tests.integration.client import python
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes
 from tests.integration.raw import Connection
@@ -29,25 +26,6 @@ class ShutdownTests(DaemonTestCase):
         self.assertEqual(self.daemon.leftovers(), [])
         self.daemon.start()
         await self.daemon.ready()
-
-    async def read_to_the_end(self, identifier: str, after: str | None) -> None:
-        """Read on to the end, before which the final event must be that of the shutdown."""
-        events: list[Event] = []
-        page = await self.client.page(identifier, after, wait=30)
-        while page["end"] is not None:
-            events += page["data"]
-            page = await self.client.page(identifier, page["end"], wait=30)
-        failure(events, "shutdown")
-
-    async def test_who_asks_from_time_to_time_is_told_of_the_shutdown(self) -> None:
-        """Who asks again when it was told to, and waits for nothing, finds the final event, too."""
-        identifier = await self.begin_and_wait("printf ready; exec sleep 600")
-        after = (await self.client.page(identifier))["end"]
-        empty = await self.client.get(f"/evaluation/{identifier}/events?after={after}")
-        self.daemon.interrupt()
-        await deferLater(reactor, float(empty.header("Retry-After") or 0))
-        await self.read_to_the_end(identifier, after)
-        await self.begin_again()
 
     async def test_a_stubborn_evaluator_does_not_outlive_the_daemon(self) -> None:
         """What ignores TERM is dead before the daemon is, and its directories are gone."""

@@ -336,28 +336,7 @@ class NodeLossTests(SlurmTestCase):
     template = SlurmTestCase.template + "retries = 1\n"
 
     async def test_loss(self) -> None:
-        """Only what has printed nothing is begun again, on the other node."""
-        identifier = await self.begin("mkfifo ~/gate; read line < ~/gate; echo again")
-
-        async def node() -> object:
-            return (await self.client.status(identifier))["state"] == "running"
-
-        await until(node, "it runs")
-        status = await self.client.status(identifier)
-        first = status["runner"]["node"]
-        self.cluster.kill_node(first)
-
-        async def moved() -> object:
-            runner = (await self.client.status(identifier))["runner"]
-            return runner["retries"] == 1 and runner["node"] not in (None, first)
-
-        await until(moved, "it runs on the other node")
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        await until(lambda: list(self.daemon.state.glob("evaluations/*/home/gate")), "it waits")
-        (gate,) = self.daemon.state.glob("evaluations/*/home/gate")
-        gate.write_text("\n")
-        self.assertEqual(joined(await self.client.follow(identifier)), ["again\n"])
-        await self.cluster.settle()
+        """What has printed something is not begun again."""
         identifier = await self.begin_and_wait("echo ready; sleep 600")
         self.cluster.kill_node((await self.client.status(identifier))["runner"]["node"])
         events = await self.client.follow(identifier)

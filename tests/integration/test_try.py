@@ -117,16 +117,6 @@ class TryTests(TestCase):
             done = await self.attempt(command, "--raw")
             self.assertIn("  1\n  2\n", done.stderr)
 
-    async def test_seed(self) -> None:
-        """The seed that the command draws is shown as the option that repeats the run."""
-        done = await piped(
-            "http://127.0.0.1:9",
-            *("try", str(self.root), "--evaluator", "echo $TURINGARENA_SEED", "x=1", *BY),
-            begun=self.pids.add,
-            TMPDIR=str(self.scratch),
-        )
-        self.assertRegex(done.stderr, f"^repeat this run with --seed {done.stdout}{USED}$")
-
     async def test_hints(self) -> None:
         """The usual mistakes of authors are told with their remedies."""
         (self.root / "evaluate").write_text("#!/bin/sh\n")
@@ -181,13 +171,6 @@ class TryTests(TestCase):
         done = await self.attempt("true", "--raw", "--events")
         self.assertEqual(done.returncode, 2)
 
-    async def test_interrupt(self) -> None:
-        """Ctrl-C ends it and all its processes."""
-        terminal = await self.attempt_in_terminal("echo ready; sleep 600 & sleep 600")
-        terminal.interrupt()
-        self.assertEqual(await terminal.end(), 1, terminal.shown)
-        self.assertIn("the evaluation was cancelled", terminal.shown)
-
     async def attempt_in_terminal(self, command: str, *more: str) -> Terminal:
         """Return a trial that runs: it has printed `ready`."""
         terminal = Terminal(
@@ -201,9 +184,9 @@ class TryTests(TestCase):
         return terminal
 
     async def test_terminated(self) -> None:
-        """SIGTERM and SIGHUP end it, too, with a status of their own."""
-        for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
-            terminal = await self.attempt_in_terminal("echo ready; sleep 600")
+        """Ctrl-C, SIGTERM and SIGHUP end it and all its processes, with a status of their own."""
+        for number, status in ((signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+            terminal = await self.attempt_in_terminal("echo ready; sleep 600 & sleep 600")
             terminal.interrupt(number)
             self.assertEqual(await terminal.end(), status, terminal.shown)
             self.assertIn("the evaluation was cancelled", terminal.shown)
