@@ -471,28 +471,17 @@ class LauncherClient:
         if launch.needed_paths is None or not self._has_few_mounts:
             return False
         needed = (*launch.needed_paths, *map(str, (layers.lower, layers.upper, layers.work)))
-        # Most have the same parents: without `plain` the looks take 130 system calls.
-        plain = set(self._paths)
-        return all(self._is_below_few(path, plain) for path in needed)
+        return all(map(self._is_below_few, needed))
 
-    def _is_below_few(self, path: str, plain: set[str]) -> bool:
+    def _is_below_few(self, path: str) -> bool:
         """Tell whether a path, and what its links lead to, are below the few paths.
 
-        `plain` are such paths without a link in them. A link, such as that of an environment, may
-        lead elsewhere. No path is looked at besides the few: its disk may hang.
+        A link, such as that of an environment, may lead elsewhere. No path is looked at besides the
+        few: its disk may hang.
         """
-        if path in plain:
-            return True
-        if not f"{path}/".startswith(self._beginnings):
-            return False
-        if (
-            path == os.path.normpath(path)
-            and self._is_below_few(os.path.dirname(path), plain)
-            and not os.path.islink(path)
-        ):
-            plain.add(path)
-            return True
-        return f"{os.path.realpath(path)}/".startswith(self._beginnings)
+        return f"{path}/".startswith(self._beginnings) and (
+            f"{os.path.realpath(path)}/".startswith(self._beginnings)
+        )
 
     @property
     def _bundle_name(self) -> str:

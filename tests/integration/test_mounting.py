@@ -142,17 +142,6 @@ class FewMountsTests(MountingTestCase):
         for path in (link, link / "file"):
             self.assertEqual(self.run_again(f"ls {link}", [str(path)]), "file\n")
 
-    def test_parents(self) -> None:
-        """A directory that several paths lie in is looked at once."""
-        (self.folder / "above").mkdir()
-        looked: list[str] = []
-        islink = os.path.islink
-        self.patch(os.path, "islink", lambda path: (looked.append(path), islink(path))[1])
-        paths = [f"{self.folder}/above/{name}" for name in "abc"]
-        self.assertNotIn("/sys", self.list_mounts(paths))
-        layers = [str(self.layers.lower), str(self.layers.upper), str(self.layers.work)]
-        self.assertEqual(looked, [os.path.dirname(paths[0]), *paths, *layers])
-
     def test_refused(self) -> None:
         """Where the kernel refuses to reduce them, programs see all, and run."""
         source = launcher_client.LAUNCHER_SOURCE
