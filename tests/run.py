@@ -1,9 +1,9 @@
 """Run the tests under trial: `python tests/run.py [NAME...]`, all of them without a NAME.
 
-Without a NAME trial is run for each module of `tests.integration` by itself, but for a few
-that belong together, once for the tests of the core, and once for all other tests, six at a
+Without a NAME trial is run for each long module of `tests.integration` by itself, for a few
+short ones at a time, once for the tests of the core, and once for all other tests, six at a
 time: real daemons wait a lot. The tests of the core alone have to cover all its branches:
-coverage doubles their processor time. The output of each trial is shown when it has ended,
+coverage triples their processor time. The output of each trial is shown when it has ended,
 with its processor time. Properties are tried on the same examples every time; with a NAME,
 on others. The exit status is 0 only if tests ran and everything is well; with CI in the
 environment a test that was skipped is not.
@@ -59,10 +59,15 @@ _TOGETHER = (
 
 # The longest of the others, which begin first.
 _LONG = (
-    *("proxies_nginx", "proxies_haproxy", "archive", "full_disk", "submissions", "try", "page"),
-    *("git_attacks", "total", "drain", "streams", "slurm_wire", "slurm_lasting"),
-    *("slurm_stream", "slurm"),
+    *("lasting", "archive", "slurm_wire", "slurm", "slurm_lasting", "slurm_stream"),
+    *("proxies_nginx", "proxies_haproxy", "lasting_faults", "try", "lasting_rounds"),
+    *("privileges", "page_results", "image", "submissions", "page", "page_problems", "description"),
+    *("documented_commands", "lasting_releases", "keeper", "cli", "git_attacks", "proxies_caddy"),
+    *("total", "full_disk", "cut_connections", "other_servers", "limit_attacks", "demo"),
 )
+
+_SHORT_TOGETHER = 5
+"""How many of the shortest modules one trial runs: its start takes a second of processor time."""
 
 _AT_ONCE = 6
 
@@ -126,7 +131,9 @@ def parts() -> Sequence[Sequence[str]]:
     long = [[name] for name in _LONG]
     alone = [[f"tests.integration.test_{name}" for name in part] for part in (*_TOGETHER, *long)]
     first = [core, others, *alone]
-    return [*first, *([name] for name in names if name not in chain(*first))]
+    short = [name for name in names if name not in chain(*first)]
+    count = len(short) // _SHORT_TOGETHER
+    return [*first, *(short[at::count] for at in range(count))]
 
 
 def _has_integration(part: Sequence[str]) -> bool:
