@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from secrets import token_hex
 from typing import Any
 
@@ -33,14 +34,13 @@ class NodeFileReader:
     _on_silence: Callable[[], object]
     _token: bytes = b""
     _path: str = ""
-    _content: bytearray = attrs.field(factory=bytearray)
+    _content: BytesIO = attrs.field(factory=BytesIO)  # bytearray would be copied in the end
     _answered: Deferred[bytes] | None = None
     _timeout: IDelayedCall | None = None
 
     async def fetch_file(self, path: str) -> bytes:
         """Return the content of a file. Raises: FileRefused."""
         self._token, self._path = token_hex(TOKEN_BYTES // 2).encode(), path
-        self._content.clear()
         answered = self._answered = Deferred()
         self._timeout = self._clock.callLater(ANSWER_TIMEOUT, self._on_silence)
         if not self._send(encode_file_request(self._token, path)):
@@ -55,10 +55,10 @@ class NodeFileReader:
         if kind is FrameKind.FILE:
             if self._timeout is not None and self._timeout.active():
                 self._timeout.reset(ANSWER_TIMEOUT)
-            self._content += content[: self._limit + 1 - len(self._content)]
+            self._content.write(content[: self._limit + 1 - self._content.tell()])
             return
         refusal = json.loads(content)
-        if refusal is None and len(self._content) > self._limit:
+        if refusal is None and self._content.tell() > self._limit:
             refusal = f"{self._path!r} is over {format_size(self._limit)} (limits.file)"
         self._answer(refusal)
 
@@ -74,11 +74,10 @@ class NodeFileReader:
     def _answer(self, refusal: str | None) -> None:
         self.cancel_timeout()
         answered, self._answered = self._answered, None
-        content = bytes(self._content)
-        self._content.clear()
+        content, self._content = self._content, BytesIO()
         if answered is None:
             return
         if refusal is None:
-            answered.callback(content)
+            answered.callback(content.getvalue())
         else:
             answered.errback(FileRefused(refusal))

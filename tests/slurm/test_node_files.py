@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -58,6 +59,20 @@ class FileTests(SynchronousTestCase):
             token, answered = self.ask(path)
             self.answer(token, b"12345", b"67890")
             self.assertEqual(self.successResultOf(answered), b"1234567890")
+
+    def test_memory(self) -> None:
+        """A file is in memory once, also while its last part arrives."""
+        size, part = 2**23, 2**18
+        self.files = NodeFileReader(self.clock, size, self.send, self.note_silence)
+        token, answered = self.ask()
+        content = token + bytes(part)
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        for _ in range(size // part):
+            self.files.on_frame(FrameKind.FILE, content)
+        self.files.on_frame(FrameKind.FILE_END, token + b"null")
+        self.assertEqual(len(self.successResultOf(answered)), size)
+        self.assertLess(tracemalloc.get_traced_memory()[1], 1.3 * size)
 
     def test_refused(self) -> None:
         """The node's reason is the reason; a file over the limit is refused here, too."""
