@@ -131,5 +131,5 @@ class RoundsTests(KeptSlurmTestCase, RoundsCase):
 
     async def test_killed(self) -> None:
         """No event is lost and none comes twice, each status is right, and nothing is left."""
-        await self.run_rounds(15, 6, signal.SIGKILL)
+        await self.run_rounds(15, 4, signal.SIGKILL)
         await until(lambda: not self.cluster.list_jobs(), "no job is left")

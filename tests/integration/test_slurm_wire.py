@@ -1,14 +1,13 @@
-"""The wire with evaluators on a cluster: the same tests as on this machine."""
+"""The wire with evaluators on a cluster: the same tests as on this machine.
+
+Those of blocks run in `test_slurm_stream`.
+"""
 
 from __future__ import annotations
 
 from tests.integration.attacks.strays import StrayTests
 from tests.integration.slurm_case import RUNNER, SlurmTestCase
-from tests.integration.wire import blocks, evaluators, floods, reasons, streams
-
-
-class SlurmBlockTests(SlurmTestCase, blocks.BlockCase):
-    """Data and files, and what becomes of broken blocks."""
+from tests.integration.wire import evaluators, floods, reasons, streams
 
 
 class SlurmEvaluatorTests(SlurmTestCase, evaluators.EvaluatorCase):
