@@ -788,14 +788,6 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.events", "max 0\n")
         self.assertEqual(group.find_exceeded_limits(), {"processes"}, "what was so once stays so")
 
-    def test_no_patience(self) -> None:
-        """Without patience it is looked at each time."""
-        group = attrs.evolve(self.make_group("pids"), time=Clock().seconds)
-        self.assertEqual(group.find_exceeded_limits(), set())
-        self.put(group, "pids.events", "max 1\n")
-        self.assertEqual(group.find_exceeded_limits(1), set())
-        self.assertEqual(group.find_exceeded_limits(), {"processes"})
-
     def test_over_cpu(self) -> None:
         """Processor time is looked at when its limit can have been met, and not before."""
         self.patch(os, "cpu_count", lambda: 2)

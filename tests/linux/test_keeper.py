@@ -241,15 +241,6 @@ class BundleTests(KeeperTestCase):
             for descriptor in received:
                 os.close(descriptor)
 
-    def test_two_clients(self) -> None:
-        """Two clients see the same bundles."""
-        one, other = self.connect(), self.connect()
-        one.keep_bundle("a", [self.file(b"1")])
-        self.held()
-        other.keep_bundle("a", [self.file(b"2")])
-        one.drop_bundle("b")
-        self.assertEqual(self.held(), {"a": ([b"2"], 0)})
-
     def test_many_clients(self) -> None:
         """Too many connections wait; those before are served, and the others later."""
         self.connect().keep_bundle("a", [self.file(b"a")])
@@ -372,15 +363,6 @@ class ProcessTests(KeeperTestCase):
         later.drop_bundle("run")
         with self.assertRaises(OSError):
             await later.wait_for_exit_status("run")
-
-    async def test_ended_before(self) -> None:
-        """The status of a program that ends before it is kept arrives."""
-        started = self.launch("kill -TERM $$")
-        wait_for_end(started.pidfd)
-        client = self.attach()
-        client.keep_bundle("run", [started.pidfd], started.pid)
-        status, _ = await client.wait_for_exit_status("run")
-        self.assertEqual(os.waitstatus_to_exitcode(status), -signal.SIGTERM)
 
     async def test_ended_while_no_client(self) -> None:
         """The status of a program that ends while no client is connected arrives."""

@@ -411,15 +411,6 @@ class LossTests(LaunchingTestCase):
         self.assertEqual(told, "the launcher of evaluators cannot be started")
         self.assertIn(f"{told}: No such file or directory", str(formatEvent(events[-1])))
 
-    def test_told(self) -> None:
-        """That there was to be another one is in the log."""
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
-        with capturedLogs() as events:
-            self.shell("true")
-        (said,) = map(formatEvent, events)
-        self.assertIn("starting another one", str(said))
-
     def test_hangs(self) -> None:
         """One that does not answer is killed, its spare, too; the next one starts the program."""
         for victims in (slice(0, 1), slice(1, 2), slice(0, 2)):

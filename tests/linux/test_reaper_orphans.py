@@ -242,11 +242,6 @@ result["alive"] = alive(pid)
         )
         self.assertEqual(result, {"alive": False})
 
-    def test_nobody(self) -> None:
-        """With no orphan there is nothing to wait for."""
-        result = self.play("""await world.kill_orphans_of_run(b"secret", "/nonexistent")""")
-        self.assertEqual(result, {})
-
     def test_signals_to_the_gone(self) -> None:
         """Signals to processes that are gone, and their families, are nothing."""
         result = self.play(

@@ -195,16 +195,6 @@ class ArgumentTests(BubblewrapTestCase):
             words = [part for pair in whole.items() for part in ("--setenv", *pair)]
             self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
 
-    def test_groups(self) -> None:
-        """All of bwrap goes into the groups first: inside they are not to be seen."""
-        self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
-        self.start(self.cell)
-        launch = self.trees.launched[-1]
-        self.assertEqual(launch.niceness, self.cgroups.evaluator_niceness)
-        self.assertEqual(
-            (launch.cgroup_procs_files, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
-        )
-
     def test_view(self) -> None:
         """The evaluator knows its workspace by another name than ours."""
         self.assertEqual(
@@ -339,12 +329,6 @@ class ExitTests(BubblewrapTestCase):
         self.assertEqual(caught.exception.reason, "lost")
         self.assertIn("could not start a process for the evaluator", caught.exception.message)
 
-    def test_asked_twice(self) -> None:
-        """The notes are read where they begin, each time."""
-        self.note(ENDED)
-        for _ in range(2):
-            self.assertEqual(self.cell.interpret_exit(3, None), EvaluatorExit(3))
-
 
 class SignalTests(BubblewrapTestCase):
     """Signals, which are for those inside."""
@@ -357,17 +341,13 @@ class SignalTests(BubblewrapTestCase):
         self.patch(module, "send_signal", lambda pid, number: self.sent.append((pid, number)))
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
-    def test_term(self) -> None:
-        """All inside are asked to end; bwrap is left, to tell how they did."""
-        self.cell.send_signal(self.child, signal.SIGTERM)
-        self.assertEqual(self.asked, [NO_PROCESS])
-        self.assertEqual(self.sent, [(31, signal.SIGTERM), (32, signal.SIGTERM)])
-        self.assertEqual(self.child.group_signals, [])
-
-    def test_kill(self) -> None:
-        """All inside are killed; bwrap is left, to see them end."""
-        self.cell.send_signal(self.child, signal.SIGKILL)
-        self.assertEqual(self.sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
+    def test_inside(self) -> None:
+        """All inside get a signal; bwrap is left, to tell how they end."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self.sent.clear()
+            self.cell.send_signal(self.child, number)
+            self.assertEqual(self.sent, [(31, number), (32, number)])
+        self.assertEqual(self.asked, [NO_PROCESS] * 2)
         self.assertEqual(self.child.group_signals, [])
 
     def test_nobody_inside(self) -> None:

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.disk_usage import MAX_SHARED_THREAD_INSPECTIONS, CountTooExpensive
-from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
+from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import InlineThreads, SlowThreads
@@ -437,32 +437,3 @@ class BlindTests(WatchTestCase):
                     self.broken.failing, self.broken.over = False, between
                     self.clock.advance(PAUSE)
             self.assertEqual([why for _, why in self.stopped], [between] * 4 if between else [])
-
-
-class ExceededTests(SynchronousTestCase):
-    """One look."""
-
-    def setUp(self) -> None:
-        view = Workspace(Path("/some")).make_unsandboxed_view()
-        self.broken = BrokenRun(LimitSettings(), view)
-        self.cells: list[Any] = [make_cell(), self.broken, make_cell(OVER)]
-
-    def check(self) -> None:
-        """Hold that the others are looked at, and what is told of each."""
-        found = [None, self.broken.error, OVER]
-        told = check_run_limits(dict.fromkeys(self.cells, MAX_SHARED_THREAD_INSPECTIONS))
-        self.assertEqual(told, list(zip(self.cells, found, strict=True)))
-        self.assertEqual([len(cell.looks) for cell in self.cells], [1, 1, 1])
-
-    def test_gone(self) -> None:
-        """One whose directories are just being removed is told of, as others are."""
-        self.check()
-
-    def test_fails(self) -> None:
-        """Nor is any other error what keeps the others from it."""
-        self.broken.error = ValueError("x")
-        self.check()
-
-    def test_none(self) -> None:
-        """No cells, nothing found."""
-        self.assertEqual(check_run_limits({}), [])

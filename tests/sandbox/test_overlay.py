@@ -135,17 +135,12 @@ class TreesTests(SynchronousTestCase):
         self.assertRaises(OSError, self.trees.use_overlays)
         self.assertEqual([each.opened for each in self.made[-2:]], [1, 1])
 
-    def test_another_user(self) -> None:
-        """It may be another user who mounts."""
-        user = User("taweb", 1000, 1001, frozenset(), "/")
-        self.trees.use_overlays(user)
-        self.assertEqual((self.made[-1].mounting, self.made[-1].user), (True, user))
-
     def test_given_up(self) -> None:
         """What does not work is given up, and ended; what copies is the same user's."""
         user = User("taweb", 1000, 1001, frozenset(), "/")
         self.trees.use_overlays(user)
         mounting = self.made[-1]
+        self.assertEqual((mounting.mounting, mounting.user), (True, user))
         self.assertIsNone(self.trees.overlay_problem)
         self.trees.use_copies("it changes the cache", user)
         self.assertEqual((self.trees.overlay_problem, mounting.closed), ("it changes the cache", 1))

@@ -50,19 +50,6 @@ class DirectoryTests(WorkspaceTestCase):
             self.assertEqual(list(directory.iterdir()), [])
         self.assertFalse(os.path.lexists(self.workspace.overlay_work_directory))
 
-    def test_apart(self) -> None:
-        """No directory lies in another one."""
-        own = self.workspace
-        places = [
-            own.tree_directory,
-            own.temporary_directory,
-            own.home_directory,
-            own.overlay_work_directory,
-            own.root / "submission",
-        ]
-        for place in places:
-            self.assertEqual([p for p in places if p.is_relative_to(place)], [place])
-
     def test_quota_directory(self) -> None:
         """What the evaluator writes to is made there, and removed there; it is seen as ever."""
         quota_directory = self.root / "quota"
@@ -174,13 +161,6 @@ class ReadFileTests(WorkspaceTestCase):
             self.assertEqual(self.read(str(path)), b"\0content\xff")
         for relative in ("../deep/er/file", "./../deep//er/./file", "../../tmp/deep/er/file"):
             self.assertEqual(self.read(relative), b"\0content\xff")
-
-    def test_relative_to_the_working_directory(self) -> None:
-        """A relative path is relative to where it works."""
-        (self.workspace.tree_directory / "file").write_text("outer")
-        (self.workspace.tree_directory / "a").mkdir()
-        (self.workspace.tree_directory / "a" / "file").write_text("inner")
-        self.assertEqual(self.read("file"), b"inner")
 
     def test_outside(self) -> None:
         """Nothing outside of them: neither absolute, nor by `..`, nor its own submission."""
