@@ -35,13 +35,6 @@ class HeirTests(ProcessTestCase):
         reason = await child.ended.wait()
         self.assertEqual((len(child.stdout), type(reason)), (200000, ProcessDone))
 
-    async def test_signal_group_after_exit(self) -> None:
-        """The rest of a child's process group can be killed when the child itself is gone."""
-        child = self.shell("sleep 600 & sleep 600 & echo $!")
-        await child.exited.wait()
-        child.child.signal_group(signal.SIGKILL)
-        await child.ended.wait()
-
     async def test_spawner_forgets(self) -> None:
         """A child is known from its start to its exit."""
         spawner = Spawner(reactor)
@@ -79,12 +72,6 @@ class EndTests(ProcessTestCase):
             self.assertIsInstance(reason, ProcessTerminated if status else ProcessDone)
             self.assertEqual((reason.exitCode, reason.signal), (status, None))
             self.assertFalse(child.child.is_running)
-
-    async def test_own_signal(self) -> None:
-        """A signal is told as one, and not as an exit status."""
-        child = self.shell("kill -SEGV $$")
-        reason = await child.ended.wait()
-        self.assertEqual((reason.exitCode, reason.signal), (None, signal.SIGSEGV))
 
     async def test_signals(self) -> None:
         """A signal reaches the whole process group; after the child's end nobody is hurt."""

@@ -21,27 +21,18 @@ class InheritanceTests(ProcessTestCase):
         self.assertEqual(bytes(child.stderr), b"")
         return json.loads(bytes(child.stdout))
 
-    async def test_environment(self) -> None:
-        """The environment is the one given, to the letter: nothing of the daemon's own."""
+    async def test_to_the_letter(self) -> None:
+        """Arguments, environment and directory are those given, and nothing of the daemon's own."""
         self.patch(os, "environ", {**os.environ, "SECRET": "of the daemon"})
-        given = {"A": "1", "EMPTY": "", "UMLAUT": "ü \n x", "LC_ALL": "C.UTF-8"}
-        self.assertEqual((await self.look(environment=given))["environment"], given)
-
-    async def test_directory(self) -> None:
-        """It runs in the directory given, and the daemon stays in its own."""
         before, directory = os.getcwd(), os.path.realpath(self.mktemp())
         os.mkdir(directory)
-        self.assertEqual((await self.look(directory=directory))["directory"], directory)
-        self.assertEqual(os.getcwd(), before)
-
-    async def test_arguments(self) -> None:
-        """Arguments are passed as they are, and through no shell."""
         arguments = ["", "a b", "$HOME", "*", "--", "ü", "'\""]
-        self.assertEqual((await self.look(*arguments))["argv"], arguments)
-
-    async def test_session(self) -> None:
-        """It leads a session and a process group of its own."""
-        seen = await self.look()
+        given = {"A": "1", "EMPTY": "", "UMLAUT": "ü \n x", "LC_ALL": "C.UTF-8"}
+        seen = await self.look(*arguments, environment=given, directory=directory)
+        self.assertEqual(seen["argv"], arguments)
+        self.assertEqual(seen["environment"], given)
+        self.assertEqual(seen["directory"], directory)
+        self.assertEqual(os.getcwd(), before)
         self.assertEqual((seen["session"], seen["group"]), (seen["pid"], seen["pid"]))
 
     async def test_stdin(self) -> None:

@@ -36,12 +36,6 @@ class OutputTests(ProcessTestCase):
         self.assertEqual(len(child.stderr), 500000)
         self.assertLessEqual(child.largest, 2**16)
 
-    async def test_no_output(self) -> None:
-        """A silent child's ends of file are told too."""
-        child = self.shell("true")
-        await child.ended.wait()
-        self.assertEqual((bytes(child.stdout), child.calls.count("stdout lost")), (b"", 1))
-
     async def test_output_closed_early(self) -> None:
         """A child that closes its outputs has not ended by that."""
         child = self.shell("exec 1>&- 2>&-; exec sleep 600")
@@ -86,16 +80,6 @@ class PauseTests(ProcessTestCase):
         await child.ended.wait()
         self.assertEqual((len(child.stdout), bytes(child.stderr)), (64 * 65536, b"done"))
         self.assertLessEqual(child.largest, 2**16)
-
-    async def test_pause_twice(self) -> None:
-        """To pause or resume twice is to do it once."""
-        child = self.shell("echo hello")
-        for _ in range(2):
-            child.child.pauseProducing()
-        for _ in range(2):
-            child.child.resumeProducing()
-        await child.ended.wait()
-        self.assertEqual(bytes(child.stdout), b"hello\n")
 
     async def test_after_the_end(self) -> None:
         """To pause or resume what has ended does nothing."""

@@ -109,16 +109,6 @@ class EndTests(KeptTestCase):
         self.assertIsInstance(await kept.ended.wait(), ProcessDone)
         self.assertEqual(len(kept.stdout), 200000)
 
-    async def test_output_ends_first(self) -> None:
-        """A process that closes its pipes has not ended by that."""
-        kept = self.run_shell("exec 1>&- 2>&-; exec sleep 600")
-        while len(kept.calls) < 2:
-            await turn()
-        self.assertTrue(kept.child.is_running)
-        kept.child.signal_group(signal.SIGKILL)
-        await kept.ended.wait()
-        self.assertEqual(kept.calls[2:], ["exited", "ended"])
-
     async def test_late_answer(self) -> None:
         """Until the keeper has answered the exit is not known, and the process counts as run."""
         answer: Deferred[tuple[int, struct_rusage | None]] = Deferred()

@@ -69,10 +69,6 @@ class LeftoversTests(SynchronousTestCase):
             self.assertIsNone(child.poll())
             self.assertEqual(said, [])
 
-    def test_nobody(self) -> None:
-        """Where nobody is left nothing is said."""
-        self.assertEqual(self.end(), [])
-
     def test_evaluator(self) -> None:
         """An evaluator was told of its directory for temporary files."""
         self.check(self.begin(TEMPORARY_DIRECTORY=f"{self.dead}/e/tmp"), ended=True)
