@@ -170,9 +170,10 @@ def check_free_disk(place: Path, min_free_bytes: int, tree_bytes: int = 0) -> No
     """Check that a disk has room for a tree, and that enough is left then. Raises: OSError."""
     free = shutil.disk_usage(place).free
     if free < min_free_bytes + tree_bytes:
+        beside = f" beside a tree of {format_size(tree_bytes)}" if tree_bytes else ""
         what = (
-            f"{format_size(free)} are free, and a tree of {format_size(tree_bytes)} must leave"
-            f" {format_size(min_free_bytes)} (limits.free_disk)"
+            f"{format_size(free)} are free, and {format_size(min_free_bytes)} (limits.free_disk)"
+            f" must be{beside}"
         )
         raise OSError(errno.ENOSPC, what, str(place.parent))
 

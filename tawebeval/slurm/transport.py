@@ -501,7 +501,7 @@ class NodeTransport:
     def on_frame(self, attempt: SrunProtocol, kind: FrameKind, content: bytes) -> None:
         """Take a frame of an attempt, which has stored it."""
         if kind in (FrameKind.READY_FOR_JOB, FrameKind.TREE_WANTED):
-            self._send_order(attempt, kind)
+            self._send_job(attempt, kind)
         elif kind in (FrameKind.FILE, FrameKind.FILE_END):
             self.file_reader.on_frame(kind, content)
         elif kind is FrameKind.EVALUATOR_STARTING:
@@ -530,7 +530,7 @@ class NodeTransport:
             else:
                 self._wait_for_srun(attempt, _END_PATIENCE, self._finish)
 
-    def _send_order(self, attempt: SrunProtocol, kind: FrameKind) -> None:
+    def _send_job(self, attempt: SrunProtocol, kind: FrameKind) -> None:
         """Send what a node waits for, unless an earlier process has."""
         if self._make_sender is None or attempt.has_started_evaluator:
             return

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,3 +238,33 @@ class PlaceTests(SynchronousTestCase):
         self.assertIn("environment 'stored' cannot be used", stored[0])
         self.assertIn("tawebeval environment import", stored[1])
         self.assertEqual(plain[1], f"make {base}/x on the node")
+
+    def check(self, parent: Path, free_disk: int) -> dict[str, Any]:
+        """Return what the doctor's job tells of a sound sandbox."""
+        opened = SimpleNamespace(cgroup_manager=SimpleNamespace(enforced_resources=("memory",)))
+        self.patch(node, "open_node_sandbox", lambda *_: nullcontext(opened))
+        self.patch(node, "probe_bubblewrap", lambda _: None)
+        told = {"token": "t", "sandbox": {}, "environments": [], "directory": str(parent)}
+        content = json.dumps({**told, "cache": 9, "free_disk": free_disk})
+        printed = io.StringIO()
+        self.patch(sys, "stdin", io.StringIO(content))
+        self.patch(sys, "stdout", printed)
+        self.patch(sys, "stderr", io.StringIO())
+        node.check_node(Path("-"))
+        report: dict[str, Any] = json.loads(printed.getvalue())
+        return report
+
+    def test_check(self) -> None:
+        """The doctor's job tells of a disk without room, and of a cache that others can use."""
+        parent = Path(self.mktemp()).resolve()
+        parent.mkdir()
+        sound = self.check(parent, 1)
+        self.assertEqual((sound["problem"], sound["cache_problem"]), (None, None))
+        (cache,) = parent.iterdir()
+        cache.chmod(0o755)
+        report = self.check(parent, 1)
+        self.assertEqual(report["problem"], None)
+        self.assertIn(f"not a directory of this user alone: '{cache}'", report["cache_problem"])
+        what, _ = self.check(parent, 2**60)["problem"]
+        self.assertIn(f"runner.node_directory: {parent}: ", what)
+        self.assertIn("limits.free_disk", what)
