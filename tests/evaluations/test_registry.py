@@ -13,34 +13,11 @@ from tests.cases.evaluations import END, RegistryTestCase
 class PageTests(RegistryTestCase):
     """Pages and cursors."""
 
-    def test_first_page(self) -> None:
-        """`begin` is null where `after` is absent or empty, and only there."""
-        identifier, _ = self.start(b"a\nb\n")
-        expected = {"begin": None, "end": "3", "data": ["a", "\n", "b"]}
-        self.assertEqual(self.page(identifier), expected)
-        self.assertEqual(self.page(identifier, ""), expected)
-        self.assertEqual(self.page(identifier, "0"), {**expected, "begin": "0"})
-
-    def test_nothing_yet(self) -> None:
-        """A first page without events ends at the cursor before the first, never at null."""
-        identifier, _ = self.start()
-        for _ in range(2):
-            self.assertEqual(self.page(identifier), {"begin": None, "end": "0", "data": []})
-            self.assertEqual(self.page(identifier, "0"), {"begin": "0", "end": "0", "data": []})
-
     def test_queued_or_fetching(self) -> None:
         """One that does not run yet can be asked already."""
         self.world.repositories.gate.shut = True
         for _ in range(3):
             self.assertEqual(self.page(self.accept())["end"], "0")
-
-    def test_nothing_new(self) -> None:
-        """With nothing new a page is empty and ends where it begins."""
-        identifier, child = self.start(b"a\nb\n")
-        for _ in range(2):
-            self.assertEqual(self.page(identifier, "3"), {"begin": "3", "end": "3", "data": []})
-        child.print(b"c\n")
-        self.assertEqual(self.page(identifier, "3")["data"], ["\n", "c"])
 
     def test_contiguous(self) -> None:
         """Pages follow each other without a gap and without repetition, each within its bytes."""
@@ -60,14 +37,6 @@ class PageTests(RegistryTestCase):
         self.assertEqual("".join(events), text)
         self.assertEqual(len(events), 80)
         self.assertGreater(pages, 2)
-
-    def test_one_large_event(self) -> None:
-        """One event is let through however large it is."""
-        identifier, child = self.start(b"x" * 3000 + b"\nrest\n")
-        page = self.page(identifier)
-        self.assertEqual((page["data"], page["end"]), (["x" * 3000], "1"))
-        self.assertEqual(self.page(identifier, "1")["data"], ["\n", "rest"])
-        self.finish(child)
 
     def test_end(self) -> None:
         """The page that reaches the end ends at the dummy end; after that comes null."""
@@ -121,14 +90,6 @@ class PageTests(RegistryTestCase):
 class RepetitionTests(RegistryTestCase):
     """Requests that are repeated, and acknowledgement."""
 
-    def test_repeatable(self) -> None:
-        """The same `after` gives the same events again, and perhaps more."""
-        identifier, child = self.start(b"a\nb\n")
-        first = self.page(identifier, "0")["data"]
-        child.print(b"c\n")
-        second = self.page(identifier, "0")["data"]
-        self.assertEqual(second, [*first, "\n", "c"])
-
     def test_acknowledges(self) -> None:
         """A later `after` discards what is before it, and nothing else."""
         identifier, _ = self.start(b"a\nb\nc\n")
@@ -141,18 +102,6 @@ class RepetitionTests(RegistryTestCase):
         self.assertEqual(
             self.registry.get_status(identifier)["events"], {"buffered": 3, "discarded": 2}
         )
-
-    def test_first_page_acknowledges_nothing(self) -> None:
-        """The very beginning can be asked for until somebody goes on."""
-        identifier, _ = self.start(b"a\n")
-        for after in (None, "0", None, "0", ""):
-            self.assertEqual(self.page(identifier, after)["data"], ["a"])
-
-    def test_refused_acknowledges_nothing(self) -> None:
-        """What is refused discards nothing."""
-        identifier, _ = self.start(b"a\nb\n")
-        self.assert_refused(InvalidCursor, identifier, "4", "x", "-1")
-        self.assertEqual(self.page(identifier)["data"], ["a", "\n", "b"])
 
     def test_resumes(self) -> None:
         """An acknowledgement makes room, so that a run that was held goes on."""

@@ -40,26 +40,6 @@ class RefusalTests(RegistryTestCase):
             )
         )
 
-    def test_no_cursor(self) -> None:
-        """What is no cursor of this server is refused as such."""
-        identifier, _ = self.start(b"a\nb\n")
-        for cursor in (
-            "4",
-            "99",
-            "x",
-            "-1",
-            "+1",
-            "1.0",
-            "01",
-            " 1",
-            "1 ",
-            "null",
-            "END",
-            "1" * 99,
-        ):
-            self.assert_refused(InvalidCursor, identifier, cursor)
-        self.assert_refused(InvalidCursor, identifier, "\u0661", "\ud800")
-
     def test_beyond_a_closed_end(self) -> None:
         """A number beyond the newest event is none either when all has ended."""
         identifier, child = self.start(b"a\n")

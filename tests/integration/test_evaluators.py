@@ -7,7 +7,7 @@ from twisted.trial.unittest import SkipTest
 from tests.integration.cgroups import reason_to_skip
 from tests.integration.client import python, text
 from tests.integration.harness import DaemonTestCase
-from tests.integration.wire import evaluators
+from tests.integration.wire import blocks, evaluators
 
 # What TuringArena's drivers of 2018 and 2019 do in the child that becomes the submission.
 _DRIVER = """
@@ -59,3 +59,7 @@ class DriverTests(DaemonTestCase):
 
 class EvaluatorTests(evaluators.EvaluatorCase):
     """Evaluators on this machine."""
+
+
+class BlockTests(blocks.BlockCase):
+    """Their blocks."""
