@@ -45,6 +45,11 @@ SCREENSHOTS = Path(__file__).resolve().parent.parent.parent / "build" / "screens
 DESKTOP = (1360, 900, False)
 PHONE = (390, 844, True)
 NARROW = (320, 640, True)
+LOOKS = {
+    f"{name}-{scheme}": (size, scheme)
+    for name, size in (("desktop", DESKTOP), ("phone", PHONE), ("narrow", NARROW))
+    for scheme in ("light", "dark")
+}
 
 _SWITCHES = (
     "--headless=new",

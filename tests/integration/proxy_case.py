@@ -157,14 +157,21 @@ class FollowingTests:
         for client in self.clients:
             await self.read_along(client)
 
-    async def read_along(self: Any, client: Client) -> None:
-        """Read in all ways while an evaluator waits, and then the end of that."""
-        identifier = await self.begin_by(client, WAITING)
+    async def follow_by_all(
+        self: Any, client: Client, identifier: str
+    ) -> tuple[Reading, Reading, SocketReader]:
+        """Begin to read by server-sent events, JSON Lines and a WebSocket."""
         path = f"/evaluation/{identifier}/events"
         sent = Reading.begin(client, path, Accept="text/event-stream")
         lines = Reading.begin(client, path, Accept="application/jsonl")
         socket, connected = self.socket(client, identifier)
         await connected
+        return sent, lines, socket
+
+    async def read_along(self: Any, client: Client) -> None:
+        """Read in all ways while an evaluator waits, and then the end of that."""
+        identifier = await self.begin_by(client, WAITING)
+        sent, lines, socket = await self.follow_by_all(client, identifier)
         await until(lambda: b'"one"' in sent.received, "server-sent events have it")
         await until(lambda: b'"one"' in lines.received, "JSON Lines have it")
         await until(lambda: '"one"' in "".join(socket.messages), "the WebSocket has it")
@@ -181,11 +188,7 @@ class FollowingTests:
         """Each gets all there is, in order."""
         for client in self.clients:
             identifier = await self.begin_by(client, FEWER_LINES)
-            path = f"/evaluation/{identifier}/events"
-            sent = Reading.begin(client, path, Accept="text/event-stream")
-            lines = Reading.begin(client, path, Accept="application/x-ndjson")
-            socket, connected = self.socket(client, identifier)
-            await connected
+            sent, lines, socket = await self.follow_by_all(client, identifier)
             await gatherResults([sent.ended, lines.ended, socket.closed])
             messages = [json.loads(message) for message in socket.messages]
             for events in (sent.server_sent(), lines.lines(), messages):

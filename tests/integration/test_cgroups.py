@@ -23,11 +23,15 @@ import ctypes, json, os, pathlib, signal, subprocess, sys, time
 from tawebeval.linux.cgroups.manager import open_cgroups
 from tawebeval.config import MIB, LimitSettings
 
-NOBODY = 65534 name, proc, result = sys.argv[1], pathlib.Path(sys.argv[2]), {} cgroups =
-open_cgroups(name, (NOBODY, NOBODY), proc=proc) os.setgroups([]) os.setresgid(NOBODY, NOBODY,
-NOBODY) os.setresuid(NOBODY, NOBODY, NOBODY) result["enforced"], result["problems"] =
-sorted(cgroups.enforced_resources), cgroups.enforcement_warnings LIMITS = LimitSettings(memory=32 *
-MIB, processes=16)
+NOBODY = 65534
+name, proc, result = sys.argv[1], pathlib.Path(sys.argv[2]), {}
+cgroups = open_cgroups(name, (NOBODY, NOBODY), proc=proc)
+os.setgroups([])
+os.setresgid(NOBODY, NOBODY, NOBODY)
+os.setresuid(NOBODY, NOBODY, NOBODY)
+result["enforced"] = sorted(cgroups.enforced_resources)
+result["problems"] = cgroups.enforcement_warnings
+LIMITS = LimitSettings(memory=32 * MIB, processes=16)
 
 def start(group, inside):
     """Run a function in a group, in a process whose parent is this one; return its number."""

@@ -14,16 +14,10 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from tests.cases.patience import PATIENCE
-from tests.integration.browser import DESKTOP, NARROW, PHONE
+from tests.integration.browser import DESKTOP, LOOKS, NARROW
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import until
-
-LOOKS = {
-    f"{name}-{scheme}": (size, scheme)
-    for name, size in (("desktop", DESKTOP), ("phone", PHONE), ("narrow", NARROW))
-    for scheme in ("light", "dark")
-}
 
 WIDE = """
 for (const cell of document.querySelectorAll("#listing .time")) cell.textContent = "59 min 59 s";

@@ -7,17 +7,12 @@ import shutil
 import signal
 from typing import Any
 
-from tests.integration.browser import DESKTOP, NARROW, PHONE
+from tests.integration.browser import DESKTOP, LOOKS, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, new_token
 from tests.integration.unprivileged import temporary_folder
 
-LOOKS = {
-    f"{name}-{scheme}": (size, scheme)
-    for name, size in (("desktop", DESKTOP), ("phone", PHONE), ("narrow", NARROW))
-    for scheme in ("light", "dark")
-}
 STATEMENT = """# The NAME
 
 Print *the sum* of **NAME**. <img src=x onerror=console.error(1)>
