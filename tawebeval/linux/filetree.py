@@ -140,7 +140,7 @@ def walk_tree(top: int) -> Iterator[tuple[str, os.stat_result]]:
 
 _NAME_END = Struct("<HH")  # behind a name: its size, and how many components are above it
 _NAMES_IN_MEMORY = 128 * 1024  # bytes
-_LARGE_FILES = "/var/tmp"  # noqa: S108  (the file has no name; /tmp may be memory)
+_LARGE_FILES = "/var/tmp"  # noqa: S108  (/tmp may be memory; in a container this is read-only)
 
 
 class _DirectoryStack(ExitStack):
@@ -153,8 +153,9 @@ class _DirectoryStack(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self._parts: list[str] = []  # of the path of the directory that was entered last
+        directory = _LARGE_FILES if os.access(_LARGE_FILES, os.W_OK) else None
         self._names = self.enter_context(
-            SpooledTemporaryFile(max_size=_NAMES_IN_MEMORY, dir=_LARGE_FILES)
+            SpooledTemporaryFile(max_size=_NAMES_IN_MEMORY, dir=directory)
         )
         self.add_directory(".")
 

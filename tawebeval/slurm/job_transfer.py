@@ -172,8 +172,8 @@ def check_free_disk(place: Path, min_free_bytes: int, tree_bytes: int = 0) -> No
     if free < min_free_bytes + tree_bytes:
         beside = f" beside a tree of {format_size(tree_bytes)}" if tree_bytes else ""
         what = (
-            f"{format_size(free)} are free, and {format_size(min_free_bytes)} (limits.free_disk)"
-            f" must be{beside}"
+            f"only {format_size(free)} are free; {format_size(min_free_bytes)} (limits.free_disk)"
+            f" must remain{beside}"
         )
         raise OSError(errno.ENOSPC, what, str(place.parent))
 

@@ -120,7 +120,7 @@ class TransferTests(PipeCase):
         self.place = self.place.with_name("second")
         self.place.mkdir()
         error = self.assertRaises(OSError, self.receive, job)
-        self.assertIn("1 MiB (limits.free_disk) must be beside a tree of 2 bytes", str(error))
+        self.assertIn("1 MiB (limits.free_disk) must remain beside a tree of 2 bytes", str(error))
         self.assertEqual(list(self.place.iterdir()), [])
 
     def test_unreadable(self) -> None:
