@@ -63,7 +63,7 @@ _LONG = (
     *("proxies_nginx", "proxies_haproxy", "lasting_faults", "try", "lasting_rounds"),
     *("privileges", "page_results", "image", "submissions", "page", "page_problems", "description"),
     *("documented_commands", "lasting_releases", "keeper", "cli", "git_attacks", "proxies_caddy"),
-    *("total", "full_disk", "cut_connections", "other_servers", "limit_attacks", "demo"),
+    *("total", "full_disk", "cut_connections", "limit_attacks", "demo"),
 )
 
 _SHORT_TOGETHER = 5
