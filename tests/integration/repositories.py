@@ -123,8 +123,8 @@ class HttpServer:
 
     Without `v2` it knows nothing of the protocol's second version, and so hands out only
     what it advertises. With a `login`, "NAME:PASSWORD", it answers nobody else.
-    `requests` are the methods and paths of what it was asked for, `authorizations` the headers
-    of that name, and `echo` is what it says to those that it does not answer.
+    `requests` are the methods and paths of what it was asked for, and `authorizations` the headers
+    of that name.
     """
 
     def __init__(
@@ -133,7 +133,6 @@ class HttpServer:
         self.root = root
         self.login = login
         self.authorizations: list[str] = []
-        self.echo = lambda authorization: ""
         self.v2 = v2
         self.dumb = dumb
         self.requests: list[str] = []
@@ -214,9 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         self.send_response(403 if shown else 401)
         self.send_header("WWW-Authenticate", 'Basic realm="a private repository"')
-        self.send_header("Content-Type", "text/plain")
         self.end_headers()
-        self.wfile.write(self.server.site.echo(shown).encode())
         return False
 
     def _answer(self, body: bytes) -> None:

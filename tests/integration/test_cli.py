@@ -232,18 +232,6 @@ class CommandTests(DaemonTestCase):
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertNotIn("Traceback", done.stderr)
 
-    async def test_files(self) -> None:
-        """A file that the evaluator sends is where --files says."""
-        sender = python(
-            "import os; e = os.environ; print('\\n%s\\nContent-Disposition: attachment; "
-            "filename=\"a.txt\"\\n\\nhello\\n%s' % (e['EVALUATION_FILE_BEGIN'], "
-            "e['EVALUATION_FILE_END']))"
-        )
-        target = self.folder / "got"
-        done = await piped(self.daemon.url, *self.arguments(sender, "x=1", "--files", str(target)))
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual((target / "a.txt").read_text().rstrip("\n"), "hello")
-
     async def test_head(self) -> None:
         """Where nobody reads on, the evaluation does not go on either."""
         flood = self.arguments("yes", "x=1")
@@ -260,36 +248,6 @@ class CommandTests(DaemonTestCase):
         program.stderr.close()
         self.assertEqual(program.returncode, 141)
         await self.daemon.nothing_left()
-
-
-class LostTests(DaemonTestCase):
-    """What a daemon has lost that was killed."""
-
-    async def test_lost(self) -> None:
-        """That is 1, whatever was printed and whoever follows since when; the unknown is 2."""
-        silent, speaking = await self.begin("exec sleep 600"), await self.begin(PARTIAL)
-        place = ("--repository", self.repository.url, "--commit", self.commit)
-        commands = {
-            ("evaluate", *place, "--evaluator", "exec sleep 600", "x=1"): "running",
-            ("follow", silent): "running",
-            ("follow", speaking): "half",
-        }
-        terminals = []
-        for arguments, word in commands.items():
-            terminal = Terminal(self.daemon.url, *arguments)
-            self.addCleanup(terminal.close)
-            terminals.append(terminal)
-            await until(lambda t=terminal, w=word: w in t.shown, f"{arguments[0]} shows {word}")
-        await self.daemon.kill()
-        self.client.evaluations.clear()
-        self.daemon.start()
-        await self.daemon.ready()
-        for terminal in terminals:
-            self.assertEqual(await terminal.end(), 1, terminal.shown)
-            self.assertIn("\x1b[31mfailed: the evaluation is over", terminal.shown)
-        for identifier, status in ((silent, 1), (speaking, 1), ("a" * 40, 2)):
-            done = await piped(self.daemon.url, "follow", identifier)
-            self.assertEqual((done.returncode, done.stdout), (status, ""), done.stderr)
 
 
 class ServeTests(DaemonTestCase):

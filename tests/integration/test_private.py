@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -158,20 +157,6 @@ class PrivateTests(RepositoryTestCase):
         self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
         await self.finish()
 
-    async def test_echoed(self) -> None:
-        """A server that repeats what it was sent does not get it to the client."""
-
-        def echo(authorization: str) -> str:
-            encoded = authorization.partition(" ")[2]
-            return f"you sent {encoded}, {b64decode(encoded).decode()}" if encoded else "?"
-
-        self.write_password(f"wrong {_WORD}")
-        self.server.echo = echo
-        alice, _ = await self.start()
-        stderr = (await self.refuse(alice))["stderr"]
-        self.assertIn("you sent ***, judge:***", stderr)
-        await self.finish()
-
     async def test_another_server(self) -> None:
         """Another port of the same host is sent nothing, whatever it asks for."""
         other = HttpServer(self.folder, login="x:y")
@@ -181,12 +166,3 @@ class PrivateTests(RepositoryTestCase):
         self.assertGreater(other.fetches, 0)
         self.assertEqual(other.authorizations, [])
         await self.finish()
-
-    async def test_unreadable(self) -> None:
-        """A missing file stops the start, with the key and the file."""
-        self.password.unlink()
-        self.daemon.start()
-        await until(lambda: not self.daemon.running, "the daemon has ended")
-        words = f"repositories.credentials[0].password_file: cannot read {self.password}: No such"
-        self.assertIn(words, self.daemon.log)
-        self.assertNotIn("Traceback", self.daemon.log)

@@ -106,17 +106,6 @@ class TryTests(TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(done.stderr, f"^{nothing}stderr:\n  hint\n{USED}$")
 
-    async def test_long_stderr(self) -> None:
-        """The last 40 lines of stderr are shown, and all of them with `--raw`."""
-        for status in (0, 3):
-            command = f"seq 100 >&2; exit {status}"
-            done = await self.attempt(command)
-            self.assertIn("  (lines left out: 60; `--raw` shows", done.stderr)
-            self.assertIn("  61\n", done.stderr)
-            self.assertNotIn("  60\n", done.stderr)
-            done = await self.attempt(command, "--raw")
-            self.assertIn("  1\n  2\n", done.stderr)
-
     async def test_hints(self) -> None:
         """The usual mistakes of authors are told with their remedies."""
         (self.root / "evaluate").write_text("#!/bin/sh\n")
