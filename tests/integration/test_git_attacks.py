@@ -436,24 +436,9 @@ class RepositoryTests(AttackTestCase):
             for file in self.daemon.cache.glob("repositories/*/url")
             if file.read_text().strip() == self.repository.url
         }
-        link = self.folder / "link"
-        link.symlink_to(cached)
-        (self.folder / "suffixed.git").symlink_to(cached)
-        for path in (
-            cached,
-            str(cached).removesuffix(".git"),
-            f"/proc/self/root{cached}",
-            f"/proc/{self.daemon.pid}/root{cached}",
-            link,
-            self.folder / "suffixed",
-            "/",
-            self.daemon.state,
-        ):
+        for path, place in ((cached, "is in"), (self.daemon.state, "contains")):
             error = await self.refuse(f"file://{path}", self.commit)
-            place = "contains" if path in ("/", self.daemon.state) else "is in"
             self.assertIn(f"{place} a directory of the daemon", error["message"], path)
-            if path == "/":
-                self.assertNotIn(str(self.daemon.state), error["message"])
 
     async def test_hooks_and_filters_do_not_run(self) -> None:
         """Neither what lies in the served repository nor what its tree asks for is executed."""
