@@ -28,7 +28,7 @@ from tawebeval.cli.runtime import (
 )
 from tawebeval.cli.server_options import add_server_options
 from tawebeval.cli.watch import repeat_on_change
-from tawebeval.client import ClientError, InvalidRequest
+from tawebeval.client import ClientError
 from tawebeval.client.forms import check_encodable
 from tawebeval.core.form import (
     FIELD_NAME_PATTERN,
@@ -50,8 +50,6 @@ _FILE_FIELD = re.compile(rf"({FIELD_NAME_PATTERN}):(.+)", re.DOTALL)
 _WRONG_FIELD = re.compile(r"([^/:=]+)([:=].*)", re.DOTALL)
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _SHORT_OID = re.compile(r"[0-9a-fA-F]{4,39}")
-_SSH = re.compile(r"(?:ssh|git)://(?:[^@/]*@)?([^@/:]+)(?::[0-9]+)?/(.+)")
-_SCP_LIKE = re.compile(r"(?:[^@/:]+@)?([^@/:]+):(?!//)/?(.+)")
 _USER = re.compile(r"(?i)(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<user>[^/?#]*)@")
 
 
@@ -305,30 +303,23 @@ def evaluate(
         raise click.UsageError("--watch needs a file as a FIELD, and excludes --detach")
 
     def submit(context: CommandContext) -> int:
-        try:
-            if problem is not None:
-                identifier = context.client.evaluate_problem(
-                    problem,
-                    fields,
-                    callback_url=others["callback_url"],
-                    metadata=others["metadata"],
-                )
-            else:
-                identifier = context.client.evaluate(
-                    fields,
-                    repository=str(repository),
-                    commit=str(commit),
-                    directory=directory,
-                    evaluator_cmd=str(evaluator),
-                    seed=drawn if seed is None else seed,
-                    **others,
-                )
-        except InvalidRequest as error:
-            proposal = propose_https(str(repository)) if error.field == "repository[url]" else None
-            if proposal is None or proposal in str(error):
-                raise
-            advised = f"{error}; try `--repository {proposal}`"
-            raise InvalidRequest(error.status, advised, error.members) from None
+        if problem is not None:
+            identifier = context.client.evaluate_problem(
+                problem,
+                fields,
+                callback_url=others["callback_url"],
+                metadata=others["metadata"],
+            )
+        else:
+            identifier = context.client.evaluate(
+                fields,
+                repository=str(repository),
+                commit=str(commit),
+                directory=directory,
+                evaluator_cmd=str(evaluator),
+                seed=drawn if seed is None else seed,
+                **others,
+            )
         new_folder = folder and DownloadDirectory(folder.path)  # or files get further numbers
         return show_submitted_evaluation(
             context, identifier, new_folder, drawn, times=times, detach=detach
@@ -593,12 +584,6 @@ def _explain_commit(repository: str, commit: str) -> str:
         remote = shlex.join(["git", "ls-remote", strip_userinfo(repository), commit])
         step = f"`{remote}` prints them for a branch or a tag"
     return f"--commit {commit} is not the 40 hexadecimal digits of a commit; {step}"
-
-
-def propose_https(repository: str) -> str | None:
-    """Return the https URL that is usual for a repository's ssh or git URL, None for others."""
-    found = _SSH.fullmatch(repository) or _SCP_LIKE.fullmatch(repository)
-    return f"https://{found[1]}/{found[2]}" if found else None
 
 
 def strip_userinfo(url: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import ExitStack
 from http.client import UNAUTHORIZED
 from urllib.parse import urlsplit
 
@@ -131,12 +130,11 @@ def store_login(name: str, server: StoredServer, storage: str | None, screen: Sc
     ConfigurationError, OSError.
     """
     path = locate_server_file(os.environ)
-    with ExitStack() as undo, change_servers(path) as stored:
+    with change_servers(path) as stored:
         place = str(path)
         if server.token is not None and storage != "file":
             try:
-                keyring = Keyring.open()
-                undo.enter_context(keyring.replace_token(name, server.url, server.token))
+                Keyring.open().store_token(name, server.url, server.token)
             except ConfigurationError as error:
                 if storage == "keyring":
                     raise

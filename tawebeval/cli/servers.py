@@ -8,7 +8,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,24 +175,9 @@ class Keyring:
             )
         return str(token)
 
-    @contextmanager
-    def replace_token(self, name: str, url: str, token: str) -> Iterator[None]:
-        """Store the token of a server, and restore the former one if the block fails. Blocks.
-
-        Raises: ConfigurationError.
-        """
-        account = (_SERVICE, f"{name} {url}")
-        former = self._call(self._backend.get_password, *account)
-        self._call(self._backend.set_password, *account, token)
-        try:
-            yield
-        except BaseException:
-            with suppress(ConfigurationError):  # the failure of the block says more
-                if former is None:
-                    self._call(self._backend.delete_password, *account)
-                else:
-                    self._call(self._backend.set_password, *account, former)
-            raise
+    def store_token(self, name: str, url: str, token: str) -> None:
+        """Store or replace the token of a server. Raises: ConfigurationError. Blocks."""
+        self._call(self._backend.set_password, _SERVICE, f"{name} {url}", token)
 
     def remove_token(self, name: str, url: str) -> None:
         """Remove the token of a server, if there is one. Raises: ConfigurationError. Blocks."""

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +20,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.cli.evaluate import Submission, show_seed
 from tawebeval.cli.follow import DownloadDirectory, EventDisplay, warn_of_empty_stdout
-from tawebeval.cli.hints import HintFinder, describe_setting, describe_usage
+from tawebeval.cli.hints import HintFinder, describe_usage
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.reactor import run_reactor
 from tawebeval.cli.runtime import WRONG
@@ -30,7 +29,7 @@ from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
 from tawebeval.core.form import draw_seed, parse_environment_name
-from tawebeval.core.limits import ChosenLimits, LimitRange, parse_limits
+from tawebeval.core.limits import parse_limits
 from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.process_setup import preload_modules
@@ -77,7 +76,11 @@ def run_try(given: TryOptions, screen: Screen) -> NoReturn:
     drawn = draw_seed(os.urandom) if given.seed is None else given.seed
     with _usage_errors():
         configuration = read_configuration(given.configuration_file)
-        chosen = _parse_limits(given.limits, configuration.limits.requestable_ranges)
+        chosen = parse_limits(
+            given.limits,
+            configuration.limits.requestable_ranges,
+            ", which the file of --config can raise",
+        )
         environment = parse_environment_name(given.environment, configuration.environments)
         privileges = _find_privileges(given.user, configuration.service.user)
         variables = privileges.build_user_environment(os.environ)
@@ -228,24 +231,6 @@ def _find_privileges(user: str, configured: str) -> Privileges:
         return find_privileges(user or configured, process)
     except ConfigurationError as error:
         raise ConfigurationError(str(error) if user else f"{error}; or give --user") from None
-
-
-def _parse_limits(limits: Mapping[str, str], allowed: Mapping[str, LimitRange]) -> ChosenLimits:
-    """Return the limits of --limit. Raises: InvalidField, with the remedy for one over its maximum.
-
-    `allowed` are the ranges of the configuration.
-    """
-    try:
-        return parse_limits(limits, allowed)
-    except InvalidField as error:
-        wanted = parse_limits(
-            limits, {name: attrs.evolve(allowed[name], maximum=inf) for name in limits}
-        )
-        for name, value in wanted.items():
-            if value > allowed[name].maximum:
-                remedy = describe_setting("to allow it", "limits.maximum", name, value)
-                raise ConfigurationError(f"{error}; {remedy}") from None
-        raise
 
 
 @contextmanager

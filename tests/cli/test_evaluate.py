@@ -19,8 +19,7 @@ from tawebeval.cli.evaluate import (
     NoCheckout,
     inspect_checkout,
     parse_fields,
-    propose_https,
-    show_begun,
+    show_submitted_evaluation,
     strip_userinfo,
 )
 from tawebeval.cli.follow import EvaluationReader
@@ -260,7 +259,7 @@ class InterruptTests(CommandTestCase):
             run_with_client(
                 ServerAccess("http://localhost:8080"),
                 self.shown.screen,
-                lambda context: show_begun(context, self.identifier, None),
+                lambda context: show_submitted_evaluation(context, self.identifier, None),
             )
         status = caught.exception.code
         assert isinstance(status, int)
@@ -514,19 +513,6 @@ class CheckoutTests(SynchronousTestCase):
             ("git@example.org:a.git", "git@example.org:a.git"),
         ):
             self.assertEqual(strip_userinfo(url), shown)
-
-    def test_proposed(self) -> None:
-        """URLs over ssh and git have an https URL, all others have none."""
-        for url, proposed in (
-            ("git@github.com:me/p.git", "https://github.com/me/p.git"),
-            ("example.org:/srv/p.git", "https://example.org/srv/p.git"),
-            ("ssh://git@example.org:2222/a/b", "https://example.org/a/b"),
-            ("git://example.org/a.git", "https://example.org/a.git"),
-            ("https://example.org/a.git", None),
-            ("/srv/a.git", None),
-            ("file:///srv/a.git", None),
-        ):
-            self.assertEqual(propose_https(url), proposed)
 
     def test_secret(self) -> None:
         """A password or a token in the URL goes nowhere, not even onto the screen."""

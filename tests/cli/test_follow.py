@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.evaluate import show_begun
+from tawebeval.cli.evaluate import show_submitted_evaluation
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.client import File, Page
 from tawebeval.client.errors import build_refusal
@@ -115,7 +115,7 @@ class FollowTests(CommandTestCase):
             self.assertIn(str(error), result.stderr)
             shown = Shown()
             context = self.make_context(shown.screen)
-            self.assertEqual(show_begun(context, identifier, None), 1)
+            self.assertEqual(show_submitted_evaluation(context, identifier, None), 1)
             self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
 
     def test_lost_meanwhile(self) -> None:

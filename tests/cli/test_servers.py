@@ -138,8 +138,8 @@ class KeyringTests(SynchronousTestCase):
         """A token belongs to a name and a URL."""
         stored = StoredServer(URL, keyring=True)
         found = Keyring.open()
-        with found.replace_token("judge", URL, "secret"):
-            self.assertEqual(stored.read_token("judge"), "secret")
+        found.store_token("judge", URL, "secret")
+        self.assertEqual(stored.read_token("judge"), "secret")
         for name, url in (("judge", "https://other.example.org"), ("other", URL)):
             with self.assertRaises(ConfigurationError) as caught:
                 StoredServer(url, keyring=True).read_token(name)
