@@ -7,9 +7,9 @@ from typing import Any
 from twisted.trial.unittest import SkipTest
 
 from tests.integration.attacks import bombs
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
-from tests.integration.test_cgroups import reason_to_skip
 
 MIB = 2**20
 SLEEPERS = "exec 2>&-; for i in $(seq 20); do sleep 60 & done; echo all run"
@@ -17,7 +17,6 @@ HEAP = """
 taken = bytearray(%d)
 print("all there")
 """
-OVER, RAISE = "is over the maximum", "the operator can raise it"
 LIMITS = f"""
 [limits]
 wall_clock = 60
@@ -116,16 +115,3 @@ class ChosenLimitTests(DaemonTestCase):
         failure(events, "memory")
         events, _ = await self.run_with(command, memory="160M")
         self.assertEqual(text(events), "all there\n0\n")
-
-    async def test_refused(self) -> None:
-        """Beyond the maximum and below the minimum a form is refused."""
-        for field, value, words in (
-            ("memory", "1G", f"1 GiB {OVER}, 192 MiB (limits.maximum.memory); {RAISE}"),
-            ("memory", "1M", "'1M' is below the minimum, 16 MiB"),
-            ("wall_clock", "0", "'0' is not above 0"),
-            ("wall_clock", "61", f"61 s {OVER}, 60 s (limits.maximum.wall_clock); {RAISE}"),
-        ):
-            answer = await self.client.post(
-                self.repository.url, self.commit, "true", **{f"limits[{field}]": value}
-            )
-            self.assertEqual(answer.problem(400)["detail"], f"limits[{field}]: {words}")
