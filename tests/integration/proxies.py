@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.cases.certificates import make_certificate
-from tests.integration.harness import until
+from tests.integration.harness import Daemon, until
 from tests.integration.ports import free_port, listens
 from tests.integration.unprivileged import USER, temporary_folder
 
 PROXIES = Path(__file__).resolve().parent.parent.parent / "etc" / "proxies"
 BELOW = "/judge"
 """The base path of these configurations' variants."""
+NAMES = ("a", "b", "c")
+"""The names of several daemons."""
 
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
 
@@ -41,6 +43,15 @@ def variant(text: str, commented: str, usual: str) -> str:
     (there,) = (line for line in lines if line.strip() == f"# {commented}")
     (gone,) = (line for line in lines if line.strip() == usual)
     return changed(text, {there: f"{commented}\n", gone: ""})
+
+
+def make_peers(daemons: Mapping[str, Daemon]) -> str:
+    """Make daemons that have not started yet know each other; return their addresses."""
+    urls = "".join(f"{name} = '{daemon.url}'\n" for name, daemon in daemons.items())
+    for daemon in daemons.values():
+        with (daemon.folder / "tawebeval.toml").open("a") as file:
+            file.write(f"[service.peers]\n{urls}")
+    return " ".join(f"127.0.0.1:{daemon.port}" for daemon in daemons.values())
 
 
 class Proxy:

@@ -29,10 +29,9 @@ from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, RepositoryTestCase, until
 from tests.integration.keepers import KeptDaemon
-from tests.integration.proxies import CheckingHAProxy
+from tests.integration.proxies import NAMES, CheckingHAProxy, make_peers
 from tests.integration.proxy_case import lacking
 from tests.integration.resuming_readers import insist_on_answer
-from tests.integration.test_several import NAMES, make_peers
 from tests.run import ROOT
 
 SUBMITTERS = int(os.environ.get("TAWEBEVAL_SUBMITTERS", "20"))

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tests.integration.client import Answer, Client, text
 from tests.integration.harness import Daemon, RepositoryTestCase, until
-from tests.integration.proxies import CheckingHAProxy, HAProxyBeforeSeveral
+from tests.integration.proxies import NAMES, CheckingHAProxy, HAProxyBeforeSeveral, make_peers
 from tests.integration.proxy_case import lacking
-
-NAMES = ("a", "b", "c")
-
-
-def make_peers(daemons: Mapping[str, Daemon]) -> str:
-    """Make daemons that have not started yet know each other; return their addresses."""
-    urls = "".join(f"{name} = '{daemon.url}'\n" for name, daemon in daemons.items())
-    for daemon in daemons.values():
-        with (daemon.folder / "tawebeval.toml").open("a") as file:
-            file.write(f"[service.peers]\n{urls}")
-    return " ".join(f"127.0.0.1:{daemon.port}" for daemon in daemons.values())
 
 
 class SeveralCase(RepositoryTestCase):
