@@ -22,7 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 from twisted.internet.threads import deferToThread
 
-from tests.cases.patience import PATIENCE
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 
 CHROMIUM = shutil.which("chromium")
 CHROMEDRIVER = shutil.which("chromedriver")
@@ -86,7 +86,9 @@ class Browser:
         service = ChromeService(CHROMEDRIVER, env={**os.environ, "HOME": self._folder})
         try:
             self._driver = Chrome(options, service)
-            self._driver.set_script_timeout(PATIENCE)
+            # axe looks at thousands of elements in one script.
+            self._driver.set_script_timeout(LONG_PATIENCE)
+            self._driver.command_executor.client_config.timeout = LONG_PATIENCE
         except WebDriverException:
             self._remove()
             raise
