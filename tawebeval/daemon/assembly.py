@@ -267,11 +267,7 @@ def build_daemon(
                 else (keeper.record_heartbeat, keeper.client.reap_unclaimed_children)
             ),
         ),
-        *(
-            repositories.save_recent_uses,
-            repositories.start_maintenance,
-            monitoring.readiness.check_disks,
-        ),
+        *(repositories.start_maintenance, monitoring.readiness.check_disks),
         *((parts.archive.start_maintenance,) if parts.archive else ()),
     )
     for part in (

@@ -8,7 +8,6 @@ with a credential reached without that credential.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -99,9 +98,6 @@ class RepositoryCache:
     _capacity: int = attrs.field(kw_only=True)
     _lfs: LfsClient | None = None
     counters: GitCacheCounters = attrs.field(factory=GitCacheCounters)
-    # Used since uses were last noted on the disk, the latest last.
-    _recently_used: dict[Path, None] = attrs.field(factory=dict)
-    _is_noting: bool = False
     _detached: int = 0
     _checkouts: CheckoutCache = attrs.field(init=False)
     # In the order of their last use.
@@ -110,7 +106,7 @@ class RepositoryCache:
     _maintenance: Deferred[None] | None = None
 
     def __attrs_post_init__(self) -> None:
-        self._checkouts = CheckoutCache(self._root, self._threads, self.counters, self._record_use)
+        self._checkouts = CheckoutCache(self._root, self._threads, self.counters)
 
     @property
     def disk_sizes(self) -> dict[str, int]:
@@ -315,28 +311,9 @@ class RepositoryCache:
             yield entry
         finally:
             entry.users -= 1
-            if entry.users or not entry.bare.is_empty:
-                self._record_use(entry.bare.path)
-            else:  # otherwise made-up URLs would fill memory and disk
+            if not entry.users and entry.bare.is_empty:
+                # Otherwise made-up URLs would fill memory and disk.
                 await self._threads.run_in_thread(remove_tree, self._detach(name))
-
-    def _record_use(self, path: Path) -> None:
-        self._recently_used.pop(path, None)
-        self._recently_used[path] = None
-
-    def save_recent_uses(self) -> None:
-        """Start to write recent uses to the disk, if any, unless that is under way."""
-        if self._recently_used and not self._is_noting:
-            used = tuple(self._recently_used)
-            self._recently_used.clear()
-            self._is_noting = True
-            run_in_background(self._note(used), log, "defect: uses of the cache cannot be recorded")
-
-    async def _note(self, used: Sequence[Path]) -> None:
-        try:
-            await self._threads.run_in_thread(_touch_all, used)
-        finally:
-            self._is_noting = False
 
     async def _fetch(self, entry: _Entry, request: _CheckoutRequest) -> Commit:
         begin, ended = self._limits.clock.seconds(), "failed"
@@ -436,10 +413,3 @@ class RepositoryCache:
         with suppress(FileNotFoundError):
             path.rename(detached)
         return detached
-
-
-def _touch_all(paths: Sequence[Path]) -> None:
-    """Set modification times in the order of use, which `load` reads. Blocks."""
-    for path in paths:
-        with suppress(OSError):
-            os.utime(path)

@@ -69,15 +69,11 @@ class _StoredCheckout:
 
 @attrs.define(eq=False)
 class CheckoutCache:
-    """The checkouts in the directory `root`; `disk_bytes` is their bytes on the disk.
-
-    `on_use` is called with the path of a checkout at each use.
-    """
+    """The checkouts in the directory `root`; `disk_bytes` is their bytes on the disk."""
 
     _root: Path
     _threads: WorkerThreads
     _tally: GitCacheCounters = attrs.field(factory=GitCacheCounters)
-    _on_use: Callable[[Path], object] = lambda path: None
     disk_bytes: int = 0
     # The least recently used first.
     _stored: OrderedDict[str, _StoredCheckout] = attrs.field(factory=OrderedDict)
@@ -126,7 +122,6 @@ class CheckoutCache:
         while stored is None:
             await self._creations.run_once(name, lambda: self._create(name, write))
             stored = self._find(name)
-        self._on_use(stored.path)
         return stored.use(commit)
 
     def resume_checkout(self, commit: Commit, path: Path) -> Checkout:

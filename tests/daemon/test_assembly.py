@@ -293,7 +293,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertIs(reactor, self.reactor)
         names = (
             "expire_evaluations reap_ended_orphans restore_directories retry_next_calls"
-            " save_recent_uses start_maintenance check_disks"
+            " start_maintenance check_disks"
         )
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)

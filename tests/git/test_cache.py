@@ -132,7 +132,6 @@ class CheckOutTests(CacheTestCase):
         gc.collect()
         bare = (o for o in gc.get_objects() if isinstance(o, repository.BareRepository))
         self.assertEqual([o for o in bare if o.path.parent == self.root], [])
-        self.cache.save_recent_uses()
         self.assertEqual(self.cache.counters.eviction_count, 0)
 
     def test_failure_leaves_what_was_there(self) -> None:

@@ -1,4 +1,4 @@
-"""`git.cache`: the size of the cache, and what a new daemon knows of the last uses."""
+"""`git.cache`: the size of the cache, and what is evicted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 
 from tests.cases.git import OTHER, CacheTestCase, Running
-from tests.fakes.world import SlowThreads
-
-LONG_AGO = 1_000_000
 
 
 def _set_time(path: Path, moment: int) -> None:
@@ -153,45 +150,3 @@ class RestartTests(EvictionTestCase):
         self.capacity = 200_000
         self.restart()
         self.check_cached("b")
-
-    def test_uses_are_noted(self) -> None:
-        """Uses of repositories and checkouts are noted on the disk."""
-        self.fetch_all("abc")
-        self.cache.save_recent_uses()
-        for path in self.root.iterdir():
-            _set_time(path, LONG_AGO)
-        self.fetch_all("b")
-        self.cache.save_recent_uses()
-        used = self.find("b").stem
-        for path in self.root.iterdir():
-            self.assertEqual(path.stat().st_mtime > LONG_AGO, path.name.startswith(used))
-
-    def test_uses_are_noted_by_threads(self) -> None:
-        """Uses are noted by a thread, one call at a time, with all uses of the meantime."""
-        self.fetch_all("abc")
-        paths = [self.find(name) for name in "abc"]
-        threads = SlowThreads()
-        self.restart(threads)
-        self.cache.save_recent_uses()
-        self.assertEqual(threads.waiting, [])
-        requested = [self.check_out(f"/{name}") for name in "abc"]
-        threads.finish()  # the first uses, for which checkouts are looked at
-        for one in requested:
-            self.successResultOf(one)
-        self.release()
-        self.cache.save_recent_uses()
-        threads.finish()
-        for path in paths:
-            _set_time(path, LONG_AGO)
-        for name in "abcb":
-            self.fetch_all(name)
-            self.cache.save_recent_uses()
-        self.assertEqual(len(threads.waiting), 1)
-        threads.step()
-        self.cache.save_recent_uses()
-        self.assertGreater(paths[0].stat().st_mtime, LONG_AGO)
-        self.assertEqual(paths[1].stat().st_mtime, LONG_AGO)
-        paths[2].rename(self.mktemp())  # stays removed
-        threads.step()
-        self.assertGreater(paths[1].stat().st_mtime, LONG_AGO)
-        self.assertFalse(paths[2].exists())

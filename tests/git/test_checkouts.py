@@ -310,15 +310,6 @@ class RestartTests(CheckoutsTestCase):
         self.successResultOf(again).release()
         self.assertEqual((self.detach(), len(self.written)), ("1", 1))
 
-    def test_on_use(self) -> None:
-        """Each use is reported, for the time of the last use."""
-        used: list[Path] = []
-        self.checkouts = CheckoutCache(self.root, InlineThreads(), on_use=used.append)
-        for tree in (ONE, OTHER, ONE):
-            path = self.get(tree).path
-            self.assertEqual(used.pop(), path)
-        self.assertEqual(used, [])
-
     def test_damaged(self) -> None:
         """A checkout with missing or additional files or bytes is removed, and made again."""
         for damage in (
