@@ -167,8 +167,8 @@ class LocalEvaluation:
         def on_cancel() -> None:
             nonlocal cancelled
             stop()
-            if cancelled and evaluation.evaluator_run is not None:
-                evaluation.evaluator_run.kill()
+            if cancelled and evaluation.supervisor is not None:
+                evaluation.supervisor.evaluator_run.kill()
             cancelled = True
 
         unread: OutputError | None = None
@@ -185,9 +185,12 @@ class LocalEvaluation:
             unread = error
             stop()
 
+        def get_markers() -> Markers | None:
+            return None if evaluation.supervisor is None else evaluation.supervisor.markers
+
         spawn = self._environment.context.spawner
         if isinstance(spawn, RawOutputSpawner):
-            spawn.get_markers, spawn.on_output_error = lambda: evaluation.markers, on_unread
+            spawn.get_markers, spawn.on_output_error = get_markers, on_unread
         evaluation.enter_queue(FairQueue(running=1, queued=0))
         try:
             with EventDisplay(self._screen, show, self._folder) as display:

@@ -12,6 +12,8 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 - `details`: `EvaluationDetails`, what is known of an evaluation besides its events.
 - `evaluation`: `Evaluation` goes through the states of `core.states`: it waits for a slot, has its
   commit checked out, starts the evaluator, ends and cleans up.
+- `run_supervisor`: `RunSupervisor` starts the evaluator in its sandbox, or goes on with one that
+  the keeper holds, and reads the files that it names.
 - `run`: `EvaluatorRun` applies the limits to the evaluator's process.
 - `stdout_pump`: `StdoutPump` feeds stdout to the parser and events to the ring, and pauses stdout
   while the ring is full.
@@ -26,12 +28,12 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
   `SubmissionStore` counts them, and keeps those of ended evaluations for a rerun. `submitted_files`
   reads them for the API.
 - `callbacks`: `EvaluationCallbacks` has the callback of an ended evaluation delivered.
-- `status`: the status document. `filters`: the filter of a list. `shutdown`: the drain when the
-  daemon stops.
+- `status`: the status document. `log_lines`: the lines in the log. `filters`: the filter of a list.
+  `shutdown`: the drain when the daemon stops.
 
 Stdout reaches the ring through four modules: `linux.child` reads the pipe, `run` counts,
 `stdout_pump` pumps, `core.segi` parses. An `EvaluatorRun` knows the evaluator only as a
 `linux.child.ProcessTransport`, which delivers stdout, stderr and the exit, and can be paused.
-`Evaluation` obtains it from `SandboxedRun.start_evaluator`, and from `Spawner.adopt_child` or, if
-evaluators outlive the daemon, `KeeperSpawner.adopt_child`.
+`RunSupervisor` obtains it from `SandboxedRun.start_evaluator`, and from `Spawner.adopt_child` or,
+if evaluators outlive the daemon, `KeeperSpawner.adopt_child`.
 """

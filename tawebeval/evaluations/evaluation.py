@@ -1,8 +1,4 @@
-"""One evaluation, from the queue to its end.
-
-The log has a line for each state. The line begins with the evaluation's name in the log; its fields
-are the caller, the commit, the state, and the seconds that the state before has lasted.
-"""
+"""One evaluation, from the queue to its end."""
 
 from __future__ import annotations
 
@@ -10,61 +6,47 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import attrs
-import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.evaluator_environment import build_environment
-from tawebeval.core.events import EventBatch, compute_base64_size, encode_error_event
-from tawebeval.core.fileblock import FileReference
+from tawebeval.core.events import EventBatch, encode_error_event
 from tawebeval.core.form import Repository
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers, SegiParser, add_results_to_summary
+from tawebeval.core.segi import Markers, add_results_to_summary
 from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
-from tawebeval.errors import EvaluationFailure, format_size
+from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
+from tawebeval.evaluations.log_lines import format_state_line, make_log_fields
 from tawebeval.evaluations.restart import RecoveredEvaluation
 from tawebeval.evaluations.run import EvaluatorRun, RunProgress
 from tawebeval.evaluations.run_keeper import (
     BROKER,
-    RUN,
-    KeeperSpawner,
     RunDescriptors,
-    RunRecorder,
 )
+from tawebeval.evaluations.run_supervisor import RunSupervisor, compute_progress
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
-from tawebeval.evaluations.stdout_pump import StdoutPump
 from tawebeval.linux.child import (
-    ProcessAdopter,
-    ProcessTransport,
-    ResumableProcess,
     StartedProcess,
 )
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import Environment, find_environment
-from tawebeval.sandbox.workspace import FileRefused, Workspace
+from tawebeval.sandbox.workspace import Workspace
 
 _UNCOUNTED = 1024  # bytes of form and stderr that count as the fixed cost of an evaluation
 
 ResumeCheckout = Callable[[Commit, Path], Checkout]
 """Function that returns a checkout that an evaluation uses already, by its path."""
-
-# Parts of log lines.
-_STEP = "{evaluation}: {state} after {after:.3f} s"
-_LIMITS = "; limits: {wall_clock:g} s, {cpu} s of processor time, "
-_PRINTED = "; {events} events"
-_PROCESSOR = ", {cpu_seconds:.3f} s of processor time"
 
 _LOST = EvaluationFailure(
     "lost", "the evaluator could not go on after a restart of the daemon; submit again"
@@ -75,10 +57,10 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Evaluation:
-    """One run of an evaluator on one submission, and the owner of its `StdoutPump`.
+    """One run of an evaluator on one submission.
 
     - `ring`: the events; `ring_allocation`: its part of the memory for all events.
-    - `evaluator_run`: set while the evaluator runs.
+    - `supervisor`: that of the evaluator, set while it runs.
     - `change_condition`: notified of new events and of the end.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
     - `on_full(evaluation)`: called when the ring becomes full; may make room.
@@ -94,20 +76,16 @@ class Evaluation:
     _on_full: Callable[[Evaluation], object] = lambda evaluation: None
     ring: EventRing = attrs.field(factory=EventRing)
     ring_allocation: RingAllocation = attrs.field(init=False)
-    evaluator_run: EvaluatorRun | None = None
-    markers: Markers | None = None
+    supervisor: RunSupervisor | None = None
     _since: float = 0.0  # when its state began, in seconds of the clock
     change_condition: Condition[None] = attrs.field(factory=Condition)
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
-    _pump: StdoutPump | None = None
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
     _stop_reason: EvaluationFailure | None = None
     _slots: RunSlots | None = None
     _startup: Deferred[None] | None = None
     _is_launching: bool = False
-    _stray_marker: str | None = None
-    _is_pause_unsaved: bool = False
     journal: HandoverJournal | None = None
     _is_left: bool = False
 
@@ -155,7 +133,10 @@ class Evaluation:
         self._since = self.context.clock.seconds()
         self.save_snapshot()
         self.context.counters.record_accepted_evaluation()
-        log.info("{evaluation}: {state}; caller {caller!r}, commit {commit}", **self._log_fields())
+        log.info(
+            "{evaluation}: {state}; caller {caller!r}, commit {commit}",
+            **make_log_fields(self.details),
+        )
         self._startup = self._in_background(self._fetch_and_start(slots))
 
     def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
@@ -167,8 +148,8 @@ class Evaluation:
         """End the evaluation; `failure` becomes the final event. No effect after the end."""
         if self._stop_reason is None and not (self.details.state.has_ended or self._is_left):
             self._stop_reason = failure
-            if self.evaluator_run is not None:
-                self.evaluator_run.stop(failure)
+            if self.supervisor is not None:
+                self.supervisor.evaluator_run.stop(failure)
             elif self._startup is not None and not self._is_launching:
                 self._startup.cancel()
             self.save_snapshot()
@@ -177,13 +158,13 @@ class Evaluation:
         """Stop the evaluation, whose events no client asks for, and log that."""
         seconds = self.context.configuration.evaluations.abandon_after
         words = f"no client has asked for the events in {seconds:g} seconds"
-        log.info("{evaluation}: stopped: {why}", why=words, **self._log_fields())
+        log.info("{evaluation}: stopped: {why}", why=words, **make_log_fields(self.details))
         self.stop(EvaluationFailure("lost", f"{words} (evaluations.abandon_after)"))
 
     def on_acknowledge(self) -> None:
         """Handle a discard of events from the ring: more of stdout may be read."""
-        if self._pump is not None:
-            self._pump.on_acknowledge()
+        if self.supervisor is not None:
+            self.supervisor.pump.on_acknowledge()
         else:
             self.ring_allocation.set_used_bytes(self.ring.memory_bytes)
         self.discard_journaled_events()
@@ -203,13 +184,10 @@ class Evaluation:
         `read_cursor` is the last cursor up to which a client has read. `is_slot_wanted` is whether
         another evaluation waits for the slot.
         """
-        if self.evaluator_run is not None:
-            limit = self.context.configuration.evaluations.max_pause_seconds
-            self.evaluator_run.check_reader_timeout(
-                limit, self.ring.measure_bytes_before(read_cursor), is_slot_wanted=is_slot_wanted
+        if self.supervisor is not None:
+            self.supervisor.check_reader_timeout(
+                self.ring.measure_bytes_before(read_cursor), is_slot_wanted=is_slot_wanted
             )
-        if self._is_pause_unsaved:  # once a second: pauses may come with each page
-            self.save_snapshot()
 
     def discard_events(self, final_state: EvaluationState) -> None:
         """Discard all events of a cleaned-up evaluation; its state becomes DRAINED or EXPIRED.
@@ -243,22 +221,17 @@ class Evaluation:
                 directory = await self.context.quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
             self._fix_environment()
-            limits = self.details.limits = self.limits
-            sandboxed = self._sandboxed = self.context.sandbox.make_run(
-                self.workspace, checkout, limits, self.details.environment
-            )
-            sandboxed.problem_name = self.details.request.problem
-            self.details.runner_status = sandboxed.runner_status
-            self.markers = Markers.generate(self.context.generate_random_bytes)
-            parser = self._make_parser()
-            run = self._make_run(sandboxed, parser)
+            self.details.limits = self.limits
+            sandboxed = self._make_sandboxed_run(checkout)
+            markers = Markers.generate(self.context.generate_random_bytes)
+            supervisor = self._make_supervisor(checkout, sandboxed, markers)
             self._is_launching = True  # no cancelling from here on: the child would be lost
             started = await self.context.worker_threads.run_in_thread(
-                self.launch, sandboxed, checkout
+                self.launch, supervisor, sandboxed, checkout
             )
             if sandboxed.has_own_queue:
-                await self._wait_for_begin(sandboxed, started)
-            self._adopt(run, started, parser)
+                await self._wait_for_begin(supervisor, started)
+            self._connect(supervisor, started)
         except EvaluationFailure as error:
             await self._conclude(error)
         except CancelledError:
@@ -291,7 +264,7 @@ class Evaluation:
             log.info(
                 "{evaluation}: branch {branch} is commit {commit}",
                 branch=request.repository.branch,
-                **self._log_fields(),
+                **make_log_fields(self.details),
             )
 
     async def _fetch(self) -> None:
@@ -322,12 +295,10 @@ class Evaluation:
         if self.details.state is EvaluationState.QUEUED:
             self._enter(EvaluationState.FETCHING)
 
-    async def _wait_for_begin(self, sandboxed: SandboxedRun, started: StartedProcess) -> None:
+    async def _wait_for_begin(self, supervisor: RunSupervisor, started: StartedProcess) -> None:
         """Wait in the queue of a cluster, from which a stop takes the evaluation."""
         self._enter(EvaluationState.QUEUED)
-        waiting = Deferred.fromCoroutine(
-            sandboxed.wait_for_evaluator_start(started, self._make_spawner(sandboxed))
-        )
+        waiting = Deferred.fromCoroutine(supervisor.wait_for_evaluator_start(started))
         self._is_launching = False
         if self._stop_reason is not None:  # while srun was started
             waiting.cancel()
@@ -335,32 +306,40 @@ class Evaluation:
         self._is_launching = True
         self._enter(EvaluationState.FETCHING)
 
-    def _make_run(
+    def _make_sandboxed_run(self, checkout: Checkout) -> SandboxedRun:
+        """Return the sandbox for the run, under the limits of the details."""
+        sandboxed = self._sandboxed = self.context.sandbox.make_run(
+            self.workspace, checkout, self.limits, self.details.environment
+        )
+        sandboxed.problem_name = self.details.request.problem
+        self.details.runner_status = sandboxed.runner_status
+        return sandboxed
+
+    def _make_supervisor(
         self,
+        checkout: Checkout,
         sandboxed: SandboxedRun,
-        parser: SegiParser,
+        markers: Markers,
+        parser_state: bytes = b"",
         progress: RunProgress | None = None,
-    ) -> EvaluatorRun:
-        """Return the run that the started evaluator will drive."""
-        context, clock = self.context, self.context.clock
-        grace = context.configuration.evaluations.kill_grace_seconds
-        self.details.result_summary = parser.result_summary
-        pump = self._pump = StdoutPump(clock, parser, self.ring, self.ring_allocation, self)
-        return EvaluatorRun(
-            clock, pump, grace, sandboxed, context.worker_threads, self.save_snapshot, progress
+    ) -> RunSupervisor:
+        return RunSupervisor(
+            self.details,
+            self.context,
+            checkout,
+            sandboxed,
+            markers,
+            self.ring,
+            self.ring_allocation,
+            partial(self.change_condition.notify, None),
+            self.save_snapshot,
+            parser_state,
+            progress,
         )
 
-    def _make_parser(self, checkpoint: bytes = b"") -> SegiParser:
-        """Return the parser of stdout, or the one that goes on at a checkpoint."""
-        assert self.markers is not None, "made with the run"
-        limits = self.limits
-        make = partial(SegiParser.resume, checkpoint) if checkpoint else SegiParser
-        parser = make(self.markers, max_value=limits.data_value, max_file=limits.file)
-        if checkpoint and self.details.result_summary is not None:
-            parser.result_summary = self.details.result_summary
-        return parser
-
-    def launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
+    def launch(
+        self, supervisor: RunSupervisor, sandboxed: SandboxedRun, checkout: Checkout
+    ) -> StartedProcess:
         """Create the workspace and start the evaluator. Blocks. Raises: EvaluationFailure, OSError.
 
         All blocking work is in this one call: each change of threads costs time.
@@ -373,135 +352,46 @@ class Evaluation:
         directory = self.workspace.locate_working_directory(
             self.details.request.directory, checkout.path
         )
-        return self.launch_in_directory(directory, sandboxed)
+        return self.launch_in_directory(directory, supervisor)
 
-    def launch_in_directory(self, directory: Path, sandboxed: SandboxedRun) -> StartedProcess:
+    def launch_in_directory(self, directory: Path, supervisor: RunSupervisor) -> StartedProcess:
         """Start the evaluator in `directory`. Blocks. Raises: EvaluationFailure, OSError."""
         if self._stop_reason is not None:
             raise self._stop_reason
-        assert self.markers is not None, "made with the run"
-        request, workspace, view = self.details.request, self.workspace, sandboxed.workspace_view
-        chosen = self.details.environment.variables if self.details.environment is not None else {}
-        environment = build_environment(
-            {**self.context.configuration.evaluations.environment, **chosen},
-            home=str(view.translate_path(workspace.home_directory)),
-            temporary_directory=str(view.translate_path(workspace.temporary_directory)),
-            seed=self.details.seed,
-            submission={
-                file.field: str(view.translate_path(workspace.locate_submitted_file(file)))
-                for file in request.submission
-            },
-            markers=self.markers,
-        )
-        return sandboxed.start_evaluator(request.evaluator_cmd, environment, directory)
+        return supervisor.start_evaluator(directory)
 
-    def _adopt(self, run: EvaluatorRun, started: StartedProcess, parser: SegiParser) -> None:
+    def _connect(self, supervisor: RunSupervisor, started: StartedProcess) -> None:
         """Connect the started evaluator to its run; kill it if `stop` was called meanwhile."""
         if self._is_left:
             return  # the next process kills it, and starts it anew
-        assert self._sandboxed is not None, "made before the start"
-        spawner = self._make_spawner(self._sandboxed)
-        process = self._sandboxed.connect_process(run, started, spawner)
-        if self.context.run_keeper is not None:
-            self._record_events(run, process, parser)
+        self.supervisor = supervisor
+        supervisor.connect_process(started, self.journal)
         self.details.limits = self.limits
         self.details.drop_start_fields()
         self._enter(EvaluationState.RUNNING)
-        self._supervise(run)
+        self._supervise(supervisor)
         self.save_snapshot()
         if self._stop_reason is not None:
-            run.stop(self._stop_reason)
-            run.kill()  # no grace time: no client has seen it run
+            supervisor.evaluator_run.stop(self._stop_reason)
+            supervisor.evaluator_run.kill()  # no grace time: no client has seen it run
 
-    def _make_spawner(self, sandboxed: SandboxedRun) -> ProcessAdopter:
-        """Return the adopter of the evaluator's process: the keeper's, if there is one."""
-        keeper = self.context.run_keeper
-        if keeper is None:
-            return self.context.spawner
-        return KeeperSpawner(keeper, self.details.log_name + RUN, sandboxed.list_descriptors)
-
-    def _record_events(
-        self, run: EvaluatorRun, process: ProcessTransport, parser: SegiParser
-    ) -> None:
-        """Record the events of an evaluator that the keeper holds."""
-        assert self._pump is not None, "made with the run"
-        assert self.journal is not None, "made with the keeper"
-        stored = cast("ResumableProcess", process)  # as the processes of a `KeeperSpawner` are
-        self._pump.event_recorder = RunRecorder(self.journal.write_events, parser, run, stored)
-
-    def _supervise(self, run: EvaluatorRun) -> None:
+    def _supervise(self, supervisor: RunSupervisor) -> None:
         """Supervise the connected run to its end."""
-        assert self._sandboxed is not None, "made before the start"
-        context, sandboxed = self.context, self._sandboxed
-        self.evaluator_run = run
         self._startup = None
-        context.limit_monitor.add_run(sandboxed, run.stop)
-        spawner: ProcessAdopter = context.spawner
-        if context.run_keeper is not None:
-            spawner = KeeperSpawner(context.run_keeper, self.details.log_name + BROKER)
-        sandboxed.serve_program_runs(context.clock, context.worker_threads, spawner)
-        run.run_ended.add_callback(self._on_run_ended)
+        supervisor.supervise()
+        supervisor.evaluator_run.run_ended.add_callback(self._on_run_ended)
 
     def _on_run_ended(self, run: EvaluatorRun) -> None:
-        assert self._sandboxed is not None, "made before the start"
-        self.context.limit_monitor.remove_run(self._sandboxed)
         if run.stderr_text:
             words = "{evaluation}: end of stderr: {stderr!r}"
-            log.info(words, **self._log_fields(), stderr=run.stderr_text)
-        if self._pump is not None and run.failure is None:
-            self._stray_marker = self._pump.stray_marker_advice
-        # A run holds its parser, and the parser up to a whole data block or file: drop both.
-        self.details.run_result, self.evaluator_run, self._pump = run.result, None, None
+            log.info(words, **make_log_fields(self.details), stderr=run.stderr_text)
+        self.details.run_result = run.result
         self._in_background(self._conclude(run.failure))
 
     def _on_room(self) -> None:
         """Go on: the ring is not full any more."""
-        if self._pump is not None:
-            self._pump.on_ring_has_room()
-
-    # StdoutPumpOwner
-
-    def on_new_events(self) -> None:
-        """Wake the clients that wait for events."""
-        self.change_condition.notify(None)
-
-    def on_pause_change(self, paused: bool) -> None:
-        """Stop the clock of the run while the ring is full."""
-        assert self.evaluator_run is not None, "the pump has a run"
-        self.evaluator_run.set_paused(paused)
-        self._is_pause_unsaved = True
-
-    def on_lost_events(self) -> None:
-        """Kill the run: its events are not complete any more."""
-        assert self.evaluator_run is not None, "the pump has a run"
-        self.evaluator_run.on_lost_events()
-
-    async def read_referenced_file(self, reference: FileReference) -> bytes:
-        """Return the content of a file that the evaluator names. Raises: FileRefused."""
-        assert self.evaluator_run is not None, "the pump has a run"
-        assert self._sandboxed is not None, "made before the start"
-        if self._sandboxed.read_remote_file is not None:
-            content = await self._sandboxed.read_remote_file(reference.path)
-        else:
-            content = await self.context.worker_threads.run_in_thread(
-                self._read_file, reference.path
-            )
-        size = compute_base64_size(len(content))
-        if self.evaluator_run.count_output(size) < size:
-            raise FileRefused(f"{reference.path!r} exceeds the rest of limits.output")
-        return content
-
-    def _read_file(self, path: str) -> bytes:
-        assert self._sandboxed is not None, "made before the start"
-        assert self._checkout is not None, "made before the start"
-        return self.workspace.read_file(
-            path,
-            self.workspace.locate_working_directory(
-                self.details.request.directory, self._checkout.path
-            ),
-            self.limits.file,
-            self._sandboxed.workspace_view,
-        )
+        if self.supervisor is not None:
+            self.supervisor.pump.on_ring_has_room()
 
     def _enter(self, state: EvaluationState) -> None:
         before, self.details.state = self.details.state, check_transition(self.details.state, state)
@@ -510,51 +400,8 @@ class Evaluation:
         after, self._since = now - self._since, now
         reason = self.details.failure.reason if self.details.failure else ""
         self.context.counters.record_transition(before, state, after, reason)
-        self._log_step(after)
-
-    def _log_step(self, after: float) -> None:
-        """Log the present state; the state before has lasted `after` seconds."""
-        fields: dict[str, Any] = {**self._log_fields(), "after": after}
-        words = _STEP
-        if self.details.state is EvaluationState.RUNNING:
-            limits = self.limits
-            words += _LIMITS + f"{format_size(limits.memory)} of memory"
-            fields.update(wall_clock=limits.wall_clock, cpu=limits.cpu, memory=limits.memory)
-        elif self.details.state in (
-            EvaluationState.FINISHED,
-            EvaluationState.FAILED,
-            EvaluationState.CANCELLED,
-        ):
-            if self.details.failure is not None:
-                words += ": {reason}: {failure}"
-                fields.update(
-                    reason=self.details.failure.reason, failure=self.details.failure.message
-                )
-            if self.details.run_result is not None:
-                usage = self.details.run_result.usage
-                words += _PRINTED
-                fields["events"] = self.ring.end_cursor
-                if usage.cpu_seconds is not None:
-                    words += _PROCESSOR
-                    fields["cpu_seconds"] = usage.cpu_seconds
-                if usage.peak_memory_bytes is not None:
-                    words += f", {format_size(usage.peak_memory_bytes)} of memory"
-                    fields["peak_memory_bytes"] = usage.peak_memory_bytes
-                if self._stray_marker:
-                    words += f"; {self._stray_marker}"
-                elif not self.ring.end_cursor:
-                    words += "; the evaluator printed nothing"
+        words, fields = format_state_line(self.details, after, self.ring.end_cursor)
         log.info(words, **fields)
-
-    def _log_fields(self) -> dict[str, Any]:
-        """Return the fields of each log line."""
-        request = self.details.request
-        return {
-            "evaluation": self.details.log_name,
-            "caller": self.details.caller,
-            "commit": request.commit_oid or f"refs/heads/{request.repository.branch}",
-            "state": self.details.state.value,
-        }
 
     def _end(self, failure: EvaluationFailure | None) -> None:
         """Close the ring; on failure the last event is the error."""
@@ -591,7 +438,6 @@ class Evaluation:
 
     def save_snapshot(self) -> None:
         """Write a snapshot to the journal, if there is one and it differs from the last."""
-        self._is_pause_unsaved = False
         if self.journal is not None:
             self.journal.write_snapshot(self.take_snapshot())
 
@@ -609,8 +455,8 @@ class Evaluation:
         if self.journal is not None and self.journal.is_open and not self.details.state.has_ended:
             self._is_left = True
             self.journal.hand_over()
-            if self.evaluator_run is not None:
-                self.evaluator_run.hand_over()
+            if self.supervisor is not None:
+                self.supervisor.evaluator_run.hand_over()
             if self._sandboxed is not None:
                 self._sandboxed.detach()
         self.change_condition.notify(None)
@@ -618,26 +464,11 @@ class Evaluation:
     def take_snapshot(self) -> EvaluationSnapshot:
         """Return the present state, for the journal."""
         run, stop_reason = None, self._stop_reason
-        if self.evaluator_run is not None:
-            run = self._take_run_snapshot(self.evaluator_run)
-            stop_reason = stop_reason or self.evaluator_run.failure
+        if self.supervisor is not None:
+            run = self.supervisor.take_snapshot()
+            stop_reason = stop_reason or self.supervisor.evaluator_run.failure
         return self.details.make_snapshot(
             run, stop_reason, self.ring.end_cursor, is_cleaned_up=self.cleanup_event.is_set
-        )
-
-    def _take_run_snapshot(self, run: EvaluatorRun) -> RunSnapshot:
-        assert self._sandboxed is not None, "made before the start"
-        assert self._checkout is not None, "made before the start"
-        assert self.markers is not None, "made with the run"
-        quota = self.workspace.quota_directory
-        return RunSnapshot(
-            pid=run.main_pid,
-            checkout_path=str(self._checkout.path),
-            markers=attrs.astuple(self.markers),
-            sandbox_description=self._sandboxed.describe_for_resume(),
-            progress=run.progress,
-            progress_time=self.context.clock.seconds(),
-            quota_directory=None if quota is None else str(quota),
         )
 
     # Another process of the daemon goes on
@@ -717,49 +548,33 @@ class Evaluation:
         resume_checkout: ResumeCheckout,
         last_heartbeat: float | None,
     ) -> None:
-        snapshot, content, kept, context = (
-            found.snapshot,
-            found.journal_content,
+        snapshot, batches, kept = (
+            found.snapshot.run,
+            found.journal_content.batches,
             found.run_descriptors,
-            self.context,
         )
-        run_snapshot = snapshot.run
         assert kept is not None, "the evaluator runs"
-        assert run_snapshot is not None, "the evaluator runs"
-        assert context.run_keeper is not None, "it holds the evaluator"
-        sandboxed = self._resume_sandbox(
-            run_snapshot, kept, found.submission_broker, resume_checkout
+        assert snapshot is not None, "the evaluator runs"
+        checkout, sandboxed = self._resume_sandbox(
+            snapshot, kept, found.submission_broker, resume_checkout
         )
-        checkpoint = content.batches[-1].checkpoint if content.batches else ParserCheckpoint()
-        self.markers = Markers(*run_snapshot.markers)
-        parser = self._make_parser(checkpoint.parser_state)
-        progress = run_snapshot.progress
-        ran = 0.0
-        if last_heartbeat is not None and not (progress.is_paused or progress.is_suspended):
-            ran = max(0.0, last_heartbeat - run_snapshot.progress_time)
-        progress = msgspec.structs.replace(
-            progress,
-            seconds_left=progress.seconds_left - ran,
-            output_bytes=checkpoint.output_bytes,
-            stderr_bytes=sandboxed.count_skipped_stderr_bytes(kept.process_descriptors),
+        checkpoint = batches[-1].checkpoint if batches else ParserCheckpoint()
+        skipped = sandboxed.count_skipped_stderr_bytes(kept.process_descriptors)
+        supervisor = self.supervisor = self._make_supervisor(
+            checkout,
+            sandboxed,
+            Markers(*snapshot.markers),
+            checkpoint.parser_state,
+            compute_progress(snapshot, checkpoint, last_heartbeat, skipped),
         )
-        run = self._make_run(sandboxed, parser, progress)
-        process = sandboxed.reattach_process(
-            *(
-                run,
-                kept.process_descriptors,
-                partial(context.run_keeper.connect_run, self.details.log_name + RUN),
-            ),
-            self._make_spawner(sandboxed),
-        )
-        self._record_events(run, process, parser)
+        supervisor.reattach_process(kept, self.journal)
         self.details.state = EvaluationState.RUNNING
-        self._supervise(run)
+        self._supervise(supervisor)
         self.on_acknowledge()  # the ring may be full
         failure, self.details.failure = self.details.failure, None
         self.save_snapshot()
         if failure is not None:
-            run.stop(failure)
+            supervisor.evaluator_run.stop(failure)
 
     def _resume_sandbox(
         self,
@@ -767,8 +582,8 @@ class Evaluation:
         kept: RunDescriptors,
         broker: RunDescriptors | None,
         resume_checkout: ResumeCheckout,
-    ) -> SandboxedRun:
-        """Return the sandbox of a run that goes on. If that fails, close what drives nothing."""
+    ) -> tuple[Checkout, SandboxedRun]:
+        """Return the checkout and sandbox of a run that goes on. On failure close what is kept."""
         assert self.details.commit is not None, "checked out before the start"
         assert self.context.run_keeper is not None, "it holds the evaluator"
         connect = self.context.run_keeper.connect_run
@@ -783,20 +598,19 @@ class Evaluation:
             quota = snapshot.quota_directory
             if quota is not None:
                 self.workspace = attrs.evolve(self.workspace, quota_directory=Path(quota))
-            self._checkout = resume_checkout(self.details.commit, Path(snapshot.checkout_path))
-            sandboxed = self._sandboxed = self.context.sandbox.make_run(
-                self.workspace, self._checkout, self.limits, self.details.environment
-            )
-            sandboxed.problem_name = self.details.request.problem
-            self.details.runner_status = sandboxed.runner_status
+            path = Path(snapshot.checkout_path)
+            checkout = self._checkout = resume_checkout(self.details.commit, path)
+            sandboxed = self._make_sandboxed_run(checkout)
             sandboxed.resume(snapshot.sandbox_description, kept.sandbox_descriptors, connect_broker)
             failing.pop_all()
-        return sandboxed
+        return checkout, sandboxed
 
     # The end
 
     async def _conclude(self, failure: EvaluationFailure | None) -> None:
         """End the evaluation, give back its slots and remove its processes and directories."""
+        # A run holds its parser, and the parser up to a whole data block or file: drop both.
+        self.supervisor = None
         if self._is_left:
             return
         # Of an evaluation that has not started; otherwise it is in the workspace.

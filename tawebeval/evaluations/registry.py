@@ -354,7 +354,7 @@ class EvaluationRegistry:
     def end_lost_runs(self) -> None:
         """Stop running evaluations: the keeper has ended, and with the keeper their evaluators."""
         for record in list(self._alive.values()):
-            if record.evaluation.evaluator_run is not None:
+            if record.evaluation.supervisor is not None:
                 record.evaluation.stop(
                     EvaluationFailure("lost", "the keeper of evaluators has ended; submit again")
                 )

@@ -71,13 +71,15 @@ class RunResult:
     """Result of a run, kept as long as the record of its evaluation.
 
     `exit_status` is None if no evaluator ran. `paused_seconds` is the time in which the run waited
-    for readers. `stderr_tail` has at most `STDERR_TAIL_BYTES` bytes.
+    for readers. `stderr_tail` has at most `STDERR_TAIL_BYTES` bytes. `stray_marker_advice` is
+    that of the pump, None for a run that has failed.
     """
 
     exit_status: EvaluatorExit | None
     usage: ResourceUsage
     paused_seconds: float
     stderr_tail: bytes = attrs.field(repr=False)
+    stray_marker_advice: str | None = None
 
     @property
     def stderr_text(self) -> str:
@@ -207,7 +209,13 @@ class EvaluatorRun(ProcessProtocol):
     @property
     def result(self) -> RunResult:
         """The result so far."""
-        return RunResult(self.exit_status, self.usage, self.paused_seconds, self._stderr)
+        return RunResult(
+            self.exit_status,
+            self.usage,
+            self.paused_seconds,
+            self._stderr,
+            self._pump.stray_marker_advice if self.failure is None else None,
+        )
 
     @property
     def main_pid(self) -> int:

@@ -20,7 +20,8 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
     """
     details, limits, ring = evaluation.details, evaluation.limits, evaluation.ring
     request, commit, result = details.request, details.commit, details.run_result
-    run = evaluation.evaluator_run or result
+    supervisor = evaluation.supervisor
+    run = result if supervisor is None else supervisor.evaluator_run
     document: dict[str, Any] = {
         "evaluation_id": details.identifier,
         "log_name": details.log_name,

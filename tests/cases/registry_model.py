@@ -96,8 +96,11 @@ class Model:
 
     def marker(self, which: str) -> bytes:
         """Return a line that is a marker."""
-        assert self.real.markers is not None
-        return self.real.markers.build_environment()[f"EVALUATION_DATA_{which}"].encode() + b"\n"
+        assert self.real.supervisor is not None
+        return (
+            self.real.supervisor.markers.build_environment()[f"EVALUATION_DATA_{which}"].encode()
+            + b"\n"
+        )
 
     def close(self, reason: str | None) -> None:
         """End the evaluation, also inside a block, which is then an error."""

@@ -236,6 +236,7 @@ class LifeTests(EvaluationTestCase):
         sandboxed = FakeSandboxedRun(
             self.world.configuration.limits,
             self.evaluation.workspace.make_sandboxed_view(Path("/inside")),
+            workspace=self.evaluation.workspace,
         )
         self.patch(self.world.sandbox, "make_run", lambda *given: sandboxed)
         self.begin()
@@ -432,7 +433,7 @@ class ClusterTests(EvaluationTestCase):
         self.begin()
         self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.world.clock.advance(1000)
-        self.assertIsNone(self.evaluation.evaluator_run)
+        self.assertIsNone(self.evaluation.supervisor)
         self.world.sandbox.begin.open()
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.world.child.end()

@@ -74,7 +74,8 @@ class StoryTests(EvaluationTestCase):
     def test_stray_marker(self) -> None:
         """A begin marker that does not stand alone on its line is pointed out."""
         self.begin()
-        self.world.child.print(b"x" + self.evaluation.markers.data_begin + b"\n1\n")
+        begin = self.world.child.environment["EVALUATION_DATA_BEGIN"].encode()
+        self.world.child.print(b"x" + begin + b"\n1\n")
         self.world.child.end()
         self.world.turn()
         self.assertIn("; EVALUATION_DATA_BEGIN is not at the start of a line", self.story()[-1])

@@ -63,6 +63,7 @@ class FakeSandboxedRun:
     problem_name: str | None = None
     begin: Gate = attrs.field(factory=Gate)
     hurried: int = 0
+    workspace: Workspace = attrs.field(factory=lambda: Workspace(Path("/some")))
 
     def give_up_slow_remote_files(self) -> None:
         """Count."""
@@ -215,6 +216,7 @@ class FakeSandbox:
             unable=self.unable,
             has_own_queue=self.has_own_queue,
             begin=self.begin,
+            workspace=workspace,
         )
         self.cells.append(cell)
         return self.cells[-1]
