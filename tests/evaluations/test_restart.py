@@ -10,18 +10,21 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.checkout import Commit
+from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import pack_request
 from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations import restart
-from tawebeval.evaluations.journal import EvaluationJournal, JournalContent
+from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.journal import EvaluationJournal, JournalContent, JournaledBatch
 from tawebeval.evaluations.run import RunProgress
 from tawebeval.evaluations.run_keeper import RunDescriptors
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
 from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress
 from tawebeval.linux.kept_process import KeptDescriptors
+from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import EvaluationTestCase
-from tests.fakes.world import OID, make_request
+from tests.fakes.world import OID, TREE, make_request
 
 PID = 77
 MARKERS = (b"a", b"b", b"c", b"d")
@@ -131,3 +134,66 @@ class LostTests(EvaluationTestCase):
             self.assertRaises(OSError, os.fstat, descriptor)
         assert self.evaluation.details.failure is not None
         self.assertEqual((self.evaluation.details.failure.reason, len(dropped)), ("lost", 1))
+
+
+class ResumeTests(EvaluationTestCase):
+    """A run that a second process of the daemon goes on with."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.snapshots: list[EvaluationSnapshot] = []
+        self.batches: list[JournaledBatch] = []
+        self.kept = RunDescriptors(KeptDescriptors(PID, *range(5)))
+        self.keeper: Any = SimpleNamespace(
+            keep_run=lambda *_: self.kept,
+            connect_run=lambda name, run, process: self.world.spawn.adopt_child(run, None),
+            drop_run=lambda name: None,
+        )
+        self.evaluation = self.make_kept(self.evaluation.details)
+        self.begin()
+        assert self.evaluation.supervisor is not None
+        self.markers = self.evaluation.supervisor.markers
+        self.printed = b"one\n" + self.markers.data_begin + b"\n12"
+        self.world.child.print(self.printed)
+        self.world.clock.advance(3)
+        self.evaluation.hand_over()
+        self.resume()
+
+    def make_kept(self, details: EvaluationDetails) -> Evaluation:
+        """Return an evaluation that the keeper holds."""
+        context = attrs.evolve(self.world.context(), run_keeper=self.keeper)
+        journal: Any = SimpleNamespace(
+            is_open=True,
+            write_snapshot=self.snapshots.append,
+            write_events=self.batches.append,
+            discard_acknowledged_events=lambda *_: None,
+            hand_over=lambda: None,
+        )
+        return Evaluation(details, Workspace(self.root / "some"), context, journal=journal)
+
+    def resume(self) -> None:
+        """Go on with the run, in which the evaluator has been for 3 of its 10 seconds."""
+        snapshot, content = self.snapshots[-1], JournalContent(b"", 0, self.batches)
+        found = restart.RecoveredEvaluation("some", Any, content, snapshot, self.kept)
+        self.evaluation = self.make_kept(EvaluationDetails.load(snapshot, self.root / "upload"))
+        self.evaluation.restore_events(snapshot, content)
+        checkout = Checkout(Commit(OID, TREE), self.tree, lambda: None)
+        self.evaluation.resume_run(found, lambda *_: checkout, 3.0, self)
+
+    def test_stdout(self) -> None:
+        """It goes on with the parser's state: the block that was begun is one event."""
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
+        offset = self.batches[-1].checkpoint.stdout_offset
+        self.world.child.print(self.printed[offset:] + b"3\n" + self.markers.data_end + b"\n")
+        self.assertEqual([line["payload"] for line in self.lines()], ["one", 123])
+        self.world.child.end()
+        self.world.turn()
+        self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
+        self.assertEqual(list(self.root.iterdir()), [])
+
+    def test_clock(self) -> None:
+        """It has the rest of its time, without that between the two processes."""
+        self.world.clock.advance(6)
+        self.assertEqual(self.world.child.signals, [])
+        self.world.clock.advance(1)
+        self.assertEqual(self.world.child.signals, [15])

@@ -46,6 +46,7 @@ class FakeChild:
         self.obeys: tuple[int, ...] = ()
         self.paused = False
         self.rest_wanted = False
+        self.delivered_bytes = 0
         self._clock = clock
         self._protocol = protocol
         self._pipe = b""
@@ -118,9 +119,13 @@ class FakeChild:
         self.rest_wanted = True
         self._clock.callLater(0, self._read)
 
+    def discard_output(self, offset: int) -> None:
+        """Do nothing: nothing is kept."""
+
     def _read(self) -> None:
         while self._pipe and not self.paused:
             chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]
+            self.delivered_bytes += len(chunk)
             self._protocol.childDataReceived(STDOUT, chunk)
         if self.rest_wanted:
             self.lose(STDERR)

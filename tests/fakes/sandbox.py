@@ -140,6 +140,32 @@ class FakeSandboxedRun:
         """Count."""
         self.closed += 1
 
+    def list_descriptors(self) -> Sequence[int]:
+        """Return none."""
+        return ()
+
+    def describe_for_resume(self) -> dict[str, Any]:
+        """Return what says nothing."""
+        return {"group": None}
+
+    def resume(self, *_: object) -> None:
+        """Do nothing."""
+
+    def reattach_process(self, run: Any, process: Any, connect: Any, spawner: Any) -> Any:
+        """Let the process drive `run`."""
+        return connect(run, process)
+
+    def count_skipped_stderr_bytes(self, process: Any) -> int:
+        """Return that all is delivered again."""
+        return 0
+
+    def call_when_process_ended(self, call: Callable[[], object]) -> None:
+        """Call."""
+        call()
+
+    def detach(self) -> None:
+        """Do nothing."""
+
 
 @attrs.define
 class FakeTrees:
