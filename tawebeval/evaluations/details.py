@@ -50,6 +50,7 @@ class EvaluationDetails:
     - `upload_directory`: the directory of the form's files, None once the workspace has them.
     - `should_keep_submission`: whether its files and its request are to be left in the workspace at
       the end; `has_kept_submission`: whether they are there.
+    - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
     - `state_times`: when each state began, in seconds since the epoch.
     - `limits`, `environment`: those of the run; None before the start.
     - `run_result`: set when the evaluator has ended.
@@ -65,7 +66,7 @@ class EvaluationDetails:
     caller: str = ANONYMOUS_CALLER
     should_keep_submission: bool = False
     has_kept_submission: bool = False
-    is_forgotten_by_registry: bool = False
+    final_state: EvaluationState | None = None
     callback: CallbackRecord | None = None
     state: EvaluationState = EvaluationState.QUEUED
     state_times: dict[str, float] = attrs.field(factory=dict)
@@ -135,7 +136,7 @@ class EvaluationDetails:
             should_keep_submission=self.should_keep_submission,
             has_kept_submission=self.has_kept_submission,
             is_cleaned_up=is_cleaned_up,
-            is_forgotten_by_registry=self.is_forgotten_by_registry,
+            is_forgotten_by_registry=self.final_state is not None,
             state_times=dict(self.state_times),
             callback=None if callback is None else dump_callback(callback),
             commit=_dump(self.commit),

@@ -352,7 +352,7 @@ class EvaluationRecord:
 
     `idempotency_key`, `form_digest` and `shared_upload` are those of the upload. `sequence_number`
     counts accepted evaluations; `last_request_time` is the time of a client's last request, in
-    seconds of the clock. `final_state` is DRAINED or EXPIRED once the evaluation is forgotten.
+    seconds of the clock.
     """
 
     evaluation: Evaluation
@@ -362,7 +362,6 @@ class EvaluationRecord:
     sequence_number: int
     last_request_time: float
     readers: EvaluationReaders
-    final_state: EvaluationState | None = None
 
     @property
     def details(self) -> EvaluationDetails:
@@ -386,11 +385,11 @@ class EvaluationRecord:
     def discard_events_if_unused(self) -> None:
         """Release the events once the record is forgotten, the run over, and no stream reads."""
         if (
-            self.final_state is not None
+            self.details.final_state is not None
             and self.evaluation.cleanup_event.is_set
             and not len(self.readers.retention)
         ):
-            self.evaluation.discard_events(self.final_state)
+            self.evaluation.discard_events(self.details.final_state)
 
 
 @attrs.define(eq=False)
@@ -572,8 +571,7 @@ class RecordIndex:
                 del self.ended_counts[record.details.caller]
         if record.idempotency_key is not None:
             del self._keys[record.details.caller, record.idempotency_key]
-        record.final_state = final_state
-        record.details.is_forgotten_by_registry = True
+        record.details.final_state = final_state
         self._on_forgotten(record)
         record.discard_events_if_unused()
         record.evaluation.save_snapshot()

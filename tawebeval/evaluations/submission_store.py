@@ -57,7 +57,7 @@ class SubmissionStore:
         """
         if record.details.has_kept_submission:
             self._kept[record.details.identifier] = record
-            if record.final_state is not None:
+            if record.details.final_state is not None:
                 self.discard_kept_files(record)
         else:
             record.shared_upload.remove_reference()

@@ -174,7 +174,8 @@ class ResumeTests(EvaluationTestCase):
     def resume(self) -> None:
         """Go on with the run, in which the evaluator has been for 3 of its 10 seconds."""
         snapshot, content = self.snapshots[-1], JournalContent(b"", 0, self.batches)
-        found = restart.RecoveredEvaluation("some", Any, content, snapshot, self.kept)
+        journal: Any = None
+        found = restart.RecoveredEvaluation("some", journal, content, snapshot, self.kept)
         self.evaluation = self.make_kept(EvaluationDetails.load(snapshot, self.root / "upload"))
         self.evaluation.restore_events(snapshot, content)
         checkout = Checkout(Commit(OID, TREE), self.tree, lambda: None)
