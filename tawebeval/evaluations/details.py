@@ -107,7 +107,7 @@ class EvaluationDetails:
             if snapshot.run_result is None
             else load_run_result(snapshot.run_result),
             result_summary=ResultSummary.unpack(results) if results else None,
-            failure=load_failure(snapshot.failure),
+            failure=load_failure(snapshot.failure) if state.has_ended else None,
             failure_event=snapshot.failure_event if state.has_ended else b"",
         )
 

@@ -34,7 +34,7 @@ from tawebeval.evaluations.run_keeper import (
     RunDescriptors,
 )
 from tawebeval.evaluations.run_supervisor import RunSupervisor, compute_progress
-from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
+from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot, load_failure
 from tawebeval.linux.child import (
     StartedProcess,
 )
@@ -206,9 +206,9 @@ class Evaluation:
     async def _fetch_and_start(self, slots: RunSlots) -> None:
         """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
         repositories = self.context.checkout_source
+        self._slots = slots
         try:
             if fetched := repositories.checkout_needs_network(*self._checkout_arguments()):
-                self._slots = slots
                 slots.reserve_queue_place(self.details.identifier, self.details.caller)
                 await self._fetch()
             await self._wait_for_slot(slots)
@@ -290,7 +290,6 @@ class Evaluation:
         if self.details.state is EvaluationState.FETCHING and not slot.called:
             self._enter(EvaluationState.QUEUED)
         await slot
-        self._slots = slots
         self.context.fetch_slots.release_slot(self.details.identifier)
         if self.details.state is EvaluationState.QUEUED:
             self._enter(EvaluationState.FETCHING)
@@ -366,7 +365,6 @@ class Evaluation:
             return  # the next process kills it, and starts it anew
         self.supervisor = supervisor
         supervisor.connect_process(started, self.journal)
-        self.details.limits = self.limits
         self.details.drop_start_fields()
         self._enter(EvaluationState.RUNNING)
         self._supervise(supervisor)
@@ -474,10 +472,12 @@ class Evaluation:
     # Another process of the daemon goes on
 
     def restore_events(self, snapshot: EvaluationSnapshot, content: JournalContent) -> None:
-        """Take over the events in a journal, whose snapshot the details are from.
+        """Take over the events and the stop in a journal, whose snapshot the details are from.
 
         The ring then has all events of the journal, also those that clients have acknowledged.
         """
+        if not self.details.state.has_ended:
+            self._stop_reason = load_failure(snapshot.failure)
         ring, times, summary = self.ring, self.details.state_times, self.details.result_summary
         ring.begin_cursor = ring.end_cursor = content.begin_cursor
         now = self.context.read_wall_clock()
@@ -505,20 +505,19 @@ class Evaluation:
         An evaluator that had just been started is gone.
         """
         self.details.limits = self.details.environment = self.details.runner_status = None
-        failure, self.details.failure = self.details.failure, None
         upload = self.details.upload_directory
         with suppress(OSError):  # the start finds what is missing
             if upload is not None and not upload.exists() and self.workspace.root.exists():
                 self.workspace.restore_upload(upload)
-        self._startup = self._in_background(self._fetch_and_start(slots))
-        if failure is not None:
-            self.stop(failure)
+        if self._stop_reason is not None:
+            self._in_background(self._conclude(self._stop_reason))
+        else:
+            self._startup = self._in_background(self._fetch_and_start(slots))
 
     def end_as_lost(self) -> None:
         """End an evaluation whose evaluator is gone, after `restore_events`."""
         self.details.upload_directory = None
-        failure, self.details.failure = self.details.failure, None
-        self._in_background(self._conclude(failure or _LOST))
+        self._in_background(self._conclude(self._stop_reason or _LOST))
 
     def resume_run(
         self,
@@ -571,10 +570,9 @@ class Evaluation:
         self.details.state = EvaluationState.RUNNING
         self._supervise(supervisor)
         self.on_acknowledge()  # the ring may be full
-        failure, self.details.failure = self.details.failure, None
         self.save_snapshot()
-        if failure is not None:
-            supervisor.evaluator_run.stop(failure)
+        if self._stop_reason is not None:
+            supervisor.evaluator_run.stop(self._stop_reason)
 
     def _resume_sandbox(
         self,

@@ -230,7 +230,7 @@ class StopTests(SlowTestCase):
         self.begin()
         self.stop()
         self.assert_over(EvaluationState.CANCELLED, "cancelled")
-        self.assertEqual((self.slot.cancelled, len(self.slot), self.released), (1, 0, 0))
+        self.assertEqual((self.slot.cancelled, len(self.slot)), (1, 0))
 
     def test_fetching(self) -> None:
         """While it fetches: the fetch is given up."""

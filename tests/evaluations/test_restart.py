@@ -23,7 +23,7 @@ from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
 from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress
 from tawebeval.linux.kept_process import KeptDescriptors
 from tawebeval.sandbox.workspace import Workspace
-from tests.cases.evaluations import EvaluationTestCase
+from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID, TREE, make_request
 
 PID = 77
@@ -156,8 +156,6 @@ class ResumeTests(EvaluationTestCase):
         self.printed = b"one\n" + self.markers.data_begin + b"\n12"
         self.world.child.print(self.printed)
         self.world.clock.advance(3)
-        self.evaluation.hand_over()
-        self.resume()
 
     def make_kept(self, details: EvaluationDetails) -> Evaluation:
         """Return an evaluation that the keeper holds."""
@@ -172,7 +170,8 @@ class ResumeTests(EvaluationTestCase):
         return Evaluation(details, Workspace(self.root / "some"), context, journal=journal)
 
     def resume(self) -> None:
-        """Go on with the run, in which the evaluator has been for 3 of its 10 seconds."""
+        """Hand the run over, which has used 3 of its 10 seconds, and go on with it."""
+        self.evaluation.hand_over()
         snapshot, content = self.snapshots[-1], JournalContent(b"", 0, self.batches)
         journal: Any = None
         found = restart.RecoveredEvaluation("some", journal, content, snapshot, self.kept)
@@ -183,6 +182,7 @@ class ResumeTests(EvaluationTestCase):
 
     def test_stdout(self) -> None:
         """It goes on with the parser's state: the block that was begun is one event."""
+        self.resume()
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         offset = self.batches[-1].checkpoint.stdout_offset
         self.world.child.print(self.printed[offset:] + b"3\n" + self.markers.data_end + b"\n")
@@ -194,7 +194,17 @@ class ResumeTests(EvaluationTestCase):
 
     def test_clock(self) -> None:
         """It has the rest of its time, without that between the two processes."""
+        self.resume()
         self.world.clock.advance(6)
         self.assertEqual(self.world.child.signals, [])
         self.world.clock.advance(1)
         self.assertEqual(self.world.child.signals, [15])
+
+    def test_stopped(self) -> None:
+        """A run that was being stopped is stopped again, for the same reason."""
+        self.evaluation.stop(CANCELLED)
+        self.resume()
+        self.assertEqual(self.world.child.signals, [15])
+        self.world.child.end(signal=15)
+        self.world.turn()
+        self.assertIs(self.evaluation.details.state, EvaluationState.CANCELLED)
