@@ -24,7 +24,7 @@ import msgspec
 
 from tawebeval.linux.filetree import open_directory_path, walk_tree
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 128 * 1024
 """Bytes of a stream that are in memory at once, at least; at most twice as many."""
 
 MAX_LINE_BYTES = 32 * 1024

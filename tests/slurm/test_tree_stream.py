@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 from hypothesis import given
@@ -70,6 +71,17 @@ class TreeTests(SynchronousTestCase):
         size = decode_tree(io.BytesIO(b"".join(pieces)), target)
         self.assertEqual(self.describe(target), self.describe(source))
         self.assertEqual(size, TreeSize(7, 9 * 256 + 3 + len("/etc/passwd") + len("../../..")))
+
+    def test_memory(self) -> None:
+        """A transfer takes at most 1 MiB, whatever the files, beside 128 KiB of a walk."""
+        source = self.make_directory()
+        for number in range(8):
+            (source / str(number)).write_bytes(bytes(tree_stream.CHUNK_BYTES - 100))
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        for piece in encode_tree(source):
+            self.assertLess(len(piece), 2 * tree_stream.CHUNK_BYTES)
+        self.assertLess(tracemalloc.get_traced_memory()[1], 2**20)
 
     @given(st.integers(0, 10**6))
     def test_truncated(self, cut: int) -> None:
