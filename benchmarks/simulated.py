@@ -400,7 +400,7 @@ class SimulatedDaemon:
             self.is_away = True
         else:
             registry = self.registry
-            await registry.close()
+            await registry.drain_and_close()
             self.stop()
             self.is_away = True
             self.registry = self._make_registry()

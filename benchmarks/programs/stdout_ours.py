@@ -65,7 +65,7 @@ class Store:
 
     def on_pause_change(self, paused: bool) -> None:
         """Stop the clock, or let it go on."""
-        self.run.set_paused(paused)
+        self.run.set_clock_paused(paused)
 
     def on_lost_events(self) -> None:
         """Refuse: no figure would be true."""

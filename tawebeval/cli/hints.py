@@ -17,7 +17,7 @@ from tawebeval.client import EvaluationError
 from tawebeval.config import Configuration
 from tawebeval.core.limits import ChosenLimits
 from tawebeval.errors import format_size
-from tawebeval.evaluations.exit_messages import find_denied_files, find_likely_setting
+from tawebeval.evaluations.exit_messages import find_denied_files, guess_setting_at_fault
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit
 
@@ -43,7 +43,7 @@ class HintFinder:
             end = EvaluatorExit(error.members.get("status"), error.members.get("signal"))
             sandbox = self._configuration.sandbox
             has_network = sandbox.kind == "none" or sandbox.network
-            setting = find_likely_setting(end, stderr, has_network=has_network)
+            setting = guess_setting_at_fault(end, stderr, has_network=has_network)
             for path in find_denied_files(end, stderr):
                 file = self._root / self._directory / path
                 if not path.startswith("/") and os.path.isfile(file):

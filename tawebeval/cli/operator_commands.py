@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 
 from tawebeval.core.tokens import generate_token
@@ -139,13 +138,20 @@ def doctor(config: Path | None, as_json: bool) -> None:
     worst = Severity.OK
     found = []
     for finding in examine_system(config, os.environ):
-        worst = max(worst, finding.health)
+        worst = max(worst, finding.severity)
         if as_json:
-            found.append({**attrs.asdict(finding), "health": finding.health.name.lower()})
+            found.append(
+                {
+                    "part": finding.component,
+                    "health": finding.severity.name.lower(),
+                    "what": finding.description,
+                    "remedy": finding.remedy,
+                }
+            )
             continue
-        colour = _COLOURS[finding.health]
-        health = click.style(f"{finding.health.name.lower():<7}", fg=colour)
-        click.echo(f"{health} {finding.part:<14}{finding.what}")
+        colour = _COLOURS[finding.severity]
+        health = click.style(f"{finding.severity.name.lower():<7}", fg=colour)
+        click.echo(f"{health} {finding.component:<14}{finding.description}")
         if finding.remedy:
             click.echo(f"{'':<22}-> {finding.remedy}")
     if as_json:

@@ -34,7 +34,7 @@ from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.process_setup import preload_modules
 from tawebeval.daemon.reload import read_configuration
-from tawebeval.daemon.startup import check_environments, check_readable_paths
+from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
 from tawebeval.evaluations.evaluation import Evaluation
@@ -84,7 +84,7 @@ def run_try(given: TryOptions, screen: Screen) -> NoReturn:
         environment = parse_environment_name(given.environment, configuration.environments)
         privileges = _find_privileges(given.user, configuration.service.user)
         variables = privileges.build_user_environment(os.environ)
-        check_readable_paths(configuration, given.configuration_file, variables)
+        check_sandbox_readable_paths(configuration, given.configuration_file, variables)
         with privileges.act_as_user():
             check_environments(configuration, given.configuration_file, variables)
         if privileges.user is not None:

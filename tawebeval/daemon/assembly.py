@@ -115,7 +115,7 @@ class ThreadPools:
 
 
 @attrs.frozen
-class SharedParts:
+class SharedDependencies:
     """Parts that the builders of several packages need."""
 
     configuration: Configuration
@@ -197,7 +197,7 @@ def build_daemon(
         found = recover_evaluations(keeper, configuration.runner.kind)
     sandbox = open_sandbox(
         configuration,
-        directories.account_directory,
+        directories.sandbox_files_directory,
         cgroups,
         orphans,
         None if keeper is None else keeper.address,
@@ -207,7 +207,7 @@ def build_daemon(
         configuration.repositories.credentials, credentials, directories.identifier_mac_key
     )
     parts = _make_parts(
-        SharedParts(
+        SharedDependencies(
             configuration,
             directories,
             reactor,
@@ -249,7 +249,7 @@ def build_daemon(
     monitoring.metrics.register(parts.make_metrics(lines))
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
-    on_reload = (parts.apply_settings, daemon.set_log_level, startup.lock_environments)
+    on_reload = (parts.apply_settings, daemon.apply_log_level, startup.lock_environments)
     reload = ReloadableConfiguration(
         file or ConfigurationFile(), configuration, on_reload, evaluations_last=keeper is not None
     )
@@ -286,7 +286,7 @@ def build_daemon(
     return daemon
 
 
-def _make_parts(base: SharedParts) -> DaemonParts:
+def _make_parts(base: SharedDependencies) -> DaemonParts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
     running = resolve_run_slot_count(configuration.evaluations.max_running)
     repositories = _make_repositories(base, _make_remotes(base))
@@ -324,7 +324,7 @@ def _make_parts(base: SharedParts) -> DaemonParts:
     )
 
 
-def _make_remotes(base: SharedParts) -> RemoteResolver:
+def _make_remotes(base: SharedDependencies) -> RemoteResolver:
     settings, directories = base.configuration.repositories, base.directories
     policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
     return RemoteResolver(
@@ -334,14 +334,14 @@ def _make_remotes(base: SharedParts) -> RemoteResolver:
     )
 
 
-def _make_repositories(base: SharedParts, remotes: RemoteResolver) -> RepositoryCache:
+def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> RepositoryCache:
     settings, directories = base.configuration.repositories, base.directories
     git = GitRunner(
         base.reactor,
         base.spawner,
         settings.protocols,
         settings.git_memory_bytes,
-        open_command_sandbox(base.sandbox, directories.account_directory),
+        open_command_sandbox(base.sandbox, directories.sandbox_files_directory),
         base.cgroups.git_procs_files,
         base.cgroups.evaluator_niceness,
     )
@@ -363,7 +363,7 @@ def _make_repositories(base: SharedParts, remotes: RemoteResolver) -> Repository
     )
 
 
-def _make_lfs_client(base: SharedParts, remotes: RemoteResolver) -> LfsClient:
+def _make_lfs_client(base: SharedDependencies, remotes: RemoteResolver) -> LfsClient:
     return LfsClient(
         base.reactor,
         CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS()),
@@ -374,7 +374,10 @@ def _make_lfs_client(base: SharedParts, remotes: RemoteResolver) -> LfsClient:
 
 
 def _make_context(
-    base: SharedParts, repositories: RepositoryCache, running: int, archive: EvaluationArchive
+    base: SharedDependencies,
+    repositories: RepositoryCache,
+    running: int,
+    archive: EvaluationArchive,
 ) -> EvaluationContext:
     configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
     fetches = configuration.repositories.max_concurrent_fetches
@@ -404,13 +407,13 @@ def _make_context(
             lambda call: reactor.callLater(0, call),
             configuration.callers.max_buffer_bytes,
         ),
-        quota_directories=free_quotas if base.directories.quota_directories else None,
+        free_quota_directories=free_quotas if base.directories.quota_directories else None,
         run_keeper=base.run_keeper,
         archive=archive,
     )
 
 
-def _open_runner(base: SharedParts) -> Sandbox:
+def _open_runner(base: SharedDependencies) -> Sandbox:
     """Return what evaluators run in: the daemon's own sandbox, or the nodes of a cluster."""
     directories = base.directories
     label = derive_daemon_label(directories.state)
@@ -431,7 +434,7 @@ def _open_runner(base: SharedParts) -> Sandbox:
     )
 
 
-def _make_archive(base: SharedParts) -> DiskArchive | None:
+def _make_archive(base: SharedDependencies) -> DiskArchive | None:
     """Return the archive, None if `archive.enabled` is not set."""
     settings, pools = base.configuration.archive, base.thread_pools
     if pools.archive_threads is None or pools.archive_reader_threads is None:
@@ -455,7 +458,7 @@ def _compute_archive_reserve(configuration: Configuration) -> int:
 
 
 def _make_application(
-    base: SharedParts, registry: EvaluationRegistry, monitoring: Monitoring
+    base: SharedDependencies, registry: EvaluationRegistry, monitoring: Monitoring
 ) -> KleinApplication:
     context = WebContext(
         registry,
@@ -473,7 +476,7 @@ def _make_application(
     return KleinApplication(context)
 
 
-def _make_links(base: SharedParts) -> EvaluationLinks:
+def _make_links(base: SharedDependencies) -> EvaluationLinks:
     directories = base.directories
     return EvaluationLinks(
         LinkFile(directories.state / "links"),

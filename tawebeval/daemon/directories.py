@@ -49,7 +49,7 @@ CACHE_DIRECTORY_ENTRIES = ("lock", "repositories")
 
 @attrs.frozen
 class DaemonDirectories:
-    """Open directories, locked as long as `locks` are open. Made by `open_directories`.
+    """Open directories, locked as long as `lock_files` are open. Made by `open_directories`.
 
     `daemon_label` is unique among the daemons of this machine.
     """
@@ -57,11 +57,11 @@ class DaemonDirectories:
     daemon_label: str
     uploads: Path
     evaluations: Path
-    account_directory: Path
+    sandbox_files_directory: Path
     repositories: Path
     identifier_mac_key: bytes = attrs.field(repr=False)
     state: Path
-    locks: tuple[IO[str], ...] = attrs.field(repr=False)
+    lock_files: tuple[IO[str], ...] = attrs.field(repr=False)
     quota_directories: Sequence[Path] = ()
 
     def restore_missing_directories(self) -> list[Path]:
@@ -70,7 +70,12 @@ class DaemonDirectories:
         The key is not restored: an operator who removes it wants a new one at the next start.
         """
         restored = []
-        for path in (self.uploads, self.evaluations, self.account_directory, self.repositories):
+        for path in (
+            self.uploads,
+            self.evaluations,
+            self.sandbox_files_directory,
+            self.repositories,
+        ):
             if not path.is_dir():
                 path.mkdir(mode=0o700)
                 restored.append(path)

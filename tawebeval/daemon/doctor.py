@@ -33,7 +33,7 @@ from tawebeval.daemon.process_setup import find_unreadable_import_directories
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import (
     check_environments,
-    check_readable_paths,
+    check_sandbox_readable_paths,
     find_exposed_endpoints,
 )
 from tawebeval.errors import ConfigurationError, SetupProblem
@@ -56,7 +56,7 @@ from tawebeval.slurm.checks import check_cluster
 from tawebeval.web.auth import find_token_file
 
 _UNIT_REMEDY = "run the systemd-run command in docs/install.md"
-UNIT_FILES = tuple(
+UNIT_FILE_PATHS = tuple(
     Path(directory, "tawebeval.service")
     for directory in (
         "/etc/systemd/system",
@@ -130,7 +130,7 @@ class SystemChecks:
         with self.privileges.act_as_user():
             accounts = Path(tempfile.mkdtemp(prefix="tawebeval-"))
         try:
-            check_readable_paths(
+            check_sandbox_readable_paths(
                 self.configuration, self.storage.configuration_file, self.environment
             )
             with self.privileges.act_as_user():
@@ -138,7 +138,9 @@ class SystemChecks:
             orphans = OrphanReaper(self.reactor, Spawner(self.reactor))
             sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans)
             try:
-                check_sandbox(sandbox, self.privileges, self.storage.find_overlay_directories())
+                check_sandbox(
+                    sandbox, self.privileges, self.storage.find_overlay_probe_directories()
+                )
             finally:
                 close_sandbox(sandbox)
                 if isinstance(sandbox, BubblewrapSandbox):
@@ -310,7 +312,7 @@ def examine_system(
         if configuration.service.user:
             yield Finding("user", Severity.BROKEN, what, remedy)
             return
-        if any(path.exists() for path in UNIT_FILES):
+        if any(path.exists() for path in UNIT_FILE_PATHS):
             # Remedies for another user than the unit's would harm the service.
             remedy = f"to check tawebeval.service, {_UNIT_REMEDY}; without the unit {remedy}"
             yield Finding("user", Severity.BROKEN, what, remedy)

@@ -93,7 +93,7 @@ class StorageChecks:
             ("quotas", self._check_quotas),
         )
 
-    def find_overlay_directories(self) -> ProbeDirectories:
+    def find_overlay_probe_directories(self) -> ProbeDirectories:
         """Return the directories to try overlays in; None for one that does not exist yet."""
         return ProbeDirectories(
             *(

@@ -20,11 +20,11 @@ class Severity(IntEnum):
 
 @attrs.frozen
 class Finding:
-    """State of one part. `remedy` is empty if `health` is OK."""
+    """State of one component of the daemon. `remedy` is empty if `severity` is OK."""
 
-    part: str
-    health: Severity
-    what: str
+    component: str
+    severity: Severity
+    description: str
     remedy: str = ""
 
 

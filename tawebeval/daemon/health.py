@@ -48,7 +48,7 @@ class DiskCheck:
     _started: float | None = None  # clock time at which the running check started
     _next_check: float = 0.0  # clock time of the next check
 
-    def start_check(self, min_free_bytes: int) -> None:
+    def start_check_if_due(self, min_free_bytes: int) -> None:
         """Start a check if one is due; with a fault, one is due at each call.
 
         `min_free_bytes` must be free.
@@ -88,7 +88,7 @@ class Readiness:
     def check_disks(self) -> None:
         """Check the disks that are due. To be called once a second."""
         for disk in self._disks:
-            disk.start_check(self.min_free_bytes)
+            disk.start_check_if_due(self.min_free_bytes)
 
     def find_unreadiness_reasons(self) -> list[str]:
         """Return the reasons why a new evaluation would be refused or lost, as sentences.

@@ -36,7 +36,7 @@ _OWN_PREFIX = "tawebeval."  # other loggers have whole objects as fields
 _ACCEPT_FAILURES = ("EMFILE", "Re-reserving EMFILE", "Could not accept new connection")
 _LOG_INTERVAL = 60.0  # seconds
 
-QUEUE_BYTES = 2**20
+MAX_QUEUED_LINE_BYTES = 2**20
 """Maximum memory of the lines that are not written yet, in bytes."""
 
 # Seconds. Waking the thread for each line doubles the cost of a line.
@@ -140,7 +140,7 @@ def get_level_name(event: LogEvent) -> str:
 
 def format_text(event: LogEvent) -> str:
     """Format an event as text with its time; empty for an event without a message."""
-    line = format_plain(event)
+    line = format_text_without_time(event)
     when = event.get("log_time")
     return line and f"{_format_time(None if when is None else int(when))} {line}"
 
@@ -151,7 +151,7 @@ def _format_time(seconds: int | None) -> str:
     return formatTime(seconds)
 
 
-def format_plain(event: LogEvent) -> str:
+def format_text_without_time(event: LogEvent) -> str:
     """Format an event as text without the time, which the journal adds."""
     message, trace = _format_message(event), _format_traceback(event)
     if not message and not trace:
@@ -244,14 +244,14 @@ def open_stream_log(
     settings: LogSettings, stream: IO[str], environment: Mapping[str, str]
 ) -> LogWriter:
     """Return the writer of the log to a stream, with priorities if that is systemd's journal."""
-    journal = is_journal(stream, environment.get("JOURNAL_STREAM", ""))
-    line = format_plain if journal else format_text
+    journal = is_systemd_journal(stream, environment.get("JOURNAL_STREAM", ""))
+    line = format_text_without_time if journal else format_text
     return LogWriter(
         stream, format_json if settings.format == "json" else line, settings.level, journal
     )
 
 
-def is_journal(stream: IO[str], journal: str) -> bool:
+def is_systemd_journal(stream: IO[str], journal: str) -> bool:
     """Return whether a stream is the `journal` of JOURNAL_STREAM (systemd.exec(5))."""
     try:
         status = os.fstat(stream.fileno())
@@ -305,7 +305,7 @@ class LineWriter:
         """Write a line, given without a line terminator. Raises nothing."""
         with self._changed:
             size = sys.getsizeof(text)
-            if self._size + size > QUEUE_BYTES:
+            if self._size + size > MAX_QUEUED_LINE_BYTES:
                 self._count_lost(1, 1)
                 return
             missing, self._missing = self._missing, 0
@@ -350,7 +350,7 @@ class LineWriter:
 
     def _is_urgent(self) -> bool:
         """Return whether to skip the pause: the queue fills up, or `flush` waits."""
-        return self._size > QUEUE_BYTES // 2 or time.monotonic() < self._flush_deadline
+        return self._size > MAX_QUEUED_LINE_BYTES // 2 or time.monotonic() < self._flush_deadline
 
     def _compute_pause(self) -> float:
         """Return the seconds until the thread takes lines from the queue."""

@@ -240,7 +240,9 @@ class DaemonMetrics(Collector):
         yield _gauge("streams", "Streams of events.", len(self.evaluation_registry.subscriptions))
 
     def _collect_callbacks(self) -> Iterator[Metric]:
-        ended = {state.value: self.callbacks.ended_counts[state] for state in _DELIVERY_ENDS}
+        ended = {
+            state.value: self.callbacks.ended_counts_by_state[state] for state in _DELIVERY_ENDS
+        }
         yield _counter("callbacks", "Ends of callbacks.", ended, "end")
         yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending_count)
 

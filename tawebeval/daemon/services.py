@@ -139,7 +139,9 @@ class EvaluationService(Service):
                 self.context.run_keeper.client.ignore_connection_loss()
             return False
         self.callbacks.start_last_attempts()
-        had_any = await self.registry.close(self.context.configuration.service.drain_seconds)
+        had_any = await self.registry.drain_and_close(
+            self.context.configuration.service.drain_seconds
+        )
         await self.repositories.close()
         await self.callbacks.close()
         await self._close_archive()
@@ -189,7 +191,7 @@ class Daemon(MultiService):
         if self.log_writer is not None:
             parent.setComponent(ILogObserver, self.log_writer)
 
-    def set_log_level(self, configuration: Configuration) -> None:
+    def apply_log_level(self, configuration: Configuration) -> None:
         """Set the lowest level that is logged (`log.level`)."""
         if self.log_writer is not None:
             self.log_writer.level = configuration.log.level

@@ -80,8 +80,8 @@ class StartupChecks(Service):
         self.lock_environments(self._configuration)
         try:
             quotas = self._remove_leftovers()
-            remove_shell_copies(directories.account_directory)
-            write_sandbox_files(directories.account_directory)
+            remove_shell_copies(directories.sandbox_files_directory)
+            write_sandbox_files(directories.sandbox_files_directory)
             check_quota_directories(directories.quota_directories, self._configuration)
             probe_quota_enforcement(quotas)
             check_git_version()
@@ -147,8 +147,8 @@ class StartupChecks(Service):
 
     def _restore(self) -> Sequence[Path]:
         gone = self.directories.restore_missing_directories()
-        if self.directories.account_directory in gone:
-            write_sandbox_files(self.directories.account_directory)
+        if self.directories.sandbox_files_directory in gone:
+            write_sandbox_files(self.directories.sandbox_files_directory)
         return gone
 
     def stopService(self) -> None:
@@ -202,7 +202,7 @@ def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProble
         )
 
 
-def check_readable_paths(
+def check_sandbox_readable_paths(
     configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
 ) -> None:
     """Check that `sandbox.readable` shows evaluators no path of the daemon or the kernel. Blocks.
@@ -230,7 +230,7 @@ def check_environments(
 ) -> None:
     """Check that evaluators can run in all environments, and see no private path there. Blocks.
 
-    The arguments are those of `check_readable_paths`. Raises: ConfigurationError.
+    The arguments are those of `check_sandbox_readable_paths`. Raises: ConfigurationError.
     """
     if not configuration.environments:
         return

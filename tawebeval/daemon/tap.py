@@ -23,7 +23,7 @@ from tawebeval.daemon.process_setup import (
     use_monotonic_clock,
 )
 from tawebeval.daemon.reload import ConfigurationFile, read_configuration
-from tawebeval.daemon.startup import check_environments, check_readable_paths
+from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
@@ -89,7 +89,7 @@ def makeService(
         if privileges.user is not None:
             preload_modules()
         environment = privileges.build_user_environment(os.environ)
-        check_readable_paths(configuration, options["config"], environment)
+        check_sandbox_readable_paths(configuration, options["config"], environment)
         with privileges.act_as_user():
             check_environments(configuration, options["config"], environment)
         directories = open_directories(environment, os.urandom, privileges)

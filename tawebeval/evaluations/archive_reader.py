@@ -156,7 +156,7 @@ class ArchivedSubscription:
     def note_events_written(self) -> None:
         """Do nothing."""
 
-    def probe_client(self) -> bool:
+    def probe_client_if_evaluator_waits(self) -> bool:
         """Return False: no evaluator waits."""
         return False
 

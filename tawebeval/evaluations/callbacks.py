@@ -26,7 +26,7 @@ class EvaluationCallbacks:
     With a keeper, documents that are not delivered yet outlive the daemon.
     """
 
-    queue: CallbackQueue
+    callback_queue: CallbackQueue
     _keeper: RunKeeper | None
     # Those of an earlier process whose evaluations are still to be restored, by their names.
     _undelivered: dict[str, UndeliveredCallback] = attrs.field(factory=dict)
@@ -54,7 +54,7 @@ class EvaluationCallbacks:
 
         if kept is not None:
             callback.webhook_id = kept.webhook_id
-        self.queue.start_delivery(callback, name, make_document, on_end)
+        self.callback_queue.start_delivery(callback, name, make_document, on_end)
 
     def resume_deliveries(
         self, undelivered: Mapping[str, UndeliveredCallback], known_names: Collection[str]
@@ -68,7 +68,7 @@ class EvaluationCallbacks:
             if name in known_names:
                 self._undelivered[name] = kept
             else:
-                self.queue.start_delivery(
+                self.callback_queue.start_delivery(
                     CallbackRecord(kept.url, kept.caller, webhook_id=kept.webhook_id),
                     name,
                     partial(bytes, kept.document),

@@ -80,7 +80,7 @@ class EvaluationContext:
     ring_budget: RingBudget
     fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
     read_wall_clock: Callable[[], float] = time.time
-    quota_directories: DeferredQueue[Path] | None = None  # the free ones; None without quotas
+    free_quota_directories: DeferredQueue[Path] | None = None  # None without quotas
     run_keeper: RunKeeper | None = None  # None if evaluations end with the daemon
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive = attrs.field(factory=NoArchive)

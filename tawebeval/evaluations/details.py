@@ -80,7 +80,9 @@ class EvaluationDetails:
     failure_event: bytes = b""
 
     @classmethod
-    def load(cls, snapshot: EvaluationSnapshot, upload_directory: Path) -> EvaluationDetails:
+    def from_snapshot(
+        cls, snapshot: EvaluationSnapshot, upload_directory: Path
+    ) -> EvaluationDetails:
         """Return the details in a snapshot; the state is QUEUED for what runs or waits.
 
         Raises: whatever a snapshot of another version may cause.

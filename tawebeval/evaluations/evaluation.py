@@ -154,7 +154,7 @@ class Evaluation:
                 self._startup.cancel()
             self.save_snapshot()
 
-    def stop_abandoned(self) -> None:
+    def stop_as_abandoned(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""
         seconds = self.context.configuration.evaluations.abandon_after
         words = f"no client has asked for the events in {seconds:g} seconds"
@@ -217,8 +217,8 @@ class Evaluation:
                 *self._checkout_arguments(), is_retry=fetched
             )
             self.details.commit = checkout.commit
-            if self.context.quota_directories is not None:
-                directory = await self.context.quota_directories.get()
+            if self.context.free_quota_directories is not None:
+                directory = await self.context.free_quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
             self._fix_environment()
             self.details.limits = self.limits
@@ -555,7 +555,7 @@ class Evaluation:
         assert kept is not None, "the evaluator runs"
         assert snapshot is not None, "the evaluator runs"
         checkout, sandboxed = self._resume_sandbox(
-            snapshot, kept, found.submission_broker, resume_checkout
+            snapshot, kept, found.broker_descriptors, resume_checkout
         )
         checkpoint = batches[-1].checkpoint if batches else ParserCheckpoint()
         skipped = sandboxed.count_skipped_stderr_bytes(kept.process_descriptors)
@@ -584,12 +584,12 @@ class Evaluation:
         """Return the checkout and sandbox of a run that goes on. On failure close what is kept."""
         assert self.details.commit is not None, "checked out before the start"
         assert self.context.run_keeper is not None, "it holds the evaluator"
-        connect = self.context.run_keeper.connect_run
+        connect = self.context.run_keeper.connect_run_to_protocol
         with ExitStack() as failing:
-            failing.callback(kept.close_process)
+            failing.callback(kept.close_process_descriptors)
             connect_broker = None
             if broker is not None:
-                failing.callback(broker.close_process)
+                failing.callback(broker.close_process_descriptors)
                 connect_broker = partial(
                     connect, self.details.log_name + BROKER, process=broker.process_descriptors
                 )
@@ -676,7 +676,7 @@ class Evaluation:
         self.cleanup_event.set_value(self)
 
     def _return_quota_directory(self) -> None:
-        free, directory = self.context.quota_directories, self.workspace.quota_directory
+        free, directory = self.context.free_quota_directories, self.workspace.quota_directory
         if free is not None and directory is not None:
             free.put(directory)
 

@@ -73,7 +73,7 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
         )
     if end.status == _NOT_FOUND:
         return "a command was not found: check its path, or ask the operator to install it"
-    match find_likely_setting(end, stderr, has_network=has_network):
+    match guess_setting_at_fault(end, stderr, has_network=has_network):
         case "sandbox.network":
             return "the sandbox has no network (sandbox.network)"
         case "limits.memory":
@@ -97,7 +97,7 @@ def find_denied_files(evaluator_exit: EvaluatorExit, stderr: str) -> list[str]:
     return [_WORD_END.split(part.removesuffix(": "))[-1] for part in before]
 
 
-def find_likely_setting(evaluator_exit: EvaluatorExit, stderr: str, *, has_network: bool) -> str:
+def guess_setting_at_fault(evaluator_exit: EvaluatorExit, stderr: str, *, has_network: bool) -> str:
     """Return the setting that is the likely reason of a bad exit; "" if none is known."""
     if evaluator_exit.signal in _SIGNALS:
         return _SIGNALS[evaluator_exit.signal]

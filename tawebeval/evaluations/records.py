@@ -49,7 +49,7 @@ class ReceivedForm:
 
     `idempotency_key` is the `Idempotency-Key`, None without one; `form_digest` identifies the
     form's content. `upload_bytes` is the number of bytes that the form takes of the space for
-    uploads; `linked_upload` is in place of it the share of the submission whose files it links,
+    uploads; `reused_upload` is in place of it the share of the submission whose files it links,
     counted as a user.
     """
 
@@ -58,7 +58,7 @@ class ReceivedForm:
     idempotency_key: str | None = None
     form_digest: bytes = b""
     upload_bytes: int = 0
-    linked_upload: SharedUpload | None = None
+    reused_upload: SharedUpload | None = None
 
 
 class ReaderConnection(Protocol):
@@ -133,15 +133,15 @@ class EvaluationReaders:
             )
         else:
             self.retention.remove_stream(stream_position)
-        self.make_ring_room()
+        self.discard_unneeded_events()
 
     def acknowledge(self, after: int) -> None:
         """Record that a client has asked for the page after a cursor."""
         self.furthest_read_cursor = max(self.furthest_read_cursor, after)
         if self.retention.acknowledge(after):  # most pages are asked for twice: no new room
-            self.make_ring_room()
+            self.discard_unneeded_events()
 
-    def make_ring_room(self) -> None:
+    def discard_unneeded_events(self) -> None:
         """Discard events that no reader needs, and let the evaluator write on.
 
         To be called when a reader needs less, and when the ring has become full.
@@ -157,7 +157,7 @@ class EvaluationReaders:
         self._plan_retry(now)
 
     def _plan_retry(self, now: float) -> None:
-        """Call `make_ring_room` again when no page and no resumed stream is expected.
+        """Call `discard_unneeded_events` again when no page and no resumed stream is expected.
 
         All streams may have read all events, and then nothing else would call it.
         """
@@ -175,7 +175,7 @@ class EvaluationReaders:
 
     def _on_retry(self) -> None:
         self._retry = None
-        self.make_ring_room()
+        self.discard_unneeded_events()
 
 
 @attrs.define(eq=False)
@@ -238,7 +238,7 @@ class Subscription:
     def note_events_written(self) -> None:
         """Record that all events read so far were written to the connection."""
 
-    def probe_client(self) -> bool:
+    def probe_client_if_evaluator_waits(self) -> bool:
         """Have the connection probe the client if the evaluator may wait for this client.
 
         Return whether it may: the ring is full, and the client was sent events that it has not
@@ -266,14 +266,14 @@ class AcknowledgingSubscription(Subscription):
     stream_position: StreamPosition = attrs.field(init=False)
     _has_acknowledged: bool = False  # whether the client acknowledges events itself
     # Ends of pieces: bytes written to the connection, and the cursor after the events.
-    unconfirmed_pieces: deque[tuple[int, int]] = attrs.field(factory=deque)
+    unread_write_positions: deque[tuple[int, int]] = attrs.field(factory=deque)
     # While the evaluator may wait for the client: the bytes that it has read, and since when.
     _standstill: tuple[int, float] | None = None
 
     def _enter(self) -> None:
         self.stream_position = self._readers.add_stream(self)
         # If the ring is full and this stream has read all of it, nothing else would make room.
-        self._readers.make_ring_room()
+        self._readers.discard_unneeded_events()
 
     def _leave(self, *, is_complete: bool) -> None:
         if is_complete:
@@ -285,14 +285,14 @@ class AcknowledgingSubscription(Subscription):
         if not self._has_acknowledged:
             written, _ = self.reader_connection.count_written_and_read_bytes()
             if (
-                len(self.unconfirmed_pieces) > 1
-                and written - self.unconfirmed_pieces[-2][0] < _NOTED
+                len(self.unread_write_positions) > 1
+                and written - self.unread_write_positions[-2][0] < _NOTED
             ):
-                self.unconfirmed_pieces.pop()
-            self.unconfirmed_pieces.append((written, self.read_cursor))
-        self._readers.make_ring_room()
+                self.unread_write_positions.pop()
+            self.unread_write_positions.append((written, self.read_cursor))
+        self._readers.discard_unneeded_events()
 
-    def probe_client(self) -> bool:
+    def probe_client_if_evaluator_waits(self) -> bool:
         """Do as `Subscription` says."""
         held = (
             self._readers.evaluation.ring_allocation.is_full
@@ -325,11 +325,11 @@ class AcknowledgingSubscription(Subscription):
     def update_received_cursor(self) -> None:
         """Record what the client has read by now: those events may be discarded."""
         if self._has_acknowledged:
-            self.unconfirmed_pieces.clear()
-        elif self.unconfirmed_pieces:
+            self.unread_write_positions.clear()
+        elif self.unread_write_positions:
             _, read = self.reader_connection.count_written_and_read_bytes()
-            while self.unconfirmed_pieces and self.unconfirmed_pieces[0][0] <= read:
-                self._take(self.unconfirmed_pieces.popleft()[1])
+            while self.unread_write_positions and self.unread_write_positions[0][0] <= read:
+                self._take(self.unread_write_positions.popleft()[1])
 
     def acknowledge(self, cursor: int) -> bool:
         """Do as `Subscription` says."""
@@ -338,7 +338,7 @@ class AcknowledgingSubscription(Subscription):
         self._has_acknowledged = True
         if cursor > self.stream_position.received_cursor:
             self._take(cursor)
-            self._readers.make_ring_room()
+            self._readers.discard_unneeded_events()
         return True
 
     def _take(self, cursor: int) -> None:
@@ -396,8 +396,8 @@ class EvaluationRecord:
 class RecordIndex:
     """Index of the records that are not forgotten.
 
-    `accepted_count` is the number of all until now, `ended_counts` that of the ended evaluations of
-    each caller. `on_forgotten` is called with each record that is dropped.
+    `accepted_count` is the number of all until now, `ended_counts_by_caller` that of the ended
+    evaluations of each caller. `on_forgotten` is called with each record that is dropped.
     """
 
     _identities: IdentifierIssuer
@@ -411,7 +411,7 @@ class RecordIndex:
     # Of `_kept`, those that a stream has sent to the end.
     _sent: dict[str, EvaluationRecord] = attrs.field(factory=dict)
     _keys: dict[tuple[str, str], EvaluationRecord] = attrs.field(factory=dict)
-    ended_counts: Counter[str] = attrs.field(factory=Counter)
+    ended_counts_by_caller: Counter[str] = attrs.field(factory=Counter)
     accepted_count: int = 0
 
     def __contains__(self, identifier: str) -> bool:
@@ -491,7 +491,7 @@ class RecordIndex:
         )
         return list(islice(found, limit))
 
-    def sort_records(self) -> None:
+    def sort_by_acceptance(self) -> None:
         """Bring records that were restored into the order of acceptance."""
         in_order = sorted(self._records.values(), key=lambda record: record.sequence_number)
         self._records = {record.details.identifier: record for record in in_order}
@@ -533,18 +533,18 @@ class RecordIndex:
             record.last_request_time = self._clock.seconds()
             (self._active if identifier in self._active else self._kept).move_to_end(identifier)
 
-    def free_ring_space(self, record: EvaluationRecord) -> None:
+    def handle_full_ring(self, record: EvaluationRecord) -> None:
         """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
         if record.details.callback is not None or record.readers.observer_count:
             self.note_client_request(record)  # until now the callback or an observer has kept it
-        record.readers.make_ring_room()
+        record.readers.discard_unneeded_events()
 
     def note_evaluation_end(self, record: EvaluationRecord) -> None:
         """Record that only the events of an evaluation are left."""
         identifier = record.details.identifier
         if self._active.pop(identifier, None) is not None:
             self._kept[identifier] = record
-            self.ended_counts[record.details.caller] += 1
+            self.ended_counts_by_caller[record.details.caller] += 1
             self._note_left(record)
         record.discard_events_if_unused()
 
@@ -566,9 +566,9 @@ class RecordIndex:
         if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
             self._sent.pop(identifier, None)
-            self.ended_counts[record.details.caller] -= 1
-            if not self.ended_counts[record.details.caller]:
-                del self.ended_counts[record.details.caller]
+            self.ended_counts_by_caller[record.details.caller] -= 1
+            if not self.ended_counts_by_caller[record.details.caller]:
+                del self.ended_counts_by_caller[record.details.caller]
         if record.idempotency_key is not None:
             del self._keys[record.details.caller, record.idempotency_key]
         record.details.final_state = final_state

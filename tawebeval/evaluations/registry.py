@@ -212,7 +212,7 @@ class EvaluationRegistry:
         share = configuration.callers.max_kept
         if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.max_kept:
             return False
-        return self.records.ended_counts[caller] >= share
+        return self.records.ended_counts_by_caller[caller] >= share
 
     # Life of an evaluation
 
@@ -225,14 +225,18 @@ class EvaluationRegistry:
         Raises: IdempotencyKeyReused (the first form was another one), InvalidField (the daemon does
         not call the `callback_url`), and as `check_admission`.
         """
-        first = self.find_idempotent_answer(form.idempotency_key, form.form_digest, caller)
+        first = self.find_evaluation_by_idempotency_key(
+            form.idempotency_key, form.form_digest, caller
+        )
         if first is not None:
             self.submissions.discard_upload(form.directory, form.upload_bytes)
-            if form.linked_upload is not None:
-                form.linked_upload.remove_reference()
+            if form.reused_upload is not None:
+                form.reused_upload.remove_reference()
             return first
         url = form.request.callback_url
-        callback = None if url is None else self._callbacks.queue.create_callback(url, caller)
+        callback = (
+            None if url is None else self._callbacks.callback_queue.create_callback(url, caller)
+        )
         self.check_admission(caller)
         seed = form.request.seed
         evaluation = self._make_evaluation(
@@ -247,7 +251,7 @@ class EvaluationRegistry:
             )
         )
         number = self.records.accepted_count + 1
-        share = form.linked_upload or SharedUpload(
+        share = form.reused_upload or SharedUpload(
             self.submissions.budget, form.upload_bytes, number
         )
         record = self.records.add_record(evaluation, share, form.idempotency_key, form.form_digest)
@@ -276,7 +280,7 @@ class EvaluationRegistry:
         shares: dict[int, SharedUpload] = {}
         accepted = self.records.accepted_count
         self._callbacks.resume_deliveries(
-            found.callbacks,
+            found.undelivered_callbacks,
             {
                 each.log_name
                 for each in found.evaluations
@@ -284,7 +288,7 @@ class EvaluationRegistry:
             },
         )
         # Otherwise those that wait would take the slots of those that run.
-        for each in sorted(found.evaluations, key=lambda each: each.is_waiting):
+        for each in sorted(found.evaluations, key=lambda each: each.was_never_started):
             resume = partial(
                 Evaluation.resume_run,
                 found=each,
@@ -296,7 +300,7 @@ class EvaluationRegistry:
                 self._restore(each, uploads, resume, shares)
             except Exception:  # noqa: BLE001  (the others go on; its journal stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=each.log_name)
-        self.records.sort_records()
+        self.records.sort_by_acceptance()
         self.records.accepted_count = max(accepted, found.accepted_count)
 
     def _restore(
@@ -308,7 +312,7 @@ class EvaluationRegistry:
     ) -> None:
         snapshot = found.snapshot
         directory = uploads / (snapshot.upload_directory or found.log_name)
-        evaluation = self._make_evaluation(EvaluationDetails.load(snapshot, directory))
+        evaluation = self._make_evaluation(EvaluationDetails.from_snapshot(snapshot, directory))
         evaluation.restore_events(snapshot, found.journal_content)
         has_ended = found.state.has_ended
         if not (has_ended and self.context.archive.is_archived(evaluation.details.identifier)):
@@ -378,7 +382,7 @@ class EvaluationRegistry:
         """Return whether an `Idempotency-Key` of the caller names an evaluation."""
         return self.records.find_by_idempotency_key(key, caller) is not None
 
-    def find_idempotent_answer(
+    def find_evaluation_by_idempotency_key(
         self, key: str | None, form_digest: bytes, caller: str
     ) -> str | None:
         """Return the identifier of the evaluation that this form with an `Idempotency-Key` began.
@@ -399,7 +403,7 @@ class EvaluationRegistry:
         return Evaluation(details, Workspace(directory), self.context, self._on_full)
 
     def _on_full(self, evaluation: Evaluation) -> None:
-        self.records.free_ring_space(self._alive[evaluation.details.identifier])
+        self.records.handle_full_ring(self._alive[evaluation.details.identifier])
 
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         try:
@@ -450,7 +454,7 @@ class EvaluationRegistry:
         return record.evaluation
 
     @asynccontextmanager
-    async def use_kept_submission(
+    async def open_kept_submission(
         self, identifier: str, caller: str = ""
     ) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an evaluation that has ended.
@@ -483,7 +487,7 @@ class EvaluationRegistry:
                 workspace, upload = record.evaluation.workspace, record.details.upload_directory
                 roots = [workspace] if upload is None else [Workspace(upload), workspace]
                 return await self._read_files(roots)
-            async with self.use_kept_submission(identifier, caller) as kept:
+            async with self.open_kept_submission(identifier, caller) as kept:
                 return await self._read_files([kept.workspace])
         except FileNotFoundError:
             raise SubmissionDiscarded from None
@@ -647,10 +651,10 @@ class EvaluationRegistry:
     ) -> EventPage:
         times = format_rfc3339_time if with_times else None
         return read_page(
-            record.evaluation.ring, after or None, self.compute_page_bytes(limit), times
+            record.evaluation.ring, after or None, self.compute_max_page_bytes(limit), times
         )
 
-    def compute_page_bytes(self, limit: int | None) -> int:
+    def compute_max_page_bytes(self, limit: int | None) -> int:
         """Return the bytes of events that a page may have if a client asks for `limit`."""
         most = self.context.configuration.buffers.page
         return most if limit is None else min(limit, most)
@@ -741,7 +745,7 @@ class EvaluationRegistry:
         """
         settings = self.context.configuration.evaluations
         for record in self.records.find_abandoned_evaluations(settings.abandon_after):
-            record.evaluation.stop_abandoned()
+            record.evaluation.stop_as_abandoned()
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
         for record in self.records.find_unread_evaluations(settings.retention_seconds):
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
@@ -759,10 +763,10 @@ class EvaluationRegistry:
             record.evaluation.hand_over()
 
     def end_drain_early(self) -> None:
-        """End the time that `close` gives to running evaluations."""
+        """End the time that `drain_and_close` gives to running evaluations."""
         self._drain.end_drain_early()
 
-    async def close(self, drain_seconds: float = 0) -> bool:
+    async def drain_and_close(self, drain_seconds: float = 0) -> bool:
         """Accept nothing more, end all evaluations and return when their processes are gone.
 
         Running evaluations have `drain_seconds` seconds to end by themselves; readers then have

@@ -56,7 +56,7 @@ log = Logger()
 class RecoveredEvaluation:
     """An evaluation of an earlier process of the daemon.
 
-    `run_descriptors` and `submission_broker` are the descriptors of a run that goes on, None for
+    `run_descriptors` and `broker_descriptors` are the descriptors of a run that goes on, None for
     others.
     """
 
@@ -65,7 +65,7 @@ class RecoveredEvaluation:
     journal_content: JournalContent
     snapshot: EvaluationSnapshot
     run_descriptors: RunDescriptors | None = None
-    submission_broker: RunDescriptors | None = None
+    broker_descriptors: RunDescriptors | None = None
 
     @property
     def state(self) -> EvaluationState:
@@ -76,7 +76,7 @@ class RecoveredEvaluation:
         return EvaluationState.QUEUED
 
     @property
-    def is_waiting(self) -> bool:
+    def was_never_started(self) -> bool:
         """Whether it has neither ended nor begun."""
         return self.state is EvaluationState.QUEUED
 
@@ -84,7 +84,7 @@ class RecoveredEvaluation:
     def is_lost(self) -> bool:
         """Whether clients may have seen events of an evaluator that is gone."""
         ran = self.snapshot.state == EvaluationState.RUNNING.value  # the form is not whole any more
-        return self.is_waiting and bool(
+        return self.was_never_started and bool(
             ran or self.journal_content.batches or self.journal_content.begin_cursor
         )
 
@@ -94,12 +94,13 @@ class RecoveredEvaluations:
     """All evaluations of an earlier process, in the order of their acceptance.
 
     `last_heartbeat` is the last time at which it was alive, in seconds of the monotonic clock.
-    `callbacks` are those that it had begun to deliver, by the names of their evaluations.
+    `undelivered_callbacks` are those that it had begun to deliver, by the names of their
+    evaluations.
     """
 
     evaluations: Collection[RecoveredEvaluation] = ()
     last_heartbeat: float | None = None
-    callbacks: Mapping[str, UndeliveredCallback] = attrs.field(factory=dict)
+    undelivered_callbacks: Mapping[str, UndeliveredCallback] = attrs.field(factory=dict)
 
     @property
     def accepted_count(self) -> int:
@@ -178,7 +179,7 @@ def recover_evaluations(keeper: RunKeeper, runner_kind: str = "local") -> Recove
                 os.close(descriptor)
     in_order = sorted(found, key=lambda each: each.snapshot.sequence_number)
     return RecoveredEvaluations(
-        in_order, keeper.resume_heartbeat(bundles.get(HEARTBEAT_BUNDLE_NAME)), callbacks
+        in_order, keeper.take_over_heartbeat(bundles.get(HEARTBEAT_BUNDLE_NAME)), callbacks
     )
 
 

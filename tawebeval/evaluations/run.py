@@ -257,9 +257,9 @@ class EvaluatorRun(ProcessProtocol):
     def connectionMade(self) -> None:
         """Start the clock, and read stdout."""
         self._pump.start(self._process)
-        self.set_paused(False)
+        self.set_clock_paused(False)
 
-    def set_paused(self, paused: bool) -> None:
+    def set_clock_paused(self, paused: bool) -> None:
         """Stop the clock of `limits.wall_clock` while the run waits for readers; restart it."""
         if not paused and self._timeout is not None:
             return  # the reactor keeps a cancelled timeout until its time
@@ -281,7 +281,7 @@ class EvaluatorRun(ProcessProtocol):
         if self._is_suspended:
             self._is_suspended = False
             self._time_left = self._sandboxed.limits.wall_clock
-            self.set_paused(False)
+            self.set_clock_paused(False)
             self._on_change()
 
     def _stop_clock(self) -> None:
@@ -376,11 +376,11 @@ class EvaluatorRun(ProcessProtocol):
     def outReceived(self, data: bytes) -> None:
         """Feed stdout to the pump, up to the limit."""
         self._check_delay()
-        within = self.count_output(len(data))
+        within = self.count_output_within_limit(len(data))
         if within:
             self._pump.feed(data[:within])
 
-    def count_output(self, size: int) -> int:
+    def count_output_within_limit(self, size: int) -> int:
         """Count bytes of output; return those within the limit. Beyond it stop the run."""
         limit = self._sandboxed.limits.output
         left = max(limit - self._stdout_size, 0)

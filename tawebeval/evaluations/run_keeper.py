@@ -42,7 +42,7 @@ class RunDescriptors:
     process_descriptors: kept_process.KeptDescriptors
     sandbox_descriptors: Sequence[int] = ()
 
-    def close_process(self) -> None:
+    def close_process_descriptors(self) -> None:
         """Close the descriptors of a process that nothing drives."""
         process = self.process_descriptors
         pipes = process.stdout, process.stderr
@@ -68,7 +68,7 @@ class RunKeeper:
         self._reactor = reactor
         self._heart: int | None = None
 
-    def resume_heartbeat(self, bundle: DescriptorBundle | None) -> float | None:
+    def take_over_heartbeat(self, bundle: DescriptorBundle | None) -> float | None:
         """Return the last heartbeat of the earlier process, and record those of this one.
 
         The time between the last heartbeat and a restart counts for no limit. Raises: OSError.
@@ -126,7 +126,7 @@ class RunKeeper:
             failing.pop_all()
             return RunDescriptors(kept, sandbox_descriptors)
 
-    def connect_run(
+    def connect_run_to_protocol(
         self, name: str, protocol: ProcessProtocol, process: kept_process.KeptDescriptors
     ) -> KeptProcess:
         """Let the process of the bundle `name` drive a protocol from now on."""
@@ -140,7 +140,7 @@ class RunKeeper:
 
 
 @attrs.frozen
-class KeeperSpawner:
+class KeeperProcessAdopter:
     """Adopter of processes that the keeper holds in a bundle `name`, one after the other.
 
     `list_descriptors` returns what the bundle has besides (`SandboxedRun.list_descriptors`).
@@ -153,7 +153,7 @@ class KeeperSpawner:
     def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> KeptProcess:
         """Let the keeper hold a process, which drives a protocol from now on. Raises: OSError."""
         kept = self._keeper.keep_run(self._name, started, self._list_descriptors())
-        return self._keeper.connect_run(self._name, protocol, kept.process_descriptors)
+        return self._keeper.connect_run_to_protocol(self._name, protocol, kept.process_descriptors)
 
 
 @attrs.define

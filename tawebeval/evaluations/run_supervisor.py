@@ -25,7 +25,7 @@ from tawebeval.evaluations.run import EvaluatorRun, RunProgress
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     RUN,
-    KeeperSpawner,
+    KeeperProcessAdopter,
     RunDescriptors,
     RunRecorder,
 )
@@ -121,7 +121,7 @@ class RunSupervisor:
         process = self._sandboxed.reattach_process(
             self.evaluator_run,
             kept.process_descriptors,
-            partial(keeper.connect_run, self._details.log_name + RUN),
+            partial(keeper.connect_run_to_protocol, self._details.log_name + RUN),
             self._make_spawner(),
         )
         self._record_events(process, journal)
@@ -131,13 +131,16 @@ class RunSupervisor:
         keeper = self._context.run_keeper
         if keeper is None:
             return self._context.spawner
-        return KeeperSpawner(keeper, self._details.log_name + RUN, self._sandboxed.list_descriptors)
+        return KeeperProcessAdopter(
+            keeper, self._details.log_name + RUN, self._sandboxed.list_descriptors
+        )
 
     def _record_events(self, process: ProcessTransport, journal: HandoverJournal | None) -> None:
         """Record the events of an evaluator that the keeper holds."""
         if self._context.run_keeper is not None:
             assert journal is not None, "made with the keeper"
-            stored = cast("ResumableProcess", process)  # as the processes of a `KeeperSpawner` are
+            # The processes of a `KeeperProcessAdopter` are resumable.
+            stored = cast("ResumableProcess", process)
             self.pump.event_recorder = RunRecorder(
                 journal.write_events, self._parser, self.evaluator_run, stored
             )
@@ -148,7 +151,7 @@ class RunSupervisor:
         context.limit_monitor.add_run(sandboxed, run.stop)
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
-            spawner = KeeperSpawner(context.run_keeper, self._details.log_name + BROKER)
+            spawner = KeeperProcessAdopter(context.run_keeper, self._details.log_name + BROKER)
         sandboxed.serve_program_runs(context.clock, context.worker_threads, spawner)
         run.run_ended.add_callback(lambda _: context.limit_monitor.remove_run(sandboxed))
 
@@ -185,7 +188,7 @@ class RunSupervisor:
 
     def on_pause_change(self, paused: bool) -> None:
         """Stop the clock of the run while the ring is full."""
-        self.evaluator_run.set_paused(paused)
+        self.evaluator_run.set_clock_paused(paused)
         self._is_pause_unsaved = True
 
     def on_lost_events(self) -> None:
@@ -200,7 +203,7 @@ class RunSupervisor:
         else:
             content = await self._context.worker_threads.run_in_thread(self._read_file, path)
         size = compute_base64_size(len(content))
-        if self.evaluator_run.count_output(size) < size:
+        if self.evaluator_run.count_output_within_limit(size) < size:
             raise FileRefused(f"{path!r} exceeds the rest of limits.output")
         return content
 

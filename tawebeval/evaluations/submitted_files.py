@@ -14,10 +14,10 @@ from typing import IO, Any
 
 from tawebeval.linux.filetree import open_regular_file
 
-MAX_CONTENT_BYTES = 256 * 1024
+MAX_LISTED_CONTENT_BYTES = 256 * 1024
 """Bytes of the files in one answer, in all; a file beyond them is named without its content."""
 
-MAX_FILES = 1000
+MAX_LISTED_FILES = 1000
 """Files in one answer, at most."""
 
 # In JSON six bytes each; and no editor shows them.
@@ -28,7 +28,7 @@ def read_submitted_files(directories: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the files below the first of `directories` that exists: FIELD/FILENAME.
 
     Each has `field`, `filename`, `size` in bytes and either `text` or `base64`, or neither if it is
-    beyond `MAX_CONTENT_BYTES`. Blocks. Raises: OSError; FileNotFoundError, if none exists.
+    beyond `MAX_LISTED_CONTENT_BYTES`. Blocks. Raises: OSError; FileNotFoundError, if none exists.
     """
     for directory in directories[:-1]:
         with suppress(FileNotFoundError):
@@ -37,9 +37,9 @@ def read_submitted_files(directories: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _read_directory(directory: Path) -> list[dict[str, Any]]:
-    left = MAX_CONTENT_BYTES
+    left = MAX_LISTED_CONTENT_BYTES
     files = []
-    for path in islice(_list_files(directory), MAX_FILES):
+    for path in islice(_list_files(directory), MAX_LISTED_FILES):
         with _open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             document = {"field": path.parent.name, "filename": path.name, "size": size}

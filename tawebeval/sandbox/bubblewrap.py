@@ -267,7 +267,7 @@ class BubblewrapSandbox:
     """The sandbox of `sandbox.kind = "bubblewrap"`.
 
     - `bwrap_path`: the path of bwrap.
-    - `account_directory`: the directory of `write_sandbox_files`.
+    - `sandbox_files_directory`: the directory of `write_sandbox_files`.
     - `filter_descriptor`: a descriptor of the system call filter.
     - `system_options`: the options of `build_system_options`.
     - `etc`: the /etc that they show; None if it never changes.
@@ -276,7 +276,7 @@ class BubblewrapSandbox:
     """
 
     bwrap_path: str
-    account_directory: Path
+    sandbox_files_directory: Path
     filter_descriptor: int
     system_options: Sequence[str]
     readable_paths: Sequence[str]
@@ -303,9 +303,12 @@ class BubblewrapSandbox:
         if environment is None:
             if self.etc is not None:
                 self.etc.update()
-            return SystemView(self.system_options, self.account_directory / "init", _INIT)
+            return SystemView(self.system_options, self.sandbox_files_directory / "init", _INIT)
         return make_system_view(
-            environment.root, self.account_directory, self.readable_paths, network=self.has_network
+            environment.root,
+            self.sandbox_files_directory,
+            self.readable_paths,
+            network=self.has_network,
         )
 
     def list_needed_paths(self, *more: Path | None) -> Sequence[str]:
@@ -318,7 +321,7 @@ class BubblewrapSandbox:
             return ()
         return (
             *list_mount_sources(self.system_options),
-            *("/etc/ld.so.cache", str(self.account_directory.resolve().parent)),
+            *("/etc/ld.so.cache", str(self.sandbox_files_directory.resolve().parent)),
             *self.cgroup_manager.parent_paths,
             *(str(path.resolve()) for path in more if path is not None),
         )
@@ -358,7 +361,7 @@ class BubblewrapSandbox:
             argv += ["--ro-bind", str(outside), str(inside)]
         for inside, outside in own:
             argv += ["--bind", str(outside), str(inside)]
-        argv += ["--ro-bind", str(self.account_directory / "tools"), str(_TOOLS)]
+        argv += ["--ro-bind", str(self.sandbox_files_directory / "tools"), str(_TOOLS)]
         argv += ["--ro-bind", str(runner), str(_RUNNER)]
         argv += ["--ro-bind", str(system.shell), system.shell_mount_point]
         for place in ("/proc", "/dev", "/"):

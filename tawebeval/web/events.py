@@ -303,7 +303,7 @@ class EventPoll:
                 self.identifier,
                 self.after,
                 self.caller,
-                registry.compute_page_bytes(self.limit),
+                registry.compute_max_page_bytes(self.limit),
                 with_times=self.with_times,
             )
             return await read_archived_or_raise(archived, error)

@@ -91,7 +91,9 @@ def make_app(context: WebContext) -> Klein:
             raise NotFound  # another spelling of the path, for which no form was received
         form.parse_end()
         caller = cast_to_api_request(request).caller
-        identifier = registry.find_idempotent_answer(form.key, form.compute_digest(), caller)
+        identifier = registry.find_evaluation_by_idempotency_key(
+            form.key, form.compute_digest(), caller
+        )
         if identifier is None:
             identifier = registry.accept_form(await form.wait_until_stored(), caller)
             cast_to_api_request(request).form = None  # from now on its files are the evaluation's

@@ -84,7 +84,7 @@ async def write_events(
             batch = subscription.read_events(MAX_STREAM_WRITE_BYTES)
             if batch.count:
                 write(framing.encode_events(subscription.read_cursor - batch.count, batch))
-            elif subscription.probe_client():
+            elif subscription.probe_client_if_evaluator_waits():
                 await _await_change(
                     subscription.wait_for_events().addTimeout(_PROBE_INTERVAL, flow.clock)
                 )

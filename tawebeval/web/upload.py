@@ -414,7 +414,7 @@ async def _use_submission(
     context: WebContext, identifier: str, caller: str, permitted_problems: Collection[str] | None
 ) -> AsyncIterator[KeptSubmission]:
     try:
-        async with context.registry.use_kept_submission(identifier, caller) as kept:
+        async with context.registry.open_kept_submission(identifier, caller) as kept:
             _check_rerun_access(kept.request.problem, permitted_problems)
             yield kept
     except OSError as error:  # from a disk without room for archived files

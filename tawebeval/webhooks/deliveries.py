@@ -79,7 +79,7 @@ class CallbackQueue:
 
     A caller has at most half of the slots, except with `has_one_caller`: without tokens all
     requests belong to one caller. `random` returns so many random bytes, `time` the seconds since
-    the epoch. `ended_counts` counts deliveries by their final state.
+    the epoch. `ended_counts_by_state` counts deliveries by their final state.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CallbackQueue:
         self._pauses_end: Condition[None] = Condition()
         self._has_pauses = True
         self._is_stopped = False
-        self.ended_counts: Counter[CallbackState] = Counter()
+        self.ended_counts_by_state: Counter[CallbackState] = Counter()
 
     @property
     def pending_count(self) -> int:
@@ -227,7 +227,7 @@ class CallbackQueue:
         if callback.state is CallbackState.GIVEN_UP and delivery.give_up_reason:
             before = f"; last error: {callback.last_error}" if callback.last_error else ""
             callback.last_error = delivery.give_up_reason + before
-        self.ended_counts[callback.state] += 1
+        self.ended_counts_by_state[callback.state] += 1
         self._give_up(delivery, "ended")
         del self._deliveries[callback.webhook_id]
         self._log(delivery)

@@ -54,7 +54,7 @@ class DoctorTestCase(SynchronousTestCase):
         self.free = 2**50
         usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=self.free))
         for module, name, fake in (
-            (doctor, "UNIT_FILES", ()),
+            (doctor, "UNIT_FILE_PATHS", ()),
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
             (doctor, "find_unreadable_import_directories", lambda: ()),
@@ -101,15 +101,17 @@ class DoctorTestCase(SynchronousTestCase):
     def check_ok(self, settings: str = "") -> list[Finding]:
         """Hold that all parts are ok."""
         found = self.examine(settings)
-        self.assertEqual({each.health for each in found}, {OK}, found)
+        self.assertEqual({each.severity for each in found}, {OK}, found)
         return found
 
     def check(self, part: str, health: Severity, *words: str, settings: str = "") -> Finding:
         """Hold that some part is the only one that is not ok, and what is said of it."""
-        found = [each for each in self.examine(settings) if each.health is not OK]
-        self.assertEqual([(each.part, each.health) for each in found], [(part, health)], found)
+        found = [each for each in self.examine(settings) if each.severity is not OK]
+        self.assertEqual(
+            [(each.component, each.severity) for each in found], [(part, health)], found
+        )
         for word in words:
-            self.assertIn(word, f"{found[0].what} -> {found[0].remedy}")
+            self.assertIn(word, f"{found[0].description} -> {found[0].remedy}")
         return found[0]
 
     def write(self, name: str, content: str, mode: int = 0o600) -> Path:

@@ -204,7 +204,7 @@ class RunTestCase(SynchronousTestCase):
     def on_pause_change(self, paused: bool) -> None:
         """Pass on that the ring is full, or is not any more, as an evaluation does."""
         self.held.append(paused)
-        self.run.set_paused(paused)
+        self.run.set_clock_paused(paused)
 
     def turn(self) -> None:
         """Let happen what is due now."""
@@ -326,7 +326,7 @@ class RegistryTestCase(SynchronousTestCase):
 
     def end_all(self) -> None:
         """End what still runs."""
-        closed = Deferred.fromCoroutine(self.registry.close())
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.world.end()
         self.world.clock.advance(5)  # for those who might read on
         self.successResultOf(closed)

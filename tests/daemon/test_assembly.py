@@ -88,7 +88,7 @@ class ServiceTests(SynchronousTestCase):
         self.directories: DaemonDirectories = open_directories(
             environment, straw(), self.privileges
         )
-        for lock in self.directories.locks:
+        for lock in self.directories.lock_files:
             self.addCleanup(lock.close)
         self.reactor: Any = MemoryReactorClock()
         # That is for names, which strangers' servers answer when they like.
@@ -196,7 +196,7 @@ class ServiceTests(SynchronousTestCase):
         """All quota directories are free at first; without any no evaluation waits for one."""
         for quotas in ((), (Path("/s/quotas/0"), Path("/s/quotas/1"))):
             self.directories = attrs.evolve(self.directories, quota_directories=quotas)
-            free = self.evaluations(self.make()).context.quota_directories
+            free = self.evaluations(self.make()).context.free_quota_directories
             self.assertEqual(free and free.pending, [*quotas] or None)
 
     def test_listens(self) -> None:
@@ -307,7 +307,7 @@ class ServiceTests(SynchronousTestCase):
         async def close(drain: float) -> None:
             await closing
 
-        self.patch(evaluations.registry, "close", close)
+        self.patch(evaluations.registry, "drain_and_close", close)
         stopped = evaluations.stopService()
         self.assertNoResult(stopped)
         closing.callback(None)
@@ -332,7 +332,7 @@ class ServiceTests(SynchronousTestCase):
             await closing
             return False
 
-        self.patch(registry, "close", close)
+        self.patch(registry, "drain_and_close", close)
         self.patch(registry, "end_drain_early", lambda: told.append(0))
         idle = Connection(self.site())
         signal.raise_signal(signal.SIGTERM)
@@ -411,7 +411,7 @@ class ServiceTests(SynchronousTestCase):
         async def close_callbacks() -> None:
             steps.append("closed")
 
-        self.patch(evaluations.registry, "close", close_registry)
+        self.patch(evaluations.registry, "drain_and_close", close_registry)
         self.patch(callbacks, "close", close_callbacks)
         for name in ("start_last_attempts", "give_up_all_deliveries"):
             self.patch(callbacks, name, lambda name=name: steps.append(name))

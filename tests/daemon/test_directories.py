@@ -31,13 +31,13 @@ class DirectoriesTests(SynchronousTestCase):
         """Open the directories until the test ends."""
         privileges = Privileges(FakeProcess())
         directories = open_directories(environment or self.environment, straw(seed), privileges)
-        for lock in directories.locks:
+        for lock in directories.lock_files:
             self.addCleanup(lock.close)
         return directories
 
     def close(self, directories: DaemonDirectories) -> None:
         """Give the directories back, as a daemon that ends does."""
-        for lock in directories.locks:
+        for lock in directories.lock_files:
             lock.close()
 
     def test_made(self) -> None:
@@ -138,7 +138,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertEqual(directories.restore_missing_directories(), [])
         key = self.root / "state" / "key"
         parts = (directories.uploads, directories.evaluations, directories.repositories)
-        (directories.account_directory / "passwd").touch()
+        (directories.sandbox_files_directory / "passwd").touch()
         for path in parts:
             path.rmdir()
         key.unlink()
@@ -146,7 +146,7 @@ class DirectoriesTests(SynchronousTestCase):
         for path in parts:
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
         self.assertFalse(key.exists())  # it is to be another one, at the next start
-        self.assertTrue((directories.account_directory / "passwd").exists())
+        self.assertTrue((directories.sandbox_files_directory / "passwd").exists())
         self.assertEqual(directories.restore_missing_directories(), [])
 
     def test_removed_with_all_around(self) -> None:

@@ -121,7 +121,7 @@ class SystemChecksTests(DoctorTestCase):
             "configuration user sandbox trees limits git listen callers permissions disk"
             " quotas descriptors processes watches keeper"
         )
-        self.assertEqual(set(parts.split()), {each.part for each in self.check_ok()})
+        self.assertEqual(set(parts.split()), {each.component for each in self.check_ok()})
         self.assertFalse(self.accounts.exists())
         self.assertGreaterEqual(set(self.users), {"group", "passwd"})
         self.assertEqual(self.closed, [f"doctor-{os.getpid()}"])
@@ -149,16 +149,16 @@ class SystemChecksTests(DoctorTestCase):
     def test_configuration(self) -> None:
         """Where it cannot be read, or has a mistake, nothing else is said; it need not be there."""
         (found,) = self.examine("[limits]\nwall = 1")
-        self.assertEqual((found.part, found.health), ("configuration", BROKEN))
-        self.assertIn("limits.wall", found.what)
+        self.assertEqual((found.component, found.severity), ("configuration", BROKEN))
+        self.assertIn("limits.wall", found.description)
         for path in (self.folder / "missing", self.folder):
             (found,) = doctor.examine_system(path, {}, FakeProcess(), MemoryReactorClock())
-            self.assertEqual(found.health, BROKEN)
-            self.assertIn(str(path), found.what)
+            self.assertEqual(found.severity, BROKEN)
+            self.assertIn(str(path), found.description)
         process, reactor = FakeProcess(os.geteuid() or 1000), MemoryReactorClock()
         first, *others = doctor.examine_system(None, self.environment, process, reactor)
         self.assertEqual(first, Finding("configuration", OK, "no file: defaults apply"))
-        self.assertEqual({each.health for each in others}, {OK}, others)
+        self.assertEqual({each.severity for each in others}, {OK}, others)
 
     def test_user(self) -> None:
         """Root needs a user to become, which a unit may have; nobody else can become one."""
@@ -167,10 +167,10 @@ class SystemChecksTests(DoctorTestCase):
             ('[service]\nuser = "nobody"', 1000, "start the daemon as root", False),
         ):
             _, found, *others = self.examine(settings, uid)
-            self.assertEqual((found.part, found.health), ("user", BROKEN))
+            self.assertEqual((found.component, found.severity), ("user", BROKEN))
             self.assertIn(remedy, found.remedy)
             self.assertEqual("systemd-run" in found.remedy, of_unit)
-            self.assertEqual("sandbox" in {each.part for each in others}, of_unit)
+            self.assertEqual("sandbox" in {each.component for each in others}, of_unit)
             if of_unit:
                 said = "the other checks are those of a daemon with service.user = nobody"
                 self.assertIn(Finding("user", OK, said), others)
@@ -178,12 +178,12 @@ class SystemChecksTests(DoctorTestCase):
     def test_user_beside_unit(self) -> None:
         """Where the unit is installed root gets no remedies for another user than the unit's."""
         unit = self.write("tawebeval.service", "")
-        self.patch(doctor, "UNIT_FILES", (self.folder / "missing", unit))
+        self.patch(doctor, "UNIT_FILE_PATHS", (self.folder / "missing", unit))
         _, found = self.examine("", 0)
-        self.assertEqual((found.part, found.health), ("user", BROKEN))
+        self.assertEqual((found.component, found.severity), ("user", BROKEN))
         self.assertTrue(found.remedy.startswith("to check tawebeval.service, run the systemd-run"))
         _, found, *others = self.examine('[service]\nuser = "nobody"', 0)
-        self.assertEqual((found.part, found.health), ("user", OK))
+        self.assertEqual((found.component, found.severity), ("user", OK))
         self.assertNotEqual(others, [])
 
     def test_nothing_can_be_started(self) -> None:
@@ -215,8 +215,8 @@ class SystemChecksTests(DoctorTestCase):
         """Roots are checked as at the start."""
         root = make_root(self.state.parent / "root")
         settings = f'[environments.java]\nroot = "{root}"\n'
-        (found,) = (one for one in self.check_ok(settings) if one.part == "environments")
-        self.assertEqual(found.what, "evaluators can run in java")
+        (found,) = (one for one in self.check_ok(settings) if one.component == "environments")
+        self.assertEqual(found.description, "evaluators can run in java")
         settings += f'[environments.none]\nroot = "{root}/usr"'
         words = "environments.none.root", "has no program /usr/bin/prlimit", "-> install util-linux"
         self.check("environments", BROKEN, *words, settings=settings)
@@ -243,28 +243,28 @@ class SystemChecksTests(DoctorTestCase):
     def test_no_cgroups(self) -> None:
         """Each resource has a line of its own."""
         self.missing = dict.fromkeys(RESOURCES, "not here")
-        found = [each for each in self.examine() if each.part == "limits"]
-        self.assertEqual([each.health for each in found], [WEAKER] * 4)
-        self.assertEqual([each.what.split(":")[0] for each in found], list(RESOURCES))
-        self.assertIn("RLIMIT_NPROC", found[1].what)
+        found = [each for each in self.examine() if each.component == "limits"]
+        self.assertEqual([each.severity for each in found], [WEAKER] * 4)
+        self.assertEqual([each.description.split(":")[0] for each in found], list(RESOURCES))
+        self.assertIn("RLIMIT_NPROC", found[1].description)
 
     def test_watches(self) -> None:
         """Epoll may watch as much as fits into the memory of evaluators, where that has an end."""
         settings = "[evaluations]\nrunning = 3\n[limits]\nmemory = 18_000_000\n"
         for there, health in ((301_500, OK), (301_499, WEAKER)):
             rlimits.EPOLL_WATCH_LIMIT_FILE.write_text(f"{there}\n")
-            (found,) = (each for each in self.examine(settings) if each.part == "watches")
+            (found,) = (each for each in self.examine(settings) if each.component == "watches")
             said = f"{there} allowed, and up to 301500 may be needed"
-            self.assertEqual((found.health, found.what), (health, said))
+            self.assertEqual((found.severity, found.description), (health, said))
         self.assertEqual(found.remedy, "run `sysctl fs.epoll.max_user_watches=301500`")
         self.missing = {"memory": "it is read-only"}
-        self.assertNotIn("watches", [each.part for each in self.examine(settings)])
+        self.assertNotIn("watches", [each.component for each in self.examine(settings)])
 
     def test_listen(self) -> None:
         """What is no endpoint is named, each one; what systemd opens need not be open here."""
         endpoints = ["nonsense:1", "tcp:no-port", "tcp", "", "ssl:1:privateKey=/nowhere"]
         found = self.examine(f"listen = {[*endpoints, 'tcp:80']}\n[callers]\nopen = true")
-        listening = [each.health for each in found if each.part == "listen"]
+        listening = [each.severity for each in found if each.component == "listen"]
         self.assertEqual(listening, [*[BROKEN] * len(endpoints), OK])
 
     def test_proxies(self) -> None:
@@ -279,9 +279,9 @@ class SystemChecksTests(DoctorTestCase):
             ("tcp:8080:interface=127.0.0.1", "127.0.0.1"),
         ):
             found = self.check_ok(f"listen = ['{endpoint}']\n{callers}{PROXIES}['{network}']")
-            (said,) = (each.what for each in found if each.part == "proxies")
+            (said,) = (each.description for each in found if each.component == "proxies")
             self.assertEqual(said, f"{network}: clients' addresses are taken from X-Forwarded-For")
-        self.assertNotIn("proxies", [each.part for each in self.check_ok(callers)])
+        self.assertNotIn("proxies", [each.component for each in self.check_ok(callers)])
         both = f"{callers}open = true"
         self.check("callers", BROKEN, "remove callers.open or", settings=both)
 
@@ -307,7 +307,7 @@ class CommandTests(DoctorTestCase):
         _, said = self.run_command(finding)
         first, second, last = said.splitlines()
         self.assertIn("the daemon starts", last)
-        self.assertNotIn("starts", self.run_command(attrs.evolve(finding, health=BROKEN))[1])
+        self.assertNotIn("starts", self.run_command(attrs.evolve(finding, severity=BROKEN))[1])
         self.assertEqual(first.split(), ["weaker", "disk", "small"])
         self.assertEqual(second.split(), ["->", "a", "larger", "one"])
         self.assertEqual(first.index("small"), second.index("->"))

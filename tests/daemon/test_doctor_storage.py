@@ -180,7 +180,7 @@ class DirectoryTests(StorageTestCase):
         for path in directories:
             path.rmdir()
         read_only = self.folder
-        broken = [each.what for each in self.examine() if each.health is BROKEN]
+        broken = [each.description for each in self.examine() if each.severity is BROKEN]
         said = "its file system is mounted read-only"
         self.assertEqual(broken, [f"{path}: {said}" for path in directories])
 
@@ -230,7 +230,7 @@ class DirectoryTests(StorageTestCase):
             (self.state / "quotas" / str(number)).mkdir(parents=True)
         self.check("quotas", BROKEN, f"{self.state}/quotas/0: ", "enforces no quota", "prjquota")
         self.patch(module, "check_quota_directories", lambda directories, configuration: None)
-        (said,) = (each.what for each in self.check_ok() if each.part == "quotas")
+        (said,) = (each.description for each in self.check_ok() if each.component == "quotas")
         self.assertRegex(said, rf"^{self.state}/quotas: \d+ evaluations, at most [\d.]+ GiB each$")
 
     def test_space(self) -> None:

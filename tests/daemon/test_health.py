@@ -121,7 +121,7 @@ class DiskTests(SynchronousTestCase):
     def check(self, seconds: float) -> None:
         """Look once a second."""
         for _ in range(int(seconds)):
-            self.disk.start_check(FREE)
+            self.disk.start_check_if_due(FREE)
             self.clock.advance(1)
 
     def test_period(self) -> None:
@@ -223,7 +223,7 @@ class ReadinessTests(SynchronousTestCase):
 
     def test_stopping(self) -> None:
         """A daemon that stops takes nothing."""
-        Deferred.fromCoroutine(self.service.registry.close())
+        Deferred.fromCoroutine(self.service.registry.drain_and_close())
         self.check("is stopping")
 
     def test_fault(self) -> None:

@@ -167,7 +167,9 @@ class DoctorTests(DoctorTestCase):
         self.addCleanup(keeper.stop)
         self.environment[KEEPER_SOCKET_VARIABLE] = keeper.path
         settings = "[evaluations]\nrunning = 10\nqueued = 20\nkept = 300"
-        said = [str(each.what) for each in self.check_ok(settings) if each.part == "keeper"]
+        said = [
+            str(each.description) for each in self.check_ok(settings) if each.component == "keeper"
+        ]
         self.assertIn("evaluations outlive the daemon", said)
         resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (600, 600))
         words = "descriptors: 600 allowed", "-> set LimitNOFILE=601 in tawebeval-keeper.service"

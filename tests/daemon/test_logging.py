@@ -34,9 +34,9 @@ from tawebeval.daemon.logging import (
     RateLimitedLog,
     escape_control_characters,
     format_json,
-    format_plain,
     format_text,
-    is_journal,
+    format_text_without_time,
+    is_systemd_journal,
     open_log,
     open_stream_log,
 )
@@ -79,7 +79,7 @@ class LineTests(SynchronousTestCase):
         self.assertRegex(
             format_text(event), r"^\d{4}-\d\d-\d\dT\S+ \[tawebeval\.x#warn\] bob is late$"
         )
-        self.assertEqual(format_plain(event), "[tawebeval.x#warn] bob is late")
+        self.assertEqual(format_text_without_time(event), "[tawebeval.x#warn] bob is late")
 
     def test_json(self) -> None:
         """The same as an object, with the fields, of which none takes the place of these."""
@@ -110,7 +110,7 @@ class LineTests(SynchronousTestCase):
             log.failure("it broke", Failure(ValueError("why\x1b")))
 
         (event,) = events(fail)
-        first, *trace = format_plain(event).split("\n")
+        first, *trace = format_text_without_time(event).split("\n")
         self.assertEqual(first, "[tawebeval.x#critical] it broke")
         self.assertTrue(trace and all(line.startswith("\t") for line in trace), trace)
         self.assertIn("why\\x1b", trace[-1])
@@ -133,20 +133,24 @@ class LineTests(SynchronousTestCase):
             fields = {"a": 7, "b": 1.5, "c": "cc", "d": lambda: "called", "e": Unspeakable()}
             event: dict[str, Any] = {"log_format": words, "log_namespace": "tawebeval.x", **fields}
             self.assertEqual(
-                format_plain(event).partition("] ")[2],
+                format_text_without_time(event).partition("] ")[2],
                 escape_control_characters(formatEvent(event)),
             )
 
     def test_nothing(self) -> None:
         """An event that says nothing makes no line."""
-        for line in (format_text, format_plain, format_json):
+        for line in (format_text, format_text_without_time, format_json):
             self.assertEqual(line({"log_time": 0.0}), "")
 
     @given(st.text())
     def test_one_line(self, text: str) -> None:
         """Whatever a stranger says is on one line, and controls no terminal."""
         (event,) = events(lambda log: log.info("{text}", text=text))
-        for line in (escape_control_characters(text), format_plain(event), format_json(event)):
+        for line in (
+            escape_control_characters(text),
+            format_text_without_time(event),
+            format_json(event),
+        ):
             self.assertEqual(len(line.splitlines() or [""]), 1)
             self.assertFalse(any(ord(each) < 32 or 127 <= ord(each) < 160 for each in line))
             line.encode()
@@ -191,9 +195,9 @@ class WriterTests(SynchronousTestCase):
         with open(self.mktemp(), "w+", encoding="utf-8") as stream:
             status = os.fstat(stream.fileno())
             journal = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
-            self.assertTrue(is_journal(stream, journal["JOURNAL_STREAM"]))
-            self.assertFalse(is_journal(stream, f"{status.st_dev}:{status.st_ino + 1}"))
-            self.assertFalse(is_journal(stream, ""))
+            self.assertTrue(is_systemd_journal(stream, journal["JOURNAL_STREAM"]))
+            self.assertFalse(is_systemd_journal(stream, f"{status.st_dev}:{status.st_ino + 1}"))
+            self.assertFalse(is_systemd_journal(stream, ""))
             lines = self.written(LogSettings(level="debug"), journal, stream)
         self.assertEqual([line[:3] for line in lines], ["<7>", "<6>", "<4>", "<3>", "<2>"])
         self.assertEqual(lines[0], "<7>[tawebeval.x#debug] debug it is")
@@ -202,7 +206,7 @@ class WriterTests(SynchronousTestCase):
         """What a full disk does not take is counted; the next that it takes comes after that."""
         lines: list[str] = []
         stream = FullStream(lines)
-        observer = LogWriter(stream, format_plain, "info")
+        observer = LogWriter(stream, format_text_without_time, "info")
         log = Logger(namespace="tawebeval.x", observer=observer)
         for full in (False, True, True, False, False):
             stream.full = full
@@ -226,7 +230,9 @@ class WriterTests(SynchronousTestCase):
     def test_priority_of_each_line(self) -> None:
         """A traceback is of the priority of what it belongs to, line by line."""
         stream = io.StringIO()
-        log = Logger(namespace="x", observer=LogWriter(stream, format_plain, "info", True))
+        log = Logger(
+            namespace="x", observer=LogWriter(stream, format_text_without_time, "info", True)
+        )
         log.failure("it broke", Failure(ValueError("why")))
         lines = stream.getvalue().splitlines()
         self.assertGreater(len(lines), 2)
@@ -254,7 +260,9 @@ class NoDescriptorsTests(SynchronousTestCase):
     def write(self, text: str, namespace: str) -> tuple[str, list[str]]:
         """Return what is written, and what is logged instead, for three such events."""
         stream = io.StringIO()
-        log = Logger(namespace=namespace, observer=LogWriter(stream, format_plain, "info"))
+        log = Logger(
+            namespace=namespace, observer=LogWriter(stream, format_text_without_time, "info")
+        )
         with capturedLogs() as ours:
             for _ in range(3):
                 log.info(text, address="a", acceptError="e")

@@ -10,10 +10,10 @@ from threading import Event, current_thread
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.logging import QUEUE_BYTES, LineWriter
+from tawebeval.daemon.logging import MAX_QUEUED_LINE_BYTES, LineWriter
 from tests.cases.patience import PATIENCE
 
-LONG = "x" * (QUEUE_BYTES // 8)
+LONG = "x" * (MAX_QUEUED_LINE_BYTES // 8)
 
 
 class SlowFile:
@@ -107,7 +107,7 @@ class LineWriterTests(SynchronousTestCase):
         """A line that is larger than all of the queue is lost."""
         self.file.gate.set()
         self.writer.start()
-        self.writer.write_line("x" * QUEUE_BYTES)
+        self.writer.write_line("x" * MAX_QUEUED_LINE_BYTES)
         self.assertEqual((self.writer.lost_lines, self.written()), (1, []))
 
     def test_error(self) -> None:

@@ -45,7 +45,11 @@ class FakeCallbacks:
     """Callbacks of which some have ended."""
 
     pending_count = 3
-    ended_counts = {CallbackState.DELIVERED: 5, CallbackState.REFUSED: 2, CallbackState.GIVEN_UP: 1}  # noqa: RUF012
+    ended_counts_by_state = {  # noqa: RUF012
+        CallbackState.DELIVERED: 5,
+        CallbackState.REFUSED: 2,
+        CallbackState.GIVEN_UP: 1,
+    }
 
 
 def family(name: str) -> str:
@@ -223,7 +227,7 @@ class FreshCallbacks:
     """Callbacks of which none has ended yet."""
 
     pending_count = 0
-    ended_counts: Counter[CallbackState] = Counter()  # noqa: RUF012
+    ended_counts_by_state: Counter[CallbackState] = Counter()  # noqa: RUF012
 
 
 class FirstEventTests(MetricsTestCase):

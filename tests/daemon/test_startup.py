@@ -21,7 +21,7 @@ from tawebeval.config import (
     SandboxSettings,
 )
 from tawebeval.daemon import startup as module
-from tawebeval.daemon.startup import StartupChecks, check_environments, check_readable_paths
+from tawebeval.daemon.startup import StartupChecks, check_environments, check_sandbox_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
@@ -41,7 +41,7 @@ class FakeParts:
     What is named in `errors` raises that, once.
     """
 
-    account_directory: Path
+    sandbox_files_directory: Path
     repositories: Path = REPOSITORIES
     evaluations: Path = EVALUATIONS
     quota_directories: tuple[Path, ...] = QUOTAS
@@ -97,7 +97,7 @@ class StartupTests(SynchronousTestCase):
 
         def call(*args: object) -> None:
             self.asked[noted] = args
-            self.accounts = {path.name for path in self.parts.account_directory.glob("*")}
+            self.accounts = {path.name for path in self.parts.sandbox_files_directory.glob("*")}
             self.parts.note(noted)()
 
         return call
@@ -119,7 +119,7 @@ class StartupTests(SynchronousTestCase):
 
         At the stop, what mounts ends when no thread is at work; the cgroups are given back last.
         """
-        (self.parts.account_directory / "init-0").touch()
+        (self.parts.sandbox_files_directory / "init-0").touch()
         with capturedLogs() as events:
             self.startup.startService()
         self.assertEqual(self.parts.done, STARTED)
@@ -165,14 +165,16 @@ class StartupTests(SynchronousTestCase):
 
     def test_accounts(self) -> None:
         """Where the users of the sandbox cannot be written is told."""
-        accounts = self.parts.account_directory = self.parts.account_directory / "missing"
+        accounts = self.parts.sandbox_files_directory = (
+            self.parts.sandbox_files_directory / "missing"
+        )
         said = self.refused()
         self.assertTrue(said.startswith(f"tawebeval: {accounts}/"), said)
         self.assertTrue(said.endswith(": No such file or directory"), said)
 
     def test_removed(self) -> None:
         """What was removed meanwhile is made anew and told, and filled where it has to be."""
-        accounts = self.parts.account_directory
+        accounts = self.parts.sandbox_files_directory
         startup = self.make(InlineThreads())
         for gone, filled in (((), False), ((Path("/x"),), False), ((Path("/x"), accounts), True)):
             self.parts.gone = gone
@@ -297,7 +299,7 @@ class ReadableTests(PrivateTestCase):
     def check(self, *readable: str, kind: Any = "auto") -> None:
         """Check a configuration that shows these."""
         configuration = self.configure(*readable, kind=kind)
-        check_readable_paths(configuration, self.file, self.environment)
+        check_sandbox_readable_paths(configuration, self.file, self.environment)
 
     def refuse(self, path: str, what: str) -> None:
         """Hold that a path, below the root of the test, is refused, and why."""

@@ -116,24 +116,24 @@ class SubscriptionTests(RegistryTestCase):
             self.child.print(b"x\n")
             self.send()
         self.assertLess(
-            len(self.subscription.unconfirmed_pieces), self.connection.given // 8192 + 3
+            len(self.subscription.unread_write_positions), self.connection.given // 8192 + 3
         )
         self.connection.read = self.connection.given - 1
         self.subscription.update_received_cursor()
         self.connection.read += 1
         self.subscription.update_received_cursor()
-        self.assertEqual(len(self.subscription.unconfirmed_pieces), 0)
+        self.assertEqual(len(self.subscription.unread_write_positions), 0)
 
     def test_asks(self) -> None:
         """The client is asked what it has read while the evaluator may wait for that, no longer."""
-        self.assertFalse(self.subscription.probe_client())
+        self.assertFalse(self.subscription.probe_client_if_evaluator_waits())
         self.fill()
         self.send()
-        self.assertTrue(self.subscription.probe_client())
+        self.assertTrue(self.subscription.probe_client_if_evaluator_waits())
         self.assertTrue(self.connection.probed)
         self.connection.read = self.connection.given
         self.subscription.note_events_written()
-        self.assertFalse(self.subscription.probe_client())
+        self.assertFalse(self.subscription.probe_client_if_evaluator_waits())
         self.assertFalse(self.connection.probed)
 
     def test_standstill(self) -> None:
@@ -141,35 +141,35 @@ class SubscriptionTests(RegistryTestCase):
         self.fill()
         self.send()
         self.connection.acknowledged = self.connection.given
-        self.assertTrue(self.subscription.probe_client())
+        self.assertTrue(self.subscription.probe_client_if_evaluator_waits())
         self.world.clock.advance(29)
         self.connection.read += 1  # progress: the time begins anew
-        self.assertTrue(self.subscription.probe_client())
+        self.assertTrue(self.subscription.probe_client_if_evaluator_waits())
         self.world.clock.advance(29)
-        self.assertTrue(self.subscription.probe_client())
+        self.assertTrue(self.subscription.probe_client_if_evaluator_waits())
         self.assertEqual(self.connection.allowed, [])
         self.world.clock.advance(1)
-        self.assertTrue(self.subscription.probe_client())
+        self.assertTrue(self.subscription.probe_client_if_evaluator_waits())
         self.subscription.note_events_written()
         self.assertEqual(self.connection.allowed, [LIMIT // 2])
         self.assertFalse(self.child.paused)
-        self.assertFalse(self.subscription.probe_client())
+        self.assertFalse(self.subscription.probe_client_if_evaluator_waits())
 
     def test_no_standstill_without_need(self) -> None:
         """The time is counted only while the evaluator may wait for what the connection shows."""
         self.fill()
         self.send()
-        self.subscription.probe_client()
+        self.subscription.probe_client_if_evaluator_waits()
         self.connection.read = self.connection.given
         self.subscription.note_events_written()
-        self.assertFalse(self.subscription.probe_client())
+        self.assertFalse(self.subscription.probe_client_if_evaluator_waits())
         self.fill()
         self.send()
         self.world.clock.advance(30)
-        self.subscription.probe_client()
+        self.subscription.probe_client_if_evaluator_waits()
         self.subscription.acknowledge(1)
         self.world.clock.advance(30)
-        self.subscription.probe_client()
+        self.subscription.probe_client_if_evaluator_waits()
         self.assertEqual(self.connection.allowed, [])
 
     def test_acknowledged(self) -> None:
@@ -181,7 +181,7 @@ class SubscriptionTests(RegistryTestCase):
         self.connection.read = self.connection.given
         self.subscription.note_events_written()
         self.assertTrue(self.child.paused)
-        self.assertTrue(self.subscription.probe_client())
+        self.assertTrue(self.subscription.probe_client_if_evaluator_waits())
         self.assertFalse(self.connection.probed)
         self.assertFalse(self.subscription.acknowledge(sent + 1))
         self.assertTrue(self.child.paused)

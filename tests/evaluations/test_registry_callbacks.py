@@ -35,7 +35,7 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
         gc.collect()
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
-        closed = Deferred.fromCoroutine(self.registry.close())
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.assertFalse(self.successResultOf(closed), "there was nothing to end")
 
     def test_ended(self) -> None:

@@ -40,7 +40,7 @@ class AcceptTests(RegistryTestCase):
         for number in (6, 2, 4):
             records.accepted_count = number - 1
             self.accept()
-        records.sort_records()
+        records.sort_by_acceptance()
         listed = records.list_records("", 0, 2)
         self.assertEqual([record.sequence_number for record in listed], [2, 4])
 

@@ -213,7 +213,7 @@ class Reading(Comparison):
 
     def teardown(self) -> None:
         """In the end every reader that was not disturbed gets every event, and nothing is left."""
-        closed = Deferred.fromCoroutine(self.registry.close())
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         for identifier in [*self.waiting, *self.models]:
             self.stop(identifier, "shutdown")
         for one in self.streams:

@@ -43,7 +43,7 @@ class FakeKeeper:
         """Note it."""
         self.dropped.append(name)
 
-    def resume_heartbeat(self, bundle: DescriptorBundle | None) -> None:
+    def take_over_heartbeat(self, bundle: DescriptorBundle | None) -> None:
         """Do nothing."""
 
 
@@ -97,7 +97,7 @@ class KindTests(SynchronousTestCase):
     def test_queued(self) -> None:
         """What had not begun is queued again, and the process that was to run it ends."""
         found = self.read("queued", {"kind": "slurm"}, "slurm")
-        self.assertTrue(found.is_waiting)
+        self.assertTrue(found.was_never_started)
         self.assertFalse(found.is_lost)
         self.assertEqual(self.keeper.dropped, ["one.run"])
 
@@ -121,7 +121,9 @@ class LostTests(EvaluationTestCase):
         content = JournalContent(b"", 0, [])
         found = restart.RecoveredEvaluation("one", journal, content, snapshot, run, broker)
         dropped: list[str] = []
-        keeper: Any = SimpleNamespace(connect_run=dropped.append, drop_run=dropped.append)
+        keeper: Any = SimpleNamespace(
+            connect_run_to_protocol=dropped.append, drop_run=dropped.append
+        )
         self.evaluation.context = attrs.evolve(self.evaluation.context, run_keeper=keeper)
         self.evaluation.details.commit = Commit(OID, "")
 
@@ -146,7 +148,9 @@ class ResumeTests(EvaluationTestCase):
         self.kept = RunDescriptors(KeptDescriptors(PID, *range(5)))
         self.keeper: Any = SimpleNamespace(
             keep_run=lambda *_: self.kept,
-            connect_run=lambda name, run, process: self.world.spawn.adopt_child(run, None),
+            connect_run_to_protocol=lambda name, run, process: self.world.spawn.adopt_child(
+                run, None
+            ),
             drop_run=lambda name: None,
         )
         self.evaluation = self.make_kept(self.evaluation.details)
@@ -175,7 +179,9 @@ class ResumeTests(EvaluationTestCase):
         snapshot, content = self.snapshots[-1], JournalContent(b"", 0, self.batches)
         journal: Any = None
         found = restart.RecoveredEvaluation("some", journal, content, snapshot, self.kept)
-        self.evaluation = self.make_kept(EvaluationDetails.load(snapshot, self.root / "upload"))
+        self.evaluation = self.make_kept(
+            EvaluationDetails.from_snapshot(snapshot, self.root / "upload")
+        )
         self.evaluation.restore_events(snapshot, content)
         checkout = Checkout(Commit(OID, TREE), self.tree, lambda: None)
         self.evaluation.resume_run(found, lambda *_: checkout, 3.0, self)

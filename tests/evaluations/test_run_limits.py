@@ -42,9 +42,9 @@ class TimeoutTests(RunTestCase):
         """Time in which stdout is not read does not count, however often that happens."""
         for _ in range(3):
             self.clock.advance(3)
-            self.run.set_paused(True)
+            self.run.set_clock_paused(True)
             self.clock.advance(1000)
-            self.run.set_paused(False)
+            self.run.set_clock_paused(False)
         self.clock.advance(0.999)
         self.assertEqual(self.child.signals, [])
         self.clock.advance(0.001)
@@ -53,9 +53,9 @@ class TimeoutTests(RunTestCase):
     def test_held_at_the_limit(self) -> None:
         """One whose time is used up just as it is held is stopped when it goes on."""
         self.clock.advance(9)
-        self.run.set_paused(True)
-        self.run.set_paused(True)
-        self.run.set_paused(False)
+        self.run.set_clock_paused(True)
+        self.run.set_clock_paused(True)
+        self.run.set_clock_paused(False)
         self.clock.advance(1)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
 
@@ -63,14 +63,14 @@ class TimeoutTests(RunTestCase):
         """A clock that runs keeps its timeout: the reactor would keep a cancelled one, too."""
         timeouts = list(self.clock.getDelayedCalls())
         self.assertEqual(len(timeouts), 1)
-        self.run.set_paused(False)
+        self.run.set_clock_paused(False)
         self.assertEqual(self.clock.getDelayedCalls(), timeouts)
 
     def test_suspended(self) -> None:
         """A reader does not start the clock of a run that is to be begun again."""
         self.run.suspend_clock()
-        self.run.set_paused(True)
-        self.run.set_paused(False)
+        self.run.set_clock_paused(True)
+        self.run.set_clock_paused(False)
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.assertTrue(self.run.progress.is_suspended)
         self.run.restart_clock()
@@ -97,8 +97,8 @@ class TimeoutTests(RunTestCase):
         """The clock stands when the process has exited, whoever holds its stdout."""
         self.orphans.shut = True
         self.child.exit(0)
-        self.run.set_paused(True)
-        self.run.set_paused(False)
+        self.run.set_clock_paused(True)
+        self.run.set_clock_paused(False)
         self.clock.advance(100)
         self.orphans.open()
         self.child.close()
@@ -222,11 +222,11 @@ class OutputTests(RunTestCase):
     def test_files_count(self) -> None:
         """Files count as what they become, beside what is printed."""
         self.child.print(b"x" * 1000)
-        self.assertEqual(self.run.count_output(20), 20)
+        self.assertEqual(self.run.count_output_within_limit(20), 20)
         self.assertEqual(self.child.signals, [])
-        self.assertEqual(self.run.count_output(20), 4)
+        self.assertEqual(self.run.count_output_within_limit(20), 4)
         self.assertEqual(self.child.signals, [signal.SIGKILL])
-        self.assertEqual(self.run.count_output(20), 0)
+        self.assertEqual(self.run.count_output_within_limit(20), 0)
         assert self.run.failure is not None
         self.assertEqual(self.run.failure.extra_members, {"limit": "limits.output", "value": 1024})
 
@@ -382,7 +382,7 @@ class PauseTests(RunTestCase):
     def test_not_read(self) -> None:
         """At the limit it is stopped: the failure `unread`, with the setting and its value."""
         self.clock.advance(5)
-        self.run.set_paused(True)
+        self.run.set_clock_paused(True)
         self.assertFalse(self.check(599))
         self.assertEqual(self.run.result.paused_seconds, 599)
         self.assertTrue(self.check(1))
@@ -398,7 +398,7 @@ class PauseTests(RunTestCase):
 
     def test_wanted(self) -> None:
         """While another waits for its place it is a quarter, also when that comes later."""
-        self.run.set_paused(True)
+        self.run.set_clock_paused(True)
         self.assertFalse(self.check(149, wanted=True))
         self.assertFalse(self.check(200))
         self.assertTrue(self.check(1, wanted=True))
@@ -411,17 +411,17 @@ class PauseTests(RunTestCase):
     def test_in_parts(self) -> None:
         """Pauses add up; and it is stopped in a pause, not while it gets on."""
         for _ in range(5):
-            self.run.set_paused(True)
+            self.run.set_clock_paused(True)
             self.assertFalse(self.check(110))
-            self.run.set_paused(False)
+            self.run.set_clock_paused(False)
             self.assertFalse(self.check(1, wanted=True))
-        self.run.set_paused(True)
+        self.run.set_clock_paused(True)
         self.assertFalse(self.check(49))
         self.assertTrue(self.check(1))
 
     def test_a_slow_reader(self) -> None:
         """Who takes 100 KB a second is quick enough, also while others wait."""
-        self.run.set_paused(True)
+        self.run.set_clock_paused(True)
         for second in range(5900):
             self.taken = 100_000 * second
             self.assertFalse(self.check(1, wanted=second < 1400))
@@ -429,22 +429,22 @@ class PauseTests(RunTestCase):
     def test_asleep_for_a_minute(self) -> None:
         """A reader who is away for a minute now and then, and takes what there is, comes back."""
         for minute in range(90):
-            self.run.set_paused(True)
+            self.run.set_clock_paused(True)
             self.assertFalse(self.check(60, wanted=minute < 20))
             self.taken = 4 * 2**20 * (minute + 1)
-            self.run.set_paused(False)
+            self.run.set_clock_paused(False)
 
     def test_nothing_is_saved_up(self) -> None:
         """What was read before a pause does not make it longer."""
         self.taken = 2**30
         self.check(1)
-        self.run.set_paused(True)
+        self.run.set_clock_paused(True)
         self.assertFalse(self.check(599))
         self.assertTrue(self.check(1))
 
     def test_an_event_a_minute(self) -> None:
         """Who takes next to nothing holds its place for as long as who takes nothing, or so."""
-        self.run.set_paused(True)
+        self.run.set_clock_paused(True)
         for minute in range(10):
             self.assertEqual(self.child.signals, [])
             self.check(60)
@@ -453,7 +453,7 @@ class PauseTests(RunTestCase):
 
     def test_most(self) -> None:
         """However much is read, all pauses together are ten times as long at most."""
-        self.run.set_paused(True)
+        self.run.set_clock_paused(True)
         for second in range(5999):
             self.taken = MIN_READ_BYTES_PER_SECOND * second
             self.assertFalse(self.check(1))
@@ -466,7 +466,7 @@ class PauseTests(RunTestCase):
 
     def test_most_while_wanted(self) -> None:
         """While another waits for its place it is a quarter of that, too."""
-        self.run.set_paused(True)
+        self.run.set_clock_paused(True)
         for second in range(1500):
             self.assertEqual(self.child.signals, [])
             self.taken = MIN_READ_BYTES_PER_SECOND * second

@@ -15,7 +15,7 @@ class CloseTests(RegistryTestCase):
 
     def close(self, drain: float = 0) -> Deferred[bool]:
         """Close the registry."""
-        return Deferred.fromCoroutine(self.registry.close(drain))
+        return Deferred.fromCoroutine(self.registry.drain_and_close(drain))
 
     def test_close(self) -> None:
         """All end with `shutdown`; it is closed when the last of their processes is gone."""
@@ -73,7 +73,7 @@ class CloseTests(RegistryTestCase):
         closed = self.close()
         self.assertFalse(self.successResultOf(closed), "who has not asked is not there")
         self.page(identifier)
-        closed = Deferred.fromCoroutine(self.registry.close())
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.world.clock.advance(4.5)
         self.assertNoResult(closed)
         self.world.clock.advance(0.5)
@@ -85,7 +85,7 @@ class CloseTests(RegistryTestCase):
         identifier, child = self.start()
         cursor = self.page(identifier)["end"]
         self.world.clock.advance(29.9)
-        closed = Deferred.fromCoroutine(self.registry.close())
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.finish(child)
         self.world.clock.advance(1)
         self.assertNoResult(closed)
@@ -109,7 +109,9 @@ class CloseTests(RegistryTestCase):
         self.finish(child)
         self.successResultOf(self.close())
         self.registry.peek_page(identifier, None)
-        self.assertFalse(self.successResultOf(Deferred.fromCoroutine(self.registry.close())))
+        self.assertFalse(
+            self.successResultOf(Deferred.fromCoroutine(self.registry.drain_and_close()))
+        )
 
     def test_stream(self) -> None:
         """A stream is waited for until it has left."""

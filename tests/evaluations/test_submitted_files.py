@@ -9,8 +9,8 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.evaluations.submitted_files import (
-    MAX_CONTENT_BYTES,
-    MAX_FILES,
+    MAX_LISTED_CONTENT_BYTES,
+    MAX_LISTED_FILES,
     read_submitted_files,
 )
 
@@ -45,15 +45,15 @@ class SubmittedFileTests(SynchronousTestCase):
 
     def test_bounds(self) -> None:
         """A file over what is left is only named, and a smaller one after it has its content."""
-        self.add("a", b"x" * (MAX_CONTENT_BYTES - 1))
+        self.add("a", b"x" * (MAX_LISTED_CONTENT_BYTES - 1))
         self.add("b", b"xy")
         self.add("c", b"z")
         found = read_submitted_files([self.root])
         self.assertEqual(["text" in one for one in found], [True, False, True])
         self.assertEqual(found[1], {"field": "b", "filename": "a.txt", "size": 2})
-        for number in range(MAX_FILES):
+        for number in range(MAX_LISTED_FILES):
             self.add(f"d{number:04}", b"")
-        self.assertEqual(len(read_submitted_files([self.root])), MAX_FILES)
+        self.assertEqual(len(read_submitted_files([self.root])), MAX_LISTED_FILES)
 
     def test_directories(self) -> None:
         """The first directory that is there counts: a start moves the files."""

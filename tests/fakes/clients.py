@@ -294,7 +294,7 @@ class Service:
 
     def close(self) -> None:
         """End all evaluations."""
-        closed = Deferred.fromCoroutine(self.registry.close())
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.world.end()
         self.reactor.advance(5)  # for those who might read on
         assert closed.called

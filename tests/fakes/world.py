@@ -249,7 +249,7 @@ class World:
             ring_budget=self.budget,
             fetch_slots=self.fetches,
             read_wall_clock=lambda: EPOCH + self.clock.seconds(),
-            quota_directories=self.quota_directories,
+            free_quota_directories=self.quota_directories,
             archive=self.archive,
         )
 

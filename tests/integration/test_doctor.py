@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.daemon.doctor import UNIT_FILES
+from tawebeval.daemon.doctor import UNIT_FILE_PATHS
 from tests.cases.patience import PATIENCE
 from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
 
@@ -144,7 +144,7 @@ class DoctorTests(SynchronousTestCase):
         """Root without a user to become is told so; the other checks are those of nobody."""
         if USER is None:
             raise SkipTest("this is for root")
-        if any(path.exists() for path in UNIT_FILES):
+        if any(path.exists() for path in UNIT_FILE_PATHS):
             raise SkipTest("root is told to check the unit that is installed here")
         status, found = self.run_command("")
         self.assertEqual(status, 2)

@@ -224,7 +224,7 @@ class Machine(RuleBasedStateMachine):
                 client.follower.lose()
         assert not self.service.registry.subscriptions
         assert not len(self.record.evaluation.change_condition)
-        closed = Deferred.fromCoroutine(self.service.registry.close())
+        closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
         self.turn()
         assert closed.called
         shutil.rmtree(self.root)

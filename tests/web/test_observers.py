@@ -183,7 +183,7 @@ class LifeTests(ObserverTestCase):
         """An observer of pages is not waited for when the daemon stops."""
         identifier = self.begin()
         self.read(identifier, "", self.observer)
-        closed = Deferred.fromCoroutine(self.service.registry.close())
+        closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
         self.finish()
         self.successResultOf(closed)
 

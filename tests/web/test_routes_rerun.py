@@ -325,7 +325,7 @@ class RerunTests(RerunTestCase):
         self.begin()
         self.finish()
         self.assertEqual(len(self.service.leftovers()), 1)
-        self.successResultOf(Deferred.fromCoroutine(self.service.registry.close()))
+        self.successResultOf(Deferred.fromCoroutine(self.service.registry.drain_and_close()))
         self.assertEqual(self.service.leftovers(), [])
 
     def test_problem(self) -> None:

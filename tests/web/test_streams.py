@@ -99,7 +99,7 @@ class FollowTests(StreamTestCase):
                 if reason == "cancelled":
                     self.ask("DELETE", f"/evaluation/{identifier}")
                 elif reason == "shutdown":
-                    closed = Deferred.fromCoroutine(self.service.registry.close())
+                    closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
                 self.finish(3)
                 self.assertEqual([p["reason"] for p in follower.payloads], [reason])
                 self.assertTrue(follower.complete)
@@ -408,7 +408,7 @@ class ClientGoneTests(StreamTestCase):
             follower = self.follow(SourceFollower, identifier)
             follower.full = True
             self.print(b"a\n" * 1000)
-            closed = Deferred.fromCoroutine(self.service.registry.close())
+            closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
             self.finish()
             self.service.reactor.advance(4)
             self.assertNoResult(closed)

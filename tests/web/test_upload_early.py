@@ -127,7 +127,7 @@ class EarlyRefusalTests(RawTestCase):
         """503 in the body, where the daemon begins to stop meanwhile."""
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
-        closed = Deferred.fromCoroutine(self.service.registry.close())
+        closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
         self.successResultOf(closed)
         connection.send(b"x")
         self.assert_refused(connection, 503)

@@ -173,7 +173,7 @@ class SlowDiskTests(RawTestCase):
     def test_stop(self) -> None:
         """A daemon that stops says so at once, also to who waits for the disk."""
         connection, rest = self.stuck()
-        self.successResultOf(Deferred.fromCoroutine(self.service.registry.close()))
+        self.successResultOf(Deferred.fromCoroutine(self.service.registry.drain_and_close()))
         connection.channel.drain_connection()
         self.check_raw(connection.answer(), 503)
         self.assertEqual(self.send(connection, rest), b"")

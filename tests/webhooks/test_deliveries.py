@@ -188,7 +188,7 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(
             headers, self.secrets.current_secrets.sign_body("alice", event, int(EPOCH), body)
         )
-        self.assertEqual(self.callbacks.ended_counts, {CallbackState.DELIVERED: 1})
+        self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.DELIVERED: 1})
         self.nothing_left()
 
     def test_document(self) -> None:
@@ -232,7 +232,7 @@ class DeliveryTests(CallbacksTestCase):
         self.clock.pump([5, 10, 20])
         self.check(callback, CallbackState.GIVEN_UP, 4, "the status 500")
         self.assertEqual(self.sender.times, [0, 5, 15, 35])
-        self.assertEqual(self.callbacks.ended_counts, {CallbackState.GIVEN_UP: 1})
+        self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.GIVEN_UP: 1})
         self.nothing_left()
 
     def test_refused(self) -> None:
@@ -322,15 +322,15 @@ class ManyTests(CallbacksTestCase):
         self.secrets.current_secrets = parse_secrets(f"bob {format_secret(NEW)}")
         self.sender.answer(TAKEN)
         self.sender.answer(TAKEN)
-        self.assertEqual(self.callbacks.ended_counts, {CallbackState.DELIVERED: 2})
+        self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.DELIVERED: 2})
         refused: list[int] = []
         self.clock.callLater(
-            0, lambda: refused.append(self.callbacks.ended_counts[CallbackState.REFUSED])
+            0, lambda: refused.append(self.callbacks.ended_counts_by_state[CallbackState.REFUSED])
         )
         self.clock.advance(0)
         self.assertEqual(refused, [2])
         ends = {CallbackState.REFUSED: len(callbacks) - 2, CallbackState.DELIVERED: 2}
-        self.assertEqual(self.callbacks.ended_counts, ends)
+        self.assertEqual(self.callbacks.ended_counts_by_state, ends)
         self.nothing_left()
 
     def test_a_pause_takes_no_place(self) -> None:
@@ -523,7 +523,7 @@ class CloseTests(CallbacksTestCase):
         self.successResultOf(closed)
         self.check(callbacks[1], CallbackState.GIVEN_UP, 1, "the daemon was stopped")
         self.check(callbacks[2], CallbackState.GIVEN_UP, 1, "the daemon was stopped")
-        self.assertEqual(self.callbacks.ended_counts, {CallbackState.GIVEN_UP: 4})
+        self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.GIVEN_UP: 4})
         self.nothing_left()
 
 

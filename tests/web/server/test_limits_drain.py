@@ -217,7 +217,7 @@ class LeavingTests(LeavingTestCase):
     def test_upload_that_is_refused_already(self) -> None:
         """One that has an answer gets no other."""
         connection, rest = self.upload()
-        self.successResultOf(Deferred.fromCoroutine(self.service.registry.close()))
+        self.successResultOf(Deferred.fromCoroutine(self.service.registry.drain_and_close()))
         connection.send(rest[:10])
         self.check_told(connection)
         self.assertNoResult(self.leave())
