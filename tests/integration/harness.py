@@ -307,14 +307,22 @@ class DaemonTestCase(RepositoryTestCase):
         cls = type(self)
         self.addCleanup(self._stop_after_the_last)
         if cls._shared is None:
-            cls._shared = Daemon(cls.configuration, cls.drain, cls.daemon_name, **cls.environment)
+            cls._shared = self.make_daemon()
         self.daemon = cls._shared
         if not self.daemon.running:  # not yet, or because a test that failed has stopped it
-            self.daemon.start(*self.options())
+            await self.start_daemon()
         await self.daemon.ready()
         self.client = Client(self.daemon.url)
         await super().setUp()
         self.addCleanup(self._settle)
+
+    def make_daemon(self) -> Daemon:
+        """Return the daemon that is shared."""
+        return Daemon(self.configuration, self.drain, self.daemon_name, **self.environment)
+
+    async def start_daemon(self) -> None:
+        """Start the daemon that is shared."""
+        self.daemon.start(*self.options())
 
     def options(self) -> tuple[str, ...]:
         """Return further options with which the daemon is started."""

@@ -17,7 +17,14 @@ from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.patience import PATIENCE
 from tests.integration.client import Client
-from tests.integration.harness import COMMAND, CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.harness import (
+    COMMAND,
+    CONFIGURATION,
+    Daemon,
+    DaemonTestCase,
+    RepositoryTestCase,
+    until,
+)
 from tests.integration.unprivileged import give, temporary_folder
 
 
@@ -87,6 +94,15 @@ class KeptDaemon(Daemon):
         self._keeper.kill()
         self._keeper.wait(PATIENCE)
 
+    async def stop(self) -> None:
+        """Stop it, and then the keeper; fail where something of an evaluation is left."""
+        self.interrupt()
+        await until(lambda: not self.running, "the daemon stops")
+        assert self.exit_status == -signal.SIGTERM, self.log
+        assert self.remains() == []
+        self._end_keeper()
+        self.check_log()
+
     def remove(self) -> None:
         """See to it that nothing at all is left."""
         self._end_keeper()
@@ -97,6 +113,22 @@ class KeptDaemon(Daemon):
         if self._keeper is not None and self._keeper.poll() is None:
             self._keeper.terminate()
             self._keeper.wait(PATIENCE)
+
+
+class SharedKeptDaemonTestCase(DaemonTestCase):
+    """Tests that share a daemon and a keeper: each may end the daemon and start it again."""
+
+    daemon: KeptDaemon
+
+    def make_daemon(self) -> KeptDaemon:
+        """Return the daemon that is shared."""
+        return KeptDaemon(self.configuration)
+
+    async def start_daemon(self) -> None:
+        """Start the keeper, unless it runs, and the daemon."""
+        if not self.daemon.socket.exists():
+            await self.daemon.start_keeper()
+        self.daemon.start()
 
 
 class KeptDaemonTestCase(RepositoryTestCase):

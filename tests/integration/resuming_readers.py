@@ -39,7 +39,7 @@ CUTS = (
 LAST = "end"
 """The cursor after the last event."""
 
-_PAUSE = 0.05  # seconds until the next attempt
+_PAUSE = 0.2  # seconds until the next attempt
 _LATER = (408, 429, 502, 503, 504)
 _BACKOFF = Backoff(max_attempts=10_000, first_delay=0.1, longest_delay=1, longest_retry_after=600)
 

@@ -6,10 +6,10 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
 from tests.integration.client import failure, text
-from tests.integration.keepers import KeptDaemonTestCase
+from tests.integration.keepers import SharedKeptDaemonTestCase
 
 
-class LastingTests(KeptDaemonTestCase):
+class LastingTests(SharedKeptDaemonTestCase):
     """The daemon is killed, and started again beside the same keeper."""
 
     async def follow(self, identifier: str) -> str:

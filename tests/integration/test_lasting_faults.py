@@ -16,7 +16,11 @@ from tawebeval.sandbox.workspace import derive_log_name
 from tests.cases.event_source import EventSource
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, until
-from tests.integration.keepers import KeptDaemon, KeptDaemonTestCase
+from tests.integration.keepers import (
+    KeptDaemon,
+    KeptDaemonTestCase,
+    SharedKeptDaemonTestCase,
+)
 from tests.integration.processes import alive
 from tests.integration.receivers import Receiver
 from tests.integration.resuming_readers import CUTS, LineReader
@@ -26,10 +30,13 @@ _PRINT = f"for n in range({_LINES}): print(n)"
 _PRINTED = "".join(f"{n}\n" for n in range(_LINES))
 
 
+_CONFIGURATION = CONFIGURATION + "[buffers]\nevaluation = 1048576\n"
+
+
 class FaultCase(KeptDaemonTestCase):
     """A daemon with small buffers."""
 
-    configuration = CONFIGURATION + "[buffers]\nevaluation = 1048576\n"
+    configuration = _CONFIGURATION
 
 
 class JournalTests(FaultCase):
@@ -117,55 +124,6 @@ class LostKeeperTests(FaultCase):
         self.daemon.check_log()
 
 
-class UnclaimedTests(FaultCase):
-    """An evaluator whose start its daemon has not lived to tell."""
-
-    async def test_killed(self) -> None:
-        """The next daemon kills it, whether or not there are cgroups, and no other one."""
-        identifier = await self.begin_and_wait("echo ready; sleep 600")
-        await self.daemon.end()
-        with open(os.devnull, "r+b") as null:
-            streams = (null.fileno(),) * 3
-            # With a child, as bwrap has one.
-            argv = ["/bin/sh", "-c", "sleep 61234; exit"]
-            unclaimed = start_program(str(self.daemon.socket), argv, streams)
-        await until(lambda: list_descendants(unclaimed.pid), "it has a child")
-        (child,) = list_descendants(unclaimed.pid)
-        self.daemon.start()
-        await self.daemon.ready()
-        await until(lambda: not alive(unclaimed.pid) and not alive(child), "both have ended")
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-
-
-class LaterTests(FaultCase):
-    """Some time passes without a daemon."""
-
-    async def test_full_pipe(self) -> None:
-        """An evaluator that fills its pipe waits; its time limit does not run meanwhile."""
-        program = f"import time; print('ready'); time.sleep(0.5)\n{_PRINT}"
-        identifier = await self.begin_and_wait(python(program), **{"limits[wall_clock]": "4"})
-        await self.daemon.end()
-        await deferLater(reactor, 6)
-        self.daemon.start()
-        await self.daemon.ready()
-        reader = LineReader(self.client, identifier)
-        await reader.read()
-        self.assertEqual(text(reader.events), f"ready\n{_PRINTED}")
-        assert reader.status is not None
-        self.assertEqual(reader.status["state"], "finished")
-
-    async def test_silent(self) -> None:
-        """The time limit of a silent evaluator does not run without a daemon, and then goes on."""
-        command = "echo ready; sleep 600"
-        identifier = await self.begin_and_wait(command, **{"limits[wall_clock]": "4"})
-        await self.daemon.end()
-        await deferLater(reactor, 6)
-        self.daemon.start()
-        await self.daemon.ready()
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        failure(await self.client.follow(identifier), "timeout")
-
-
 class CallbackTests(FaultCase):
     """A callback that is not delivered when the daemon ends."""
 
@@ -198,8 +156,27 @@ class CallbackTests(FaultCase):
         await self.daemon.logged(": delivered, attempts:")
 
 
-class RestartTests(FaultCase):
-    """An orderly stop, and clients that wait."""
+class CheckoutTests(FaultCase):
+    """A checkout that is damaged while no daemon runs."""
+
+    async def test_in_use(self) -> None:
+        """Its evaluator goes on with it; a new evaluation gets a complete one."""
+        identifier, gate = await self.begin_and_hold("cat README")
+        (checkout,) = (self.daemon.cache / "repositories").glob("*.tree")
+        await self.daemon.end()
+        (checkout / "added").write_text("")
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual(text(await self.client.follow(await self.begin("ls"))), "README\n")
+        self.assertTrue((checkout / "added").exists())
+        gate.write_text("\n")
+        self.assertEqual(text(await self.client.follow(identifier)), "readyan evaluator\n")
+
+
+class RestartTests(SharedKeptDaemonTestCase):
+    """Restarts after which the keeper serves the next test."""
+
+    configuration = _CONFIGURATION
 
     async def test_waiting(self) -> None:
         """A waiting poll is answered, without an event or an end; a stream has no end."""
@@ -237,29 +214,52 @@ class RestartTests(FaultCase):
             await self.daemon.restart(number)
             self.assertEqual((await self.client.get(path)).json, before)
 
-
-class CheckoutTests(FaultCase):
-    """A checkout that is damaged while no daemon runs."""
-
-    async def test_in_use(self) -> None:
-        """Its evaluator goes on with it; a new evaluation gets a complete one."""
-        identifier, gate = await self.begin_and_hold("cat README")
-        (checkout,) = (self.daemon.cache / "repositories").glob("*.tree")
+    async def test_full_pipe(self) -> None:
+        """An evaluator that fills its pipe waits; its time limit does not run meanwhile."""
+        program = f"import time; print('ready'); time.sleep(0.5)\n{_PRINT}"
+        identifier = await self.begin_and_wait(python(program), **{"limits[wall_clock]": "4"})
         await self.daemon.end()
-        (checkout / "added").write_text("")
+        await deferLater(reactor, 6)
         self.daemon.start()
         await self.daemon.ready()
-        self.assertEqual(text(await self.client.follow(await self.begin("ls"))), "README\n")
-        self.assertTrue((checkout / "added").exists())
-        gate.write_text("\n")
-        self.assertEqual(text(await self.client.follow(identifier)), "readyan evaluator\n")
+        reader = LineReader(self.client, identifier)
+        await reader.read()
+        self.assertEqual(text(reader.events), f"ready\n{_PRINTED}")
+        assert reader.status is not None
+        self.assertEqual(reader.status["state"], "finished")
 
+    async def test_silent(self) -> None:
+        """The time limit of a silent evaluator does not run without a daemon, and then goes on."""
+        command = "echo ready; sleep 600"
+        identifier = await self.begin_and_wait(command, **{"limits[wall_clock]": "4"})
+        await self.daemon.end()
+        await deferLater(reactor, 6)
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        failure(await self.client.follow(identifier), "timeout")
 
-class SecondDaemonTests(FaultCase):
-    """Another daemon is started by mistake."""
+    async def test_unclaimed(self) -> None:
+        """The next daemon kills an evaluator whose start its daemon has not lived to tell.
 
-    async def test_same_state(self) -> None:
-        """It ends, and evaluations of the first one go on, now and after a restart."""
+        It does so whether or not there are cgroups, and kills no other one.
+        """
+        identifier = await self.begin_and_wait("echo ready; sleep 600")
+        await self.daemon.end()
+        with open(os.devnull, "r+b") as null:
+            streams = (null.fileno(),) * 3
+            # With a child, as bwrap has one.
+            argv = ["/bin/sh", "-c", "sleep 61234; exit"]
+            unclaimed = start_program(str(self.daemon.socket), argv, streams)
+        await until(lambda: list_descendants(unclaimed.pid), "it has a child")
+        (child,) = list_descendants(unclaimed.pid)
+        self.daemon.start()
+        await self.daemon.ready()
+        await until(lambda: not alive(unclaimed.pid) and not alive(child), "both have ended")
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+
+    async def test_second_daemon(self) -> None:
+        """A daemon with the same state ends; evaluations of the first one go on."""
         identifier, gate = await self.begin_and_hold("echo late")
         other = KeptDaemon(self.configuration)
         self.addCleanup(other.remove)
