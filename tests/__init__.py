@@ -5,11 +5,14 @@ import signal
 
 from hypothesis import settings
 
+EXAMPLES = int(os.environ.get("TAWEBEVAL_EXAMPLES", "100"))
+"""How many examples a property is tried on, unless it says otherwise."""
+
 # No deadline: a slow machine is no defect. The same examples every time for the whole suite.
 settings.register_profile(
     "tawebeval",
     deadline=None,
-    max_examples=100,
+    max_examples=EXAMPLES,
     derandomize="TAWEBEVAL_SAME_EXAMPLES" in os.environ,
     database=None,
 )

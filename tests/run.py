@@ -2,11 +2,11 @@
 
 Without a NAME trial is run for each long module of `tests.integration` by itself, for a few
 short ones at a time, once for the tests of the core, and once for all other tests, six at a
-time: real daemons wait a lot. The tests of the core alone have to cover all its branches:
-coverage triples their processor time. The output of each trial is shown when it has ended,
-with its processor time. Properties are tried on the same examples every time; with a NAME,
-on others. The exit status is 0 only if tests ran and everything is well; with CI in the
-environment a test that was skipped is not.
+time: real daemons wait a lot. The tests of the core alone have to cover all its branches;
+coverage triples their processor time, so they run a second time for that, with few examples. The
+output of each trial is shown when it has ended, with its processor time. Properties are tried on
+the same examples every time; with a NAME, on others. The exit status is 0 only if tests ran and
+everything is well; with CI in the environment a test that was skipped is not.
 
 A part of `tests.integration` that failed beside the others is run once more, alone, and its
 second run counts: `unsteady: NAME` before the last line then says so. If more than a few
@@ -69,6 +69,9 @@ _LONG = (
 _SHORT_TOGETHER = 5
 """How many of the shortest modules one trial runs: its start takes a second of processor time."""
 
+_COVERING_EXAMPLES = 10
+"""On how many examples properties are tried to see what they cover."""
+
 _AT_ONCE = 6
 
 _RUN_AGAIN = 3
@@ -119,18 +122,23 @@ def find_failed(printed: bytes) -> tuple[str, ...]:
     )
 
 
+def find_core_tests() -> list[str]:
+    """Return the names of the tests of the core."""
+    return [name for module in CORE for name in _find(re.sub("[^/]+$", r"test_\g<0>.py", module))]
+
+
 def parts() -> Sequence[Sequence[str]]:
     """Return the names of all tests, in parts that do not disturb one another.
 
     The longest come first, so that none of them runs alone in the end.
     """
     names = _find("**/test_*.py")
-    core = [name for module in CORE for name in _find(re.sub("[^/]+$", r"test_\g<0>.py", module))]
+    core = find_core_tests()
     units = [name for name in names if not name.startswith("tests.integration.")]
     others = [name for name in units if name not in core]
     long = [[name] for name in _LONG]
     alone = [[f"tests.integration.test_{name}" for name in part] for part in (*_TOGETHER, *long)]
-    first = [core, others, *alone]
+    first = [others, core, *alone]
     short = [name for name in names if name not in chain(*first)]
     count = len(short) // _SHORT_TOGETHER
     return [*first, *(short[at::count] for at in range(count))]
@@ -190,16 +198,18 @@ def _show(shown: list[bytes]) -> None:
 
 
 def run_parts(
-    parts: Sequence[Sequence[str]], first: Sequence[str]
+    parts: Sequence[Sequence[str]], core: Sequence[str] = (), python: Sequence[str] = ()
 ) -> tuple[Outcome, Sequence[str]]:
     """Run the parts of the tests, some at a time.
 
     Return what they come to together, and the names of tests that passed only when run again.
-    `first` is the Python, a command, for the first part.
+    The tests in `core`, which are in the parts, too, run a second time by another Python, a
+    command, and count only if they fail then.
     """
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         run = partial(run_trial, at_once=False)
-        outcomes = list(threads.map(run, parts, chain([first], repeat([sys.executable]))))
+        second = threads.submit(run, core, python) if core else None
+        outcomes = list(threads.map(run, parts, repeat([sys.executable])))
     failed = [at for at, outcome in enumerate(outcomes) if outcome.failed]
     unsteady = []
     if len(failed) <= _RUN_AGAIN:
@@ -209,6 +219,8 @@ def run_parts(
                 before, outcomes[at] = outcomes[at], run_trial(parts[at], [sys.executable])
                 if not outcomes[at].failed:
                     unsteady += before.names
+    if second is not None:
+        outcomes.append(second.result()._replace(passed=0, skipped=0))
     counts = map(sum, zip(*(outcome[:3] for outcome in outcomes), strict=True))
     failures = chain.from_iterable(outcome.names for outcome in outcomes)
     return Outcome(*counts, tuple(failures)), unsteady
@@ -222,7 +234,8 @@ def run_covered() -> tuple[Outcome, Sequence[str], bool]:
         os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
         # Whoever changes something is to learn of that, and not of what was there before.
         os.environ["TAWEBEVAL_SAME_EXAMPLES"] = "yes"
-        outcome, unsteady = run_parts(parts(), [*coverage, "run"])
+        few = ["env", f"TAWEBEVAL_EXAMPLES={_COVERING_EXAMPLES}", *coverage, "run"]
+        outcome, unsteady = run_parts(parts(), find_core_tests(), few)
         print("\nBranch coverage of the core:\n", flush=True)
         report = [*coverage, "report", f"--include={core}", "--no-skip-covered"]
         covered = subprocess.run([*report, "--fail-under=100"], cwd=ROOT).returncode == 0

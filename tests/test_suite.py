@@ -112,7 +112,7 @@ class AgainTests(SynchronousTestCase):
 
         self.patch(run, "run_trial", run_trial)
         with contextlib.redirect_stdout(io.StringIO()):
-            outcome, unsteady = run.run_parts([[part] for part in parts], [])
+            outcome, unsteady = run.run_parts([[part] for part in parts])
         return outcome, list(unsteady), ran[len(parts) :]
 
     def test_unsteady(self) -> None:
@@ -128,6 +128,22 @@ class AgainTests(SynchronousTestCase):
         """Where many have failed, it was no chance, and none is run again."""
         outcome, unsteady, again = self.run_parts(*(f"tests.integration.test_{n}" for n in "abcd"))
         self.assertEqual((outcome[:3], unsteady, again), ((0, 4, 0), [], []))
+
+
+class CoreTests(SynchronousTestCase):
+    """Tests of the core, which run twice."""
+
+    def test_failed(self) -> None:
+        """A test that fails under coverage alone has failed; one that passes counts once."""
+
+        def run_trial(names: list[str], python: list[str], **_: object) -> run.Outcome:
+            if python == ["covering"]:
+                return run.Outcome(2, 1, 0, ("tests.core.test_a.A.test_d",))
+            return run.Outcome(3, 0, 0)
+
+        self.patch(run, "run_trial", run_trial)
+        outcome, _ = run.run_parts([["tests.core.test_a"]], ["tests.core.test_a"], ["covering"])
+        self.assertEqual(outcome, run.Outcome(3, 1, 0, ("tests.core.test_a.A.test_d",)))
 
 
 class TrialTests(SynchronousTestCase):

@@ -38,6 +38,7 @@ from tawebeval.client.settings import ClientSettings, normalize_server_url
 from tawebeval.config import Configuration, LongPollSettings, ProblemSettings
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import generate_token
+from tests import EXAMPLES
 from tests.cases.agents import Fate
 from tests.cases.client import ClientTestCase, Line, gathered, text
 from tests.fakes.world import EPOCH
@@ -443,7 +444,7 @@ def joined(items: Iterable[str | Event]) -> list[str | Event]:
 class BreakingLineTests(SynchronousTestCase):
     """Whatever happens to single requests, the stream is exactly what was printed."""
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=EXAMPLES // 2, deadline=None)
     @given(WRITING, st.randoms(use_true_random=False), st.floats(0, 0.7), st.booleans())
     def test_exact(
         self, writing: list[str | Event], chance: random.Random, breaks: float, leaves: bool

@@ -418,6 +418,4 @@ class InterleavingTests(SynchronousTestCase):
     def test_pages(self) -> None:
         """Contiguous and repeatable, bounded, nothing discarded unacknowledged, sizes right."""
         self.patch(ring, "MIN_BATCH_PART_BYTES", 64)
-        run_state_machine_as_test(
-            PagesMachine, settings=settings(max_examples=120, stateful_step_count=40)
-        )
+        run_state_machine_as_test(PagesMachine, settings=settings(stateful_step_count=40))
