@@ -58,27 +58,27 @@ def run_in_background(
 
 
 @attrs.define
-class Condition(Generic[T]):
+class Condition:
     """Condition that wakes all waiters each time it is notified."""
 
     # A dictionary for its order: the first waiter is woken first.
-    _waiting: dict[Deferred[T], None] = attrs.field(factory=dict, repr=False)
+    _waiting: dict[Deferred[None], None] = attrs.field(factory=dict, repr=False)
 
-    def wait(self) -> Deferred[T]:
+    def wait(self) -> Deferred[None]:
         """Return a Deferred that fires at the next notification. It can be cancelled."""
-        waiter: Deferred[T] = Deferred(self._forget)
+        waiter: Deferred[None] = Deferred(self._forget)
         self._waiting[waiter] = None
         return waiter
 
-    def _forget(self, waiter: Deferred[T]) -> None:
+    def _forget(self, waiter: Deferred[None]) -> None:
         self._waiting.pop(waiter, None)
 
-    def notify(self, value: T) -> None:
+    def notify(self) -> None:
         """Wake the present waiters."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.called:  # cancelled by a waiter that was woken before
-                waiter.callback(value)
+                waiter.callback(None)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -160,7 +160,7 @@ async def wait_despite_cancellation(
 
 
 async def wait_until(
-    is_done: Callable[[], bool], progress: Condition[None], timeout: float, clock: IReactorTime
+    is_done: Callable[[], bool], progress: Condition, timeout: float, clock: IReactorTime
 ) -> None:
     """Wait for `is_done()`, called at each `progress`, or until `timeout` seconds have passed."""
 

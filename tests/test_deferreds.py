@@ -6,6 +6,7 @@ import errno
 import gc
 import threading
 import weakref
+from functools import partial
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
@@ -20,51 +21,56 @@ class ConditionTests(SynchronousTestCase):
     """`Condition`: an event that happens again and again."""
 
     def test_wakes_all_in_order(self) -> None:
-        """All waiters get the value, in the order in which they began to wait."""
-        condition: Condition[int] = Condition()
-        woken: list[tuple[str, int]] = []
+        """All waiters are woken in the order in which they began to wait."""
+        condition = Condition()
+        woken: list[str] = []
         for name in "abc":
-            condition.wait().addCallback(lambda value, name=name: woken.append((name, value)))
-        condition.notify(5)
-        self.assertEqual(woken, [("a", 5), ("b", 5), ("c", 5)])
+            condition.wait().addCallback(lambda _, name=name: woken.append(name))
+        condition.notify()
+        self.assertEqual(woken, ["a", "b", "c"])
         self.assertEqual(len(condition), 0)
 
     def test_wakes_once(self) -> None:
         """A notification wakes the present waiters only, not later or earlier ones."""
-        condition: Condition[int] = Condition()
+        condition = Condition()
         first = condition.wait()
-        condition.notify(1)
+        condition.notify()
+        self.successResultOf(first)
         second = condition.wait()
         self.assertNoResult(second)
-        condition.notify(2)
-        self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (1, 2))
+        condition.notify()
+        self.successResultOf(second)
 
     def test_wait_again_when_woken(self) -> None:
         """A waiter that waits again when it is woken waits for the next notification."""
-        condition: Condition[int] = Condition()
-        again: list[Deferred[int]] = []
+        condition = Condition()
+        again: list[Deferred[None]] = []
         condition.wait().addCallback(lambda _: again.append(condition.wait()))
-        condition.notify(1)
+        condition.notify()
         self.assertNoResult(again[0])
         self.assertEqual(len(condition), 1)
 
     def test_cancel(self) -> None:
         """A cancelled wait leaves nothing behind and affects no other waiter."""
-        condition: Condition[int] = Condition()
+        condition = Condition()
         cancelled, other = condition.wait(), condition.wait()
         cancelled.cancel()
         self.failureResultOf(cancelled, CancelledError)
         self.assertEqual(len(condition), 1)
-        condition.notify(3)
-        self.assertEqual(self.successResultOf(other), 3)
+        condition.notify()
+        self.successResultOf(other)
 
     def test_cancel_by_one_woken_before(self) -> None:
         """A waiter that was cancelled by a waiter woken before it is not woken."""
-        for event in (Condition[int](), OneShotEvent[int]()):
+        condition, one_shot = Condition(), OneShotEvent[None]()
+        for event, wake in (
+            (condition, condition.notify),
+            (one_shot, partial(one_shot.set_value, None)),
+        ):
             first, second = event.wait(), event.wait()
             second.addErrback(lambda failure: str(failure.trap(CancelledError).__name__))
             first.addCallback(lambda _, second=second: second.cancel())
-            (event.notify if isinstance(event, Condition) else event.set_value)(1)
+            wake()
             self.assertEqual(self.successResultOf(second), "CancelledError")
 
 

@@ -112,7 +112,7 @@ class ArchivedSubscription:
     with_times: bool = False
     _next: EventBatch | None = EMPTY_BATCH
     _is_reading: bool = False
-    _was_read: Condition[None] = attrs.field(factory=Condition)
+    _was_read: Condition = attrs.field(factory=Condition)
 
     def __enter__(self) -> None:
         """Do nothing: no event is discarded."""
@@ -151,7 +151,7 @@ class ArchivedSubscription:
                 self._next = await self._read_piece(self.read_cursor, self.with_times)
         finally:
             self._is_reading = False
-            self._was_read.notify(None)
+            self._was_read.notify()
 
     def note_events_written(self) -> None:
         """Do nothing."""

@@ -78,7 +78,7 @@ class Evaluation:
     ring_allocation: RingAllocation = attrs.field(init=False)
     supervisor: RunSupervisor | None = None
     _since: float = 0.0  # when its state began, in seconds of the clock
-    change_condition: Condition[None] = attrs.field(factory=Condition)
+    change_condition: Condition = attrs.field(factory=Condition)
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
@@ -330,7 +330,7 @@ class Evaluation:
             markers,
             self.ring,
             self.ring_allocation,
-            partial(self.change_condition.notify, None),
+            self.change_condition.notify,
             self.save_snapshot,
             parser_state,
             progress,
@@ -423,7 +423,7 @@ class Evaluation:
         self._close_ring()
         self._stop_reason = None
         self.save_snapshot()
-        self.change_condition.notify(None)
+        self.change_condition.notify()
 
     def _close_ring(self) -> None:
         """Take no more events, and count what is kept until a client has read them."""
@@ -457,7 +457,7 @@ class Evaluation:
                 self.supervisor.evaluator_run.hand_over()
             if self._sandboxed is not None:
                 self._sandboxed.detach()
-        self.change_condition.notify(None)
+        self.change_condition.notify()
 
     def take_snapshot(self) -> EvaluationSnapshot:
         """Return the present state, for the journal."""

@@ -35,11 +35,11 @@ class EvaluationDrain:
     has_begun: bool = False
     _is_urgent: bool = False
     _page_readers: dict[str, None] = attrs.field(factory=dict)
-    _progress: Condition[None] = attrs.field(factory=Condition)
+    _progress: Condition = attrs.field(factory=Condition)
 
     def on_drain_progress(self) -> None:
         """Check again whether `drain_evaluations` can go on."""
-        self._progress.notify(None)
+        self._progress.notify()
 
     def expect_page_reader(self, identifier: str) -> None:
         """Expect a client to read the pages of an evaluation to their end, once the drain runs."""

@@ -71,7 +71,7 @@ class UploadWriter:
     _complete: bool = False
     _writing: bool = False
     _error: Exception | None = None
-    _batch_written: Condition[None] = attrs.field(factory=Condition)
+    _batch_written: Condition = attrs.field(factory=Condition)
     _on_idle: Callable[[], object] | None = None
 
     def begin_file(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class UploadWriter:
         except Exception as error:  # noqa: BLE001  (the client is told of any error)
             self._error = error
         self._writing = False
-        self._batch_written.notify(None)
+        self._batch_written.notify()
         if self._on_idle is not None:
             self._on_idle()
         elif self._error is not None and not self._complete:

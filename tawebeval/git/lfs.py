@@ -205,16 +205,16 @@ class _BodyReader(Protocol):
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
         self._end: Failure | None = None
-        self._changed: Condition[None] = Condition()
+        self._changed = Condition()
 
     def dataReceived(self, data: bytes) -> None:
         self._chunks.append(data)
         self.transport.pauseProducing()
-        self._changed.notify(None)
+        self._changed.notify()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._end = reason
-        self._changed.notify(None)
+        self._changed.notify()
 
     async def read_chunk(self) -> bytes:
         """Return the next bytes, empty at the end. Raises: RequestFailed for a body that is cut."""

@@ -43,7 +43,7 @@ class StreamFlowControl:
     clock: IReactorTime
     _is_paused: bool = False
     _is_stopped: bool = False
-    _resumed: Condition[None] = attrs.field(factory=Condition)
+    _resumed: Condition = attrs.field(factory=Condition)
 
     def pauseProducing(self) -> None:
         """Pause: the transport's buffer is full."""
@@ -52,7 +52,7 @@ class StreamFlowControl:
     def resumeProducing(self) -> None:
         """Resume: the transport's buffer is empty."""
         self._is_paused = self._is_stopped
-        self._resumed.notify(None)
+        self._resumed.notify()
 
     def stopProducing(self) -> None:
         """Pause for good: the connection is about to end."""

@@ -104,7 +104,7 @@ class CallbackQueue:
         self._time = time
         self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
         self._sizes: Counter[str] = Counter()  # by caller, without deliveries given up
-        self._pauses_end: Condition[None] = Condition()
+        self._pauses_end = Condition()
         self._has_pauses = True
         self._is_stopped = False
         self.ended_counts_by_state: Counter[CallbackState] = Counter()
@@ -166,7 +166,7 @@ class CallbackQueue:
         """End all pauses: from now on each delivery has one last attempt."""
         if self._has_pauses:
             self._has_pauses = False
-            self._pauses_end.notify(None)
+            self._pauses_end.notify()
 
     def give_up_all_deliveries(self) -> None:
         """Give up all deliveries, present and future."""

@@ -164,7 +164,7 @@ class OpenConnections:
     _clock: IReactorTime
     is_draining: bool = False
     _connections: dict[DrainableConnection, None] = attrs.field(factory=dict)
-    _removed: Condition[None] = attrs.field(factory=Condition)
+    _removed: Condition = attrs.field(factory=Condition)
 
     def add_connection(self, connection: DrainableConnection) -> None:
         """Add a connection."""
@@ -173,7 +173,7 @@ class OpenConnections:
     def remove_connection(self, connection: DrainableConnection) -> None:
         """Remove a closed connection."""
         del self._connections[connection]
-        self._removed.notify(None)
+        self._removed.notify()
 
     def close_idle_connections(self) -> None:
         """Close idle connections, so clients connect anew while somebody still listens."""
