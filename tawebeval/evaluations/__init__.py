@@ -4,8 +4,9 @@ The layer `web` calls `EvaluationRegistry` with values and gets values; it never
 evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval try` runs an
 `Evaluation` without it.
 
-- `registry`: `EvaluationRegistry` accepts, lists, reads, cancels and expires evaluations.
-  Admission and the queue for run slots are part of it.
+- `registry`: `EvaluationRegistry` accepts, reads, cancels, expires and restores evaluations.
+- `admission`: `AdmissionControl` refuses new evaluations when the daemon or a caller has too many;
+  the queue for run slots is part of it. `lister`: `EvaluationLister`, the lists page by page.
 - `records`: `RecordIndex`, the index of evaluations by identifier, caller and age; `Subscription`,
   one stream; `EvaluationReaders`, the streams and pages of one evaluation, which decide when the
   ring may discard events.

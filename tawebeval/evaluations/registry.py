@@ -1,24 +1,19 @@
-"""All evaluations of the daemon: admission, reading, listing, expiry and shutdown."""
+"""All evaluations of the daemon: acceptance, reading, expiry, restore and shutdown."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import attrs
 from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
 from tawebeval.core.budget import SharedUpload
 from tawebeval.core.evaluation_lists import (
     DAEMON_START_ID_BYTES,
-    ListCursor,
-    make_invalid_cursor_error,
-    parse_list_cursor,
 )
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
@@ -30,31 +25,26 @@ from tawebeval.core.pages import (
     read_page,
     resolve_cursor,
 )
-from tawebeval.core.retry_schedule import RetrySchedule
 from tawebeval.core.states import EvaluationState
-from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.deferreds import FairQueue
 from tawebeval.errors import (
-    CallerQuotaExceeded,
     EvaluationExpired,
     EvaluationFailure,
     EvaluationNotEnded,
     IdempotencyKeyReused,
-    ServerBusy,
     ServerStopping,
     SubmissionDiscarded,
 )
+from tawebeval.evaluations.admission import AdmissionControl
 from tawebeval.evaluations.archive_reader import (
     ArchiveReader,
-    ListedEvaluation,
     make_recording_end,
 )
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation, ResumeCheckout
-from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
 from tawebeval.evaluations.handover_journal import HandoverJournal
+from tawebeval.evaluations.lister import EvaluationLister
 from tawebeval.evaluations.records import (
     AcknowledgingSubscription,
     EvaluationRecord,
@@ -70,27 +60,9 @@ from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.deliveries import CallbackQueue
 
-_RETRY_LATER = 30  # seconds, if too many events are unread
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
-MAX_LISTED_EVALUATIONS = 100  # evaluations in one answer, at most
-# Evaluations that a filter examines for one answer, at most: about 2 ms.
-MAX_EVALUATIONS_EXAMINED_PER_TURN = 500
 
 log = Logger()
-
-
-@attrs.frozen
-class EvaluationListing:
-    """Some evaluations of one caller, in the order of their acceptance.
-
-    `begin_cursor` is the cursor before the first of them, None at the start of the list;
-    `end_cursor` is the cursor after the last of them, None if no other evaluation follows now.
-    `entries` are the summaries.
-    """
-
-    begin_cursor: str | None
-    end_cursor: str | None
-    entries: list[dict[str, Any]]
 
 
 class EvaluationRegistry:
@@ -119,15 +91,15 @@ class EvaluationRegistry:
         self._callbacks = EvaluationCallbacks(callbacks, context.run_keeper)
         self.submissions = SubmissionStore(context, root)
         self.records = RecordIndex(identities, context.clock, self.submissions.discard_kept_files)
-        # In the cursors of lists: those of another start of the daemon are refused by it.
-        self.daemon_start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
-        self.run_queue = FairQueue(*bounds, admits=self._has_memory)
-        self._retries = RetrySchedule(self.run_queue.slot_count)
+        self._admission = AdmissionControl(context, self.records, bounds)
+        self.run_queue = self._admission.run_queue
         # Evaluations with a process or a directory left, also those without a record.
         self._alive: dict[str, EvaluationRecord] = {}
         self.subscriptions: set[Subscription] = set()
         self._drain = EvaluationDrain(self._alive, self.records, self.subscriptions, self._clock)
         self.archived = ArchiveReader(context.archive)
+        start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
+        self.lister = EvaluationLister(self.records, self.archived, start_id)
 
     # Admission
 
@@ -139,80 +111,10 @@ class EvaluationRegistry:
     def check_admission(self, caller: str = "", *, should_schedule_retry: bool = True) -> None:
         """Raise the error with which a new evaluation would be refused.
 
-        This is ServerStopping, CallerQuotaExceeded, which the caller can remedy, or ServerBusy, in
-        this order. Before a refusal the registry forgets evaluations that a stream has sent to the
-        end: they are kept only for clients that have lost some of the events.
-
-        If `should_schedule_retry`, a refusal for the length of the queue has the time at which the
-        client is to come back, which no other client gets.
+        This is ServerStopping, or that of `AdmissionControl.check_admission`.
         """
         self.check_not_stopping()
-        while self._has_kept_share(caller) and self.records.forget_fully_sent_evaluation(caller):
-            pass
-        while self._has_too_much_kept() and self.records.forget_fully_sent_evaluation():
-            pass
-        if self._has_kept_share(caller):
-            raise CallerQuotaExceeded(
-                "too many of your finished evaluations are unread (callers.kept); read them, or"
-                " discard them by GET /evaluation/ID/events?after=end",
-                _RETRY_LATER,
-            )
-        if not self._has_memory(caller):
-            raise CallerQuotaExceeded(
-                "your unread events use up your share of memory (callers.buffers); read them, or"
-                " discard those of finished evaluations by GET /evaluation/ID/events?after=end",
-                _RETRY_LATER,
-            )
-        if self._has_too_much_kept():
-            raise ServerBusy(
-                "too many finished evaluations are unread (evaluations.kept, buffers.total); try"
-                " again later",
-                _RETRY_LATER,
-            )
-        if self.run_queue.is_caller_quota_exhausted(caller):
-            raise CallerQuotaExceeded(
-                "too many of your evaluations are queued (callers.queued); try again later",
-                self._plan_retry(caller, self.run_queue.waiting_caller_count)
-                if should_schedule_retry
-                else _RETRY_LATER,
-            )
-        if self.run_queue.is_full(caller):
-            raise ServerBusy(
-                "the queue is full (evaluations.queued); try again later",
-                self._plan_retry() if should_schedule_retry else _RETRY_LATER,
-            )
-
-    def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
-        return self._retries.schedule_retry(self._clock.seconds(), caller, caller_count)
-
-    def _has_memory(self, caller: str) -> bool:
-        """Return whether a caller may use more memory for events; the queue asks, too.
-
-        If not, the queue is dispatched as soon as the caller uses less.
-        """
-        budget = self.context.ring_budget
-        while budget.is_caller_quota_exhausted(
-            caller
-        ) and self.records.forget_fully_sent_evaluation(caller):
-            pass
-        if not budget.is_caller_quota_exhausted(caller):
-            return True
-        budget.call_when_quota_available(caller, self.run_queue.dispatch_slots)
-        return False
-
-    def _has_too_much_kept(self) -> bool:
-        return (
-            self.records.ended_count >= self.context.configuration.evaluations.max_kept
-            or self.context.ring_budget.is_only_reserve_free
-        )
-
-    def _has_kept_share(self, caller: str) -> bool:
-        """Return whether a caller has as many unread finished evaluations as `callers.kept`."""
-        configuration = self.context.configuration
-        share = configuration.callers.max_kept
-        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.max_kept:
-            return False
-        return self.records.ended_counts_by_caller[caller] >= share
+        self._admission.check_admission(caller, should_schedule_retry=should_schedule_retry)
 
     # Life of an evaluation
 
@@ -263,8 +165,7 @@ class EvaluationRegistry:
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
-        if not self.run_queue.has_free_slot:
-            self._retries.record_all_slots_used(self._clock.seconds())
+        self._admission.record_start()
         return evaluation.details.identifier
 
     # Another process of the daemon goes on
@@ -422,10 +323,7 @@ class EvaluationRegistry:
             del self._alive[evaluation.details.identifier]
             self.submissions.handle_evaluation_end(record)
             evaluation.save_final_snapshot()
-            self._retries.record_evaluation_end(
-                self._clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
-            )
-            self.run_queue.dispatch_slots()
+            self._admission.record_end()
             self._drain.on_drain_progress()
 
     def _end_recording(self, record: EvaluationRecord) -> None:
@@ -686,55 +584,6 @@ class EvaluationRegistry:
         if record is None:
             raise EvaluationExpired(self._started)
         return build_status(record.evaluation, self.run_queue.find_waiter_position(identifier))
-
-    async def list_evaluations(
-        self,
-        after: str | None,
-        caller: str = "",
-        evaluation_filter: EvaluationFilter = MATCH_ALL_FILTER,
-        limit: int | None = None,
-    ) -> EvaluationListing:
-        """Return up to 100 evaluations of a caller, or `limit`, that were accepted after a cursor.
-
-        None and the empty cursor stand for the start of the list. A filter examines a bounded
-        number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor;
-        ServerBusy, if the disk of the archive does not answer.
-        """
-        number = self._parse_list_cursor(after) if after else 0
-        size = limit or MAX_LISTED_EVALUATIONS
-        examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
-        newest = self.records.accepted_count
-        present = self.records.list_records(caller, number, examined + 1)
-        # What is archived meanwhile is in both, what is accepted meanwhile in neither.
-        archived = await self.archived.list_evaluations(
-            caller, number, newest, examined + 1, evaluation_filter
-        )
-        found = {one.sequence_number: one for one in archived}
-        found |= {
-            one.sequence_number: ListedEvaluation(one.sequence_number, one.details)
-            for one in present
-        }
-        in_order = [found[number] for number in sorted(found)[: examined + 1]]
-        listed: list[ListedEvaluation] = []
-        end = None
-        for one, following in pairwise((*in_order, None)):
-            assert one is not None, "only the last is None"
-            if one.matches(evaluation_filter):
-                listed.append(one)
-            examined -= 1
-            if following is not None and (len(listed) == size or not examined):
-                end = str(ListCursor(self.daemon_start_id, one.sequence_number))
-                break
-        return EvaluationListing(after or None, end, [one.build_listing_entry() for one in listed])
-
-    def _parse_list_cursor(self, text: str) -> int:
-        cursor = parse_list_cursor(text)
-        if (
-            cursor.daemon_start_id != self.daemon_start_id
-            or cursor.sequence_number > self.records.accepted_count
-        ):
-            raise make_invalid_cursor_error(text)
-        return cursor.sequence_number
 
     # Housekeeping and shutdown
 

@@ -8,7 +8,7 @@ from typing import Any
 from tawebeval.core.evaluation_lists import MergedListCursor, make_list_page, merge_list_pages
 from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
-from tawebeval.evaluations.registry import MAX_LISTED_EVALUATIONS
+from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS
 from tawebeval.web.context import WebContext
 from tawebeval.web.peers import SINGLE_DAEMON_LIST_HEADER, PeerListRequest
 from tawebeval.web.responses import (
@@ -27,7 +27,7 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
     own_limit = _parse_own_limit(request)
     if own_limit is None and service.other_daemons:
         return await _list_all(context, request)
-    listing = await context.registry.list_evaluations(
+    listing = await context.registry.lister.list_evaluations(
         get_query_argument(request, "after"),
         request.caller,
         parse_filter(get_query_arguments(request, is_filter_parameter)),
@@ -51,7 +51,7 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     parts = {}
     if own in cursors:
         with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
-            listing = await context.registry.list_evaluations(
+            listing = await context.registry.lister.list_evaluations(
                 cursors[own], request.caller, wanted, limit
             )
             parts[own] = make_list_page(listing.end_cursor, listing.entries)

@@ -348,7 +348,7 @@ class RegistryTestCase(SynchronousTestCase):
 
     def list_all(self) -> list[dict[str, Any]]:
         """Return the list."""
-        listed = Deferred.fromCoroutine(self.registry.list_evaluations(None))
+        listed = Deferred.fromCoroutine(self.registry.lister.list_evaluations(None))
         return self.successResultOf(listed).entries
 
     def accept(self, **settings: Any) -> str:

@@ -68,7 +68,7 @@ class World:
         asked = self.ask("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         self.identifier = asked.json()["evaluation_id"]
         self.record = self.service.registry.records[self.identifier]
-        self.mark = self.service.registry.daemon_start_id
+        self.mark = self.service.registry.lister.daemon_start_id
         self.printed = 0
         self.ended = self.gone = False
 

@@ -299,7 +299,7 @@ class AwayTests(SeveralTestCase):
         """If this daemon's own archive does not answer, this one is away."""
         registry = self.services["a"].context.registry
         busy = mock.AsyncMock(side_effect=ServerBusy("the disk does not answer", 5))
-        with mock.patch.object(registry, "list_evaluations", busy):
+        with mock.patch.object(registry, "lister", mock.Mock(list_evaluations=busy)):
             self.assertEqual(self.ask("a").json()["away"], ["a"])
 
     def test_defect(self) -> None:

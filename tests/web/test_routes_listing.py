@@ -39,7 +39,7 @@ class ListingTests(WebTestCase):
 
     def test_pages(self) -> None:
         """So many at a time; `end` and `Link` lead on, to what was accepted later."""
-        with mock.patch("tawebeval.evaluations.registry.MAX_LISTED_EVALUATIONS", 2):
+        with mock.patch("tawebeval.evaluations.lister.MAX_LISTED_EVALUATIONS", 2):
             identifiers = [self.evaluate() for _ in range(4)]
             path, found = "/evaluations", []
             while path:
@@ -114,8 +114,8 @@ class ListingTests(WebTestCase):
     def test_filtered_pages(self) -> None:
         """Parts of a filtered list lead on with the same filter, however little each has."""
         with (
-            mock.patch("tawebeval.evaluations.registry.MAX_LISTED_EVALUATIONS", 1),
-            mock.patch("tawebeval.evaluations.registry.MAX_EVALUATIONS_EXAMINED_PER_TURN", 2),
+            mock.patch("tawebeval.evaluations.lister.MAX_LISTED_EVALUATIONS", 1),
+            mock.patch("tawebeval.evaluations.lister.MAX_EVALUATIONS_EXAMINED_PER_TURN", 2),
         ):
             first, *_, last = (
                 self.label(a="x y"),
@@ -166,7 +166,7 @@ class ListingTests(WebTestCase):
 
     def end_of_first(self) -> str:
         """Return the cursor after the first evaluation, which has to have others behind it."""
-        with mock.patch("tawebeval.evaluations.registry.MAX_LISTED_EVALUATIONS", 1):
+        with mock.patch("tawebeval.evaluations.lister.MAX_LISTED_EVALUATIONS", 1):
             end: str = self.listed()["end"]
         return end
 

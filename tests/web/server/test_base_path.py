@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import RESERVED_URL_PATHS, Configuration, HttpSettings
 from tawebeval.errors import ResourceMoved
-from tawebeval.evaluations import registry
+from tawebeval.evaluations import lister
 from tawebeval.web.server.base_path import BasePath
 from tests.cases.web import LINK, PROXY, SETTINGS, RawTestCase
 from tests.fakes.clients import MULTIPART, Answer, form, parts
@@ -97,7 +97,7 @@ class RoutesBelowTests(RawTestCase):
 
     def test_listing(self) -> None:
         """The list of evaluations goes on below the path."""
-        self.patch(registry, "MAX_LISTED_EVALUATIONS", 1)
+        self.patch(lister, "MAX_LISTED_EVALUATIONS", 1)
         for _ in range(2):
             self.begin("/evaluate")
         answer = self.ask_raw(f"GET {BELOW}/evaluations")
