@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,11 +39,9 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.linux.cgroups.manager import open_cgroups
 from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
-from tawebeval.linux.filetree import LIST_MODE_BITS, open_directory, remove_tree
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileges
-from tawebeval.linux.reaper import kill_stale_processes
 
-_PREFIX = "tawebeval-try-"
 _WORDS = {
     "data_begin": "<<< data begins >>>",
     "data_end": "<<< data ends >>>",
@@ -251,45 +248,13 @@ def _usage_errors() -> Iterator[None]:
 def make_scratch_directory() -> Iterator[Path]:
     """Make a directory below TMPDIR for one `try`, and remove it at the end. Blocks.
 
-    The directory is locked while it is used: one without a lock is left of a killed `try` and is
-    removed by the next one. (A process number would mean nothing in another container.)
     Raises OSError.
     """
-    around = Path(tempfile.gettempdir()).resolve()
-    _remove_stale(around)
-    place, lock = _make_locked(around)
+    place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
     try:
         yield place
     finally:
-        try:
-            remove_tree(place)
-        finally:
-            os.close(lock)
-
-
-def _remove_stale(around: Path) -> None:
-    """Remove the directories that killed processes of this user have left in `around`."""
-    for place in around.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another user's, locked, or just removed
-            descriptor = open_directory(str(place), None, LIST_MODE_BITS)
-            try:
-                if os.fstat(descriptor).st_uid == os.geteuid():
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    kill_stale_processes(place)
-                    remove_tree(place)
-            finally:
-                os.close(descriptor)
-
-
-def _make_locked(around: Path) -> tuple[Path, int]:
-    """Return a new directory and the descriptor that holds its lock."""
-    while True:
-        place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=around))
-        lock = open_directory(str(place), None, LIST_MODE_BITS)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if place.exists():
-            return place, lock
-        os.close(lock)  # another process removed it before it was locked
+        remove_tree(place)
 
 
 class MarkerReplacer:

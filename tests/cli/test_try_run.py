@@ -158,19 +158,3 @@ class ScratchTests(SynchronousTestCase):
             (place / "a").mkdir()
             self.assertEqual(list(self.around.iterdir()), [place])
         self.assertEqual(list(self.around.iterdir()), [])
-
-    def test_swept(self) -> None:
-        """Those that were left go, those of others who work in them stay, and so does all else."""
-        left = self.around / "tawebeval-try-x"
-        (left / "a").mkdir(parents=True)
-        (left / "a").chmod(0)
-        kept = self.around / "kept"
-        kept.mkdir()
-        (self.around / "tawebeval-try-link").symlink_to(kept)
-        (self.around / "tawebeval-try-file").touch()
-        with make_scratch_directory() as one, make_scratch_directory() as other:
-            self.assertFalse(left.exists())
-            self.assertEqual(
-                {path.name for path in self.around.iterdir()},
-                {one.name, other.name, "kept", "tawebeval-try-link", "tawebeval-try-file"},
-            )

@@ -189,15 +189,6 @@ class TryTests(TestCase):
         terminal.interrupt()
         self.assertEqual(await terminal.end(), 1, terminal.shown)
 
-    async def test_killed(self) -> None:
-        """What one leaves behind that was killed goes with the next."""
-        terminal = await self.attempt_in_terminal("echo ready; sleep 600")
-        terminal.interrupt(signal.SIGKILL)
-        await terminal.end()
-        self.assertNotEqual(list(self.scratch.iterdir()), [])
-        done = await self.attempt("true")
-        self.assertEqual(done.returncode, 0, done.stderr)
-
     async def test_nobody_reads(self) -> None:
         """Where stdout is closed, as by `head`, it ends, and cleans up."""
         for more in ([], ["--raw"]):
