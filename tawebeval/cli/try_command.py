@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,9 +16,7 @@ from tawebeval.cli.evaluate import (
     LIMIT_OPTION,
     SEED_OPTION,
     TIMES_OPTION,
-    Submission,
 )
-from tawebeval.cli.follow import DownloadDirectory
 from tawebeval.cli.operator_commands import CONFIG_OPTION
 from tawebeval.cli.runtime import UTF8_ARGUMENT, make_screen
 
@@ -52,21 +50,7 @@ _STDERR_LINES = 40  # shown without --raw
 @FILES_OPTION
 @EVENTS_OPTION
 @TIMES_OPTION
-def try_(
-    root: Path,
-    fields: Submission,
-    evaluator: str,
-    directory: str | None,
-    seed: int | None,
-    environment: str | None,
-    limits: Mapping[str, str],
-    config: Path | None,
-    user: str | None,
-    raw: bool,
-    folder: DownloadDirectory | None,
-    lines: bool,
-    times: bool,
-) -> None:
+def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
     """Run an evaluator on this machine, without a server.
 
     DIRECTORY takes the place of the git repository. The evaluator gets a copy, so DIRECTORY never
@@ -88,22 +72,6 @@ def try_(
     screen.stderr_lines = None if raw or lines else _STDERR_LINES
     screen.shows_excerpts = True
     # Imported late: it imports much of the daemon.
-    from tawebeval.cli.try_run import TryOptions, run_try
+    from tawebeval.cli.try_run import run_try
 
-    run_try(
-        TryOptions(
-            root=root,
-            submission=fields,
-            evaluator=evaluator,
-            directory=directory or "",
-            seed=seed,
-            environment=environment or "",
-            limits=limits,
-            configuration_file=config,
-            user=user or "",
-            is_raw=raw,
-            download_directory=folder,
-            has_times=times,
-        ),
-        screen,
-    )
+    run_try(screen, raw=raw, times=times, **options)

@@ -50,51 +50,44 @@ _WORDS = {
 }
 
 
-@attrs.frozen
-class TryOptions:
-    """The arguments and options of the command; an empty `user` is that of the configuration."""
+def run_try(
+    screen: Screen,
+    *,
+    root: Path,
+    fields: Submission,
+    evaluator: str,
+    directory: str | None,
+    seed: int | None,
+    environment: str | None,
+    limits: Mapping[str, str],
+    config: Path | None,
+    user: str | None,
+    raw: bool,
+    folder: DownloadDirectory | None,
+    times: bool,
+) -> NoReturn:
+    """Run the evaluator, show its output, and exit with the status. Raises UsageError.
 
-    root: Path
-    submission: Submission
-    evaluator: str
-    directory: str
-    seed: int | None
-    environment: str
-    limits: Mapping[str, str]
-    configuration_file: Path | None
-    user: str
-    is_raw: bool
-    download_directory: DownloadDirectory | None
-    has_times: bool
-
-
-def run_try(given: TryOptions, screen: Screen) -> NoReturn:
-    """Run the evaluator, show its output, and exit with the status. Raises UsageError."""
-    drawn = draw_seed(os.urandom) if given.seed is None else given.seed
+    The parameters are the arguments and options of the command.
+    """
+    drawn = draw_seed(os.urandom) if seed is None else seed
+    directory = directory or ""
     with _usage_errors():
-        configuration = read_configuration(given.configuration_file)
+        configuration = read_configuration(config)
         chosen = parse_limits(
-            given.limits,
+            limits,
             configuration.limits.requestable_ranges,
             ", which the file of --config can raise",
         )
-        environment = parse_environment_name(given.environment, configuration.environments)
-        privileges = _find_privileges(given.user, configuration.service.user)
+        environment = parse_environment_name(environment or "", configuration.environments)
+        privileges = _find_privileges(user or "", configuration.service.user)
         variables = privileges.build_user_environment(os.environ)
-        check_sandbox_readable_paths(configuration, given.configuration_file, variables)
+        check_sandbox_readable_paths(configuration, config, variables)
         with privileges.act_as_user():
-            check_environments(configuration, given.configuration_file, variables)
+            check_environments(configuration, config, variables)
         if privileges.user is not None:
             preload_modules()
-    request = LocalRequest(
-        given.root,
-        given.directory,
-        given.evaluator,
-        drawn,
-        given.submission,
-        chosen,
-        environment,
-    )
+    request = LocalRequest(root, directory, evaluator, drawn, fields, chosen, environment)
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
@@ -104,9 +97,9 @@ def run_try(given: TryOptions, screen: Screen) -> NoReturn:
             with privileges.act_as_user():
                 place = made.enter_context(make_scratch_directory())
             with _usage_errors():
-                spawn = RawOutputSpawner(reactor, screen) if given.is_raw else Spawner(reactor)
+                spawn = RawOutputSpawner(reactor, screen) if raw else Spawner(reactor)
                 surroundings = LocalEnvironment.open(
-                    configuration, given.root, place, cgroups, spawn, reactor
+                    configuration, root, place, cgroups, spawn, reactor
                 )
                 privileges.become_user()
                 privileges.drop_privileges()
@@ -114,16 +107,16 @@ def run_try(given: TryOptions, screen: Screen) -> NoReturn:
                 screen.show_message(
                     "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
                 )
-            show_seed(screen, drawn if given.seed is None else None)
-            hint_finder = HintFinder(configuration, given.root, given.directory, chosen)
+            show_seed(screen, drawn if seed is None else None)
+            hint_finder = HintFinder(configuration, root, directory, chosen)
             evaluation = LocalEvaluation(
                 request,
                 surroundings,
                 screen,
-                given.download_directory,
-                given.is_raw,
+                folder,
+                raw,
                 hint_finder,
-                given.has_times,
+                times,
             )
             return await evaluation.run()
 
