@@ -178,17 +178,6 @@ class Evaluation:
                 self.context.archive.get_written_cursor(self.details.identifier),
             )
 
-    def check_reader_timeout(self, read_cursor: int, *, is_slot_wanted: bool) -> None:
-        """Stop the evaluation if it has waited too long for its readers. Save a new pause.
-
-        `read_cursor` is the last cursor up to which a client has read. `is_slot_wanted` is whether
-        another evaluation waits for the slot.
-        """
-        if self.supervisor is not None:
-            self.supervisor.check_reader_timeout(
-                self.ring.measure_bytes_before(read_cursor), is_slot_wanted=is_slot_wanted
-            )
-
     def discard_events(self, final_state: EvaluationState) -> None:
         """Discard all events of a cleaned-up evaluation; its state becomes DRAINED or EXPIRED.
 

@@ -600,9 +600,10 @@ class EvaluationRegistry:
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
         for identifier, wanted in self.run_queue.list_slot_holders():
             record = self._alive[identifier]
-            record.evaluation.check_reader_timeout(
-                record.readers.furthest_read_cursor, is_slot_wanted=wanted
-            )
+            if (supervisor := record.evaluation.supervisor) is not None:
+                supervisor.check_reader_timeout(
+                    record.readers.furthest_read_cursor, is_slot_wanted=wanted
+                )
         self.run_queue.dispatch_slots()  # the time in which pages are expected may have passed
 
     def hand_over_evaluations(self) -> None:

@@ -157,11 +157,17 @@ class RunSupervisor:
 
     # While the evaluator runs
 
-    def check_reader_timeout(self, total_read_bytes: int, *, is_slot_wanted: bool) -> None:
-        """Do as `EvaluatorRun` says. Have a new pause saved, once a second: many may come."""
-        limit = self._context.configuration.evaluations.max_pause_seconds
+    def check_reader_timeout(self, read_cursor: int, *, is_slot_wanted: bool) -> None:
+        """Stop the run if it has waited too long for its readers. Have a new pause saved.
+
+        `read_cursor` is the last cursor up to which a client has read. `is_slot_wanted` is whether
+        another evaluation waits for the slot. To be called about once a second, since pauses may
+        come with each page.
+        """
         self.evaluator_run.check_reader_timeout(
-            limit, total_read_bytes, is_slot_wanted=is_slot_wanted
+            self._context.configuration.evaluations.max_pause_seconds,
+            self._ring.measure_bytes_before(read_cursor),
+            is_slot_wanted=is_slot_wanted,
         )
         if self._is_pause_unsaved:
             self._is_pause_unsaved = False
