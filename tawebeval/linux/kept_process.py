@@ -17,7 +17,6 @@ most. The kernel charges both to the daemon's control group.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 from collections.abc import Callable
@@ -37,7 +36,6 @@ KEPT_STDERR_BYTES = 64 * 1024
 """Bytes of stderr, at least, that the next process can deliver again."""
 
 _HOLE = 64 * 1024  # bytes: holes are whole multiples of it, hence of a page
-_PROCESS_GROUP = 1 << 2  # pidfd_send_signal(2), Linux 6.9: PIDFD_SIGNAL_PROCESS_GROUP
 
 
 class SplicedPipeReader(PipeReader):
@@ -225,19 +223,11 @@ class KeptProcess(PipedProcess):
     def signal_group(self, number: int) -> None:
         """Send a signal to the process group, also after the process's own end.
 
-        The pidfd stands for the group, whoever has reaped the process, and never for another one
-        that has got its number. After `processEnded` nothing is sent.
+        Another process that has got the number gets none. After `processEnded` nothing is sent.
         """
-        if self._ended:
-            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            try:
-                signal.pidfd_send_signal(self._pidfd, number, None, _PROCESS_GROUP)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                if self._has_number():  # before Linux 6.9
-                    os.killpg(self.pid, number)
+            if not self._ended and self._has_number():
+                os.killpg(self.pid, number)
 
     def _has_number(self) -> bool:
         """Tell whether no other process has got the number of this one.

@@ -137,47 +137,32 @@ class EndTests(KeptTestCase):
 
 
 class GroupTests(KeptTestCase):
-    """Signals, with and without the system call of Linux 6.9 for process groups."""
-
-    def use_old_kernel(self) -> None:
-        """Refuse what Linux before 6.9 refuses."""
-        real = signal.pidfd_send_signal
-
-        def refuse(pidfd: int, number: int, info: None = None, flags: int = 0) -> None:
-            real(pidfd, number, info, flags and 1 << 9)
-
-        self.patch(signal, "pidfd_send_signal", refuse)
+    """Signals to process groups."""
 
     async def test_group(self) -> None:
         """A signal reaches the whole group, and after the process's exit those that are left."""
-        for old in (False, True):
-            if old:
-                self.use_old_kernel()
-            kept = self.run_shell("sleep 600 & echo ready; wait")
-            await kept.first.wait()
-            kept.child.signal_group(signal.SIGTERM)
-            self.assertEqual((await kept.ended.wait()).signal, signal.SIGTERM)
-            kept = self.run_shell("sleep 600 & sleep 600 &")
-            await kept.exited.wait()
-            kept.child.signal_group(signal.SIGKILL)
-            await kept.ended.wait()
+        kept = self.run_shell("sleep 600 & echo ready; wait")
+        await kept.first.wait()
+        kept.child.signal_group(signal.SIGTERM)
+        self.assertEqual((await kept.ended.wait()).signal, signal.SIGTERM)
+        kept = self.run_shell("sleep 600 & sleep 600 &")
+        await kept.exited.wait()
+        kept.child.signal_group(signal.SIGKILL)
+        await kept.ended.wait()
 
     async def test_reused_number(self) -> None:
         """Another process that has got the number, and its group, gets no signal."""
-        for old in (False, True):
-            if old:
-                self.use_old_kernel()
-            with subprocess.Popen(["/bin/sleep", "600"], start_new_session=True) as other:
-                started = start_child(["/bin/true"], PATH, "/")
-                os.waitid(os.P_PID, started.pid, os.WEXITED)
-                reused = StartedProcess(other.pid, started.pidfd, started.stdout, started.stderr)
-                kept = self.keep(reused, wait=lambda: succeed((0, None)))
-                kept.child.signal_group(signal.SIGKILL)
-                await kept.exited.wait()
-                kept.child.signal_group(signal.SIGKILL)
-                await kept.ended.wait()
-                self.assertIsNone(other.poll())
-                other.kill()
+        with subprocess.Popen(["/bin/sleep", "600"], start_new_session=True) as other:
+            started = start_child(["/bin/true"], PATH, "/")
+            os.waitid(os.P_PID, started.pid, os.WEXITED)
+            reused = StartedProcess(other.pid, started.pidfd, started.stdout, started.stderr)
+            kept = self.keep(reused, wait=lambda: succeed((0, None)))
+            kept.child.signal_group(signal.SIGKILL)
+            await kept.exited.wait()
+            kept.child.signal_group(signal.SIGKILL)
+            await kept.ended.wait()
+            self.assertIsNone(other.poll())
+            other.kill()
 
 
 class OutputTests(KeptTestCase):
