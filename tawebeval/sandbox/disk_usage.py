@@ -74,34 +74,35 @@ class DiskUsage:
 
 
 @attrs.define
-class DiskCount(DiskUsage):
-    """A count in progress.
+class DiskCount:
+    """A count in progress, whose result is in `usage`.
 
     Files unchanged since `since`, in seconds since the epoch, are not the largest. The count stops
     beyond `most` bytes and files, and fails after `work` looks.
     """
 
-    _since: float = attrs.field(default=0.0, repr=False, eq=False)
-    _most: tuple[float, float] = attrs.field(default=(inf, inf), repr=False, eq=False)
-    _work: float = attrs.field(default=inf, repr=False, eq=False)
-    _seen: set[tuple[int, int]] = attrs.field(factory=set, repr=False, eq=False)
+    _since: float
+    _most: tuple[float, float]
+    _work: float
+    usage: DiskUsage = attrs.field(factory=DiskUsage, init=False)
+    _seen: set[tuple[int, int]] = attrs.field(factory=set, init=False)
 
     def add_file(self, status: os.stat_result) -> None:
         """Count a file; only the first of several names takes room."""
-        self.file_count += 1
-        file = status.st_dev, status.st_ino
+        usage, file = self.usage, (status.st_dev, status.st_ino)
+        usage.file_count += 1
         if file not in self._seen:
             if status.st_nlink != 1:
                 self._seen.add(file)
-            self.size += status.st_blocks * 512
+            usage.size += status.st_blocks * 512
             if status.st_ctime >= self._since:
-                self.largest_file = max(self.largest_file, status.st_size)
-        if self.size > self._most[0] or self.file_count > self._most[1]:
+                usage.largest_file = max(usage.largest_file, status.st_size)
+        if usage.size > self._most[0] or usage.file_count > self._most[1]:
             raise _LimitExceeded
 
     def _look(self) -> None:
-        self.inspected_count += 1
-        if self.inspected_count > self._work:
+        self.usage.inspected_count += 1
+        if self.usage.inspected_count > self._work:
             raise CountTooExpensive
 
     def add_directory(
@@ -122,7 +123,7 @@ class DiskCount(DiskUsage):
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.name)
         if depth == _DEEPEST:
-            self.is_too_deep = self.is_too_deep or bool(below)
+            self.usage.is_too_deep = self.usage.is_too_deep or bool(below)
             return
         for name in below:
             self._look()
@@ -147,12 +148,10 @@ class DiskCount(DiskUsage):
                         self._look()
                         with _ignore_missing():
                             status = os.stat(descriptor.path)
-                            if status.st_nlink == 0 and status.st_dev in devices:
-                                self._add_once(status)
-
-    def _add_once(self, status: os.stat_result) -> None:
-        if (status.st_dev, status.st_ino) not in self._seen:
-            self.add_file(status)
+                            file = status.st_dev, status.st_ino
+                            is_unlinked = status.st_nlink == 0 and status.st_dev in devices
+                            if is_unlinked and file not in self._seen:
+                                self.add_file(status)
 
 
 def measure_disk_usage(
@@ -171,7 +170,7 @@ def measure_disk_usage(
 
     Raises: OSError, CountTooExpensive.
     """
-    count = DiskCount(since=since, most=most, work=work)
+    count = DiskCount(since, most, work)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         count.add_directory(top, apart=apart)
@@ -182,9 +181,7 @@ def measure_disk_usage(
         pass
     finally:
         os.close(top)
-    return DiskUsage(
-        count.size, count.file_count, count.largest_file, count.is_too_deep, count.inspected_count
-    )
+    return count.usage
 
 
 def read_quota_usage(directory: Path, system: os.statvfs_result) -> DiskUsage | None:

@@ -180,11 +180,10 @@ def check_run_limits(
     None: all limits are kept; EvaluationError: the exceeded limit; another exception: the look has
     failed. `runs` has the maximum looks at the disk for each run.
     """
-    return [(run, _look_at(run, work)) for run, work in runs.items()]
-
-
-def _look_at(run: SandboxedRun, work: float) -> Exception | None:
-    try:
-        return run.check_limits(work=work)
-    except Exception as error:  # noqa: BLE001  (the other runs need their look)
-        return error
+    found: list[tuple[SandboxedRun, Exception | None]] = []
+    for run, work in runs.items():
+        try:
+            found.append((run, run.check_limits(work=work)))
+        except Exception as error:  # noqa: BLE001  (the other runs need their look)
+            found.append((run, error))
+    return found

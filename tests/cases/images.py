@@ -88,11 +88,8 @@ class ImageBuilder:
         return path
 
 
-def save(path: Path, layers: Sequence[bytes], linked: str = "") -> str:
-    """Write an archive as older versions of docker do; return the ID of the image.
-
-    `linked` is what a link in the place of the first layer leads to.
-    """
+def save(path: Path, layers: Sequence[bytes]) -> str:
+    """Write an archive as older versions of docker do; return the ID of the image."""
     names = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
     config = json.dumps({"rootfs": {"type": "layers", "diff_ids": names}}).encode()
     identifier = hashlib.sha256(config).hexdigest()
@@ -103,8 +100,6 @@ def save(path: Path, layers: Sequence[bytes], linked: str = "") -> str:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
-            if linked and name == "0/layer.tar":
-                member.type, member.linkname, member.size = tarfile.SYMTYPE, linked, 0
             archive.addfile(member, io.BytesIO(content))
     return f"sha256:{identifier}"
 

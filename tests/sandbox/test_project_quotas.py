@@ -68,7 +68,6 @@ class FakeKernel:
         self.files: dict[int, int] = {}
         self.unknown = 0
         self.error = 0
-        self.allocated: list[int] = []
 
     def statvfs(self, path: Path) -> Any:
         """Return what is said of the directory's project, or of all."""
