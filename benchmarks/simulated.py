@@ -336,8 +336,8 @@ class SimulatedDaemon:
             sandbox=SimulatedSandbox(configuration.limits),
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]
             ring_budget=RingBudget(
-                configuration.buffers.total,
-                configuration.buffers.evaluation,
+                configuration.buffers.max_total_bytes,
+                configuration.buffers.max_evaluation_bytes,
                 self.slots,
                 lambda call: clock.callLater(0, call),
                 configuration.callers.max_buffer_bytes,
@@ -380,7 +380,7 @@ class SimulatedDaemon:
         """Hold a connection. Raises: ServerBusy; ConnectionRefusedError while it is away."""
         if self.is_away:
             raise ConnectionRefusedError
-        if self.open_connections >= self.configuration.http.connections:
+        if self.open_connections >= self.configuration.http.max_connections:
             raise ServerBusy("too many connections (http.connections)", _RETRY_AFTER)
         self.open_connections += 1
         self.most_connections = max(self.most_connections, self.open_connections)

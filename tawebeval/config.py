@@ -206,7 +206,14 @@ def _check_peer(name: str, url: str) -> None:
 
 
 class ServiceSettings(
-    Section, frozen=True, rename={"drain_seconds": "drain", "evaluations_outlive_daemon": "lasting"}
+    Section,
+    frozen=True,
+    rename={
+        "drain_seconds": "drain",
+        "evaluations_outlive_daemon": "lasting",
+        "daemon_name": "name",
+        "peer_urls": "peers",
+    },
 ):
     """`[service]`: the daemon's process."""
 
@@ -216,25 +223,25 @@ class ServiceSettings(
     ] = ""
     drain_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 20
     evaluations_outlive_daemon: Literal["auto"] | bool = "auto"
-    name: Annotated[
+    daemon_name: Annotated[
         str, _matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
     ] = ""
-    peers: dict[str, str] = msgspec.field(default_factory=dict)
+    peer_urls: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.peers and not self.name:
+        if self.peer_urls and not self.daemon_name:
             raise ValueError(".peers: needs service.name, the name of this daemon")
         if len(self.other_daemons) > MAX_PEERS:
             raise ValueError(
                 f".peers: has {len(self.other_daemons)} other daemons; the limit is {MAX_PEERS}"
             )
-        for name, url in self.peers.items():
+        for name, url in self.peer_urls.items():
             _check_peer(name, url)
 
     @property
     def other_daemons(self) -> dict[str, str]:
         """The base URLs of the other daemons by name: `peers` may have this daemon, too."""
-        return {name: url for name, url in self.peers.items() if name != self.name}
+        return {name: url for name, url in self.peer_urls.items() if name != self.daemon_name}
 
 
 class CallerSettings(
@@ -244,25 +251,27 @@ class CallerSettings(
         "is_open_without_tokens": "open",
         "max_running": "running",
         "max_queued": "queued",
-        "max_kept": "kept",
         "max_buffer_bytes": "buffers",
         "link_lifetime_days": "link_days",
+        "tokens_file": "tokens",
+        "allowed_origins": "origins",
+        "max_retained": "kept",
     },
 ):
     """`[callers]`: tokens, and the share of each caller."""
 
-    tokens: str = ""
+    tokens_file: str = ""
     is_open_without_tokens: bool = False
-    origins: tuple[_Origin, ...] = ("*",)
+    allowed_origins: tuple[_Origin, ...] = ("*",)
     max_running: _OptionalCount = 0
     max_queued: _OptionalCount = 200
-    max_kept: _OptionalCount = 2000
+    max_retained: _OptionalCount = 2000
     max_buffer_bytes: _OptionalBytes = 40 * MIB
     requests_per_minute: _OptionalCount = 6000
     link_lifetime_days: Annotated[float, Meta(ge=0, le=366)] = 30
 
 
-class CredentialSettings(Section, frozen=True):
+class CredentialSettings(Section, frozen=True, rename={"allowed_callers": "callers"}):
     """`[[repositories.credentials]]`: user name and secret for git servers."""
 
     host: _Host
@@ -277,7 +286,7 @@ class CredentialSettings(Section, frozen=True):
     password_file: _SecretFile = ""
     key_file: _SecretFile = ""
     known_hosts_file: _SecretFile = ""
-    callers: tuple[_CallerName, ...] = ()
+    allowed_callers: tuple[_CallerName, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.password_file) == bool(self.key_file):
@@ -295,27 +304,34 @@ class RepositoryFetchSettings(
         "max_concurrent_fetches": "fetches",
         "max_cache_bytes": "cache",
         "git_memory_bytes": "memory",
+        "allowed_protocols": "protocols",
+        "allowed_private_networks": "private_networks",
+        "max_fetch_bytes": "fetch_bytes",
+        "max_tree_files": "tree_files",
+        "max_tree_bytes": "tree_bytes",
+        "max_submodules": "submodules",
+        "should_fetch_lfs": "lfs",
     },
 ):
     """`[repositories]`: allowed sources of evaluators, and the cache."""
 
-    protocols: tuple[Literal["https", "http", "git", "ssh", "file"], ...] = ("https",)
+    allowed_protocols: tuple[Literal["https", "http", "git", "ssh", "file"], ...] = ("https",)
     allow_hosts: tuple[_Host, ...] = ()
     deny_hosts: tuple[_Host, ...] = ()
-    private_networks: tuple[str, ...] = ()
+    allowed_private_networks: tuple[str, ...] = ()
     credentials: tuple[CredentialSettings, ...] = ()
     max_cache_bytes: _Bytes = 10 * GIB
     max_concurrent_fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
     fetch_timeout: _Seconds = 300
-    fetch_bytes: _Bytes = GIB
+    max_fetch_bytes: _Bytes = GIB
     git_memory_bytes: Annotated[int, Meta(ge=64 * MIB, le=2**50, extra=_SIZE)] = GIB
-    tree_files: _Count = 100_000
-    tree_bytes: _Bytes = GIB
-    submodules: Annotated[int, Meta(ge=0, le=1000)] = 16
-    lfs: bool = True
+    max_tree_files: _Count = 100_000
+    max_tree_bytes: _Bytes = GIB
+    max_submodules: Annotated[int, Meta(ge=0, le=1000)] = 16
+    should_fetch_lfs: bool = True
 
     def __post_init__(self) -> None:
-        _check_networks(self.private_networks)
+        _check_networks(self.allowed_private_networks)
 
 
 TOTAL_PAUSE_FACTOR = 10
@@ -328,10 +344,14 @@ class EvaluationSettings(
     rename={
         "max_running": "running",
         "max_queued": "queued",
-        "max_kept": "kept",
         "kill_grace_seconds": "grace",
         "max_pause_seconds": "paused",
         "retention_seconds": "retain",
+        "abandon_after_seconds": "abandon_after",
+        "max_retained": "kept",
+        "should_keep_submissions": "keep_submissions",
+        "problems_file": "problems",
+        "environment_variables": "environment",
     },
 ):
     """`[evaluations]`: numbers and times of evaluations."""
@@ -340,24 +360,30 @@ class EvaluationSettings(
     max_queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
     kill_grace_seconds: _Seconds = 2
     max_pause_seconds: _Seconds = 600
-    abandon_after: _Seconds = 900
+    abandon_after_seconds: _Seconds = 900
     retention_seconds: _Seconds = 900
-    max_kept: _Count = 10_000
-    keep_submissions: bool = True
-    problems: Annotated[str, _matching(r"(/.+)?", "the absolute path of a file, or empty")] = ""
-    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    max_retained: _Count = 10_000
+    should_keep_submissions: bool = True
+    problems_file: Annotated[str, _matching(r"(/.+)?", "the absolute path of a file, or empty")] = (
+        ""
+    )
+    environment_variables: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_variables("environment", self.environment)
+        _check_variables("environment", self.environment_variables)
 
 
-class SandboxSettings(Section, frozen=True):
+class SandboxSettings(
+    Section,
+    frozen=True,
+    rename={"has_network": "network", "has_loopback": "loopback", "readable_paths": "readable"},
+):
     """`[sandbox]`: kind and file system of the sandbox."""
 
     kind: Literal["auto", "bubblewrap", "none"] = "auto"
-    network: bool = False
-    loopback: bool = False
-    readable: tuple[_AbsolutePath, ...] = ()
+    has_network: bool = False
+    has_loopback: bool = False
+    readable_paths: tuple[_AbsolutePath, ...] = ()
 
 
 _SlurmWord = Annotated[
@@ -403,15 +429,20 @@ class SlurmJobSettings(Section, frozen=True):
 class RunnerSettings(
     Section,
     frozen=True,
-    rename={"shared_directory": "shared", "max_retries_after_node_loss": "retries"},
+    rename={
+        "shared_directory": "shared",
+        "max_retries_after_node_loss": "retries",
+        "node_cache_bytes": "node_cache",
+        "node_python": "python",
+    },
 ):
     """`[runner]`: the machines that evaluators run on."""
 
     kind: Literal["local", "slurm"] = "local"
     shared_directory: _OptionalPath = ""
     node_directory: _AbsolutePath = "/var/tmp"  # noqa: S108  (the default, which any operator may change)
-    node_cache: _OptionalBytes = 4 * GIB
-    python: _OptionalPath = ""
+    node_cache_bytes: _OptionalBytes = 4 * GIB
+    node_python: _OptionalPath = ""
     partition: _SlurmWord = ""
     account: _SlurmWord = ""
     constraint: _SlurmWord = ""
@@ -506,35 +537,50 @@ def _read_least(name: str) -> float:
 _LEAST: Mapping[str, float] = {name: _read_least(name) for name in LIMIT_UNITS}
 
 
-class EventBufferSettings(Section, frozen=True):
+class EventBufferSettings(
+    Section,
+    frozen=True,
+    rename={
+        "max_total_bytes": "total",
+        "max_evaluation_bytes": "evaluation",
+        "max_page_bytes": "page",
+    },
+):
     """`[buffers]`: memory for events."""
 
-    total: _Bytes = 256 * MIB
-    evaluation: _Bytes = 8 * MIB
-    page: _Bytes = 256 * KIB
+    max_total_bytes: _Bytes = 256 * MIB
+    max_evaluation_bytes: _Bytes = 8 * MIB
+    max_page_bytes: _Bytes = 256 * KIB
 
 
-class LongPollSettings(Section, frozen=True, rename={"legacy_wait": "older", "max_wait": "wait"}):
+class LongPollSettings(
+    Section, frozen=True, rename={"max_wait_seconds": "wait", "legacy_client_wait_seconds": "older"}
+):
     """`[polls]`: long polls."""
 
-    max_wait: Annotated[int, Meta(ge=0, le=3600)] = 30
-    legacy_wait: Annotated[int, Meta(ge=0, le=3600)] = 20
+    max_wait_seconds: Annotated[int, Meta(ge=0, le=3600)] = 30
+    legacy_client_wait_seconds: Annotated[int, Meta(ge=0, le=3600)] = 20
 
 
-class StreamSettings(Section, frozen=True):
+class StreamSettings(Section, frozen=True, rename={"heartbeat_seconds": "heartbeat"}):
     """`[streams]`: streams of events."""
 
-    heartbeat: _Seconds = 15
+    heartbeat_seconds: _Seconds = 15
 
 
 class ArchiveSettings(
     Section,
     frozen=True,
-    rename={"retention_days": "days", "max_bytes": "size", "max_submission_bytes": "submission"},
+    rename={
+        "retention_days": "days",
+        "max_bytes": "size",
+        "max_submission_bytes": "submission",
+        "is_enabled": "enabled",
+    },
 ):
     """`[archive]`: ended evaluations on the disk."""
 
-    enabled: bool = False
+    is_enabled: bool = False
     directory: Annotated[str, _matching(r"(/.+)?", "an absolute path, or empty")] = ""
     retention_days: Annotated[float, Meta(gt=0, le=100_000)] = 90
     max_bytes: Annotated[int, Meta(ge=MIB, le=2**50, extra=_SIZE)] = 10 * GIB
@@ -548,24 +594,30 @@ class CallbackSettings(
         "max_concurrent_attempts": "at_once",
         "max_pending_bytes": "buffer",
         "max_attempts": "attempts",
+        "is_enabled": "enabled",
+        "secrets_file": "secrets",
+        "first_retry_delay": "first_delay",
+        "max_retry_delay": "longest_delay",
+        "attempt_timeout": "timeout",
+        "allowed_private_networks": "private_networks",
     },
 ):
     """`[callbacks]`: receivers of callbacks, and retries."""
 
-    enabled: bool = False
-    secrets: str = ""
+    is_enabled: bool = False
+    secrets_file: str = ""
     allow_hosts: tuple[_Host, ...] = ()
     deny_hosts: tuple[_Host, ...] = ()
-    private_networks: tuple[str, ...] = ()
+    allowed_private_networks: tuple[str, ...] = ()
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 8
-    first_delay: _Seconds = 5
-    longest_delay: _Seconds = 600
-    timeout: _Seconds = 15
+    first_retry_delay: _Seconds = 5
+    max_retry_delay: _Seconds = 600
+    attempt_timeout: _Seconds = 15
     max_concurrent_attempts: _Count = 10
     max_pending_bytes: _Bytes = 16 * MIB
 
     def __post_init__(self) -> None:
-        _check_networks(self.private_networks)
+        _check_networks(self.allowed_private_networks)
 
 
 class HttpSettings(
@@ -577,22 +629,27 @@ class HttpSettings(
         "min_bytes_per_second": "rate",
         "rate_window_seconds": "window",
         "idle_timeout": "idle",
+        "max_connections": "connections",
+        "max_connections_per_address": "connections_per_address",
+        "max_header_bytes": "header_bytes",
+        "head_timeout": "head_deadline",
+        "forwarded_header": "client_header",
     },
 ):
     """`[http]`: limits and time-outs of connections and requests."""
 
-    connections: _Count = 1500
-    connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
+    max_connections: _Count = 1500
+    max_connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
     max_line_bytes: _Bytes = 8 * KIB
     max_headers: _Count = 100
-    header_bytes: _Bytes = 32 * KIB
-    head_deadline: _Seconds = 20
+    max_header_bytes: _Bytes = 32 * KIB
+    head_timeout: _Seconds = 20
     rate_window_seconds: _Seconds = 30
     min_bytes_per_second: _Bytes = 4 * KIB
     idle_timeout: _Seconds = 60
     base_path: str = ""
     trusted_proxies: tuple[str, ...] = ()
-    client_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
+    forwarded_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
 
     def __post_init__(self) -> None:
         if not _BASE_PATH.fullmatch(self.base_path):
@@ -605,7 +662,7 @@ class HttpSettings(
                 f".base_path: {self.base_path!r} begins with a path of the API; choose another path"
             )
         try:
-            TrustedProxies.parse(self.trusted_proxies, self.client_header)
+            TrustedProxies.parse(self.trusted_proxies, self.forwarded_header)
         except ValueError as error:
             raise ValueError(
                 f".trusted_proxies: {error};"
@@ -613,35 +670,37 @@ class HttpSettings(
             ) from None
 
 
-class LogSettings(Section, frozen=True):
+class LogSettings(Section, frozen=True, rename={"has_access_log": "access"}):
     """`[log]`: contents and format of the log."""
 
     format: Literal["text", "json"] = "text"
     level: Literal["debug", "info", "warn", "error"] = "info"
-    access: bool = False
+    has_access_log: bool = False
 
 
-class MetricsSettings(Section, frozen=True):
+class MetricsSettings(
+    Section, frozen=True, rename={"allowed_readers": "readers", "tokens_file": "tokens"}
+):
     """`[metrics]`: readers of `GET /metrics`."""
 
-    readers: Literal["loopback", "tokens", "nobody"] = "loopback"
-    tokens: str = ""
+    allowed_readers: Literal["loopback", "tokens", "nobody"] = "loopback"
+    tokens_file: str = ""
 
     def __post_init__(self) -> None:
-        if self.tokens and self.readers != "tokens":
+        if self.tokens_file and self.allowed_readers != "tokens":
             raise ValueError('.tokens: set metrics.readers = "tokens" too, or remove this setting')
 
 
-class HealthSettings(Section, frozen=True):
+class HealthSettings(Section, frozen=True, rename={"min_free_disk_bytes": "free_disk"}):
     """`[health]`: conditions of `GET /health/ready`."""
 
-    free_disk: _OptionalBytes = GIB
+    min_free_disk_bytes: _OptionalBytes = GIB
 
 
-class EnvironmentSettings(Section, frozen=True):
+class EnvironmentSettings(Section, frozen=True, rename={"root_directory": "root"}):
     """`[environments.NAME]`: a root file system that a request may choose."""
 
-    root: _AbsolutePath
+    root_directory: _AbsolutePath
     variables: dict[str, str] = msgspec.field(default_factory=dict)
     description: _Line = ""
     runner: SlurmJobSettings = SlurmJobSettings()
@@ -656,7 +715,15 @@ class EnvironmentSettings(Section, frozen=True):
             )
 
 
-class ProblemSettings(Section, frozen=True):
+class ProblemSettings(
+    Section,
+    frozen=True,
+    rename={
+        "evaluator_command": "command",
+        "submission_fields": "fields",
+        "file_extensions": "extensions",
+    },
+):
     """`[problems.NAME]`: an evaluator with all that a submission does not choose.
 
     `fields` are the names of the submission's fields, empty for any. `extensions` are those of the
@@ -666,14 +733,14 @@ class ProblemSettings(Section, frozen=True):
     """
 
     repository: str
-    command: str
+    evaluator_command: str
     commit: str = ""
     branch: str = ""
     directory: str = ""
     environment: str = ""
     limits: dict[str, Any] = msgspec.field(default_factory=dict)
-    fields: Annotated[tuple[_FieldName, ...], Meta(max_length=1000)] = ()
-    extensions: Annotated[tuple[_FileExtension, ...], Meta(max_length=50)] = ()
+    submission_fields: Annotated[tuple[_FieldName, ...], Meta(max_length=1000)] = ()
+    file_extensions: Annotated[tuple[_FileExtension, ...], Meta(max_length=50)] = ()
     title: _Line = ""
     description: _Line = ""
     statement: _OptionalPath = ""
@@ -696,7 +763,7 @@ class ProblemSettings(Section, frozen=True):
             "repository[branch]": self.branch,
             "commit_oid": self.commit,
             "directory": self.directory,
-            "evaluator_cmd": self.command,
+            "evaluator_cmd": self.evaluator_command,
             "environment": self.environment,
             **{f"limits[{name}]": str(value) for name, value in self.limits.items()},
         }
@@ -820,7 +887,7 @@ def check_problems(configuration: Configuration, problems: Mapping[str, ProblemS
             parse_form(
                 fields,
                 [SubmissionFile("source", "source")],
-                configuration.repositories.protocols,
+                configuration.repositories.allowed_protocols,
                 ranges,
                 configuration.environments,
                 name,

@@ -45,12 +45,12 @@ class DefaultTests(SynchronousTestCase):
         """The defaults are reachable from this machine only, and fetch over https only."""
         configuration = Configuration()
         self.assertEqual(configuration.listen, ("tcp:8080:interface=127.0.0.1",))
-        self.assertEqual(configuration.repositories.protocols, ("https",))
-        self.assertEqual(configuration.evaluations.environment, {})
+        self.assertEqual(configuration.repositories.allowed_protocols, ("https",))
+        self.assertEqual(configuration.evaluations.environment_variables, {})
 
     def test_contract(self) -> None:
         """The contract names one default: nobody asks for 15 minutes."""
-        self.assertEqual(Configuration().evaluations.abandon_after, 15 * 60)
+        self.assertEqual(Configuration().evaluations.abandon_after_seconds, 15 * 60)
 
     def test_defaults_are_in_range(self) -> None:
         """Written out and read back, each default passes."""
@@ -78,11 +78,13 @@ class ParseTests(SynchronousTestCase):
         )
         self.assertEqual(configuration.listen, ("tcp:1", "unix:/run/x"))
         self.assertEqual(
-            configuration.repositories.protocols, ("file", "https", "http", "git", "ssh")
+            configuration.repositories.allowed_protocols, ("file", "https", "http", "git", "ssh")
         )
         self.assertEqual(configuration.evaluations.max_running, 3)
         self.assertEqual(configuration.evaluations.kill_grace_seconds, 0.5)
-        self.assertEqual(configuration.evaluations.environment, {"PATH": "/bin", "_x9": ""})
+        self.assertEqual(
+            configuration.evaluations.environment_variables, {"PATH": "/bin", "_x9": ""}
+        )
         self.assertEqual(configuration.limits.wall_clock, 10)
         self.assertEqual(configuration.evaluations.max_queued, 1000)
         self.assertEqual(configuration.buffers, Configuration().buffers)
@@ -93,7 +95,9 @@ class ParseTests(SynchronousTestCase):
         limits = parse_configuration(text).limits
         self.assertEqual((limits.memory, limits.file), (3 * GIB // 2, 4096))
         self.assertEqual(limits.maximum.memory, 2 * GIB)
-        self.assertEqual(parse_configuration("health = { free_disk = '0' }").health.free_disk, 0)
+        self.assertEqual(
+            parse_configuration("health = { free_disk = '0' }").health.min_free_disk_bytes, 0
+        )
         lines = EXAMPLE.read_text("utf-8").splitlines()
         table = ""
         for number, line in enumerate(lines):
@@ -199,7 +203,8 @@ class CredentialTests(SynchronousTestCase):
             f"{self.host}key_file = 'key'\nknown_hosts_file = '/etc/hosts-1'\n"
         ).repositories.credentials
         self.assertEqual(
-            one, CredentialSettings("h", "u", port=8443, password_file="/p", callers=("alice",))
+            one,
+            CredentialSettings("h", "u", port=8443, password_file="/p", allowed_callers=("alice",)),
         )
         self.assertEqual(
             two, CredentialSettings("h", "u", key_file="key", known_hosts_file="/etc/hosts-1")
@@ -331,7 +336,7 @@ class ProblemTests(SynchronousTestCase):
         self.assertEqual(other.form_fields["repository[branch]"], "main")
         self.assertEqual(other.form_fields["environment"], "java")
         self.assertNotIn("commit_oid", other.form_fields)
-        self.assertEqual((other.fields, other.title), (("source", "notes"), "Ü"))
+        self.assertEqual((other.submission_fields, other.title), (("source", "notes"), "Ü"))
 
     def test_refused(self) -> None:
         """A wrong problem is named with its key, and checked as a form is."""
@@ -804,16 +809,18 @@ class ExamplesTests(SynchronousTestCase):
             found = self.read(name)
             self.assertTrue(f"etc/examples/{name}.toml" in CONFIGURE.read_text("utf-8"), name)
             self.assertFalse(found.callers.is_open_without_tokens)
-            self.assertEqual((found.sandbox.network, found.sandbox.kind == "none"), (False, False))
+            self.assertEqual(
+                (found.sandbox.has_network, found.sandbox.kind == "none"), (False, False)
+            )
             if name == "class":  # without a unit
                 continue
             # The unit hands these over, for its user cannot read what only root can.
-            self.assertEqual(found.callers.tokens, "")
+            self.assertEqual(found.callers.tokens_file, "")
             for entry in found.repositories.credentials:
                 self.assertEqual(Path(entry.password_file).name, entry.password_file)
             # Nobody has opened that where no unit hands over tokens: it does not start without.
             self.assertEqual(found.listen, ("systemd:domain=INET:index=0",))
-            self.assertEqual(found.repositories.protocols, ("https",))
+            self.assertEqual(found.repositories.allowed_protocols, ("https",))
 
     def test_reckoned(self) -> None:
         """What is said to fit into a machine fits: memory of 32 and 16 GiB, disk of 100 GB."""
@@ -821,12 +828,12 @@ class ExamplesTests(SynchronousTestCase):
             found = self.read(name)
             running, limits = found.evaluations.max_running, found.limits
             waiting = running + found.evaluations.max_queued
-            used = running * limits.memory + waiting * found.buffers.evaluation
+            used = running * limits.memory + waiting * found.buffers.max_evaluation_bytes
             used += (
                 running * 2 * found.repositories.git_memory_bytes / 4
             )  # seldom all fetch at once
             self.assertLess(used, memory)
-            disk = running * (limits.disk + found.repositories.tree_bytes)
+            disk = running * (limits.disk + found.repositories.max_tree_bytes)
             disk += waiting * limits.request_body + found.repositories.max_cache_bytes
             self.assertLess(disk, 100 * 10**9)
 
@@ -835,16 +842,16 @@ class ExamplesTests(SynchronousTestCase):
         for name, problem in self.read("class").problems.items():
             folder = EXAMPLE.parent.parent / "examples" / "problems" / name
             example = tomllib.loads((folder / "problem.toml").read_text("utf-8"))
-            self.assertEqual(problem.command, example["evaluator_cmd"])
+            self.assertEqual(problem.evaluator_command, example["evaluator_cmd"])
             self.assertEqual(problem.title, example["title"])
-            self.assertEqual(problem.fields, (example["field"],))
+            self.assertEqual(problem.submission_fields, (example["field"],))
             self.assertTrue((folder / "statement.md").is_file())
             self.assertEqual(problem.statement, f"/srv/class/problems/{name}/statement.md")
 
     def test_public(self) -> None:
         """Nothing leads from strangers to the machine's own network, and nobody takes it all."""
         found = self.read("public")
-        self.assertEqual(found.repositories.private_networks, ())
+        self.assertEqual(found.repositories.allowed_private_networks, ())
         self.assertLess(0, found.callers.max_running)
         self.assertLess(found.callers.max_running, found.evaluations.max_running)
         self.assertLess(found.callers.max_queued, found.evaluations.max_queued)

@@ -22,7 +22,7 @@ def record(store: Store) -> None:
     threads = WorkerThreads.create(reactor, 1, "archive")
     threads.start()
     reactor.addSystemEventTrigger("after", "shutdown", threads.stop)
-    files = ArchiveStore(folder / "archive", ArchiveSettings(enabled=True), 0)
+    files = ArchiveStore(folder / "archive", ArchiveSettings(is_enabled=True), 0)
     archive = DiskArchive(files, threads, threads, reactor, format_rfc3339_time)
     archive.open()
     archive.begin_recording("some", "", store.ring, store.share)

@@ -81,7 +81,7 @@ def list_(config: Path | None) -> None:
             names = [
                 name
                 for name, one in configuration.environments.items()
-                if Path(one.root) == root.path
+                if Path(one.root_directory) == root.path
             ]
             click.echo(f"{', '.join(names) or '(unused)':<20} {root.digest} {format_size(size)}")
 
@@ -96,7 +96,7 @@ def remove(digest: str, config: Path | None) -> None:
     """
     with _open_store(config) as (configuration, store):
         for name, one in configuration.environments.items():
-            if Path(one.root).name.startswith(digest):
+            if Path(one.root_directory).name.startswith(digest):
                 raise ConfigurationError(
                     f"environments.{name} uses this root",
                     "remove the table from the configuration, and run `tawebeval reload`",
@@ -131,7 +131,10 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
             load_library()  # its modules may be readable by root only, too
             privileges.become_user()
         privileges.drop_privileges()
-        yield configuration, EnvironmentStore(locate_store(state), configuration.health.free_disk)
+        yield (
+            configuration,
+            EnvironmentStore(locate_store(state), configuration.health.min_free_disk_bytes),
+        )
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(2) from None

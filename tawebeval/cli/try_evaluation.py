@@ -169,12 +169,15 @@ class LocalEnvironment:
             worker_threads=threads,
             spawner=spawn,
             checkout_source=WorkingTreeSource(
-                root, place, TreeLimits(limits.tree_files, limits.tree_bytes), threads
+                root, place, TreeLimits(limits.max_tree_files, limits.max_tree_bytes), threads
             ),
             sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans),
             limit_monitor=LimitMonitor(reactor, threads, threads),
             ring_budget=RingBudget(
-                buffers.total, buffers.evaluation, 1, lambda call: reactor.callLater(0, call)
+                buffers.max_total_bytes,
+                buffers.max_evaluation_bytes,
+                1,
+                lambda call: reactor.callLater(0, call),
             ),
         )
         return cls(surroundings, place, orphans, reactor)

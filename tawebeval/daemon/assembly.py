@@ -185,7 +185,7 @@ def build_daemon(
     ConfigurationError, for an invalid endpoint, unreadable tokens or secrets, an exposed endpoint
     without tokens, or a missing sandbox.
     """
-    pools = ThreadPools.create(reactor, has_archive=configuration.archive.enabled)
+    pools = ThreadPools.create(reactor, has_archive=configuration.archive.is_enabled)
     spawn = Spawner(reactor)
     access = open_authentication(configuration, reactor)
     orphans = OrphanReaper(reactor, spawn)
@@ -305,7 +305,7 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
     )
     slots = (running, *_queue_bounds(configuration, base.authentication))
     identities = IdentifierIssuer(
-        directories.identifier_mac_key, os.urandom, configuration.service.name
+        directories.identifier_mac_key, os.urandom, configuration.service.daemon_name
     )
     registry = EvaluationRegistry(context, identities, slots, directories.evaluations, callbacks)
     monitoring = Monitoring.create(
@@ -326,11 +326,13 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
 
 def _make_remotes(base: SharedDependencies) -> RemoteResolver:
     settings, directories = base.configuration.repositories, base.directories
-    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+    policy = HostPolicy(
+        settings.allow_hosts, settings.deny_hosts, settings.allowed_private_networks
+    )
     return RemoteResolver(
         CheckedResolver(policy, base.thread_pools.repository_resolver, base.reactor),
         (directories.repositories, directories.uploads, directories.evaluations),
-        settings.protocols,
+        settings.allowed_protocols,
     )
 
 
@@ -339,7 +341,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
     git = GitRunner(
         base.reactor,
         base.spawner,
-        settings.protocols,
+        settings.allowed_protocols,
         settings.git_memory_bytes,
         open_command_sandbox(base.sandbox, directories.sandbox_files_directory),
         base.cgroups.git_procs_files,
@@ -348,8 +350,10 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
     limits = FetchLimits(
         base.reactor,
         timeout=settings.fetch_timeout,
-        max_bytes=settings.fetch_bytes,
-        tree_limits=TreeLimits(settings.tree_files, settings.tree_bytes, settings.submodules),
+        max_bytes=settings.max_fetch_bytes,
+        tree_limits=TreeLimits(
+            settings.max_tree_files, settings.max_tree_bytes, settings.max_submodules
+        ),
     )
     return RepositoryCache(
         directories.repositories,
@@ -359,7 +363,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         limits,
         base.keyring,
         capacity=settings.max_cache_bytes,
-        lfs=_make_lfs_client(base, remotes) if settings.lfs else None,
+        lfs=_make_lfs_client(base, remotes) if settings.should_fetch_lfs else None,
     )
 
 
@@ -401,8 +405,8 @@ def _make_context(
             0 if base.authentication.is_token_optional else (fetches + 1) // 2,
         ),
         ring_budget=RingBudget(
-            configuration.buffers.total,
-            configuration.buffers.evaluation,
+            configuration.buffers.max_total_bytes,
+            configuration.buffers.max_evaluation_bytes,
             running,
             lambda call: reactor.callLater(0, call),
             configuration.callers.max_buffer_bytes,
@@ -454,7 +458,7 @@ def _make_archive(base: SharedDependencies) -> DiskArchive | None:
 
 def _compute_archive_reserve(configuration: Configuration) -> int:
     """Return the bytes that the archive leaves free: the daemon stays ready."""
-    return configuration.health.free_disk * 9 // 8
+    return configuration.health.min_free_disk_bytes * 9 // 8
 
 
 def _make_application(

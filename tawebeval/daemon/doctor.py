@@ -159,7 +159,7 @@ class SystemChecks:
         if sandbox.has_network:
             what = "sandbox.network is true: evaluators reach the network and this machine's ports"
             yield SetupProblem(what, "remove sandbox.network if evaluators need no network")
-        elif self.configuration.sandbox.loopback:
+        elif self.configuration.sandbox.has_loopback:
             what = (
                 "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
             )
@@ -245,9 +245,9 @@ class SystemChecks:
     def _check_proxies(self) -> Iterator[str | SetupProblem]:
         http = self.configuration.http
         if http.trusted_proxies:
-            proxies = TrustedProxies.parse(http.trusted_proxies, http.client_header)
+            proxies = TrustedProxies.parse(http.trusted_proxies, http.forwarded_header)
             names = ", ".join(http.trusted_proxies)
-            ok = f"{names}: clients' addresses are taken from {http.client_header}"
+            ok = f"{names}: clients' addresses are taken from {http.forwarded_header}"
             yield from report_problems(self._find_proxy_problems(proxies), ok)
 
     def _find_proxy_problems(self, proxies: TrustedProxies) -> Iterator[SetupProblem]:

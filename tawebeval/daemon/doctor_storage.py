@@ -123,8 +123,10 @@ class StorageChecks:
             )
 
     def _check_callbacks(self) -> Iterator[str | SetupProblem]:
-        if self._configuration.callbacks.enabled:
-            source = find_secrets_file(self._configuration.callbacks.secrets, self._environment)
+        if self._configuration.callbacks.is_enabled:
+            source = find_secrets_file(
+                self._configuration.callbacks.secrets_file, self._environment
+            )
             read_signing_secrets(source)
             yield f"signed with the callers' secrets in {source}"
             yield from self._check_reload(source, self._format_chown(source))
@@ -230,7 +232,7 @@ class StorageChecks:
     def _check_archive(self) -> Iterator[str]:
         """Check that the daemon can create and write to the archive's directory."""
         settings = self._configuration.archive
-        if not settings.enabled:
+        if not settings.is_enabled:
             return
         path = locate_archive(settings, self._state)
         if settings.directory:  # the other one is part of the state directory
@@ -300,12 +302,12 @@ def check_free_space(
     """
     limits, repositories = configuration.limits.largest_requestable, configuration.repositories
     running = resolve_run_slot_count(configuration.evaluations.max_running)
-    fetched = repositories.fetch_bytes + repositories.tree_bytes
+    fetched = repositories.max_fetch_bytes + repositories.max_tree_bytes
     systems: dict[int, list[_Space]] = {}
     for space in (
         _Space(
             state,
-            limits.uploads + running * (limits.disk + repositories.tree_bytes),
+            limits.uploads + running * (limits.disk + repositories.max_tree_bytes),
             0,
             ("limits.uploads", "limits.disk", "repositories.tree_bytes"),
         ),
@@ -322,7 +324,7 @@ def check_free_space(
     for spaces in systems.values():
         taken = sum(space.taken for space in spaces)
         room = shutil.disk_usage(find_existing_ancestor(spaces[0].path)).free + taken
-        needed = sum(space.needed for space in spaces) + configuration.health.free_disk
+        needed = sum(space.needed for space in spaces) + configuration.health.min_free_disk_bytes
         paths = " and ".join(str(space.path) for space in spaces)
         free = "is free or in the cache" if taken else "is free"
         what = f"{paths}: {format_size(room)} {free}, and up to {format_size(needed)} may be needed"
@@ -332,7 +334,7 @@ def check_free_space(
 
 
 def _list_archive_space(settings: ArchiveSettings, state: Path) -> Iterator[_Space]:
-    if settings.enabled:
+    if settings.is_enabled:
         path = locate_archive(settings, state)
         taken = min(_measure_directory(path), settings.max_bytes)
         yield _Space(path, settings.max_bytes, taken, ("archive.size",))

@@ -73,7 +73,9 @@ def compute_max_journals(configuration: Configuration, environment: Mapping[str,
     ):
         return 0
     settings = configuration.evaluations
-    return resolve_run_slot_count(settings.max_running) + settings.max_queued + settings.max_kept
+    return (
+        resolve_run_slot_count(settings.max_running) + settings.max_queued + settings.max_retained
+    )
 
 
 def describe_keeper_limits(
@@ -85,7 +87,7 @@ def describe_keeper_limits(
     """
     callbacks = configuration.callbacks
     others = compute_max_journals(configuration, environment)
-    others += callbacks.max_pending_bytes // DELIVERY_OVERHEAD_BYTES if callbacks.enabled else 0
+    others += callbacks.max_pending_bytes // DELIVERY_OVERHEAD_BYTES if callbacks.is_enabled else 0
     parent = find_pids_controller_parent(client.cgroups)
     with suppress(PermissionError):  # the keeper of another user
         found = {"descriptors": assess_keeper_descriptor_limit(configuration, others, client.pid)}

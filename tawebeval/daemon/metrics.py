@@ -81,12 +81,14 @@ class Monitoring:
             DiskCheck("state", directories.evaluations, disk_threads, clock),
             DiskCheck("cache", directories.repositories, disk_threads, clock),
         ]
-        readiness = Readiness(registry, context.counters, disks, configuration.health.free_disk)
+        readiness = Readiness(
+            registry, context.counters, disks, configuration.health.min_free_disk_bytes
+        )
         places = ProbeDirectories(directories.repositories, directories.evaluations)
         probe_sandbox = partial(probe_sandbox_again, context.sandbox, places)
         return cls(
             metrics,
-            RequestLog(configuration.log.access),
+            RequestLog(configuration.log.has_access_log),
             ReactorLag(clock),
             SandboxProbe(context.counters, probe_sandbox, context.worker_threads, clock),
             readers,
@@ -192,7 +194,9 @@ class DaemonMetrics(Collector):
         )
         said = "Events in memory, with what is kept of forms and stderr."
         yield _gauge("buffered_bytes", said, budget.used_bytes)
-        yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
+        yield _gauge(
+            "buffered_limit_bytes", "What they may take.", settings.buffers.max_total_bytes
+        )
         said = "Evaluators that wait for their readers."
         yield _gauge("paused_evaluators", said, budget.full_ring_count)
         yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.stored_bytes)
@@ -232,7 +236,7 @@ class DaemonMetrics(Collector):
             self.request_log.response_durations,
             "route",
         )
-        limit = self.evaluation_context.configuration.http.connections
+        limit = self.evaluation_context.configuration.http.max_connections
         yield _gauge(
             "connections", "Connections that are open.", self.connection_limits.connection_count
         )

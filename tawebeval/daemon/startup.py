@@ -123,7 +123,7 @@ class StartupChecks(Service):
 
     def lock_environments(self, configuration: Configuration) -> None:
         """Keep `tawebeval environment remove` from removing the configured environments."""
-        roots = [one.root for one in configuration.environments.values()]
+        roots = [one.root_directory for one in configuration.environments.values()]
         for problem in self._environment_locks.lock_roots(roots):
             log.warn("{problem}", problem=str(problem))
 
@@ -215,7 +215,7 @@ def check_sandbox_readable_paths(
     if sandbox.kind == "none":
         return
     private = _list_private_places(configuration, file, environment)
-    for index, path in enumerate(sandbox.readable):
+    for index, path in enumerate(sandbox.readable_paths):
         for place in _list_spellings(path):
             for what, other in private:
                 if place.is_relative_to(other) or other.is_relative_to(place):
@@ -238,16 +238,19 @@ def check_environments(
     stores = _list_spellings(locate_store(locate_directories(environment)[0]))
     for name, settings in configuration.environments.items():
         setting = f"environments.{name}.root"
-        for place in _list_spellings(settings.root):
+        for place in _list_spellings(settings.root_directory):
             for what, other in private:
                 inside = place.is_relative_to(other) and place.parent not in stores
                 if inside or other.is_relative_to(place):
                     raise ConfigurationError(
-                        f"{setting}: {settings.root} would show evaluators {what} ({other})",
+                        f"{setting}: {settings.root_directory} would show evaluators"
+                        f" {what} ({other})",
                         "name the root that `tawebeval environment import` made, or a directory"
                         " with nothing else",
                     )
-        problem = find_root_problem(Path(settings.root), configuration.sandbox.readable)
+        problem = find_root_problem(
+            Path(settings.root_directory), configuration.sandbox.readable_paths
+        )
         if problem is not None:
             raise ConfigurationError(f"{setting}: {problem[0]}", problem.remedy)
 
@@ -271,11 +274,11 @@ def _private_paths(
     paths = (
         ("the state directory", state),
         ("the cache directory", cache),
-        ("the archive", configuration.archive.enabled and configuration.archive.directory),
+        ("the archive", configuration.archive.is_enabled and configuration.archive.directory),
         ("the configuration", file),
-        ("the tokens", configuration.callers.tokens),
-        ("the metrics' tokens", configuration.metrics.tokens),
-        ("the secrets of callbacks", configuration.callbacks.secrets),
+        ("the tokens", configuration.callers.tokens_file),
+        ("the metrics' tokens", configuration.metrics.tokens_file),
+        ("the secrets of callbacks", configuration.callbacks.secrets_file),
         ("systemd's credentials", handed_over),
         *(
             ("a credential", name and Path(handed_over, name))

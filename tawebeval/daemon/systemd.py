@@ -89,9 +89,9 @@ def compute_stop_timeout(configuration: Configuration) -> float:
         + configuration.evaluations.kill_grace_seconds
         + _STOP_MARGIN
     )
-    if configuration.callbacks.enabled:
-        seconds += configuration.callbacks.timeout
-    if configuration.archive.enabled:
+    if configuration.callbacks.is_enabled:
+        seconds += configuration.callbacks.attempt_timeout
+    if configuration.archive.is_enabled:
         seconds += ARCHIVE_CLOSE_TIMEOUT
     if configuration.runner.kind == "slurm":
         seconds += MAX_KILL_SECONDS

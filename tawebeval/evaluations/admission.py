@@ -106,14 +106,14 @@ class AdmissionControl:
 
     def _has_too_much_kept(self) -> bool:
         return (
-            self._records.ended_count >= self._context.configuration.evaluations.max_kept
+            self._records.ended_count >= self._context.configuration.evaluations.max_retained
             or self._context.ring_budget.is_only_reserve_free
         )
 
     def _has_kept_share(self, caller: str) -> bool:
         """Return whether a caller has as many unread finished evaluations as `callers.kept`."""
         configuration = self._context.configuration
-        share = configuration.callers.max_kept
-        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.max_kept:
+        share = configuration.callers.max_retained
+        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.max_retained:
             return False
         return self._records.ended_counts_by_caller[caller] >= share

@@ -156,7 +156,7 @@ class Evaluation:
 
     def stop_as_abandoned(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""
-        seconds = self.context.configuration.evaluations.abandon_after
+        seconds = self.context.configuration.evaluations.abandon_after_seconds
         words = f"no client has asked for the events in {seconds:g} seconds"
         log.info("{evaluation}: stopped: {why}", why=words, **make_log_fields(self.details))
         self.stop(EvaluationFailure("lost", f"{words} (evaluations.abandon_after)"))

@@ -148,7 +148,7 @@ class EvaluationRegistry:
                 seed=draw_seed(self.context.generate_random_bytes) if seed is None else seed,
                 upload_directory=form.directory,
                 caller=caller,
-                should_keep_submission=self.context.configuration.evaluations.keep_submissions,
+                should_keep_submission=self.context.configuration.evaluations.should_keep_submissions,
                 callback=callback,
             )
         )
@@ -554,7 +554,7 @@ class EvaluationRegistry:
 
     def compute_max_page_bytes(self, limit: int | None) -> int:
         """Return the bytes of events that a page may have if a client asks for `limit`."""
-        most = self.context.configuration.buffers.page
+        most = self.context.configuration.buffers.max_page_bytes
         return most if limit is None else min(limit, most)
 
     def _expect_next_page(self, record: EvaluationRecord) -> None:
@@ -593,7 +593,7 @@ class EvaluationRegistry:
         To be called about once a second.
         """
         settings = self.context.configuration.evaluations
-        for record in self.records.find_abandoned_evaluations(settings.abandon_after):
+        for record in self.records.find_abandoned_evaluations(settings.abandon_after_seconds):
             record.evaluation.stop_as_abandoned()
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
         for record in self.records.find_unread_evaluations(settings.retention_seconds):

@@ -93,7 +93,7 @@ class RunSupervisor:
         request, workspace, view = details.request, sandboxed.workspace, sandboxed.workspace_view
         chosen = details.environment.variables if details.environment is not None else {}
         environment = build_environment(
-            {**self._context.configuration.evaluations.environment, **chosen},
+            {**self._context.configuration.evaluations.environment_variables, **chosen},
             home=str(view.translate_path(workspace.home_directory)),
             temporary_directory=str(view.translate_path(workspace.temporary_directory)),
             seed=details.seed,

@@ -129,7 +129,7 @@ def assess_descriptor_limit(configuration: Configuration, journals: int = 0) -> 
 
 def count_needed_descriptors(configuration: Configuration) -> int:
     """Return the number of descriptors that the daemon may need at the same time."""
-    return configuration.http.connections + _descriptors_besides(configuration)
+    return configuration.http.max_connections + _descriptors_besides(configuration)
 
 
 def count_allowed_descriptors() -> int:
@@ -155,16 +155,16 @@ def limit_connections(configuration: Configuration, journals: int = 0) -> Config
     if not found.problems:
         return configuration
     free = count_allowed_descriptors() - _descriptors_besides(configuration)
-    most = min(configuration.http.connections, max(MIN_CONNECTIONS, free - journals))
+    most = min(configuration.http.max_connections, max(MIN_CONNECTIONS, free - journals))
     log.warn(
         "file descriptors: {found}; connections are limited to {most} in place of {connections}"
         " (http.connections); {remedy}",
         found=str(found),
         most=most,
-        connections=configuration.http.connections,
+        connections=configuration.http.max_connections,
         remedy=found.remedy,
     )
-    http = msgspec.structs.replace(configuration.http, connections=most)
+    http = msgspec.structs.replace(configuration.http, max_connections=most)
     return msgspec.structs.replace(configuration, http=http)
 
 
@@ -236,7 +236,7 @@ def assess_epoll_watch_limit(configuration: Configuration) -> LimitAssessment:
     running = resolve_run_slot_count(configuration.evaluations.max_running)
     wanted = (
         running * configuration.limits.largest_requestable.memory // _WATCH
-        + configuration.http.connections
+        + configuration.http.max_connections
     )
     there = int(EPOLL_WATCH_LIMIT_FILE.read_text("ascii"))
     return LimitAssessment(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")

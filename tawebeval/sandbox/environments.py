@@ -81,7 +81,7 @@ def find_environment(configuration: Configuration, name: str | None) -> Environm
     if name is None:
         return None
     settings = configuration.environments[name]
-    return Environment(name, Path(settings.root), settings.variables)
+    return Environment(name, Path(settings.root_directory), settings.variables)
 
 
 def list_environments(
@@ -91,7 +91,11 @@ def list_environments(
     return [
         {"name": DEFAULT_ENVIRONMENT_NAME, "description": _DEFAULT_DESCRIPTION, "digest": None},
         *(
-            {"name": name, "description": one.description, "digest": find_digest(Path(one.root))}
+            {
+                "name": name,
+                "description": one.description,
+                "digest": find_digest(Path(one.root_directory)),
+            }
             for name, one in environments.items()
         ),
     ]

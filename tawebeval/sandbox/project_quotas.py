@@ -63,8 +63,8 @@ class ProjectQuota:
 def compute_quota(configuration: Configuration) -> ProjectQuota:
     """Return the quota of each evaluation: its limits, plus those of its tree, and a reserve."""
     limits, trees = configuration.limits.largest_requestable, configuration.repositories
-    size = limits.disk + trees.tree_bytes + BLOCK_BYTES * trees.tree_files + MIB
-    return ProjectQuota(-(-size // _UNIT) * _UNIT, limits.disk_files + trees.tree_files + 16)
+    size = limits.disk + trees.max_tree_bytes + BLOCK_BYTES * trees.max_tree_files + MIB
+    return ProjectQuota(-(-size // _UNIT) * _UNIT, limits.disk_files + trees.max_tree_files + 16)
 
 
 def find_quota_directories(state: Path) -> Sequence[Path]:

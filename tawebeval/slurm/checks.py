@@ -127,18 +127,18 @@ def _check_by_job(
             "token": token,
             "sandbox": msgspec.to_builtins(configuration.sandbox),
             "environments": [
-                (name, one.root, one.variables)
+                (name, one.root_directory, one.variables)
                 for name, one in sorted(configuration.environments.items())
             ],
             "directory": None if runner.shared_directory else runner.node_directory,
-            "cache": runner.node_cache,
+            "cache": runner.node_cache_bytes,
             "free_disk": configuration.limits.free_disk,
         }
     )
     options = build_srun_options(
         merge_job_settings(runner), configuration.limits, f"tawebeval-doctor-{token[:8]}", 0
     )
-    python = runner.python or sys.executable
+    python = runner.node_python or sys.executable
     command = ("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_MODULE, "--check")
     try:
         if runner.shared_directory:

@@ -151,7 +151,7 @@ class SlurmRun(SandboxedRun):
         self._sandbox = sandbox
         self._configuration = sandbox.configuration
         self._environment = environment
-        self.has_network = self._configuration.sandbox.network
+        self.has_network = self._configuration.sandbox.has_network
         self.runner_status = self._status = RunnerStatus("slurm")
         self._description_file = workspace.root / JOB_DESCRIPTION_FILE_NAME
         self._set_transfer(not self._configuration.runner.shared_directory)
@@ -228,7 +228,7 @@ class SlurmRun(SandboxedRun):
             self._name_job(attempt),
             configuration.evaluations.max_pause_seconds,
         )
-        python = configuration.runner.python or sys.executable
+        python = configuration.runner.node_python or sys.executable
         arguments = [str(self._description_file)]
         if self._is_streamed:
             arguments = ["--receive", configuration.runner.node_directory]
@@ -281,7 +281,7 @@ class SlurmRun(SandboxedRun):
                 self._description_file,
                 self._checkout.path,
             ),
-            self._configuration.runner.node_cache,
+            self._configuration.runner.node_cache_bytes,
             *(self.limits.free_disk, descriptor, on_failure),
         )
 

@@ -76,14 +76,14 @@ class WebContext:
         callers = self.configuration.callers
         if self.authentication.is_token_optional and not callers.is_open_without_tokens:
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
-            check_write_origin(method, origin, host, callers.origins)
+            check_write_origin(method, origin, host, callers.allowed_origins)
 
     def check_websocket_origin(self, headers: Headers) -> None:
         """Raise ForeignOrigin for a WebSocket of a page that may not read responses.
 
         Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
         """
-        origins = self.configuration.callers.origins
+        origins = self.configuration.callers.allowed_origins
         if "*" not in origins:
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
             check_read_origin(origin, host, origins)
@@ -104,4 +104,4 @@ class WebContext:
             )
         host = get_header(headers, "Host")
         origin = get_header(headers, "Origin") or f"http://{host}".lower()
-        check_read_origin(origin, host, callers.origins)
+        check_read_origin(origin, host, callers.allowed_origins)

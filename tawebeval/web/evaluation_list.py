@@ -33,7 +33,7 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
         parse_filter(get_query_arguments(request, is_filter_parameter)),
         own_limit,
     )
-    own = {} if own_limit is None else {"daemon": service.name}
+    own = {} if own_limit is None else {"daemon": service.daemon_name}
     page = {"begin": listing.begin_cursor, "end": listing.end_cursor, "data": listing.entries}
     return {**own, **page}
 
@@ -41,7 +41,7 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
 async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     """Return the list over all daemons: a part of each, `MAX_LISTED_EVALUATIONS` in all."""
     service = context.configuration.service
-    own, others = service.name, service.other_daemons
+    own, others = service.daemon_name, service.other_daemons
     after = get_query_argument(request, "after") or ""
     parameters = get_query_arguments(request, is_filter_parameter)
     wanted = parse_filter(parameters)

@@ -70,7 +70,7 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
         subscription = await _subscribe(context, request, identifier, after, skip)
         if subscription is not None:
             subscription.with_times = with_times
-        heartbeat = context.configuration.streams.heartbeat
+        heartbeat = context.configuration.streams.heartbeat_seconds
         request.waits_for_evaluation = True
         await send_websocket_messages(request, subscription, context.clock, heartbeat)
         return b""
@@ -91,7 +91,7 @@ async def read_page(
     `default_wait` is the wait in seconds if the client names none.
     """
     after, preferred_wait = get_query_argument(request, "after"), get_preferred_wait(request)
-    max_wait = context.configuration.polls.max_wait
+    max_wait = context.configuration.polls.max_wait_seconds
     limit, with_times = _page_limit(request), _wants_times(request)
     poll = EventPoll.create(
         request.caller,
@@ -168,7 +168,7 @@ async def _send_stream(
     if subscription is not None:
         subscription.with_times = with_times
         request.waits_for_evaluation = True
-        heartbeat = context.configuration.streams.heartbeat
+        heartbeat = context.configuration.streams.heartbeat_seconds
         await send_stream(request, subscription, framing, context.clock, heartbeat)
 
 

@@ -102,7 +102,7 @@ class PollFastPath:
         self._channel = channel
         self._context = context
         self._line = _first_line_pattern(limits.base_path)
-        self._longest = min(_MAX_LENGTH, limits.max_line_bytes, limits.header_bytes)
+        self._longest = min(_MAX_LENGTH, limits.max_line_bytes, limits.max_header_bytes)
         self._block = b""  # the headers that came last, with the empty line
         self._headers: PollHeaders | None = None  # of `_block`; None if they are not plain
 
@@ -137,7 +137,7 @@ class PollFastPath:
             identifier.decode(),
             None if after is None else after.decode(),
             headers.wait_seconds if wait is None else int(wait),
-            self._context.configuration.polls.max_wait,
+            self._context.configuration.polls.max_wait_seconds,
             limit=None if limit is None else int(limit),
             is_observer=token.is_read_only,
         )
@@ -290,7 +290,7 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
             return None
     except RequestError:
         return None
-    origins = context.configuration.callers.origins
+    origins = context.configuration.callers.allowed_origins
     answer = Headers()
     general = make_general_headers(origins, headers.getRawHeaders(b"Origin", []))
     for name, value in {**general, b"Date": b""}.items():

@@ -265,7 +265,7 @@ class KleinApplication:
     @property
     def origins(self) -> Collection[str]:
         """The origins whose pages may read responses."""
-        return self.context.configuration.callers.origins
+        return self.context.configuration.callers.allowed_origins
 
     def identify_caller(self, request: IRequest) -> str:
         """Return the name of the caller; ANONYMOUS_CALLER for open paths.
@@ -374,7 +374,7 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
         identifier = get_query_argument(request, "evaluation")
         if not identifier:
             raise InvalidField("evaluation", "is required")
-        wait = context.configuration.polls.legacy_wait
+        wait = context.configuration.polls.legacy_client_wait_seconds
         _, page = await read_page(context, cast_to_api_request(request), identifier, wait)
         return prepare_response(request, page.encode_json())
 
@@ -406,7 +406,7 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
 
 def _check_reader(context: WebContext, request: ApiRequest) -> None:
     """Raise Unauthorized, AccessDenied or NotFound if the client may not read metrics."""
-    readers, headers = context.configuration.metrics.readers, request.requestHeaders
+    readers, headers = context.configuration.metrics.allowed_readers, request.requestHeaders
     if readers == "nobody":
         raise NotFound("metrics are disabled (metrics.readers)")
     if readers == "tokens":

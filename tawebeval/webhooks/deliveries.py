@@ -98,7 +98,9 @@ class CallbackQueue:
         self._sender = sender
         per_caller = 0 if has_one_caller else (settings.max_concurrent_attempts + 1) // 2
         self._slots = FairQueue(settings.max_concurrent_attempts, UNLIMITED_WAITERS, per_caller)
-        self._backoff = Backoff(settings.max_attempts, settings.first_delay, settings.longest_delay)
+        self._backoff = Backoff(
+            settings.max_attempts, settings.first_retry_delay, settings.max_retry_delay
+        )
         self._clock = clock
         self._random = random
         self._time = time
@@ -120,7 +122,7 @@ class CallbackQueue:
 
     def create_callback(self, url: str, caller: str) -> CallbackRecord:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
-        if not self._settings.enabled:
+        if not self._settings.is_enabled:
             raise InvalidField(_FIELD, "callbacks are disabled (callbacks.enabled)")
         if not self._secrets.current_secrets.has_secret(caller):
             raise InvalidField(
@@ -182,7 +184,7 @@ class CallbackQueue:
         self.start_last_attempts()
         with suppress(WaitedInVain):
             done = Deferred.fromCoroutine(self._wait_for_all())
-            await done.addTimeout(self._settings.timeout, self._clock)
+            await done.addTimeout(self._settings.attempt_timeout, self._clock)
         self.give_up_all_deliveries()
 
     async def _wait_for_all(self) -> None:
@@ -310,7 +312,7 @@ def make_callback_queue(
     if callbacks are enabled and the secrets cannot be read.
     """
     secrets = SigningSecretsFile(
-        find_secrets_file(settings.secrets, environment) if settings.enabled else None
+        find_secrets_file(settings.secrets_file, environment) if settings.is_enabled else None
     )
     tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
     return CallbackQueue(

@@ -294,7 +294,7 @@ class RemovalTests(ArchiveTestCase):
         self.fill(5)
         each = self.store.usage.archived_bytes // 5
         paths = [self.stick(1), self.stick(2)]
-        self.store.settings = ArchiveSettings(enabled=True, max_bytes=3 * each)
+        self.store.settings = ArchiveSettings(is_enabled=True, max_bytes=3 * each)
         with capturedLogs() as logged:
             while self.store.remove_old_evaluations():
                 pass

@@ -49,7 +49,7 @@ def make_end(number: int = 1, ended: float = NOW, **entry: Any) -> RecordingEnd:
 class ArchiveTestCase(SynchronousTestCase):
     """An archive in a directory of its own, which a test may open again."""
 
-    settings = ArchiveSettings(enabled=True)
+    settings = ArchiveSettings(is_enabled=True)
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).absolute()
@@ -62,7 +62,7 @@ class ArchiveTestCase(SynchronousTestCase):
         """Return the archive as a new process would open it, checked."""
         store = ArchiveStore(
             self.root,
-            ArchiveSettings(**{"enabled": True, **changes}) if changes else self.settings,
+            ArchiveSettings(**{"is_enabled": True, **changes}) if changes else self.settings,
             0,
             lambda: self.now,
         )

@@ -80,7 +80,7 @@ class DoctorTestCase(SynchronousTestCase):
         self.accounts, self.users = accounts, os.listdir(accounts)
         if configuration.sandbox.kind == "none":
             return NoSandbox(configuration.limits, cgroups, orphans, self.trees)
-        filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.network
+        filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.has_network
         found = "/usr/bin/bwrap", accounts, filter_, (), (), network, self.trees
         return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)
 

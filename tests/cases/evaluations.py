@@ -60,7 +60,7 @@ KEY = b"k" * 32
 END = "end"
 PATIENT = Configuration(
     evaluations=EvaluationSettings(
-        abandon_after=900, max_pause_seconds=100_000, retention_seconds=600
+        abandon_after_seconds=900, max_pause_seconds=100_000, retention_seconds=600
     ),
     limits=LimitSettings(wall_clock=100_000),
 )
@@ -71,9 +71,9 @@ class EvaluationTestCase(SynchronousTestCase):
     """One evaluation with directories of its own; `slot` holds its run slot back."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(environment={"TZ": "UTC", "LANG": "it"}),
+        evaluations=EvaluationSettings(environment_variables={"TZ": "UTC", "LANG": "it"}),
         limits=LimitSettings(wall_clock=10),
-        buffers=EventBufferSettings(evaluation=1024),
+        buffers=EventBufferSettings(max_evaluation_bytes=1024),
     )
 
     def setUp(self) -> None:
@@ -311,8 +311,8 @@ class RegistryTestCase(SynchronousTestCase):
     """A registry in a world without a disk."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after=900, max_pause_seconds=10**6),
-        buffers=EventBufferSettings(evaluation=4096, page=1024),
+        evaluations=EvaluationSettings(abandon_after_seconds=900, max_pause_seconds=10**6),
+        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
     )
     running, queued = 2, 2
     own = (0, 0)  # of each caller, that run and that wait

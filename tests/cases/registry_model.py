@@ -185,13 +185,15 @@ class Comparison(RuleBasedStateMachine):
         super().__init__()
         configuration = Configuration(
             evaluations=EvaluationSettings(
-                abandon_after=ABANDON,
+                abandon_after_seconds=ABANDON,
                 max_pause_seconds=10**6,
                 retention_seconds=RETAIN,
-                max_kept=KEPT,
+                max_retained=KEPT,
             ),
             limits=LimitSettings(wall_clock=10**6),
-            buffers=EventBufferSettings(total=TOTAL, evaluation=CAPACITY, page=PAGE),
+            buffers=EventBufferSettings(
+                max_total_bytes=TOTAL, max_evaluation_bytes=CAPACITY, max_page_bytes=PAGE
+            ),
         )
         self.world = World(configuration=configuration, threads=IdleThreads(), running=RUNNING)
         self.world.spawn.obeys = (SIGTERM,)

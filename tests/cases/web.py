@@ -40,8 +40,8 @@ class WebTestCase(SynchronousTestCase):
 
     configuration = Configuration(
         limits=LimitSettings(request_body=100_000),
-        buffers=EventBufferSettings(evaluation=4096, page=1024),
-        polls=LongPollSettings(max_wait=30),
+        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
+        polls=LongPollSettings(max_wait_seconds=30),
     )
 
     def setUp(self) -> None:
@@ -168,7 +168,7 @@ class RawTestCase(WebTestCase):
 class CallerTestCase(WebTestCase):
     """A service with two callers."""
 
-    callers = CallerSettings(requests_per_minute=30, max_queued=1, max_running=1, max_kept=1)
+    callers = CallerSettings(requests_per_minute=30, max_queued=1, max_running=1, max_retained=1)
 
     def setUp(self) -> None:
         self.configuration = Configuration(callers=self.callers)
@@ -201,10 +201,10 @@ class StreamTestCase(WebTestCase):
     """A service with deadlines, and a ring of a few pieces."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(evaluation=CAPACITY, page=4096),
+        buffers=EventBufferSettings(max_evaluation_bytes=CAPACITY, max_page_bytes=4096),
         http=HttpSettings(rate_window_seconds=20, min_bytes_per_second=1024),
         limits=LimitSettings(wall_clock=100_000),
-        streams=StreamSettings(heartbeat=15),
+        streams=StreamSettings(heartbeat_seconds=15),
     )
 
     def setUp(self) -> None:
@@ -252,7 +252,9 @@ class StreamTestCase(WebTestCase):
 
 PROXY = IPv4Address("TCP", "10.0.0.1", 1)
 
-SETTINGS = HttpSettings(trusted_proxies=("10.0.0.1",), connections=6, connections_per_address=2)
+SETTINGS = HttpSettings(
+    trusted_proxies=("10.0.0.1",), max_connections=6, max_connections_per_address=2
+)
 
 LINK = re.compile(r'(?:href|src)="([^"]*)"')
 

@@ -138,7 +138,9 @@ class PagesTests(SynchronousTestCase):
 
     def test_room(self) -> None:
         """More than the buffer holds comes through whole, with its end, despite cancellations."""
-        world = World(configuration=Configuration(buffers=EventBufferSettings(evaluation=2048)))
+        world = World(
+            configuration=Configuration(buffers=EventBufferSettings(max_evaluation_bytes=2048))
+        )
         folder = Path(self.mktemp()).resolve()
         (folder / "upload").mkdir(parents=True)
         details = EvaluationDetails("try", pack_request(make_request()), 7, folder / "upload")

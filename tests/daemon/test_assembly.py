@@ -464,7 +464,7 @@ class ServiceTests(SynchronousTestCase):
         """As many commits are fetched as is configured, among several callers half of one."""
         for callers, own in (
             (CallerSettings(), 3),
-            (CallerSettings(tokens=self.write_token()), 2),
+            (CallerSettings(tokens_file=self.write_token()), 2),
         ):
             daemon = self.make(
                 callers=callers, repositories=RepositoryFetchSettings(max_concurrent_fetches=3)
@@ -480,7 +480,7 @@ class ServiceTests(SynchronousTestCase):
             self.patch(module.os, "sched_getaffinity", lambda pid: range(5))
             daemon = self.make(
                 evaluations=EvaluationSettings(max_running=running, max_queued=0),
-                buffers=EventBufferSettings(total=256 * 1024),
+                buffers=EventBufferSettings(max_total_bytes=256 * 1024),
             )
             evaluations = self.evaluations(daemon)
             queue = evaluations.registry.run_queue
@@ -497,7 +497,7 @@ class ServiceTests(SynchronousTestCase):
         made = self.note_calls("EvaluationRegistry")
         for tokens, own in (("", (0, 0)), (self.write_token(), (2, 7))):
             self.make(
-                callers=CallerSettings(tokens=tokens, max_running=2, max_queued=7),
+                callers=CallerSettings(tokens_file=tokens, max_running=2, max_queued=7),
                 evaluations=EvaluationSettings(max_running=3, max_queued=9),
             )
             self.assertEqual(made.pop()[2], (3, 9, *own))
@@ -511,7 +511,9 @@ class ServiceTests(SynchronousTestCase):
 
     def test_callers_share_of_the_buffers(self) -> None:
         """A caller's share of the memory is as configured, and what it has waiting heeds it."""
-        daemon = self.make(callers=CallerSettings(tokens=self.write_token(), max_buffer_bytes=2048))
+        daemon = self.make(
+            callers=CallerSettings(tokens_file=self.write_token(), max_buffer_bytes=2048)
+        )
         evaluations = self.evaluations(daemon)
         queue = evaluations.registry.run_queue
         share = evaluations.context.ring_budget.allocate_ring("alice")
@@ -531,12 +533,15 @@ class ServiceTests(SynchronousTestCase):
     def test_strangers(self) -> None:
         """Without tokens it is for this machine only, unless the operator wants otherwise."""
         tokens = self.write_token()
-        for callers in (CallerSettings(is_open_without_tokens=True), CallerSettings(tokens=tokens)):
+        for callers in (
+            CallerSettings(is_open_without_tokens=True),
+            CallerSettings(tokens_file=tokens),
+        ):
             self.make(listen=("tcp:80",), callers=callers)
         self.assertIn("'tcp:80'", self.fail_to_make(listen=("unix:/x", "tcp:80")))
         for callers, word in (
-            (CallerSettings(tokens=tokens, is_open_without_tokens=True), tokens),
-            (CallerSettings(tokens=f"{tokens}.missing"), f"{tokens}.missing"),
+            (CallerSettings(tokens_file=tokens, is_open_without_tokens=True), tokens),
+            (CallerSettings(tokens_file=f"{tokens}.missing"), f"{tokens}.missing"),
         ):
             self.assertIn(word, self.fail_to_make(callers=callers))
 
@@ -554,7 +559,7 @@ class ServiceTests(SynchronousTestCase):
         calls = self.note_calls_from_thread()
         before = signal.getsignal(signal.SIGHUP)
         tokens = self.write_token()
-        daemon = self.start(callers=CallerSettings(tokens=tokens))
+        daemon = self.start(callers=CallerSettings(tokens_file=tokens))
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         token, line = generate_token("bob", straw(1))
@@ -582,19 +587,21 @@ class ServiceTests(SynchronousTestCase):
 
     def test_disk_not_ready(self) -> None:
         """As much of the disk has to be free as is configured."""
-        self.start(health=HealthSettings(free_disk=2**50))
+        self.start(health=HealthSettings(min_free_disk_bytes=2**50))
         problem = self.request("GET /health/ready")
         self.assertEqual((problem.status, len(problem.json()["reasons"])), (503, 2))
         self.assertIn(b"tawebeval_ready 0.0", self.request("GET /metrics").body)
 
     def test_access_log(self) -> None:
         """Requests are logged where that is configured."""
-        for log in (LogSettings(), LogSettings(access=True)):
+        for log in (LogSettings(), LogSettings(has_access_log=True)):
             self.start(log=log)
             with capturedLogs() as events:
                 self.assertEqual(self.request("GET /health").status, 200)
             lines = [formatEvent(event) for event in events]
-            self.assertEqual(any("GET /health 200" in line for line in lines), log.access, lines)
+            self.assertEqual(
+                any("GET /health 200" in line for line in lines), log.has_access_log, lines
+            )
             self.reactor.tcpServers.clear()
 
     def test_reload_of_readers(self) -> None:
@@ -616,7 +623,7 @@ class ServiceTests(SynchronousTestCase):
         self.addCleanup(shutil.rmtree, folder)
         self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
         tokens = self.write_token()
-        self.start(callers=CallerSettings(tokens=tokens))
+        self.start(callers=CallerSettings(tokens_file=tokens))
         (path, factory, _, mode, *_), *others = self.reactor.unixServers
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
         for content, problems in ((generate_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
@@ -665,7 +672,7 @@ class ServiceTests(SynchronousTestCase):
             )
         configuration = self.context().configuration
         self.assertEqual((list(configuration.problems), log_writer.level), (["p"], "error"))
-        self.assertFalse(configuration.sandbox.network)
+        self.assertFalse(configuration.sandbox.has_network)
         self.assertIs(self.evaluations(daemon).context.configuration, configuration)
         path.write_text("")
         self.assertEqual(self.reload(daemon), ReloadResult())
@@ -719,7 +726,7 @@ class ServiceTests(SynchronousTestCase):
         """Good tokens of callers do not count where those of the metrics are broken."""
         tokens, readers = self.write_token(), self.write_token()
         daemon = self.start(
-            callers=CallerSettings(tokens=tokens), metrics=MetricsSettings("tokens", readers)
+            callers=CallerSettings(tokens_file=tokens), metrics=MetricsSettings("tokens", readers)
         )
         bob, line = generate_token("bob", straw(1))
         Path(tokens).write_text(line)
@@ -812,8 +819,8 @@ class ServiceTests(SynchronousTestCase):
         unreadable = tokens, secrets, password
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
         daemon = self.make(
-            callers=CallerSettings(tokens=str(tokens)),
-            callbacks=CallbackSettings(enabled=True, secrets=str(secrets)),
+            callers=CallerSettings(tokens_file=str(tokens)),
+            callbacks=CallbackSettings(is_enabled=True, secrets_file=str(secrets)),
             repositories=RepositoryFetchSettings(credentials=(entry,)),
         )
         self.patch(module.os, "access", lambda path, mode, **_: path not in unreadable)
@@ -860,7 +867,7 @@ class ServiceTests(SynchronousTestCase):
     def test_name(self) -> None:
         """Identifiers begin with the daemon's name."""
         calls = self.note_calls("IdentifierIssuer")
-        self.make(service=ServiceSettings(name="a"))
+        self.make(service=ServiceSettings(daemon_name="a"))
         self.assertEqual(calls[0][2], "a")
 
     def test_git(self) -> None:

@@ -35,10 +35,10 @@ CONFIGURATION = Configuration(
     repositories=RepositoryFetchSettings(
         max_cache_bytes=13 * GIB,
         max_concurrent_fetches=2,
-        fetch_bytes=17 * GIB,
-        tree_bytes=19 * GIB,
+        max_fetch_bytes=17 * GIB,
+        max_tree_bytes=19 * GIB,
     ),
-    health=HealthSettings(free_disk=SPARE),
+    health=HealthSettings(min_free_disk_bytes=SPARE),
 )
 STATE = (7 + RUNNING * (11 + 19)) * GIB
 CACHE = (13 + (RUNNING + 2) * (17 + 19)) * GIB

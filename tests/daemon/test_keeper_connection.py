@@ -40,7 +40,7 @@ def configured(lasting: Any, kind: Any = "bubblewrap") -> Configuration:
 
 
 SMALL = Configuration(
-    evaluations=EvaluationSettings(max_running=10, max_queued=20, max_kept=300),
+    evaluations=EvaluationSettings(max_running=10, max_queued=20, max_retained=300),
     limits=LimitSettings(processes=100),
 )
 

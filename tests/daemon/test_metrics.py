@@ -160,7 +160,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("buffered_bytes"), budget.used_bytes)
         self.assertGreater(budget.used_bytes, 9000)
         settings = self.configuration
-        self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.total)
+        self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.max_total_bytes)
         self.assertEqual(self.value("uploaded_limit_bytes"), settings.limits.uploads)
 
     def test_cache(self) -> None:
@@ -201,7 +201,7 @@ class MetricsTests(MetricsTestCase):
             self.value("connections"), self.service.site.connection_limits.connection_count
         )
         self.assertGreater(self.value("connections"), 0)
-        self.assertEqual(self.value("connections_limit"), self.configuration.http.connections)
+        self.assertEqual(self.value("connections_limit"), self.configuration.http.max_connections)
         connection.lose()
         self.assertEqual(self.value("streams"), 0)
 

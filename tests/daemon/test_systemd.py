@@ -279,7 +279,7 @@ class LongestStopTests(SynchronousTestCase):
         settings = Configuration(
             service=ServiceSettings(drain_seconds=100),
             evaluations=EvaluationSettings(kill_grace_seconds=7),
-            callbacks=CallbackSettings(timeout=20),
+            callbacks=CallbackSettings(attempt_timeout=20),
         )
         self.assertEqual(compute_stop_timeout(settings), 118)
 
@@ -292,5 +292,5 @@ class LongestStopTests(SynchronousTestCase):
     def test_callbacks(self) -> None:
         """Their last attempts are waited for, where there are any."""
         without = compute_stop_timeout(Configuration())
-        settings = CallbackSettings(enabled=True, timeout=20)
+        settings = CallbackSettings(is_enabled=True, attempt_timeout=20)
         self.assertEqual(compute_stop_timeout(Configuration(callbacks=settings)), without + 20)

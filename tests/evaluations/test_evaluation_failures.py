@@ -216,7 +216,7 @@ class StopTests(SlowTestCase):
 
     configuration = Configuration(
         evaluations=EvaluationSettings(kill_grace_seconds=2),
-        buffers=EventBufferSettings(evaluation=1024),
+        buffers=EventBufferSettings(max_evaluation_bytes=1024),
     )
 
     def stop(self, reason: EvaluationFailure = CANCELLED) -> None:

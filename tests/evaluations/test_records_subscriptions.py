@@ -40,8 +40,8 @@ class SubscriptionTests(RegistryTestCase):
     """A stream on a connection that shows what its client has read."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after=10**6),
-        buffers=EventBufferSettings(evaluation=LIMIT),
+        evaluations=EvaluationSettings(abandon_after_seconds=10**6),
+        buffers=EventBufferSettings(max_evaluation_bytes=LIMIT),
     )
     child: FakeChild
 

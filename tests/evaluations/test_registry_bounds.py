@@ -74,7 +74,9 @@ class IdleRetryTests(RegistryTestCase):
 class KeptTests(RegistryTestCase):
     """Evaluations that have ended and are not read to their end."""
 
-    configuration = Configuration(evaluations=EvaluationSettings(max_kept=2, retention_seconds=600))
+    configuration = Configuration(
+        evaluations=EvaluationSettings(max_retained=2, retention_seconds=600)
+    )
 
     def fill(self) -> list[str]:
         """Let as many end as may be kept."""
@@ -190,7 +192,7 @@ class RememberedTests(RegistryTestCase):
     """What is kept of ended evaluations besides events counts among the bytes of all."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(total=16_384 * 4 // 3, evaluation=6000)
+        buffers=EventBufferSettings(max_total_bytes=16_384 * 4 // 3, max_evaluation_bytes=6000)
     )
 
     def test_forms_and_stderr(self) -> None:
@@ -213,7 +215,7 @@ class PausedTests(RegistryTestCase):
     """Places that are held by evaluators which wait for their readers; there is one place."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(evaluation=4096, page=1024),
+        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
         evaluations=EvaluationSettings(max_pause_seconds=600),
     )
     running, queued = 1, 2
@@ -273,7 +275,7 @@ class PausedTests(RegistryTestCase):
     def test_read_by_a_stream(self) -> None:
         """What a stream takes counts at once, though much of it stays behind it."""
         self.patch(run, "MIN_READ_BYTES_PER_SECOND", 64)
-        buffers = EventBufferSettings(evaluation=40_960, page=1024)
+        buffers = EventBufferSettings(max_evaluation_bytes=40_960, max_page_bytes=1024)
         self.configuration = Configuration(buffers=buffers)
         self.setUp()
         identifier, child = self.start(b"x" * 50 + b"\n")
@@ -302,7 +304,9 @@ class TotalTests(RegistryTestCase):
     """The events of all evaluations together: 8 KiB are common, and the rest is the reserve."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(total=8192 * 4 // 3, evaluation=6000, page=4096),
+        buffers=EventBufferSettings(
+            max_total_bytes=8192 * 4 // 3, max_evaluation_bytes=6000, max_page_bytes=4096
+        ),
         limits=LimitSettings(wall_clock=10**6),
     )
 

@@ -196,8 +196,8 @@ class KeptShareTests(KeptShareTestCase):
     """Of five that may be unread two are each caller's share."""
 
     configuration = Configuration(
-        callers=CallerSettings(max_kept=2),
-        evaluations=EvaluationSettings(max_kept=5, retention_seconds=600),
+        callers=CallerSettings(max_retained=2),
+        evaluations=EvaluationSettings(max_retained=5, retention_seconds=600),
     )
 
     def check_over(self, caller: str) -> None:
@@ -294,7 +294,8 @@ class NoKeptShareTests(KeptShareTestCase):
         """With 0, or as much as there is room for, one caller may leave all of that unread."""
         for share in (0, 5, 6):
             self.configuration = Configuration(
-                callers=CallerSettings(max_kept=share), evaluations=EvaluationSettings(max_kept=5)
+                callers=CallerSettings(max_retained=share),
+                evaluations=EvaluationSettings(max_retained=5),
             )
             self.setUp()
             self.leave("alice", 5)
@@ -310,7 +311,9 @@ class BytesShareTests(KeptShareTestCase):
     configuration = Configuration(
         callers=CallerSettings(max_buffer_bytes=2048),
         evaluations=EvaluationSettings(retention_seconds=600),
-        buffers=EventBufferSettings(total=16384, evaluation=1024, page=4096),
+        buffers=EventBufferSettings(
+            max_total_bytes=16384, max_evaluation_bytes=1024, max_page_bytes=4096
+        ),
         limits=LimitSettings(wall_clock=10**6),
     )
     running, queued = 2, 20

@@ -71,7 +71,7 @@ class ExpireTests(RegistryTestCase):
 
     def test_status_of_one_that_is_not_read(self) -> None:
         """Whoever asks for its status alone keeps none that is held because nobody reads it."""
-        identifier, child = self.start(b"a\n" * self.configuration.buffers.evaluation)
+        identifier, child = self.start(b"a\n" * self.configuration.buffers.max_evaluation_bytes)
         self.assertTrue(child.paused)
         self.expire(899)
         self.assertEqual(self.registry.get_status(identifier)["state"], "running")

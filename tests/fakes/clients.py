@@ -229,11 +229,11 @@ class Service:
             random=self.random,
             running=self.running,
         )
-        if self.configuration.archive.enabled:
+        if self.configuration.archive.is_enabled:
             self.world.archive = self.open_archive()
         self.registry = EvaluationRegistry(
             self.world.context(),
-            IdentifierIssuer(b"k" * 32, straw(1), self.configuration.service.name),
+            IdentifierIssuer(b"k" * 32, straw(1), self.configuration.service.daemon_name),
             (
                 self.running,
                 self.queued,

@@ -228,8 +228,8 @@ class World:
     def __attrs_post_init__(self) -> None:
         buffers = self.configuration.buffers
         self.budget = RingBudget(
-            buffers.total,
-            buffers.evaluation,
+            buffers.max_total_bytes,
+            buffers.max_evaluation_bytes,
             self.running,
             lambda call: self.clock.callLater(0, call),
             self.configuration.callers.max_buffer_bytes,

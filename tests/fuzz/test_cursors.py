@@ -20,7 +20,8 @@ from tests.fakes.clients import MULTIPART, Answer, Service, form, parts
 from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFollower
 
 CONFIGURATION = Configuration(
-    buffers=EventBufferSettings(evaluation=1024, page=1024), polls=LongPollSettings(legacy_wait=0)
+    buffers=EventBufferSettings(max_evaluation_bytes=1024, max_page_bytes=1024),
+    polls=LongPollSettings(legacy_client_wait_seconds=0),
 )
 
 PLACES = st.one_of(

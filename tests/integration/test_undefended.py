@@ -133,7 +133,9 @@ class FilterTests(CellTestCase):
 class NamespaceTests(CellTestCase):
     """Without one of the namespaces."""
 
-    settings = SandboxSettings(loopback=True)  # by which sockets of the Internet's families open
+    settings = SandboxSettings(
+        has_loopback=True
+    )  # by which sockets of the Internet's families open
 
     def test_network(self) -> None:
         """With the machine's network its servers and abstract sockets are reached."""

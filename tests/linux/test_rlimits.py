@@ -36,7 +36,7 @@ from tests.fakes.cgroups import FakeMachine
 
 USUAL = Configuration(
     evaluations=EvaluationSettings(max_running=10),
-    http=HttpSettings(connections=500),
+    http=HttpSettings(max_connections=500),
     limits=LimitSettings(processes=100),
 )
 
@@ -166,11 +166,11 @@ class DescriptorsTests(SynchronousTestCase):
         """Connections count once, evaluations besides, and callbacks, also before there are any."""
         before = count_needed_descriptors(USUAL)
         for settings, more in (
-            ({"http": HttpSettings(connections=507)}, 7),
+            ({"http": HttpSettings(max_connections=507)}, 7),
             ({"evaluations": EvaluationSettings(max_running=12)}, 32),
             ({"repositories": RepositoryFetchSettings(max_concurrent_fetches=5)}, 6),
-            ({"callbacks": CallbackSettings(enabled=True, max_concurrent_attempts=15)}, 5),
-            ({"callbacks": CallbackSettings(enabled=False, max_concurrent_attempts=15)}, 5),
+            ({"callbacks": CallbackSettings(is_enabled=True, max_concurrent_attempts=15)}, 5),
+            ({"callbacks": CallbackSettings(is_enabled=False, max_concurrent_attempts=15)}, 5),
         ):
             kept = {"evaluations": USUAL.evaluations, "http": USUAL.http}
             changed = Configuration(**{**kept, **settings})
@@ -188,7 +188,7 @@ class DescriptorsTests(SynchronousTestCase):
         self.limits = (0, count_needed_descriptors(USUAL) - 1)
         with capturedLogs() as events:
             fitted = limit_connections(USUAL)
-        self.assertEqual(fitted.http.connections, 499)
+        self.assertEqual(fitted.http.max_connections, 499)
         self.assertEqual(count_needed_descriptors(fitted), count_allowed_descriptors())
         (event,) = events
         self.assertEqual(event["log_level"].name, "warn")
@@ -203,13 +203,13 @@ class DescriptorsTests(SynchronousTestCase):
         self.limits = (0, count_needed_descriptors(USUAL) + 100)
         for journals, connections in ((100, 500), (101, 499), (10_000, MIN_CONNECTIONS)):
             fitted = limit_connections(USUAL, journals)
-            self.assertEqual(fitted.http.connections, connections)
+            self.assertEqual(fitted.http.max_connections, connections)
 
     def test_far_too_few(self) -> None:
         """With less than a few connections, beside the evaluations, there is no start."""
         fewest = count_needed_descriptors(USUAL) - 500 + MIN_CONNECTIONS
         self.limits = (0, fewest)
-        self.assertEqual(limit_connections(USUAL).http.connections, MIN_CONNECTIONS)
+        self.assertEqual(limit_connections(USUAL).http.max_connections, MIN_CONNECTIONS)
         self.limits = (0, fewest - 1)
         with self.assertRaises(ConfigurationError) as caught:
             limit_connections(USUAL)

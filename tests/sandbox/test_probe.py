@@ -152,14 +152,14 @@ class OpenTests(SandboxesTestCase):
     def test_none(self) -> None:
         """The operator may have none, and needs no bubblewrap then."""
         self.patch(module.shutil, "which", lambda name: None)
-        sandbox = self.open("none", readable=("/nonexistent",))
+        sandbox = self.open("none", readable_paths=("/nonexistent",))
         self.assertEqual(sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS))
 
     def test_bubblewrap(self) -> None:
         """It is taken by its name and by default, with what is configured; it is not run yet."""
         for kind in ("auto", "bubblewrap"):
             for network in (False, True):
-                sandbox = self.open(kind, network=network, readable=("/usr", "/etc"))
+                sandbox = self.open(kind, has_network=network, readable_paths=("/usr", "/etc"))
                 assert isinstance(sandbox, BubblewrapSandbox)
                 expected = BubblewrapSandbox(
                     str(self.bwrap),
@@ -191,7 +191,7 @@ class OpenTests(SandboxesTestCase):
         (self.root / "dangling").symlink_to("nowhere")
         for missing in ("/nonexistent", f"{self.root}/dangling"):
             with self.assertRaises(ConfigurationError) as caught:
-                self.open(readable=("/usr", missing))
+                self.open(readable_paths=("/usr", missing))
             self.assertEqual(
                 str(caught.exception),
                 f"sandbox.readable[1]: {missing} does not exist; create or remove it",

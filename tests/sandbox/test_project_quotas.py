@@ -42,7 +42,7 @@ FIRST = 7000
 CONFIGURATION = Configuration(
     evaluations=EvaluationSettings(max_running=2),
     limits=LimitSettings(disk=10 * MIB, disk_files=50),
-    repositories=RepositoryFetchSettings(tree_bytes=5 * MIB, tree_files=100),
+    repositories=RepositoryFetchSettings(max_tree_bytes=5 * MIB, max_tree_files=100),
 )
 WHOLE = 2**30
 BLOCK = 4096

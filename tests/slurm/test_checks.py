@@ -68,5 +68,5 @@ class CheckTests(SynchronousTestCase):
             configuration, (Path("/var"),), None, nullcontext, os.environ
         )
         self.assertIn("on the node one bubblewrap works (Python 3), /scratch is there", str(found))
-        self.assertIn(f"no cache of {configuration.runner.node_cache}", str(cache))
+        self.assertIn(f"no cache of {configuration.runner.node_cache_bytes}", str(cache))
         self.assertEqual(missing, SetupProblem("on the node one gcc in /scratch", "/roots/gcc"))

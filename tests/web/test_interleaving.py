@@ -52,7 +52,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         configuration = Configuration(
-            buffers=EventBufferSettings(evaluation=CAPACITY, page=1024),
+            buffers=EventBufferSettings(max_evaluation_bytes=CAPACITY, max_page_bytes=1024),
             limits=LimitSettings(wall_clock=10**6),
             http=HttpSettings(rate_window_seconds=20, min_bytes_per_second=1024),
         )

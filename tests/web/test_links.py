@@ -357,7 +357,9 @@ class ArchivedTests(LinkTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        configuration = Configuration(callers=self.callers, archive=ArchiveSettings(enabled=True))
+        configuration = Configuration(
+            callers=self.callers, archive=ArchiveSettings(is_enabled=True)
+        )
         self.service = type(self.service)(
             Path(self.mktemp()).resolve(), configuration, tokens=self.file
         )

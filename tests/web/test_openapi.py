@@ -288,15 +288,15 @@ class ContentTests(SynchronousTestCase):
             f"Maximum {settings.limits.request_body // MIB} MiB for the body",
             f"{settings.limits.field // 1024} KiB for a field that is not a file",
             f"{settings.limits.fields} fields (operator's settings)",
-            f"Up to {settings.buffers.page // 1024} KiB of events",
-            f"daemon's own limit ({settings.buffers.page // 1024} KiB",
-            f"Maximum {settings.polls.max_wait:g} (operator's setting)",
-            f"the request waits up to {settings.polls.legacy_wait:g} seconds",
-            f"follows each {settings.streams.heartbeat:g} seconds without an event",
+            f"Up to {settings.buffers.max_page_bytes // 1024} KiB of events",
+            f"daemon's own limit ({settings.buffers.max_page_bytes // 1024} KiB",
+            f"Maximum {settings.polls.max_wait_seconds:g} (operator's setting)",
+            f"the request waits up to {settings.polls.legacy_client_wait_seconds:g} seconds",
+            f"follows each {settings.streams.heartbeat_seconds:g} seconds without an event",
             f"The request line is over {settings.http.max_line_bytes // 1024} KiB",
             f"A header over {settings.http.max_line_bytes // 1024} KiB",
             f"over {settings.http.max_headers} headers",
-            f"over {settings.http.header_bytes // 1024} KiB in all",
+            f"over {settings.http.max_header_bytes // 1024} KiB in all",
         ):
             self.assertIn(words, said)
 

@@ -125,7 +125,7 @@ class TokenTests(CallerTestCase):
 class NamedOriginTests(CallerTestCase):
     """Origins that are named."""
 
-    callers = CallerSettings(origins=("https://a.example", "https://b.example:8443"))
+    callers = CallerSettings(allowed_origins=("https://a.example", "https://b.example:8443"))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: these answers do not go to everybody."""

@@ -48,7 +48,7 @@ class OperationsTestCase(WebTestCase):
 
     def let(self, readers: Any) -> None:
         """Configure who may read the metrics."""
-        metrics = MetricsSettings(readers=readers)
+        metrics = MetricsSettings(allowed_readers=readers)
         self.set("configuration", msgspec.structs.replace(self.configuration, metrics=metrics))
 
     def metrics(self, status: int, address: IAddress | None = None, **headers: str) -> Answer:
@@ -153,4 +153,4 @@ class MetricsTests(OperationsTestCase):
 
     def test_default(self) -> None:
         """If nothing is said they are for this machine."""
-        self.assertEqual(Configuration().metrics.readers, "loopback")
+        self.assertEqual(Configuration().metrics.allowed_readers, "loopback")

@@ -313,7 +313,7 @@ class RerunTests(RerunTestCase):
         """The operator can keep nothing."""
         context = self.service.registry.context
         context.configuration = Configuration(
-            evaluations=EvaluationSettings(keep_submissions=False)
+            evaluations=EvaluationSettings(should_keep_submissions=False)
         )
         place = self.begin()
         self.finish()

@@ -42,7 +42,7 @@ class SubmissionTests(WebTestCase):
 class UnkeptTests(SubmissionTests):
     """Where the operator keeps no files after the end."""
 
-    configuration = Configuration(evaluations=EvaluationSettings(keep_submissions=False))
+    configuration = Configuration(evaluations=EvaluationSettings(should_keep_submissions=False))
 
     def test_life(self) -> None:
         """The files are there until the end."""
@@ -55,7 +55,7 @@ class UnkeptTests(SubmissionTests):
 class ArchivedTests(SubmissionTests):
     """With an archive."""
 
-    configuration = Configuration(archive=ArchiveSettings(enabled=True))
+    configuration = Configuration(archive=ArchiveSettings(is_enabled=True))
 
     def test_gone(self) -> None:
         """The archive has the files of a forgotten evaluation; nothing of them stays elsewhere."""

@@ -25,7 +25,7 @@ class SlowDiskTests(RawTestCase):
     configuration = Configuration(
         limits=LimitSettings(request_body=len(BODY)),
         http=HttpSettings(
-            head_deadline=10, rate_window_seconds=WINDOW, min_bytes_per_second=1024, idle_timeout=40
+            head_timeout=10, rate_window_seconds=WINDOW, min_bytes_per_second=1024, idle_timeout=40
         ),
     )
 

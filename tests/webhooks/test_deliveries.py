@@ -85,11 +85,11 @@ class CallbacksTestCase(SynchronousTestCase):
     """Two callers with secrets; chance is always one half."""
 
     settings = CallbackSettings(
-        enabled=True,
+        is_enabled=True,
         max_attempts=4,
-        first_delay=10,
-        longest_delay=60,
-        timeout=15,
+        first_retry_delay=10,
+        max_retry_delay=60,
+        attempt_timeout=15,
         max_concurrent_attempts=4,
         max_pending_bytes=10**6,
     )
@@ -539,7 +539,7 @@ class OpenTests(SynchronousTestCase):
 
     def test_disabled(self) -> None:
         """Without being enabled nobody can have one, whatever else is set, and nothing is read."""
-        callbacks = self.open(CallbackSettings(secrets="/nonexistent"))
+        callbacks = self.open(CallbackSettings(secrets_file="/nonexistent"))
         error = self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
         self.assertIn("callbacks are disabled (callbacks.enabled)", error.detail)
         self.assertEqual(list(callbacks.list_reloadable_files()), [])

@@ -113,9 +113,8 @@ class ApiChannel(TimeoutChannel):
             # Not before the first bytes: few clients expect a response without a request.
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"all {self.http_settings.connections} connections (http.connections), or those "
-                "of this"
-                " client (http.connections_per_address), are in use; try again later",
+                f"all {self.http_settings.max_connections} connections (http.connections), or those"
+                " of this client (http.connections_per_address), are in use; try again later",
                 {b"Retry-After": b"%d" % RETRY_AFTER_SECONDS},
             )
         if self.phase is ConnectionPhase.NEW and data.startswith(_TLS_RECORD):
@@ -145,8 +144,8 @@ class ApiChannel(TimeoutChannel):
         if line:
             self.on_request_head_start()
         self._head_size += len(line) + 2
-        if self._head_size > self.http_settings.header_bytes:
-            limit = format_size(self.http_settings.header_bytes)
+        if self._head_size > self.http_settings.max_header_bytes:
+            limit = format_size(self.http_settings.max_header_bytes)
             self._too_large(f"the request's headers are over {limit} (http.header_bytes)")
         elif line[:1] in (b" ", b"\t"):
             self._bad_request("a header begins with a space (RFC 9112, section 5.2)")
@@ -288,7 +287,7 @@ class ApiChannel(TimeoutChannel):
 
     def on_head_timeout(self) -> None:
         """Refuse a request whose head is incomplete at its deadline."""
-        seconds = self.http_settings.head_deadline
+        seconds = self.http_settings.head_timeout
         self._refuse(
             HTTPStatus.REQUEST_TIMEOUT,
             f"the request's headers took over {seconds:g} s (http.head_deadline)",

@@ -162,13 +162,13 @@ class TimeoutChannel(HTTPChannel):
 
     def await_first_request(self) -> None:
         """Set the deadline of the first head."""
-        self.set_read_deadline(self.http_settings.head_deadline, self._on_head_deadline)
+        self.set_read_deadline(self.http_settings.head_timeout, self._on_head_deadline)
 
     def on_request_head_start(self) -> None:
         """Enter the phase HEAD, if nothing of a head has arrived before."""
         if self.phase is ConnectionPhase.IDLE:
             self.phase = ConnectionPhase.HEAD
-            self.set_read_deadline(self.http_settings.head_deadline, self._on_head_deadline)
+            self.set_read_deadline(self.http_settings.head_timeout, self._on_head_deadline)
         elif self.phase is ConnectionPhase.NEW:
             self.phase = ConnectionPhase.HEAD  # with the deadline that the connection began with
 
