@@ -131,8 +131,7 @@ class ImageTests(SynchronousTestCase):
         for path in sorted((layout / "blobs" / "sha256").iterdir()):
             before = path.read_bytes()
             path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-            for digest in ("", index["digest"]):
-                self.assertRaises(ConfigurationError, self.store.import_root, layout, digest)
+            self.assertRaises(ConfigurationError, self.store.import_root, layout)
             path.write_bytes(before)
         self.assertEqual(self.store.import_root(layout).image_digest, index["digest"])
 
