@@ -127,7 +127,7 @@ class CopyTests(SynchronousTestCase):
         count = sum(1 for _ in walk_tree(top))
         _, peak = tracemalloc.get_traced_memory()
         self.assertEqual(count, 14 + 400 + 1)
-        self.assertLess(peak, 100_000)
+        self.assertLess(peak, 400_000)  # of 1.5 million bytes of paths
         self.patch(module, "_LARGE_FILES", "/missing")
         found = {path for path, _ in walk_tree(top) if path.startswith(f"./{above}/")}
         self.assertEqual(found, expected | {f"./{above}/{1:0250}/last"})
