@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import attrs
 from twisted.internet.main import CONNECTION_LOST
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -60,6 +61,7 @@ def make_tree_key(checkout: Path) -> str:
     return hashlib.sha256(os.fsencode(checkout.name)).hexdigest()
 
 
+@attrs.define(eq=False)
 class JobSender:
     """Sender of what one srun needs: a job description, a submission and a tree.
 
@@ -67,25 +69,19 @@ class JobSender:
     `on_failure` is called if something cannot be read.
     """
 
-    def __init__(
-        self,
-        reactor: Any,
-        threads: WorkerThreads,
-        description_file: Path,
-        checkout: Path,
-        cache_bytes: int,
-        min_free_bytes: int,
-        descriptor: int,
-        on_failure: Callable[[EvaluationFailure], object],
-    ) -> None:
-        self._threads = threads
-        self._description_file = description_file
-        self._checkout = checkout
-        self._cache_bytes = cache_bytes
-        self._min_free_bytes = min_free_bytes
-        self._on_failure = on_failure
-        own = os.dup(descriptor)
-        self._writer = PipeWriter(reactor, own, partial(os.close, own))
+    _reactor: Any
+    _threads: WorkerThreads
+    _description_file: Path
+    _checkout: Path
+    _cache_bytes: int
+    _min_free_bytes: int
+    _stdin: int
+    _on_failure: Callable[[EvaluationFailure], object]
+    _writer: PipeWriter = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        own = os.dup(self._stdin)
+        self._writer = PipeWriter(self._reactor, own, partial(os.close, own))
 
     def on_frame(self, kind: FrameKind) -> None:
         """Send what a node that tells `READY_FOR_JOB` or `TREE_WANTED` waits for."""
