@@ -84,8 +84,6 @@ def open_directory(name: str, parent: int | None, rights: int) -> int:
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 2**30  # maximum bytes to copy by one call
-# Errors of copy_file_range(2) between two file systems, where sendfile(2) works.
-_APART = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def open_regular_file(path: Path) -> IO[bytes]:
@@ -223,15 +221,9 @@ def _copy_one(path: str, kind: int, status: os.stat_result, below: int, into: in
 
 
 def _copy_bytes(reading: int, writing: int) -> None:
-    """Copy a file within the kernel; some file systems share the blocks instead."""
-    try:
-        while os.copy_file_range(reading, writing, _PIECE):
-            pass
-    except OSError as error:
-        if error.errno not in _APART:
-            raise
-        while os.sendfile(writing, reading, None, _PIECE):
-            pass
+    """Copy a file within the kernel."""
+    while os.sendfile(writing, reading, None, _PIECE):
+        pass
 
 
 _RM, _CHMOD = "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is

@@ -33,6 +33,7 @@ from tawebeval.sandbox.command_sandbox import (
     BubblewrapCommandSandbox,
     SandboxAccess,
 )
+from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.environments import (
     ACCOUNT_FILES,
     NETWORK_FILES,
@@ -145,14 +146,17 @@ class EnvironmentStore:
 
     def list_roots(self) -> Iterator[tuple[StoredRoot, int]]:
         """Yield the roots with their sizes in bytes on the disk, sorted by digest."""
+        for path in self._list_paths():
+            yield StoredRoot(path), measure_disk_usage(path, ()).size
+
+    def _list_paths(self) -> list[Path]:
         with suppress(FileNotFoundError):
-            for path in sorted(self.directory.iterdir()):
-                if find_digest(path) is not None:
-                    yield StoredRoot(path), _measure(path)
+            return sorted(filter(find_digest, self.directory.iterdir()))
+        return []
 
     def remove_root(self, digest: str) -> None:
         """Remove the root whose digest begins with `digest`."""
-        found = [root.path for root, _ in self.list_roots() if root.digest.startswith(digest)]
+        found = [path for path in self._list_paths() if path.name.startswith(digest)]
         if len(found) != 1 or not digest:
             number = "no root" if not found else f"{len(found)} roots"
             raise ConfigurationError(
@@ -458,18 +462,3 @@ def _digest_file(path: str, top: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
     with open(descriptor, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
-
-
-def _measure(root: Path) -> int:
-    """Return the bytes of a root on the disk; a file with several names counts once."""
-    seen: set[int] = set()
-    size = 0
-    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for _, status in walk_tree(top):
-            if status.st_nlink == 1 or status.st_ino not in seen:
-                seen.add(status.st_ino) if status.st_nlink > 1 else None
-                size += 512 * status.st_blocks
-    finally:
-        os.close(top)
-    return size

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from twisted.logger import Logger
-
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.filetree import copy_tree
 from tawebeval.linux.keeper_client import KeeperAddress
@@ -23,12 +21,9 @@ from tawebeval.linux.launcher_client import (
     LaunchSpec,
     MountedOverlay,
     OverlayLayers,
-    OverlayMountError,
 )
 from tawebeval.linux.privileges import User
 from tawebeval.sandbox.workspace import Workspace
-
-log = Logger()
 
 
 class WritableTrees:
@@ -42,7 +37,6 @@ class WritableTrees:
         self.overlay_problem: str | None = "nothing is mounted yet"
         self._keeper = keeper
         self._launching = LauncherClient()
-        self._proven = False  # whether an overlay was mounted since `use_overlays`
 
     def use_overlays(self, user: User | None = None, paths: Sequence[str] = ()) -> None:
         """Make overlays from now on, or copies if overlays do not work. Blocks.
@@ -56,7 +50,6 @@ class WritableTrees:
             self.use_copies(str(error.strerror or error), user)
         else:
             self.overlay_problem = None
-            self._proven = False
 
     def use_copies(self, problem: str, user: User | None = None) -> None:
         """Make copies from now on; `problem` is the reason. Blocks. Raises: OSError."""
@@ -75,27 +68,14 @@ class WritableTrees:
 
         Copying blocks the longer the larger the checkout is. Return the overlay, too, if there is
         one: only the program sees it, and the caller closes its top. Raises: OSError;
-        OverlayMountError, if no overlay was mounted since `use_overlays`. After the first one, a
-        copy stands in for an overlay that cannot be mounted.
+        OverlayMountError, if the overlay cannot be mounted.
         """
         if self.overlay_problem is None:
             layers = OverlayLayers(
                 checkout, workspace.tree_directory, workspace.overlay_work_directory
             )
             layers.work.mkdir()
-            try:
-                started = self._launching.start_program(launch, layers)
-            except OverlayMountError as error:
-                if not self._proven:
-                    raise
-                log.warn(
-                    "overlays do not work for {path}, which is copied: {error}",
-                    path=checkout,
-                    error=error,
-                )
-            else:
-                self._proven = True
-                return started
+            return self._launching.start_program(launch, layers)
         copy_tree(checkout, workspace.tree_directory)
         return self._launching.start_program(launch)
 

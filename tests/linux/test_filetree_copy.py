@@ -148,20 +148,6 @@ class CopyTests(SynchronousTestCase):
         (target / "file").write_text("changed")
         self.assertEqual((source / "file").read_text(), "as it was")
 
-    def test_between_file_systems(self) -> None:
-        """Where the kernel cannot copy within one file system it copies all the same."""
-        source, target = self.folders()
-        (source / "file").write_bytes(bytes(range(256)) * 1000)
-        for number in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-
-            def refuse(*_: object, number: int = number) -> int:
-                raise OSError(number, os.strerror(number))
-
-            self.patch(module.os, "copy_file_range", refuse)
-            copy_tree(source, target)
-            self.assertEqual(look(target), look(source))
-            (target / "file").unlink()
-
     def test_failure(self) -> None:
         """Any other failure is one, such as a full disk; nothing stays open."""
         source, target = self.folders()
@@ -170,7 +156,7 @@ class CopyTests(SynchronousTestCase):
         def refuse(*_: object) -> int:
             raise OSError(errno.ENOSPC, "full")
 
-        self.patch(module.os, "copy_file_range", refuse)
+        self.patch(module.os, "sendfile", refuse)
         before = os.listdir("/proc/self/fd")
         with self.assertRaises(OSError) as caught:
             copy_tree(source, target)

@@ -148,33 +148,16 @@ class TreesTests(SynchronousTestCase):
         self.assert_copied(workspace, self.made[-1])
         self.assertEqual((self.made[-1].mounting, self.made[-1].user), (False, user))
 
-    def test_first_refused(self) -> None:
-        """Where the first one cannot be mounted nothing is copied in silence: that is an error."""
-        for _ in range(2):  # for each mount there is a first one
-            self.trees.use_overlays()
-            self.made[-1].errors.append(OverlayMountError(22, "Invalid argument"))
-            self.assertRaises(OverlayMountError, self.start)
-            self.assertEqual(len(self.made[-1].asked), 1)
-            self.start()
-
-    def test_refused(self) -> None:
-        """One that cannot be mounted later is copied, which the log tells; the next one may be."""
-        self.trees.use_overlays()
-        self.start()
-        self.made[-1].errors.append(OverlayMountError(28, "No space left on device"))
-        workspace, _, said = self.start()
-        self.assert_copied(workspace, self.made[-1])
-        self.assertEqual(len(said), 1)
-        self.assertIn("No space left", said[0])
-        _, started, said = self.start()
-        self.assertEqual((started, said), ((STARTED, OVERLAY), []))
-
     def test_cannot_be_started(self) -> None:
-        """What cannot be started although its tree is there is not tried again with a copy."""
-        self.trees.use_overlays()
-        self.made[-1].errors.append(FileNotFoundError(2, "No such file or directory"))
-        self.assertRaises(FileNotFoundError, self.start)
-        self.assertEqual(len(self.made[-1].asked), 1)
+        """What cannot be mounted or started is an error, and not tried again with a copy."""
+        for error in (
+            OverlayMountError(22, "Invalid argument"),
+            FileNotFoundError(2, "No such file or directory"),
+        ):
+            self.trees.use_overlays()
+            self.made[-1].errors.append(error)
+            self.assertRaises(type(error), self.start)
+            self.assertEqual(len(self.made[-1].asked), 1)
 
     def test_no_checkout(self) -> None:
         """Where nothing can be made of a checkout it is an error."""
