@@ -331,13 +331,6 @@ class LifeTests(EvaluationTestCase):
         self.evaluation.stop(CANCELLED)
         self.assertEqual(self.evaluation.limits.cpu, 5)
 
-    def test_cannot_be_started(self) -> None:
-        """An evaluator that cannot start: the client learns it, the sandboxed run is closed."""
-        self.world.sandbox.unable = OSError(24, "Too many open files")
-        self.begin()
-        self.assert_over(EvaluationState.FAILED, "lost")
-        self.assertEqual(self.world.sandbox.last.closed, 1)
-
     def test_readers_are_woken(self) -> None:
         """Those who wait for events are woken by each that comes, and by the end."""
         self.begin()

@@ -34,12 +34,6 @@ class FailureTests(EvaluationTestCase):
         self.assertEqual((self.world.spawn.children, self.released), ([], 1))
         self.assertNotIn("running", self.evaluation.details.state_times)
 
-    def test_commit(self) -> None:
-        """A commit that is not there."""
-        self.world.repositories.fail("commit", "no such commit")
-        self.begin()
-        self.assert_over(EvaluationState.FAILED, "commit")
-
     def test_directory(self) -> None:
         """A directory that is not in the commit, or leads out of it."""
         for directory in ("missing", "file", "out"):
@@ -93,21 +87,6 @@ class FailureTests(EvaluationTestCase):
         self.world.child.end(3)
         error = self.assert_over(EvaluationState.FAILED, "exit", "some output\n")
         self.assertEqual((error["status"], error["stderr"]), (3, "Traceback"))
-
-    def test_signal(self) -> None:
-        """A signal."""
-        self.begin()
-        self.world.child.end(signal=signal.SIGABRT)
-        self.assertEqual(self.assert_over(EvaluationState.FAILED, "exit")["signal"], 6)
-
-    def test_timeout(self) -> None:
-        """The limit of time, with its name and value."""
-        self.begin()
-        self.world.child.print(b"working ...")
-        self.world.clock.advance(10)
-        self.world.child.end(signal=signal.SIGTERM)
-        error = self.assert_over(EvaluationState.FAILED, "timeout", "working ...")
-        self.assertEqual((error["limit"], error["value"]), ("limits.wall_clock", 10))
 
     def test_output(self) -> None:
         """The limit of output."""
@@ -175,7 +154,7 @@ class FailureTests(EvaluationTestCase):
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
         self.assertIn("could not be run: [Errno 11] no more processes: '/bin/x'", said)
         self.assertNotIn(EvaluationState.RUNNING.value, self.evaluation.details.state_times)
-        self.assertEqual(self.released, 1)
+        self.assertEqual((self.released, self.world.sandbox.last.closed), (1, 1))
 
     def test_defect(self) -> None:
         """Whatever else goes wrong on the way: `lost`, and logged."""

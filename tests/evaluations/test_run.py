@@ -297,15 +297,6 @@ class StopTests(RunTestCase):
         self.assert_over(number=signal.SIGTERM)
         self.assertIs(self.run.failure, CANCELLED)
 
-    def test_resources(self) -> None:
-        """A run that is over a limit of what it takes from the machine is killed at once."""
-        over = build_limit_failure("disk", "disk", "bytes", 7)
-        self.run.stop(over)
-        self.assertEqual(self.child.signals, [signal.SIGKILL])
-        self.child.end(signal=signal.SIGKILL)
-        self.assert_over(number=signal.SIGKILL)
-        self.assertIs(self.run.failure, over)
-
     def test_reasons(self) -> None:
         """Time that is over, a wish, and whatever else is no such limit leave the grace time."""
         for reason in get_args(FailureReason):
