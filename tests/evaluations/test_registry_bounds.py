@@ -260,13 +260,14 @@ class PausedTests(RegistryTestCase):
 
     def test_read(self) -> None:
         """Who reads now and then keeps it, also when others wait."""
+        self.patch(run, "MIN_READ_BYTES_PER_SECOND", 6 * 1024)
         identifier, child = self.flood()
         self.accept()
-        child.print(b"x\n" * 300_000)
+        child.print(b"x\n" * 30_000)
         after = None
         for _ in range(20):
             self.poll_after(identifier, after, 10)
-            for _ in range(700):  # 700 KiB
+            for _ in range(70):  # 70 KiB
                 after = self.page(identifier, after)["end"]
                 self.world.turn()
         self.assertEqual(self.reason(identifier), None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 from twisted.internet.defer import Deferred
 
+from tawebeval.config import EventBufferSettings
 from tawebeval.errors import EvaluationExpired, InvalidCursor
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
@@ -11,7 +13,7 @@ from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 class ExpireTests(RegistryTestCase):
     """Evaluations for which nobody asks."""
 
-    configuration = PATIENT
+    configuration = msgspec.structs.replace(PATIENT, buffers=EventBufferSettings(evaluation=4096))
 
     def test_abandoned(self) -> None:
         """After that time, and no moment before, it is killed and forgotten."""
