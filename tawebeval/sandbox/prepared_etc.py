@@ -11,10 +11,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from glob import glob
-from math import inf
 from pathlib import Path
 from threading import Lock
 
@@ -24,8 +23,6 @@ from tawebeval.linux.filetree import add_path_to_errors, remove_tree
 
 # Nanoseconds after which another change of a file has another time.
 _TICK = 20_000_000
-# Seconds between two looks at the machine's files, which take 0.3 ms.
-_PAUSE = 0.1
 
 _Status = tuple[int, int, int]  # device, inode, and time of the last change in nanoseconds
 
@@ -54,23 +51,14 @@ class PreparedEtc:
     extra_files: Mapping[str, bytes]
     mount_points: Sequence[str] = ()
     source_directory: str = "/etc"
-    clock: Callable[[], float] = attrs.field(default=time.monotonic, eq=False)
-    _looked: float = attrs.field(default=-inf, init=False, eq=False)
     _seen: dict[str, _Status | None] = attrs.field(factory=dict, init=False, eq=False)
     _lock: Lock = attrs.field(factory=Lock, init=False, eq=False)
 
     def update(self) -> None:
-        """Copy what has changed since the last call. Blocks, hardly. Raises: OSError.
-
-        A call within `_PAUSE` after another one does nothing.
-        """
-        now = self.clock()
-        if now < self._looked + _PAUSE and self._seen:
-            return
+        """Copy what has changed since the last call. Blocks, hardly. Raises: OSError."""
         with self._lock:
             if not self._is_current():
                 self._copy_changes()
-            self._looked = now
 
     def _is_current(self) -> bool:
         seen = self._seen

@@ -6,7 +6,6 @@ import os
 import stat
 from pathlib import Path
 
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox.prepared_etc import PreparedEtc
@@ -27,7 +26,6 @@ class PreparedEtcTests(SynchronousTestCase):
         (self.machine / "localtime").symlink_to("../zone")
         (self.machine / "fonts/conf.d/link").symlink_to("../nowhere")
         os.mkfifo(self.machine / "fonts/fifo")
-        self.clock = Clock()
         self.etc = self.make()
         self.etc.update()
 
@@ -39,13 +37,7 @@ class PreparedEtcTests(SynchronousTestCase):
             {"passwd": b"evaluator\n"},
             [f"{self.machine}/{place}" for place in places],
             str(self.machine),
-            self.clock.seconds,
         )
-
-    def update(self) -> None:
-        """Start a sandbox, some time after another one."""
-        self.clock.advance(1)
-        self.etc.update()
 
     def read(self) -> dict[str, str]:
         """Return all names with their content: of a link where it leads, of a directory nothing."""
@@ -88,7 +80,7 @@ class PreparedEtcTests(SynchronousTestCase):
         (self.machine / "fonts/conf.d/link").unlink()
         (self.machine / "fonts/conf.d/link").symlink_to("elsewhere")
         (self.machine / "ssl/openssl.cnf").rename(self.machine / "hosts.old")
-        self.update()
+        self.etc.update()
         self.assertEqual(
             self.read(),
             {
@@ -105,23 +97,15 @@ class PreparedEtcTests(SynchronousTestCase):
         )
         self.assertEqual((self.root / "etc").stat().st_ino, directory)
         (self.root / "zone").write_text("Paris\n")  # beyond the links
-        self.update()
+        self.etc.update()
         self.assertEqual(self.read()["localtime"], "Paris\n")
 
     def test_running(self) -> None:
         """A file that a running sandbox has open stays whole: a changed one takes its place."""
         with (self.root / "etc/hosts").open() as file:
             (self.machine / "hosts").write_text("other\n")
-            self.update()
+            self.etc.update()
             self.assertEqual(file.read(), "hosts\n")
-
-    def test_pause(self) -> None:
-        """Of starts that follow each other closely only one looks at the machine's files."""
-        (self.machine / "hosts").write_text("other\n")
-        self.etc.update()
-        self.assertEqual(self.read()["hosts"], "hosts\n")
-        self.update()
-        self.assertEqual(self.read()["hosts"], "other\n")
 
     def test_next_daemon(self) -> None:
         """The next daemon corrects what has changed since, and leaves the directory in place."""
@@ -133,7 +117,7 @@ class PreparedEtcTests(SynchronousTestCase):
         (self.root / "etc/passwd").symlink_to("hosts")
         (self.root / "etc.new").symlink_to(self.root / "zone")  # of a daemon that was killed
         self.etc = self.make()
-        self.update()
+        self.etc.update()
         self.assertEqual(self.read(), whole)
         self.assertEqual((self.root / "etc").stat().st_ino, directory)
         self.assertEqual((self.root / "zone").read_text(), "Rome\n")
@@ -142,11 +126,11 @@ class PreparedEtcTests(SynchronousTestCase):
         """The next daemon exchanges no file that is right: sandboxes mount over some of them."""
         self.etc = self.make("java/policy")
         (self.machine / "java/policy").write_text("secret\n")
-        self.update()
+        self.etc.update()
         names = ("hosts", "passwd", "java/policy", "fonts/fonts.conf")
         before = [(self.root / "etc" / name).stat().st_ino for name in names]
         self.etc = self.make("java/policy")
-        self.update()
+        self.etc.update()
         self.assertEqual([(self.root / "etc" / name).stat().st_ino for name in names], before)
 
     def test_next_daemon_sees_changes(self) -> None:
@@ -156,10 +140,10 @@ class PreparedEtcTests(SynchronousTestCase):
         status = (self.root / "zone").stat()
         os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
         self.etc = self.make()
-        self.update()
+        self.etc.update()
         (self.machine / "localtime").unlink()
         (self.machine / "localtime").symlink_to(other)
-        self.update()
+        self.etc.update()
         self.assertEqual(self.read()["localtime"], "Bern\n")
 
     def test_links_above(self) -> None:
@@ -168,7 +152,7 @@ class PreparedEtcTests(SynchronousTestCase):
         (self.root / "outside/below/file").write_text("precious\n")
         (self.machine / "fonts/out").symlink_to(self.root / "outside")
         self.etc = self.make("fonts/out/below/file", "fonts/out/below")
-        self.update()
+        self.etc.update()
         self.assertEqual((self.root / "outside/below/file").read_text(), "precious\n")
 
     def test_gone_meanwhile(self) -> None:
@@ -182,14 +166,14 @@ class PreparedEtcTests(SynchronousTestCase):
             return read(path)
 
         self.patch(os, "readlink", vanish)
-        self.update()
+        self.etc.update()
         self.assertNotIn("other", os.listdir(self.root / "etc/fonts"))
 
     def test_removed(self) -> None:
         """A directory that somebody has removed is made again."""
         whole = self.read()
         (self.root / "etc").rename(self.root / "old")
-        self.update()
+        self.etc.update()
         self.assertEqual(self.read(), whole)
 
     def test_unreadable(self) -> None:
@@ -199,14 +183,14 @@ class PreparedEtcTests(SynchronousTestCase):
             self.patch(
                 __import__("shutil"), "copyfile", lambda *_: (_ for _ in ()).throw(PermissionError)
             )
-        self.update()
+        self.etc.update()
         self.assertEqual(stat.S_IMODE((self.root / "etc/hosts").stat().st_mode), 0)
         self.assertEqual((self.root / "etc/hosts").stat().st_size, 0)
 
     def test_mount_points(self) -> None:
         """Whatever a sandbox mounts below /etc has a place, which holds nothing of it."""
         self.etc = self.make("java", "ssl/private/key", "hosts", ".", "../zone", "missing")
-        self.update()
+        self.etc.update()
         found = self.read()
         self.assertEqual(
             {name: found[name] for name in ("java", "ssl/private", "ssl/private/key", "hosts")},
