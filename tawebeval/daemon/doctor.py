@@ -202,11 +202,7 @@ class SystemChecks:
             )
 
     def _check_cgroups(self, cgroups: CgroupManager) -> Iterator[str | SetupProblem | Finding]:
-        remedy = (
-            str(cgroups.unenforced_resources_remedy.verify_command())
-            if cgroups.unenforced_resources
-            else ""
-        )
+        remedy = cgroups.unenforced_resources_remedy
         for what in get_args(Resource):
             said = cgroups.describe_enforcement(what)
             yield said if what in cgroups.enforced_resources else SetupProblem(said, remedy)

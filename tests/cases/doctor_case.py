@@ -18,7 +18,7 @@ from tawebeval.daemon.findings import Finding, Severity
 from tawebeval.errors import SetupProblem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.controllers import MemoryController
-from tawebeval.linux.cgroups.manager import CgroupManager, CgroupRemedy
+from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox
@@ -45,7 +45,6 @@ class DoctorTestCase(SynchronousTestCase):
         for path in (self.state, self.cache):
             path.mkdir(mode=0o700)
         self.missing: dict[str, str] = {}
-        self.systemd_run = ""
         self.closed: list[str] = []
         self.trees: Any = FakeTrees()
         self.places: list[ProbeDirectories] = []
@@ -72,7 +71,7 @@ class DoctorTestCase(SynchronousTestCase):
         }
         home: Any = SimpleNamespace(close=lambda: self.closed.append(name))
         missing: Any = self.missing
-        return CgroupManager([home], enforced, missing, CgroupRemedy("a unit", self.systemd_run))
+        return CgroupManager([home], enforced, missing, "a unit")
 
     def open_sandbox(
         self, configuration: Configuration, accounts: Path, cgroups: CgroupManager, orphans: Any

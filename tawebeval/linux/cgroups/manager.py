@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -251,7 +250,6 @@ _MISSING: Mapping[Resource, str] = {
 
 _GIT, _PROBE = "git", "probe"  # beside the evaluations
 _NICENESS = 10
-_PATIENCE = 30.0  # seconds for systemd-run
 
 # Options by which systemd-run delegates the cgroups of its unit to the daemon.
 _DELEGATED = "-p Delegate=yes -p OOMPolicy=continue"
@@ -271,45 +269,13 @@ ParentCgroupFactory = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup
 
 
 @attrs.frozen
-class CgroupRemedy:
-    """The remedy for missing cgroups, as a sentence for the operator.
-
-    `systemd_run` is the command that starts a program under systemd; "" without one.
-    """
-
-    description: str
-    systemd_run: str = ""
-
-    def __str__(self) -> str:
-        """Return the sentence, with a command if there is one."""
-        if not self.systemd_run:
-            return self.description
-        return f"{self.description}; or by: {self.systemd_run} --pty {_DELEGATED} tawebeval serve"
-
-    def verify_command(self) -> CgroupRemedy:
-        """Return the remedy, without the command if that does not work here. Blocks."""
-        if not self.systemd_run:
-            return self
-        command = f"{self.systemd_run} --quiet --pipe --wait {_DELEGATED} true"
-        with suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(
-                ["/bin/sh", "-c", command],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_PATIENCE,
-            )
-            if done.returncode == 0:
-                return self
-        return CgroupRemedy(self.description)
-
-
-@attrs.frozen
 class CgroupManager:
     """The daemon's use of cgroups; made by `open_cgroups`, or by `open_keeper_cgroups`.
 
     `enforced_resources` has "memory" and "processes" if these are limited, "cpu" if processor time
     is measured, "weight" if each evaluation has the same share of the processors.
-    `unenforced_resources` has the reason for each other one.
+    `unenforced_resources` has the reason for each other one, `unenforced_resources_remedy` is a
+    sentence for the operator.
 
     `git_parts` are the controllers for git where evaluations have those of the keeper.
     """
@@ -317,7 +283,7 @@ class CgroupManager:
     _parents: Sequence[ParentCgroup]
     _parts: ActiveControllers
     unenforced_resources: Mapping[Resource, str]
-    unenforced_resources_remedy: CgroupRemedy = CgroupRemedy("")
+    unenforced_resources_remedy: str = ""
     _git_parts: ActiveControllers | None = None
 
     @property
@@ -361,7 +327,7 @@ class CgroupManager:
     def enforcement_warnings(self) -> Sequence[str]:
         """Sentences for the operator; none if every resource is enforced."""
         found = [self.describe_enforcement(what) for what in self.unenforced_resources]
-        return [*found, str(self.unenforced_resources_remedy)] if found else []
+        return [*found, self.unenforced_resources_remedy] if found else []
 
     def describe_enforcement(self, what: Resource) -> str:
         """Return how a resource is limited, with the reason if its controller is missing."""
@@ -496,8 +462,7 @@ class _Detection:
             mounts = find_cgroups_of_process(proc)
         except OSError as error:
             container = self._files.find_container()
-            words = container.describe_cgroup_remedy(legacy=False) if container else _WRITABLE
-            remedy = CgroupRemedy(words)
+            remedy = container.describe_cgroup_remedy(legacy=False) if container else _WRITABLE
             return CgroupManager([], {}, dict.fromkeys(_CONTROLLERS, _reason(error)), remedy)
         parts: dict[Resource, tuple[CgroupController, CgroupDirectory]] = {}
         missing: dict[Resource, str] = {}
@@ -578,17 +543,18 @@ def _probe(control: CgroupController, parent: CgroupDirectory) -> None:
         kill_and_remove([group])
 
 
-def _find_remedy(files: CgroupOperations, *, legacy: bool) -> CgroupRemedy:
+def _find_remedy(files: CgroupOperations, *, legacy: bool) -> str:
     """Return the remedy for missing resources; `legacy`: version 1 has the memory controller."""
     systemd_run = files.find_systemd_run()
     if not legacy and systemd_run is not None:
-        return CgroupRemedy(_UNIT, systemd_run)
+        command = f"; or by: {systemd_run} --pty {_DELEGATED} tawebeval serve"
+        return _UNIT + command if systemd_run else _UNIT
     container = files.find_container()
     if container is not None and systemd_run is None:
-        return CgroupRemedy(container.describe_cgroup_remedy(legacy=legacy))
+        return container.describe_cgroup_remedy(legacy=legacy)
     if os.geteuid() == 0:
-        return CgroupRemedy(_WRITABLE)
-    return CgroupRemedy(_AS_ROOT if systemd_run is None else _VERSION_2)
+        return _WRITABLE
+    return _AS_ROOT if systemd_run is None else _VERSION_2
 
 
 def _reason(error: OSError) -> str:
