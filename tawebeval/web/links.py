@@ -20,7 +20,6 @@ from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.web.http import parse_qs
-from twisted.web.iweb import IRequest
 
 from tawebeval.archive.files import rename_durably
 from tawebeval.config import CallerSettings
@@ -304,7 +303,7 @@ def find_link(request: ApiRequest) -> str | None:
     return given[0] if given else in_header
 
 
-def parse_link_lifetime(request: IRequest, settings: CallerSettings) -> int:
+def parse_link_lifetime(request: ApiRequest, settings: CallerSettings) -> int:
     """Return `?lifetime=N` in seconds, or the default. Raises: AccessDenied, MalformedRequest."""
     most = int(settings.link_lifetime_days * _DAY)
     if not most:

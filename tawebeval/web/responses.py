@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IRequest
 
 from tawebeval.errors import MalformedRequest
 from tawebeval.web.server.headers import JSON_TYPE, make_content_headers, set_headers
@@ -29,18 +28,13 @@ _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may 
 _SECONDS = re.compile(rf'[ \t]*("?)({WHOLE_NUMBER_PATTERN})\1[ \t]*')  # in quotes or not, the same
 
 
-def cast_to_api_request(request: IRequest) -> ApiRequest:
-    """Return `request` as an ApiRequest, which all requests of the site are."""
-    return cast(ApiRequest, request)
-
-
-def prepare_response(request: IRequest, body: bytes, content_type: bytes = JSON_TYPE) -> bytes:
+def prepare_response(request: ApiRequest, body: bytes, content_type: bytes = JSON_TYPE) -> bytes:
     """Set the headers of a response with this body, and return the body."""
     set_headers(request, {**make_content_headers(body, content_type), **NO_STORE_HEADERS})
     return body
 
 
-def prepare_json_response(request: IRequest, value: Any) -> bytes:
+def prepare_json_response(request: ApiRequest, value: Any) -> bytes:
     """Return a response of JSON."""
     return prepare_response(request, orjson.dumps(value))
 
@@ -56,21 +50,21 @@ def get_header(headers: Headers, name: str) -> str | None:
         raise MalformedRequest(f"{name}: not UTF-8") from None
 
 
-def get_query_argument(request: IRequest, name: str) -> str | None:
+def get_query_argument(request: ApiRequest, name: str) -> str | None:
     """Return a query parameter; None if it is absent. Raises: MalformedRequest."""
-    values = cast_to_api_request(request).args.get(name.encode(), [])
+    values = request.args.get(name.encode(), [])
     if len(values) > 1:
         raise MalformedRequest(f"{name}: the query parameter is repeated; send it once")
     return values[0].decode("utf-8", "replace") if values else None
 
 
-def get_query_arguments(request: IRequest, is_wanted: Callable[[str], bool]) -> dict[str, str]:
+def get_query_arguments(request: ApiRequest, is_wanted: Callable[[str], bool]) -> dict[str, str]:
     """Return the query parameters whose names are wanted, by name. Raises: MalformedRequest."""
-    names = (name.decode("utf-8", "replace") for name in cast_to_api_request(request).args)
+    names = (name.decode("utf-8", "replace") for name in request.args)
     return {name: get_query_argument(request, name) or "" for name in names if is_wanted(name)}
 
 
-def get_query_number(request: IRequest, name: str) -> int | None:
+def get_query_number(request: ApiRequest, name: str) -> int | None:
     """Return a query parameter that is a whole number; None if absent. Raises: MalformedRequest."""
     text = get_query_argument(request, name)
     if text is not None and not WHOLE_NUMBER_REGEX.fullmatch(text):
@@ -80,7 +74,7 @@ def get_query_number(request: IRequest, name: str) -> int | None:
     return None if text is None else int(text)
 
 
-def get_preferred_wait(request: IRequest) -> int | None:
+def get_preferred_wait(request: ApiRequest) -> int | None:
     """Return the wait in seconds of `?wait=N` or `Prefer: wait=N`; None without either."""
     wait = get_query_number(request, "wait")
     if wait is not None:

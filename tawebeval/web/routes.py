@@ -15,7 +15,6 @@ from klein import Klein
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import NO_CONTENT
-from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval import __version__
@@ -52,7 +51,6 @@ from tawebeval.web.fastpath import PollFastPath
 from tawebeval.web.links import find_link, parse_link_lifetime
 from tawebeval.web.problem_list import describe_problem, list_problems
 from tawebeval.web.responses import (
-    cast_to_api_request,
     get_query_argument,
     get_query_arguments,
     prepare_json_response,
@@ -60,6 +58,7 @@ from tawebeval.web.responses import (
 )
 from tawebeval.web.server import error_responses
 from tawebeval.web.server.base_path import collapse_slashes
+from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest, ApiSite
 from tawebeval.web.upload import FormReceiver, make_form_receiver
 
@@ -84,81 +83,81 @@ def make_app(context: WebContext) -> Klein:
     app = Klein()
     registry, base_path = context.registry, context.configuration.http.base_path
 
-    async def accept_form(request: IRequest) -> bytes:
+    async def accept_form(request: ApiRequest) -> bytes:
         """Accept the form that has arrived."""
-        form = cast_to_api_request(request).form
+        form = request.form
         if not isinstance(form, FormReceiver):
             raise NotFound  # another spelling of the path, for which no form was received
         form.parse_end()
-        caller = cast_to_api_request(request).caller
+        caller = request.caller
         identifier = registry.find_evaluation_by_idempotency_key(
             form.key, form.compute_digest(), caller
         )
         if identifier is None:
             identifier = registry.accept_form(await form.wait_until_stored(), caller)
-            cast_to_api_request(request).form = None  # from now on its files are the evaluation's
+            request.form = None  # from now on its files are the evaluation's
             await registry.wait_until_persisted()
-        request.setHeader(b"Location", f"{base_path}/evaluation/{identifier}".encode())
+        set_headers(request, {b"Location": f"{base_path}/evaluation/{identifier}".encode()})
         return prepare_json_response(request, make_evaluate_response(identifier))
 
     @app.route(EVALUATE_ROUTE, methods=["POST"])
-    async def evaluate(request: IRequest) -> bytes:
+    async def evaluate(request: ApiRequest) -> bytes:
         """Begin the evaluation of a form with all fields."""
         return await accept_form(request)
 
     @app.route(EVALUATE_PROBLEM_ROUTE, methods=["POST"])
-    async def evaluate_problem(request: IRequest, name: str) -> bytes:
+    async def evaluate_problem(request: ApiRequest, name: str) -> bytes:
         """Begin the evaluation of a form for a problem; `make_form_receiver` has set the others."""
         return await accept_form(request)
 
     @app.route(RERUN_ROUTE, methods=["POST"])
-    async def rerun(request: IRequest, identifier: str) -> bytes:
+    async def rerun(request: ApiRequest, identifier: str) -> bytes:
         """Begin an evaluation as an earlier one; `make_form_receiver` has found it."""
         return await accept_form(request)
 
     @app.route("/problems", methods=["GET"])
-    def list_problem_page(request: IRequest) -> bytes:
+    def list_problem_page(request: ApiRequest) -> bytes:
         """Return a page of the problems that the caller may use."""
         listing = list_problems(
             context.configuration,
             get_query_argument(request, "after"),
-            cast_to_api_request(request).permitted_problems,
+            request.permitted_problems,
         )
         add_next_link(request, "/problems", listing["end"])
         return prepare_json_response(request, listing)
 
-    def add_next_link(request: IRequest, path: str, end: str | None, **query: str) -> None:
+    def add_next_link(request: ApiRequest, path: str, end: str | None, **query: str) -> None:
         """Name the next page of a list, unless the page ends the list."""
         if end is not None:
             target = f"{base_path}{path}?{urlencode({'after': end, **query})}"
-            request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
+            set_headers(request, {b"Link": f'<{target}>; rel="next"'.encode()})
 
     @app.route(PROBLEM_ROUTE, methods=["GET"])
-    def read_problem(request: IRequest, name: str) -> bytes:
+    def read_problem(request: ApiRequest, name: str) -> bytes:
         """Return the document of a problem."""
         return prepare_json_response(request, describe_problem(context.configuration, name))
 
     @app.route(SUBMISSION_ROUTE, methods=["GET"])
-    async def submission(request: IRequest, identifier: str) -> bytes:
+    async def submission(request: ApiRequest, identifier: str) -> bytes:
         """Return the submitted files of an evaluation."""
-        files = await registry.read_submission(identifier, cast_to_api_request(request).caller)
+        files = await registry.read_submission(identifier, request.caller)
         return prepare_json_response(request, {"files": files})
 
     @app.route(EVENTS_ROUTE, methods=["GET"])
-    async def events(request: IRequest, identifier: str) -> bytes:
+    async def events(request: ApiRequest, identifier: str) -> bytes:
         """Return a page of events, or a stream."""
-        return await send_events(context, cast_to_api_request(request), identifier)
+        return await send_events(context, request, identifier)
 
     @app.route("/evaluations", methods=["GET"])
-    async def evaluations(request: IRequest) -> bytes:
+    async def evaluations(request: ApiRequest) -> bytes:
         """Return a page of the caller's evaluations."""
-        listing = await list_evaluations(context, cast_to_api_request(request))
+        listing = await list_evaluations(context, request)
         given = get_query_arguments(request, is_filter_parameter)
         add_next_link(request, "/evaluations", listing["end"], **given)
         return prepare_json_response(request, listing)
 
     @app.route("/environments", methods=["GET"])
-    def environments(request: IRequest) -> bytes:
+    def environments(request: ApiRequest) -> bytes:
         """Return the environments that a request may choose."""
         listed = list_environments(context.configuration.environments)
         return prepare_json_response(request, {"data": listed})
@@ -176,16 +175,16 @@ def make_app(context: WebContext) -> Klein:
             return await read_archived_or_raise(archived, error)
 
     @app.route(STATUS_ROUTE, methods=["GET"])
-    async def status(request: IRequest, identifier: str) -> bytes:
+    async def status(request: ApiRequest, identifier: str) -> bytes:
         """Return the status document of an evaluation."""
-        document = await read_status(identifier, cast_to_api_request(request).caller)
+        document = await read_status(identifier, request.caller)
         return prepare_json_response(request, document)
 
     @app.route(LINKS_ROUTE, methods=["POST"])
-    async def make_link(request: IRequest, identifier: str) -> bytes:
+    async def make_link(request: ApiRequest, identifier: str) -> bytes:
         """Make a link that only reads an evaluation."""
         lifetime = parse_link_lifetime(request, context.configuration.callers)
-        caller = cast_to_api_request(request).caller
+        caller = request.caller
         await read_status(identifier, caller)  # the evaluation is there, and is the caller's
         try:
             link, expires = await context.links.make_link(identifier, caller, lifetime)
@@ -195,10 +194,10 @@ def make_app(context: WebContext) -> Klein:
         return prepare_json_response(request, document)
 
     @app.route(LINKS_ROUTE, methods=["DELETE"])
-    async def revoke_links(request: IRequest, identifier: str) -> bytes:
+    async def revoke_links(request: ApiRequest, identifier: str) -> bytes:
         """Revoke all links of an evaluation, also of one that is forgotten."""
         with suppress(EvaluationExpired):
-            registry.get_status(identifier, cast_to_api_request(request).caller)
+            registry.get_status(identifier, request.caller)
         try:
             await context.links.revoke_links(identifier)
         except OSError as error:
@@ -207,23 +206,23 @@ def make_app(context: WebContext) -> Klein:
         return b""
 
     @app.route(STATUS_ROUTE, methods=["DELETE"])
-    async def cancel(request: IRequest, identifier: str) -> bytes:
+    async def cancel(request: ApiRequest, identifier: str) -> bytes:
         """Cancel an evaluation; respond once it has ended."""
-        cast_to_api_request(request).waits_for_evaluation = True
-        await registry.cancel_evaluation(identifier, cast_to_api_request(request).caller)
+        request.waits_for_evaluation = True
+        await registry.cancel_evaluation(identifier, request.caller)
         request.setResponseCode(NO_CONTENT)
         return b""
 
     paths = tuple(rule.rule for rule in app.url_map.iter_rules())
 
     @app.handle_errors(RequestError, HTTPException)
-    def refused(request: IRequest, failure: Failure) -> bytes:
+    def refused(request: Any, failure: Failure) -> bytes:
         """Answer a request error."""
-        _explain(failure.value, paths, base_path, cast_to_api_request(request))
+        _explain(failure.value, paths, base_path, request)
         return _send_problem(request, failure)
 
     @app.handle_errors(Exception)
-    def failed(request: IRequest, failure: Failure) -> bytes:
+    def failed(request: Any, failure: Failure) -> bytes:
         """Log a defect and answer 500."""
         log.failure("defect: a request failed", failure)
         return _send_problem(request, failure)
@@ -231,8 +230,8 @@ def make_app(context: WebContext) -> Klein:
     return app
 
 
-def _send_problem(request: IRequest, failure: Failure) -> bytes:
-    body = error_responses.set_error_response(cast_to_api_request(request), failure.value)
+def _send_problem(request: ApiRequest, failure: Failure) -> bytes:
+    body = error_responses.set_error_response(request, failure.value)
     return prepare_response(request, body, error_responses.PROBLEM_DETAILS_MEDIA_TYPE)
 
 
@@ -267,21 +266,21 @@ class KleinApplication:
         """The origins whose pages may read responses."""
         return self.context.configuration.callers.allowed_origins
 
-    def identify_caller(self, request: IRequest) -> str:
+    def identify_caller(self, request: ApiRequest) -> str:
         """Return the name of the caller; ANONYMOUS_CALLER for open paths.
 
         Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
         """
-        if collapse_slashes(cast_to_api_request(request).path) in _OPEN_PATHS:
+        if collapse_slashes(request.path) in _OPEN_PATHS:
             return ANONYMOUS_CALLER
-        link = find_link(cast_to_api_request(request))
+        link = find_link(request)
         if link is not None:
-            return self._identify_link_reader(cast_to_api_request(request), link)
+            return self._identify_link_reader(request, link)
         token = self.context.authenticate_token(request.method, request.requestHeaders)
         if token.permitted_problems is not None:
             check_problem_access(token.permitted_problems, *self._match_request(request))
-        cast_to_api_request(request).permitted_problems = token.permitted_problems
-        cast_to_api_request(request).is_read_only = token.is_read_only
+        request.permitted_problems = token.permitted_problems
+        request.is_read_only = token.is_read_only
         return token.caller
 
     def _identify_link_reader(self, request: ApiRequest, link: str) -> str:
@@ -294,28 +293,27 @@ class KleinApplication:
         request.uses_link = request.is_read_only = True
         return caller
 
-    def _match_request(self, request: IRequest) -> tuple[str, str, Mapping[str, Any]]:
+    def _match_request(self, request: ApiRequest) -> tuple[str, str, Mapping[str, Any]]:
         """Return the method, the route and its parameters, with which a form is received."""
-        path = collapse_slashes(unquote_to_bytes(cast_to_api_request(request).path))
+        path = collapse_slashes(unquote_to_bytes(request.path))
         return self.routes.match_route_with_parameters(request.method, path.replace(b"%", b"%25"))
 
-    def make_form_receiver(self, request: IRequest, length: int | None) -> FormReceiver | None:
+    def make_form_receiver(self, request: ApiRequest, length: int | None) -> FormReceiver | None:
         """Return the receiver of a form that begins an evaluation. Raises: RequestError."""
-        asked = cast_to_api_request(request)
-        if asked.method != b"POST":
+        if request.method != b"POST":
             return None
-        _, route, parameters = self._match_request(asked)
+        _, route, parameters = self._match_request(request)
         if route not in (EVALUATE_ROUTE, EVALUATE_PROBLEM_ROUTE, RERUN_ROUTE):
             return None
         return make_form_receiver(
             self.context,
-            asked.requestHeaders,
+            request.requestHeaders,
             length,
-            asked.caller,
-            asked,
+            request.caller,
+            request,
             parameters.get("name"),
             parameters.get("identifier"),
-            asked.permitted_problems,
+            request.permitted_problems,
         )
 
     def check_not_stopping(self) -> None:
@@ -326,18 +324,19 @@ class KleinApplication:
         """Remove an abandoned upload of `size` bytes."""
         self.context.registry.submissions.discard_upload(directory, size)
 
-    def record_response(self, request: IRequest, status: int, seconds: float) -> None:
+    def record_response(self, request: ApiRequest, status: int, seconds: float) -> None:
         """Count a response by its route; log it if the access log is enabled."""
-        done, request_log = cast_to_api_request(request), self.context.request_log
-        self.context.links.remove_reader(done)
-        method, route = self.routes.match_route(done.method, done.path)
+        request_log = self.context.request_log
+        self.context.links.remove_reader(request)
+        method, route = self.routes.match_route(request.method, request.path)
         request_log.record_response(
-            method, route, status, None if done.waits_for_evaluation else seconds
+            method, route, status, None if request.waits_for_evaluation else seconds
         )
         if request_log.is_enabled:
-            path, client = decode_path(done.path), done.remote_address.address
-            caller = f"link of {done.caller}" if done.uses_link else done.caller
-            request_log.write_line(client, caller, method, path, status, done.sentLength, seconds)
+            path, client = decode_path(request.path), request.remote_address.address
+            caller = f"link of {request.caller}" if request.uses_link else request.caller
+            size = request.sentLength
+            request_log.write_line(client, caller, method, path, status, size, seconds)
 
     def record_refusal(self, status: int, address: str) -> None:
         """Count the refusal of a connection or of a malformed request."""
@@ -369,13 +368,13 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
     """
 
     @app.route("/evaluation_events", methods=["GET"])
-    async def older_events(request: IRequest) -> bytes:
+    async def older_events(request: ApiRequest) -> bytes:
         """Return a page of events; wait `polls.older` seconds if the client names none."""
         identifier = get_query_argument(request, "evaluation")
         if not identifier:
             raise InvalidField("evaluation", "is required")
         wait = context.configuration.polls.legacy_client_wait_seconds
-        _, page = await read_page(context, cast_to_api_request(request), identifier, wait)
+        _, page = await read_page(context, request, identifier, wait)
         return prepare_response(request, page.encode_json())
 
 
@@ -383,12 +382,12 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
     """Add the routes for the operator's programs: liveness, readiness, metrics."""
 
     @app.route(HEALTH, methods=["GET"])
-    def health(request: IRequest) -> bytes:
+    def health(request: ApiRequest) -> bytes:
         """Return 200: the daemon is alive."""
         return prepare_json_response(request, {"status": "ok", "version": __version__})
 
     @app.route(READY, methods=["GET"])
-    def ready(request: IRequest) -> bytes:
+    def ready(request: ApiRequest) -> bytes:
         """Return 200 if the daemon takes work, else 503 with the reasons."""
         obstacles = context.health_and_metrics.find_unreadiness_reasons()
         if obstacles:
@@ -396,9 +395,9 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
         return prepare_json_response(request, {"status": "ready", "version": __version__})
 
     @app.route(METRICS, methods=["GET"])
-    def metrics(request: IRequest) -> bytes:
+    def metrics(request: ApiRequest) -> bytes:
         """Return the metrics in the text format of Prometheus."""
-        _check_reader(context, cast_to_api_request(request))
+        _check_reader(context, request)
         return prepare_response(
             request, context.health_and_metrics.collect_metrics(), METRICS_MEDIA_TYPE
         )

@@ -19,7 +19,6 @@ import attrs
 import orjson
 from klein import Klein
 from twisted.web.http import NOT_MODIFIED
-from twisted.web.iweb import IRequest
 from werkzeug.exceptions import NotFound
 from werkzeug.http import parse_accept_header, parse_etags
 
@@ -27,6 +26,7 @@ from tawebeval import __version__
 from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.web.responses import prepare_response
 from tawebeval.web.server.headers import JSON_TYPE, make_general_headers, set_headers
+from tawebeval.web.server.request import ApiRequest
 
 OPENAPI_PATH = "/openapi.json"
 
@@ -81,11 +81,12 @@ class StaticResource:
         headers = {**self.headers, b"Content-Encoding": b"gzip"}
         return StaticResource(content, self.media_type, headers)
 
-    def send_response(self, request: IRequest) -> bytes:
+    def send_response(self, request: ApiRequest) -> bytes:
         """Answer with the content, or with 304 if the client has it (RFC 9110, section 13.1.2)."""
         body = prepare_response(request, self.content, self.media_type)
-        request.setHeader(b"Cache-Control", b"no-cache")  # may be cached, must be revalidated
-        request.setHeader(b"ETag", self.entity_tag.encode())
+        tag = self.entity_tag.encode()
+        # It may be cached, and must be revalidated.
+        set_headers(request, {b"Cache-Control": b"no-cache", b"ETag": tag})
         request.responseHeaders.addRawHeader(b"Vary", b"Accept-Encoding")
         tags = parse_etags(_join_header(request, b"If-None-Match"))
         # A weak comparison: proxies that compress make the tags weak.
@@ -96,7 +97,7 @@ class StaticResource:
         return body
 
 
-def _join_header(request: IRequest, name: bytes) -> str:
+def _join_header(request: ApiRequest, name: bytes) -> str:
     values = request.requestHeaders.getRawHeaders(name, [])
     return ", ".join(value.decode("latin-1") for value in values)
 
@@ -184,7 +185,7 @@ def add_static_routes(app: Klein, threads: WorkerThreads) -> None:
     compressed: dict[str, StaticResource] = {}
     compressions: SingleFlight[str, StaticResource] = SingleFlight()
 
-    async def respond(request: IRequest, path: str) -> bytes:
+    async def respond(request: ApiRequest, path: str) -> bytes:
         resource = STATIC_RESOURCES.get(path)
         if resource is None:
             raise NotFound
@@ -197,16 +198,16 @@ def add_static_routes(app: Klein, threads: WorkerThreads) -> None:
         return compressed[path].send_response(request)
 
     @app.route("/", methods=["GET"])
-    async def page(request: IRequest) -> bytes:
+    async def page(request: ApiRequest) -> bytes:
         """Return the page."""
         return await respond(request, "/")
 
     @app.route("/static/<name>", methods=["GET"])
-    async def page_file(request: IRequest, name: str) -> bytes:
+    async def page_file(request: ApiRequest, name: str) -> bytes:
         """Return a file that the page loads."""
         return await respond(request, f"/static/{name}")
 
     @app.route(OPENAPI_PATH, methods=["GET"])
-    async def description(request: IRequest) -> bytes:
+    async def description(request: ApiRequest) -> bytes:
         """Return the OpenAPI description."""
         return await respond(request, OPENAPI_PATH)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime
-from twisted.web.iweb import IRequest
 
 from tawebeval.web.server.base_path import BasePath
 from tawebeval.web.server.limits import ClientAddressResolver, ConnectionLimits, OpenConnections
@@ -27,16 +26,16 @@ class BodyReceiver(Protocol):
 
 
 class Application(Protocol):
-    """The API. It refuses requests by RequestError."""
+    """The API. It refuses requests, which are `request.ApiRequest`, by RequestError."""
 
     @property
     def origins(self) -> Collection[str]:
         """Origins whose pages may read responses; `*` = any."""
 
-    def identify_caller(self, request: IRequest) -> str:
+    def identify_caller(self, request: Any) -> str:
         """Return the caller of a request, and count the request."""
 
-    def make_form_receiver(self, request: IRequest, length: int | None) -> BodyReceiver | None:
+    def make_form_receiver(self, request: Any, length: int | None) -> BodyReceiver | None:
         """Return the receiver of a body; None if none is expected.
 
         `length` is that of the body in bytes, None if unknown.
@@ -48,7 +47,7 @@ class Application(Protocol):
     def discard_upload(self, directory: Path, size: int) -> None:
         """Remove an abandoned form of `size` bytes."""
 
-    def record_response(self, request: IRequest, status: int, seconds: float) -> None:
+    def record_response(self, request: Any, status: int, seconds: float) -> None:
         """Count and log a request; `status` may be GONE, `seconds` is its duration."""
 
     def record_refusal(self, status: int, address: str) -> None:
