@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import ParamSpec
 
 import attrs
 from twisted.logger import Logger
@@ -133,8 +132,6 @@ _UNIT_REMEDIES = {
 }
 
 _MEND = f"make bubblewrap work, {_OTHERWISE}"
-
-P = ParamSpec("P")
 
 
 @attrs.frozen
@@ -300,13 +297,18 @@ def probe_bubblewrap(
     its tree, and to have left the checkout unchanged. `privileges`: probe as their user.
     """
     acting = privileges.act_as_user if privileges else contextlib.nullcontext
+
+    def act(call: Callable[..., object], *arguments: object) -> None:
+        with acting():
+            call(*arguments)
+
     with contextlib.ExitStack() as made:
         try:
             with acting():
                 folders = []
                 for place in (places.checkouts, places.workspaces):
                     folders.append(Path(tempfile.mkdtemp(prefix="tawebeval-", dir=place)))
-                    made.callback(_as(acting, remove_tree), folders[-1])
+                    made.callback(act, remove_tree, folders[-1])
                 checkout, folder = folders
                 whole = checkout / _DIRECTORY / "file"
                 whole.parent.mkdir()
@@ -320,7 +322,7 @@ def probe_bubblewrap(
                 workspace.create_directories(upload, run.workspace_view)
                 # A cgroup that stays now is removed at the daemon's end.
                 made.enter_context(contextlib.suppress(OSError))
-                made.callback(_as(acting, run.close))
+                made.callback(act, run.close)
                 started = run.start_evaluator(
                     _PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory
                 )
@@ -345,16 +347,6 @@ def probe_sandbox_again(sandbox: Sandbox, places: ProbeDirectories) -> SetupProb
     return (
         probe_bubblewrap(sandbox, places=places) if isinstance(sandbox, BubblewrapSandbox) else None
     )
-
-
-def _as(
-    acting: Callable[[], contextlib.AbstractContextManager[None]], call: Callable[P, object]
-) -> Callable[P, None]:
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        with acting():
-            call(*args, **kwargs)
-
-    return wrapped
 
 
 def _judge(status: int, output: bytes) -> SetupProblem | None:
