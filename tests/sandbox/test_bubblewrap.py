@@ -305,29 +305,21 @@ class ExitTests(BubblewrapTestCase):
             self.note(noted)
             self.assertEqual(self.cell.interpret_exit(None, signal.SIGKILL), EvaluatorExit(None, 9))
 
-    def test_killed_at_its_start(self) -> None:
-        """Who kills bwrap before it has begun has not killed the evaluator, which never was."""
-        with self.assertRaises(EvaluationFailure) as caught:
-            self.cell.interpret_exit(None, signal.SIGKILL)
-        self.assertEqual((caught.exception.reason, caught.exception.extra_members), ("lost", {}))
-        self.assertIn("signal 9 ended the sandbox at its start", caught.exception.message)
-
     def test_not_started(self) -> None:
-        """Without the note of an end it was the sandbox that failed, whatever the status."""
-        for noted, status, told in ((b"", 1, 1), (CHILD, 0, 0), (b'"exit-cod', None, 0)):
+        """Without the notes of its begin and end it was the sandbox that failed."""
+        for noted, status, number, words, more in (
+            (b"", None, signal.SIGKILL, "signal 9 ended the sandbox at its start", {}),
+            (b"", 1, None, "could not be started", {"status": 1}),
+            (CHILD, 0, None, "could not be started", {"status": 0}),
+            (b'"exit-cod', None, None, "could not be started", {"status": 0}),
+            (b'{ "exit-code": 2 }', 2, None, "could not start a process", {"status": 2}),
+        ):
             self.note(noted)
             with self.assertRaises(EvaluationFailure) as caught:
-                self.cell.interpret_exit(status, None)
+                self.cell.interpret_exit(status, number)
             error = caught.exception
-            self.assertEqual((error.reason, error.extra_members), ("lost", {"status": told}))
-
-    def test_not_begun(self) -> None:
-        """Without the first process's note there was none for the evaluator, as it may exit."""
-        self.note(CHILD + b'{ "exit-code": 2 }\n')
-        with self.assertRaises(EvaluationFailure) as caught:
-            self.cell.interpret_exit(2, None)
-        self.assertEqual(caught.exception.reason, "lost")
-        self.assertIn("could not start a process for the evaluator", caught.exception.message)
+            self.assertEqual((error.reason, error.extra_members), ("lost", more))
+            self.assertIn(words, error.message)
 
 
 class SignalTests(BubblewrapTestCase):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,47 +244,31 @@ class DepthTests(DiskTestCase):
 class RaceTests(DiskTestCase):
     """A run that changes its directories while they are counted."""
 
-    def change(self, name: str) -> None:
-        """Have `replace` called before a directory of that name is opened."""
-        opened = module.open_directory
+    def test_replaced(self) -> None:
+        """A link is not followed, a pipe not waited for, and what is gone has nothing in it.
 
-        def racing(entry: str, parent: int, rights: int) -> int:
-            if entry == name:
-                self.replace(self.top / name)
-            return opened(entry, parent, rights)
-
-        self.patch(module, "open_directory", racing)
-        (self.top / name).mkdir()
-
-    def test_link_instead(self) -> None:
-        """A link where a directory was is not followed."""
+        What else there is is counted, and nothing stays open.
+        """
         self.write(self.beside / "big", 50)
-        self.replace = lambda path: (path.rmdir(), path.symlink_to(self.beside))
-        self.change("sub")
-        self.assertEqual(self.count().file_count, 1)
+        opened, sub = module.open_directory, self.top / "sub"
+        for number, make in enumerate(
+            (partial(sub.symlink_to, self.beside), partial(os.mkfifo, sub), lambda: None)
+        ):
 
-    def test_file_instead(self) -> None:
-        """Nor is a file opened, or a pipe waited for; what else there is is counted."""
-        self.replace = lambda path: (path.rmdir(), os.mkfifo(path))
-        self.change("sub")
-        (self.top / "other").mkdir()
-        (self.top / "other/file").touch()
-        self.assertEqual(self.count().file_count, 3)
+            def racing(entry: str, parent: int, rights: int, make: Any = make) -> int:
+                if entry == "sub":
+                    sub.rmdir()
+                    make()
+                return opened(entry, parent, rights)
 
-    def test_gone(self) -> None:
-        """One that is gone has nothing in it."""
-        self.replace = Path.rmdir
-        self.change("sub")
-        self.assertEqual(self.count().file_count, 1)
-
-    def test_nothing_stays_open(self) -> None:
-        """What is opened to count is closed again, whatever came in between."""
-        self.replace = lambda path: (path.rmdir(), path.symlink_to(self.beside))
-        self.change("sub")
-        (self.top / "other/deep").mkdir(parents=True)
-        before = os.listdir("/proc/self/fd")
-        self.count()
-        self.assertEqual(os.listdir("/proc/self/fd"), before)
+            self.patch(module, "open_directory", racing)
+            sub.unlink(missing_ok=True)
+            sub.mkdir()
+            (self.top / f"other{number}").mkdir()
+            (self.top / f"other{number}" / "file").touch()
+            before = os.listdir("/proc/self/fd")
+            self.assertEqual(self.count().file_count, 1 + 2 * (number + 1))
+            self.assertEqual(os.listdir("/proc/self/fd"), before)
 
 
 class PermissionTests(DiskTestCase):
@@ -457,6 +442,7 @@ class WatchTests(SynchronousTestCase):
         self.look(counts=1)
         self.assertEqual(self.counts, [(Path("/some"), [31])])
         self.assertEqual(self.asked, [Path("/some")])
+        self.assertEqual(self.most, (1200, 120), "beyond which the count need not go on")
 
     def test_nothing_new(self) -> None:
         """While the file system is as it was, or emptier, the last count is good."""
@@ -485,14 +471,15 @@ class WatchTests(SynchronousTestCase):
         self.clock.advance(9)
         self.look(counts=0)
 
-    def test_bytes(self) -> None:
+    def test_half(self) -> None:
         """Counted when the file system has lost more than half of what may still be taken."""
         self.look(counts=1)
-        self.blocks -= 250
-        self.look(counts=0)
-        self.blocks -= 1
-        self.look(counts=1)
-        self.look(counts=0)
+        for name, half in (("blocks", 250), ("files", 50)):
+            setattr(self, name, getattr(self, name) - half)
+            self.look(counts=0)
+            setattr(self, name, getattr(self, name) - 1)
+            self.look(counts=1)
+            self.look(counts=0)
 
     def test_nearly_full(self) -> None:
         """Each look counts while less is free for this user than has to be."""
@@ -538,15 +525,6 @@ class WatchTests(SynchronousTestCase):
         self.look(counts=1)
         self.look(counts=0)
 
-    def test_files(self) -> None:
-        """Counted when it has lost that many files."""
-        self.look(counts=1)
-        self.files -= 50
-        self.look(counts=0)
-        self.files -= 1
-        self.look(counts=1)
-        self.look(counts=0)
-
     def test_less_and_less(self) -> None:
         """The less may be taken, the sooner is counted; a little at a time adds up."""
         self.look(counts=1)
@@ -576,11 +554,6 @@ class WatchTests(SynchronousTestCase):
         self.clock.advance(11)
         self.watch.measure_usage(work=50)
         self.assertEqual(len(self.counts), 3)
-
-    def test_most(self) -> None:
-        """A count need not go on when there is more than may be."""
-        self.look(counts=1)
-        self.assertEqual(self.most, (1200, 120))
 
     def test_over(self) -> None:
         """While there is too much each look counts, for it may have been removed."""
