@@ -418,13 +418,11 @@ class SandboxedRun(ABC):
         the cgroup measures it, of processor time are the daemon's: some programs raise the soft
         limits of their children.
         """
-        limits, core = self.limits, get_hard_rlimit(resource.RLIMIT_CORE)
+        limits, core = self.limits, resource.getrlimit(resource.RLIMIT_CORE)[1]
+        own_cpu = resource.getrlimit(resource.RLIMIT_CPU)[1]
         measured = "cpu" in self._cgroups.enforced_resources
         bounds = {
-            "cpu": (
-                limits.cpu,
-                get_hard_rlimit(resource.RLIMIT_CPU) if measured else limits.cpu + 1,
-            ),
+            "cpu": (limits.cpu, own_cpu if measured else limits.cpu + 1),
             "fsize": (limits.file_size, limits.file_size),
             "nofile": (limits.open_files, limits.open_files),
             # With 1 byte the kernel writes no file and starts no crash handler. With 0 it starts
@@ -445,11 +443,6 @@ class SandboxedRun(ABC):
 def convert_rlimit_names(rlimits: Mapping[str, tuple[int, int]]) -> Mapping[int, tuple[int, int]]:
     """Return limits with the numbers of their resources (getrlimit(2)) in place of names."""
     return {getattr(resource, f"RLIMIT_{name.upper()}"): rlimits[name] for name in rlimits}
-
-
-def get_hard_rlimit(number: int) -> int:
-    """Return the hard limit of a resource (getrlimit(2)); RLIM_INFINITY if it is unlimited."""
-    return resource.getrlimit(number)[1]
 
 
 class Sandbox(Protocol):

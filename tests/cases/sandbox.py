@@ -43,7 +43,7 @@ class CellTestCase(SynchronousTestCase):
         self.disks: list[FakeDisk] = []
         self.patch(module, "DiskMeter", self.watch)
         self.hard = resource.RLIM_INFINITY  # of the daemon, for whatever it is
-        self.patch(module, "get_hard_rlimit", lambda number: self.hard)
+        self.patch(resource, "getrlimit", lambda number: (0, self.hard))
 
     def watch(
         self, *arguments: Any, apart: Collection[str], run_start_time: float, floor: int, held: bool
