@@ -28,11 +28,6 @@ _PAGE = 65536
 # The kernel kills a process for a request of up to eight pages; a larger one it only refuses.
 _LAST_REQUEST = 8 * _PAGE
 
-# The lines of `memory.stat` for memory that is no page cache, with that of the cgroups below:
-# version 2, and version 1, where other lines leave out the cgroups of submissions.
-_ANONYMOUS = re.compile("^(?:anon|shmem) ([0-9]+)$", re.MULTILINE)
-_LEGACY_ANONYMOUS = re.compile("^total_(?:rss|shmem) ([0-9]+)$", re.MULTILINE)
-
 
 @attrs.frozen
 class MemoryCharge:
@@ -86,7 +81,11 @@ class MemoryController(CgroupController):
     """The memory limit, in version 2."""
 
     name = "memory"
+    _limit = "memory.max"
     _peak = "memory.peak"  # since Linux 5.19
+    _current = "memory.current"
+    # The lines of `memory.stat` for memory that is no page cache, with that of the cgroups below.
+    _anonymous = re.compile("^(?:anon|shmem) ([0-9]+)$", re.MULTILINE)
 
     def set_limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit: without swap, and the kernel kills all processes together."""
@@ -96,7 +95,8 @@ class MemoryController(CgroupController):
 
     def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this limit."""
-        return _rounded(group.read_number("memory.max"), limits.memory)
+        limit = group.read_number(self._limit)
+        return limit is not None and limits.memory - _PAGE < limit <= limits.memory
 
     def is_limit_exceeded(self, group: CgroupDirectory) -> bool:
         """Tell whether the kernel killed a process, and this cgroup met its limit.
@@ -113,11 +113,12 @@ class MemoryController(CgroupController):
 
     def read_memory_use(self, group: CgroupDirectory) -> int | None:
         """Return the bytes of anonymous and shared memory."""
-        return group.sum_matching_numbers("memory.stat", _ANONYMOUS)
+        return group.sum_matching_numbers("memory.stat", self._anonymous)
 
     def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
-        """Return the memory charged to the cgroup (since Linux 5.19)."""
-        return _charged(group, self._peak, "memory.current")
+        """Return the memory charged to the cgroup."""
+        peak, current = group.read_number(self._peak), group.read_number(self._current)
+        return None if peak is None or current is None else MemoryCharge(peak, current)
 
     def read_submission_peak_memory(self, group: CgroupDirectory) -> int:
         """Return the sum of the peak bytes of a submission's programs."""
@@ -133,17 +134,17 @@ class MemoryController(CgroupController):
 class LegacyMemoryController(MemoryController):
     """The memory limit, in version 1."""
 
+    _limit = "memory.limit_in_bytes"
     _peak = "memory.max_usage_in_bytes"
+    _current = "memory.usage_in_bytes"
+    # Other lines leave out the cgroups of submissions.
+    _anonymous = re.compile("^total_(?:rss|shmem) ([0-9]+)$", re.MULTILINE)
 
     def set_limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit, for memory and then, where swap is counted, for both together."""
         group.write_file("memory.limit_in_bytes", str(limits.memory))
         group.write_file_if_exists("memory.memsw.limit_in_bytes", str(limits.memory))
         group.write_file_if_exists("memory.swappiness", "0")
-
-    def is_limit_set(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
-        """Tell whether the cgroup has this limit."""
-        return _rounded(group.read_number("memory.limit_in_bytes"), limits.memory)
 
     def is_limit_exceeded(self, group: CgroupDirectory) -> bool:
         """Tell whether the kernel killed a process, and this cgroup met its limit.
@@ -156,14 +157,6 @@ class LegacyMemoryController(MemoryController):
         return _has_killed(group) or any(
             _has_killed(each) and not _is_full(each) for each in group.list_children()
         )
-
-    def read_memory_use(self, group: CgroupDirectory) -> int | None:
-        """Return the bytes of anonymous and shared memory."""
-        return group.sum_matching_numbers("memory.stat", _LEGACY_ANONYMOUS)
-
-    def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
-        """Return the memory charged to the cgroup."""
-        return _charged(group, self._peak, "memory.usage_in_bytes")
 
 
 class PidsController(CgroupController):
@@ -248,12 +241,3 @@ def _is_full(group: CgroupDirectory) -> bool:
     return limit is not None and any(
         (group.read_number(name) or 0) > limit - _LAST_REQUEST for name in names
     )
-
-
-def _charged(group: CgroupDirectory, peak: str, now: str) -> MemoryCharge | None:
-    most, left = group.read_number(peak), group.read_number(now)
-    return None if most is None or left is None else MemoryCharge(most, left)
-
-
-def _rounded(number: int | None, wanted: int) -> bool:
-    return number is not None and wanted - _PAGE < number <= wanted
