@@ -53,7 +53,8 @@ CORE = (
 
 # The modules of tests.integration that are run by one trial.
 _TOGETHER = (
-    ("delegation", "hardening", "install", "systemd"),  # so that tawebeval is installed only once
+    # So that tawebeval is installed only once.
+    ("delegation", "hardening", "install", "keeper", "systemd"),
     ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
 )
 
@@ -62,7 +63,7 @@ _LONG = (
     *("lasting", "archive", "slurm_wire", "slurm", "slurm_lasting", "slurm_stream"),
     *("proxies_nginx", "proxies_haproxy", "lasting_faults", "try", "lasting_rounds"),
     *("privileges", "page_results", "image", "submissions", "page", "page_problems", "description"),
-    *("documented_commands", "lasting_releases", "keeper", "cli", "git_attacks", "proxies_caddy"),
+    *("documented_commands", "lasting_releases", "cli", "git_attacks", "proxies_caddy"),
     *("total", "full_disk", "cut_connections", "limit_attacks", "demo"),
 )
 

@@ -35,10 +35,10 @@ from tests.integration.resuming_readers import insist_on_answer
 from tests.run import ROOT
 
 SUBMITTERS = int(os.environ.get("TAWEBEVAL_SUBMITTERS", "20"))
-STREAMS = int(os.environ.get("TAWEBEVAL_STREAMS", "500"))
+STREAMS = int(os.environ.get("TAWEBEVAL_STREAMS", "200"))
 
 # With more streams there is not more to send in a second, but for what follows a restart.
-_COMMAND = f"for n in 1 2 3 4 5 6 7 8; do echo $n; sleep {STREAMS / 1000}; done; printf end"
+_COMMAND = f"for n in 1 2 3 4 5 6 7 8; do echo $n; sleep {STREAMS / 500}; done; printf end"
 _PRINTED = "1\n2\n3\n4\n5\n6\n7\n8\nend"
 _PAUSE = 0.1  # seconds before the next attempt
 _CONFIGURATION = (
