@@ -6,7 +6,6 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from tawebeval import __version__
 from tawebeval.core.pages import EventPage
 from tests.cases.web import END, WebTestCase
 
@@ -158,7 +157,7 @@ class WaitTests(WebTestCase):
 
 
 class StatusTests(WebTestCase):
-    """`GET` and `DELETE /evaluation/{id}`, and `GET /health`."""
+    """`GET` and `DELETE /evaluation/{id}`."""
 
     def test_status(self) -> None:
         """The status document."""
@@ -196,8 +195,3 @@ class StatusTests(WebTestCase):
         self.finish()
         status = self.request("GET", f"/evaluation/{identifier}").json()
         self.assertEqual(status["state"], "cancelled")
-
-    def test_health(self) -> None:
-        """Alive, and of which version."""
-        answer = self.request("GET", "/health")
-        self.assertEqual(answer.json(), {"status": "ok", "version": __version__})

@@ -208,15 +208,6 @@ class EarlyRefusalTests(RawTestCase):
         spool = self.service.registry.submissions.budget
         self.assertEqual((spool.stored_bytes, spool.unwritten_bytes), (0, 0))
 
-    def test_long_name(self) -> None:
-        """400 where it is the client's own name that the disk does not take."""
-        body = form([Part(f"submission[{'a' * 300}]", b"x", "x"), *parts()])
-        connection = self.begin(len(body))
-        connection.send(body)
-        answer = connection.answer()
-        self.flushLoggedErrors(OSError)
-        self.assertIn(answer.status, (200, 400))
-
 
 class GivenUpTests(RawTestCase):
     """Clients that go away."""
