@@ -306,14 +306,7 @@ class KleinApplication:
         if route not in (EVALUATE_ROUTE, EVALUATE_PROBLEM_ROUTE, RERUN_ROUTE):
             return None
         return make_form_receiver(
-            self.context,
-            request.requestHeaders,
-            length,
-            request.caller,
-            request,
-            parameters.get("name"),
-            parameters.get("identifier"),
-            request.permitted_problems,
+            self.context, request, length, parameters.get("name"), parameters.get("identifier")
         )
 
     def check_not_stopping(self) -> None:

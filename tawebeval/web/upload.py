@@ -20,7 +20,6 @@ from multipart import (
     PushMultipartParser,
     parse_options_header,
 )
-from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
 from tawebeval.core.budget import SharedUpload, UploadBudget
@@ -49,10 +48,11 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.submission_store import KeptSubmission
-from tawebeval.evaluations.uploads import UploadRequest, UploadWriter
+from tawebeval.evaluations.uploads import UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.error_responses import report_storage_error
+from tawebeval.web.server.request import ApiRequest
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
@@ -321,20 +321,17 @@ class FormReceiver:
 
 def make_form_receiver(
     context: WebContext,
-    headers: Headers,
+    request: ApiRequest,
     length: int | None,
-    caller: str,
-    upload_request: UploadRequest,
-    problem: str | None = None,
-    rerun_of: str | None = None,
-    permitted_problems: Collection[str] | None = None,
+    problem: str | None,
+    rerun_of: str | None,
 ) -> FormReceiver:
-    """Return the receiver of a form with these request headers. Raises: RequestError.
+    """Return the receiver of the form of `request`. Raises: RequestError.
 
-    `length` is that of the body in bytes, None if unknown; `upload_request` is the request. The
-    form is for the `problem` of this name, for a rerun of the evaluation with this identifier, or
-    has all fields. `permitted_problems` are those of the token.
+    `length` is that of the body in bytes, None if unknown. The form is for the `problem` of this
+    name, for a rerun of the evaluation with this identifier, or has all fields.
     """
+    headers, caller = request.requestHeaders, request.caller
     key = get_header(headers, "Idempotency-Key")
     if key is not None and not 0 < len(key) <= _MAX_KEY:
         raise MalformedRequest(f"Idempotency-Key: {len(key)} characters; allowed: 1 to {_MAX_KEY}")
@@ -345,14 +342,14 @@ def make_form_receiver(
             preset = _make_problem_preset(context, problem)
         elif rerun_of is not None:
             target = f"rerun {rerun_of}"
-            use_kept = partial(_use_submission, context, rerun_of, caller, permitted_problems)
-            preset = _make_rerun_preset(context, rerun_of, caller, permitted_problems)
+            use_kept = partial(_use_submission, context, request, rerun_of)
+            preset = _make_rerun_preset(context, request, rerun_of)
     except (ProblemNotFound, EvaluationExpired) as error:
         if not context.registry.is_known_idempotency_key(key, caller):
             raise
         refusal = error
     if preset is not None:
-        preset = attrs.evolve(preset, permits_callback=permitted_problems is None)
+        preset = attrs.evolve(preset, permits_callback=request.permitted_problems is None)
     spool = context.registry.submissions.budget
     if key is None:
         # Refused before the body is sent. (A key may name an accepted evaluation.)
@@ -362,7 +359,7 @@ def make_form_receiver(
         length,
         UploadWriter(
             context.upload_directory / context.random_bytes(16).hex(),
-            upload_request,
+            request,
             spool,
             context.upload_threads,
         ),
@@ -389,33 +386,30 @@ def _make_problem_preset(context: WebContext, name: str) -> FormPreset:
     )
 
 
-def _make_rerun_preset(
-    context: WebContext, identifier: str, caller: str, permitted_problems: Collection[str] | None
-) -> FormPreset:
+def _make_rerun_preset(context: WebContext, request: ApiRequest, identifier: str) -> FormPreset:
     """Return what is known of the form of a rerun before the request of the evaluation is read."""
-    fields = (
-        PERMITTED_RERUN_FORM_FIELDS if permitted_problems is None else PERMITTED_PROBLEM_FORM_FIELDS
-    )
+    permitted = request.permitted_problems
+    fields = PERMITTED_RERUN_FORM_FIELDS if permitted is None else PERMITTED_PROBLEM_FORM_FIELDS
     try:
         problem = context.registry.find_ended_evaluation(
-            identifier, caller
+            identifier, request.caller
         ).details.problem_and_labels.problem
     except EvaluationExpired:
         if not context.registry.archived.is_enabled:
             raise
         return FormPreset("the evaluation", None, {}, fields, None)  # the archive is read later
     owner = "the evaluation" if problem is None else f"the problem {problem!r}"
-    _check_rerun_access(problem, permitted_problems)
+    _check_rerun_access(problem, permitted)
     return FormPreset(owner, problem, {}, fields, None)
 
 
 @asynccontextmanager
 async def _use_submission(
-    context: WebContext, identifier: str, caller: str, permitted_problems: Collection[str] | None
+    context: WebContext, request: ApiRequest, identifier: str
 ) -> AsyncIterator[KeptSubmission]:
     try:
-        async with context.registry.open_kept_submission(identifier, caller) as kept:
-            _check_rerun_access(kept.request.problem, permitted_problems)
+        async with context.registry.open_kept_submission(identifier, request.caller) as kept:
+            _check_rerun_access(kept.request.problem, request.permitted_problems)
             yield kept
     except OSError as error:  # from a disk without room for archived files
         raise report_storage_error(error) from None
