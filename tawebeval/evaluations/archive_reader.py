@@ -44,13 +44,13 @@ T = TypeVar("T")
 log = Logger()
 
 
-def make_recording_end(evaluation: Evaluation, sequence_number: int) -> RecordingEnd:
+def make_recording_end(evaluation: Evaluation) -> RecordingEnd:
     """Return what is archived of an evaluation besides its events."""
     details, status = evaluation.details, build_status(evaluation, None)
     # All events can be read again, from the first on.
     events = {"buffered": evaluation.ring.end_cursor, "discarded": 0}
     return RecordingEnd(
-        sequence_number,
+        details.sequence_number,
         details.state_times["created"],
         details.state_times["ended"],
         {**status, "events": events, "buffered_bytes": 0, "archived": True},
@@ -66,8 +66,12 @@ class ListedEvaluation:
     A row without an entry does not match the filter of the list.
     """
 
-    sequence_number: int
     details_or_row: EvaluationDetails | IndexedEvaluation
+
+    @property
+    def sequence_number(self) -> int:
+        """The number in the order of acceptance."""
+        return self.details_or_row.sequence_number
 
     def build_listing_entry(self) -> dict[str, Any]:
         """Return what the list shows."""
@@ -264,4 +268,4 @@ class ArchiveReader:
             partial(_matches_row, evaluation_filter),
         )
         rows = await self._archive.list_rows(query)
-        return [ListedEvaluation(row.sequence_number, row) for row in rows]
+        return [ListedEvaluation(row) for row in rows]

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from tawebeval.config import LimitSettings
+from tawebeval.core.budget import SharedUpload
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import (
     EvaluationRequest,
@@ -48,6 +49,10 @@ class EvaluationDetails:
     - `packed_request`: the form, after the start without the fields that only a start needs. Text
       of callers and evaluators is kept as bytes, since a `str` may take four times as much.
     - `upload_directory`: the directory of the form's files, None once the workspace has them.
+    - `sequence_number`: the number in the order of acceptance by the registry.
+    - `idempotency_key`: the `Idempotency-Key`, None without one; `form_digest`: the digest of the
+      form with that key.
+    - `shared_upload`: counts the bytes of the form's files; None without a registry.
     - `should_keep_submission`: whether its files and its request are to be left in the workspace at
       the end; `has_kept_submission`: whether they are there.
     - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
@@ -64,6 +69,10 @@ class EvaluationDetails:
     seed: int
     upload_directory: Path | None
     caller: str = ANONYMOUS_CALLER
+    sequence_number: int = 0
+    idempotency_key: str | None = None
+    form_digest: bytes = b""
+    shared_upload: SharedUpload | None = None
     should_keep_submission: bool = False
     has_kept_submission: bool = False
     final_state: EvaluationState | None = None
@@ -96,6 +105,9 @@ class EvaluationDetails:
             seed=snapshot.seed,
             upload_directory=upload_directory,
             caller=snapshot.caller,
+            sequence_number=snapshot.sequence_number,
+            idempotency_key=snapshot.idempotency_key,
+            form_digest=snapshot.form_digest,
             should_keep_submission=snapshot.should_keep_submission,
             has_kept_submission=snapshot.has_kept_submission,
             callback=None if callback is None else load_callback(callback, snapshot.caller),
@@ -127,18 +139,23 @@ class EvaluationDetails:
         """
         callback, limits, environment = self.callback, self.limits, self.environment
         upload, results = self.upload_directory, self.result_summary
-        runner_status = self.runner_status
+        runner_status, share = self.runner_status, self.shared_upload
         return EvaluationSnapshot(
             identifier=self.identifier,
             packed_request=self.packed_request,
             seed=self.seed,
             state=self.state.value,
+            sequence_number=self.sequence_number,
             caller=self.caller,
             upload_directory=None if upload is None else upload.name,
+            upload_size=0 if share is None else share.size,
+            shared_upload_number=0 if share is None else share.upload_number,
             should_keep_submission=self.should_keep_submission,
             has_kept_submission=self.has_kept_submission,
             is_cleaned_up=is_cleaned_up,
             is_forgotten_by_registry=self.final_state is not None,
+            idempotency_key=self.idempotency_key,
+            form_digest=self.form_digest,
             state_times=dict(self.state_times),
             callback=None if callback is None else dump_callback(callback),
             commit=_dump(self.commit),

@@ -86,7 +86,7 @@ class Evaluation:
     _slots: RunSlots | None = None
     _startup: Deferred[None] | None = None
     _is_launching: bool = False
-    journal: HandoverJournal | None = None
+    _journal: HandoverJournal | None = None
     _is_left: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -171,8 +171,8 @@ class Evaluation:
 
     def discard_journaled_events(self) -> None:
         """Give back what neither clients nor the archive need of the journal."""
-        if self.journal is not None:
-            self.journal.discard_acknowledged_events(
+        if self._journal is not None:
+            self._journal.discard_acknowledged_events(
                 self.ring.begin_cursor,
                 self.take_snapshot,
                 self.context.archive.get_written_cursor(self.details.identifier),
@@ -185,7 +185,7 @@ class Evaluation:
         """
         if self.context.archive.get_written_cursor(self.details.identifier) is not None:
             self.save_snapshot()
-        journal, self.journal = self.journal, None
+        journal, self._journal = self._journal, None
         self._enter(final_state)
         self.ring.acknowledge(self.ring.end_cursor)
         self.ring_allocation.release()
@@ -353,7 +353,7 @@ class Evaluation:
         if self._is_left:
             return  # the next process kills it, and starts it anew
         self.supervisor = supervisor
-        supervisor.connect_process(started, self.journal)
+        supervisor.connect_process(started, self._journal)
         self.details.drop_start_fields()
         self._enter(EvaluationState.RUNNING)
         self._supervise(supervisor)
@@ -402,7 +402,7 @@ class Evaluation:
             self._enter(EvaluationState.FINISHED)
         else:
             error = encode_error_event(failure.reason, failure.message, failure.extra_members)
-            self.details.failure_event = error.lines if self.journal is not None else b""
+            self.details.failure_event = error.lines if self._journal is not None else b""
             self.ring.append_batch(error)
             cancelled = failure.reason == "cancelled"
             self._enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
@@ -425,23 +425,23 @@ class Evaluation:
 
     def save_snapshot(self) -> None:
         """Write a snapshot to the journal, if there is one and it differs from the last."""
-        if self.journal is not None:
-            self.journal.write_snapshot(self.take_snapshot())
+        if self._journal is not None:
+            self._journal.write_snapshot(self.take_snapshot())
 
     def save_final_snapshot(self) -> None:
         """Write the last state of a cleaned-up evaluation, and drop old ones."""
         self.save_snapshot()
-        if self.journal is not None:
-            self.journal.drop_old_snapshots(self.take_snapshot)
+        if self._journal is not None:
+            self._journal.drop_old_snapshots(self.take_snapshot)
 
     def hand_over(self) -> None:
         """Change nothing any more, for another process goes on; an end that has begun goes on here.
 
         Clients read what is in the ring.
         """
-        if self.journal is not None and self.journal.is_open and not self.details.state.has_ended:
+        if self._journal is not None and self._journal.is_open and not self.details.state.has_ended:
             self._is_left = True
-            self.journal.hand_over()
+            self._journal.hand_over()
             if self.supervisor is not None:
                 self.supervisor.evaluator_run.hand_over()
             if self._sandboxed is not None:
@@ -555,7 +555,7 @@ class Evaluation:
             checkpoint.parser_state,
             compute_progress(snapshot, checkpoint, last_heartbeat, skipped),
         )
-        supervisor.reattach_process(kept, self.journal)
+        supervisor.reattach_process(kept, self._journal)
         self.details.state = EvaluationState.RUNNING
         self._supervise(supervisor)
         self.on_acknowledge()  # the ring may be full

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import attrs
-import msgspec
 from twisted.logger import Logger
 
 from tawebeval.evaluations.journal import EvaluationJournal, JournaledBatch
@@ -27,21 +26,19 @@ log = Logger()
 class HandoverJournal:
     """Journal that the keeper holds, too, so that the next process of the daemon gets it.
 
-    A write that fails closes the journal: the evaluation then ends with the daemon. `members` are
-    those of the record in the registry that each snapshot gets. `name` is the evaluation's name in
-    the log.
+    A write that fails closes the journal: the evaluation then ends with the daemon. `name` is
+    the evaluation's name in the log.
     """
 
     _client: KeeperClient
     _name: str
-    _members: Mapping[str, Any]
     _journal: EvaluationJournal | None = None
     _saved: int | None = None  # digest of the last snapshot
 
     @classmethod
-    def create(cls, client: KeeperClient, name: str, members: Mapping[str, Any]) -> HandoverJournal:
+    def create(cls, client: KeeperClient, name: str) -> HandoverJournal:
         """Return a new journal, which is closed already if the kernel has no memory for it."""
-        kept = cls(client, name, members)
+        kept = cls(client, name)
         try:
             kept._journal = EvaluationJournal.create()
             client.keep_bundle(name + JOURNAL_SUFFIX, [kept._journal.descriptor])
@@ -56,7 +53,7 @@ class HandoverJournal:
 
     def write_snapshot(self, snapshot: EvaluationSnapshot) -> None:
         """Write a snapshot if it differs from the last."""
-        packed = self._pack(snapshot)
+        packed = snapshot.pack()
         digest = zlib.crc32(packed)
         if digest != self._saved:
             self._saved = digest
@@ -79,7 +76,7 @@ class HandoverJournal:
         self._call(
             EvaluationJournal.discard_acknowledged_events,
             acknowledged_cursor,
-            lambda: self._pack(take_snapshot()),
+            lambda: take_snapshot().pack(),
             needed_cursor,
         )
 
@@ -92,7 +89,7 @@ class HandoverJournal:
         if old is None or old.superseded_bytes <= _SUPERSEDED:
             return
         with suppress(OSError):  # then the old one stays
-            journal = old.copy_live_events(self._pack(take_snapshot()))
+            journal = old.copy_live_events(take_snapshot().pack())
             try:
                 self._client.keep_bundle(self._name + JOURNAL_SUFFIX, [journal.descriptor])
             except OSError:
@@ -112,9 +109,6 @@ class HandoverJournal:
         if self._journal is not None:
             self._client.drop_bundle(self._name + JOURNAL_SUFFIX)
             self.hand_over()
-
-    def _pack(self, snapshot: EvaluationSnapshot) -> bytes:
-        return msgspec.structs.replace(snapshot, **self._members).pack()
 
     def _call(self, write: Callable[..., None], *arguments: Any) -> None:
         if self._journal is None:

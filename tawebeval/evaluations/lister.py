@@ -69,10 +69,7 @@ class EvaluationLister:
             caller, number, newest, examined + 1, evaluation_filter
         )
         found = {one.sequence_number: one for one in archived}
-        found |= {
-            one.sequence_number: ListedEvaluation(one.sequence_number, one.details)
-            for one in present
-        }
+        found |= {one.details.sequence_number: ListedEvaluation(one.details) for one in present}
         in_order = [found[number] for number in sorted(found)[: examined + 1]]
         listed: list[ListedEvaluation] = []
         end = None

@@ -350,16 +350,10 @@ class AcknowledgingSubscription(Subscription):
 class EvaluationRecord:
     """The registry's record of one evaluation.
 
-    `idempotency_key`, `form_digest` and `shared_upload` are those of the upload. `sequence_number`
-    counts accepted evaluations; `last_request_time` is the time of a client's last request, in
-    seconds of the clock.
+    `last_request_time` is the time of a client's last request, in seconds of the clock.
     """
 
     evaluation: Evaluation
-    idempotency_key: str | None
-    form_digest: bytes
-    shared_upload: SharedUpload
-    sequence_number: int
     last_request_time: float
     readers: EvaluationReaders
 
@@ -367,6 +361,12 @@ class EvaluationRecord:
     def details(self) -> EvaluationDetails:
         """Details of the evaluation."""
         return self.evaluation.details
+
+    @property
+    def shared_upload(self) -> SharedUpload:
+        """The form's files, counted."""
+        assert self.details.shared_upload is not None, "made by the registry"
+        return self.details.shared_upload
 
     @property
     def is_client_waiting(self) -> bool:
@@ -487,37 +487,24 @@ class RecordIndex:
         found = (
             record
             for record in self._records.values()
-            if record.sequence_number > after and record.details.caller == caller
+            if record.details.sequence_number > after and record.details.caller == caller
         )
         return list(islice(found, limit))
 
     def sort_by_acceptance(self) -> None:
         """Bring records that were restored into the order of acceptance."""
-        in_order = sorted(self._records.values(), key=lambda record: record.sequence_number)
+        in_order = sorted(self._records.values(), key=lambda record: record.details.sequence_number)
         self._records = {record.details.identifier: record for record in in_order}
 
-    def add_record(
-        self,
-        evaluation: Evaluation,
-        shared_upload: SharedUpload,
-        idempotency_key: str | None,
-        form_digest: bytes,
-    ) -> EvaluationRecord:
+    def add_record(self, evaluation: Evaluation) -> EvaluationRecord:
         """Add the record of a new evaluation, and return it."""
-        self.accepted_count += 1
-        identifier = evaluation.details.identifier
+        details = evaluation.details
+        self.accepted_count = max(self.accepted_count, details.sequence_number)
         readers = EvaluationReaders(evaluation, EventRetention(evaluation.ring), self._clock)
-        record = self._records[identifier] = self._active[identifier] = EvaluationRecord(
-            evaluation,
-            idempotency_key,
-            form_digest if idempotency_key is not None else b"",
-            shared_upload,
-            self.accepted_count,
-            self._clock.seconds(),
-            readers,
-        )
-        if idempotency_key is not None:
-            self._keys[evaluation.details.caller, idempotency_key] = record
+        record = EvaluationRecord(evaluation, self._clock.seconds(), readers)
+        self._records[details.identifier] = self._active[details.identifier] = record
+        if details.idempotency_key is not None:
+            self._keys[details.caller, details.idempotency_key] = record
         return record
 
     def note_observer_request(self, record: EvaluationRecord) -> None:
@@ -569,8 +556,8 @@ class RecordIndex:
             self.ended_counts_by_caller[record.details.caller] -= 1
             if not self.ended_counts_by_caller[record.details.caller]:
                 del self.ended_counts_by_caller[record.details.caller]
-        if record.idempotency_key is not None:
-            del self._keys[record.details.caller, record.idempotency_key]
+        if record.details.idempotency_key is not None:
+            del self._keys[record.details.caller, record.details.idempotency_key]
         record.details.final_state = final_state
         self._on_forgotten(record)
         record.discard_events_if_unused()

@@ -140,28 +140,28 @@ class EvaluationRegistry:
             None if url is None else self._callbacks.callback_queue.create_callback(url, caller)
         )
         self.check_admission(caller)
-        seed = form.request.seed
-        evaluation = self._make_evaluation(
-            EvaluationDetails(
-                identifier=self._identities.issue_identifier(caller),
-                packed_request=pack_request(form.request),
-                seed=draw_seed(self.context.generate_random_bytes) if seed is None else seed,
-                upload_directory=form.directory,
-                caller=caller,
-                should_keep_submission=self.context.configuration.evaluations.should_keep_submissions,
-                callback=callback,
-            )
-        )
+        seed, key = form.request.seed, form.idempotency_key
         number = self.records.accepted_count + 1
-        share = form.reused_upload or SharedUpload(
-            self.submissions.budget, form.upload_bytes, number
+        details = EvaluationDetails(
+            identifier=self._identities.issue_identifier(caller),
+            packed_request=pack_request(form.request),
+            seed=draw_seed(self.context.generate_random_bytes) if seed is None else seed,
+            upload_directory=form.directory,
+            caller=caller,
+            sequence_number=number,
+            idempotency_key=key,
+            form_digest=form.form_digest if key is not None else b"",
+            shared_upload=form.reused_upload
+            or SharedUpload(self.submissions.budget, form.upload_bytes, number),
+            should_keep_submission=self.context.configuration.evaluations.should_keep_submissions,
+            callback=callback,
         )
-        record = self.records.add_record(evaluation, share, form.idempotency_key, form.form_digest)
-        self._alive[evaluation.details.identifier] = record
+        journal = None
         if self.context.run_keeper is not None:
-            evaluation.journal = HandoverJournal.create(
-                self.context.run_keeper.client, evaluation.details.log_name, _list_members(record)
-            )
+            client = self.context.run_keeper.client
+            journal = HandoverJournal.create(client, details.log_name)
+        evaluation = self._make_evaluation(details, journal)
+        self._alive[details.identifier] = self.records.add_record(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
@@ -179,7 +179,6 @@ class EvaluationRegistry:
         each.
         """
         shares: dict[int, SharedUpload] = {}
-        accepted = self.records.accepted_count
         self._callbacks.resume_deliveries(
             found.undelivered_callbacks,
             {
@@ -202,7 +201,7 @@ class EvaluationRegistry:
             except Exception:  # noqa: BLE001  (the others go on; its journal stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=each.log_name)
         self.records.sort_by_acceptance()
-        self.records.accepted_count = max(accepted, found.accepted_count)
+        self.records.accepted_count = max(self.records.accepted_count, found.accepted_count)
 
     def _restore(
         self,
@@ -213,15 +212,18 @@ class EvaluationRegistry:
     ) -> None:
         snapshot = found.snapshot
         directory = uploads / (snapshot.upload_directory or found.log_name)
-        evaluation = self._make_evaluation(EvaluationDetails.from_snapshot(snapshot, directory))
+        details = EvaluationDetails.from_snapshot(snapshot, directory)
+        assert self.context.run_keeper is not None, "it has the journal"
+        client = self.context.run_keeper.client
+        journal = HandoverJournal(client, found.log_name, found.journal)
+        evaluation = self._make_evaluation(details, journal)
         evaluation.restore_events(snapshot, found.journal_content)
         has_ended = found.state.has_ended
-        if not (has_ended and self.context.archive.is_archived(evaluation.details.identifier)):
+        if not (has_ended and self.context.archive.is_archived(details.identifier)):
             self._begin_recording(evaluation)
         evaluation.ring.acknowledge(
             min(found.journal_content.acknowledged_cursor, evaluation.ring.end_cursor)
         )
-        self.records.accepted_count = snapshot.sequence_number - 1
         share = shares.get(snapshot.shared_upload_number)
         if share is None:
             self.submissions.budget.stored_bytes += snapshot.upload_size
@@ -230,15 +232,8 @@ class EvaluationRegistry:
             )
         else:
             share.add_reference()
-        record = self.records.add_record(
-            evaluation, share, snapshot.idempotency_key, snapshot.form_digest
-        )
-        self._alive[evaluation.details.identifier] = record
-        assert self.context.run_keeper is not None, "it has the journal"
-        client = self.context.run_keeper.client
-        evaluation.journal = HandoverJournal(
-            client, found.log_name, _list_members(record), found.journal
-        )
+        details.shared_upload = share
+        self._alive[details.identifier] = self.records.add_record(evaluation)
         evaluation.ring_allocation.set_used_bytes(evaluation.ring.memory_bytes)
         self.context.counters.record_restored_evaluation(found.state)
         if has_ended:
@@ -293,15 +288,17 @@ class EvaluationRegistry:
         known = self.records.find_by_idempotency_key(key, caller)
         if known is None:
             return None
-        if known.form_digest != form_digest:
+        if known.details.form_digest != form_digest:
             raise IdempotencyKeyReused(
                 "Idempotency-Key: this key was used with another form; send a new key"
             )
         return known.details.identifier
 
-    def _make_evaluation(self, details: EvaluationDetails) -> Evaluation:
-        directory = self._root / derive_directory_name(details.identifier)
-        return Evaluation(details, Workspace(directory), self.context, self._on_full)
+    def _make_evaluation(
+        self, details: EvaluationDetails, journal: HandoverJournal | None
+    ) -> Evaluation:
+        workspace = Workspace(self._root / derive_directory_name(details.identifier))
+        return Evaluation(details, workspace, self.context, self._on_full, journal=journal)
 
     def _on_full(self, evaluation: Evaluation) -> None:
         self.records.handle_full_ring(self._alive[evaluation.details.identifier])
@@ -330,9 +327,7 @@ class EvaluationRegistry:
         """Archive an evaluation that has ended."""
         if self.context.archive.is_enabled:
             evaluation, identifier = record.evaluation, record.details.identifier
-            self.context.archive.end_recording(
-                identifier, make_recording_end(evaluation, record.sequence_number)
-            )
+            self.context.archive.end_recording(identifier, make_recording_end(evaluation))
             self.context.archive.add_archived_callback(
                 identifier, evaluation.discard_journaled_events
             )
@@ -626,14 +621,3 @@ class EvaluationRegistry:
         await self.context.archive.flush()  # it takes the submissions that are removed next
         await self.submissions.remove_kept_files()
         return had_work
-
-
-def _list_members(record: EvaluationRecord) -> dict[str, Any]:
-    """Return what an evaluation's snapshots have of its record."""
-    return {
-        "sequence_number": record.sequence_number,
-        "upload_size": record.shared_upload.size,
-        "shared_upload_number": record.shared_upload.upload_number,
-        "idempotency_key": record.idempotency_key,
-        "form_digest": record.form_digest,
-    }

@@ -42,7 +42,7 @@ class AcceptTests(RegistryTestCase):
             self.accept()
         records.sort_by_acceptance()
         listed = records.list_records("", 0, 2)
-        self.assertEqual([record.sequence_number for record in listed], [2, 4])
+        self.assertEqual([record.details.sequence_number for record in listed], [2, 4])
 
     def test_full(self) -> None:
         """With no place even to wait, none is accepted, and that is told with a time."""
