@@ -35,8 +35,8 @@ from tawebeval.core.identifiers import SECRET_KEY_BYTES, IdentifierIssuer
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec

@@ -13,7 +13,7 @@ near the end of a batch is cheap.
 `EventRetention` knows two kinds of readers (contract, sections 3 and 7). A reader of *pages*
 acknowledges by its next request: a request after a cursor acknowledges the events before the
 cursor. A *stream* acknowledges nothing by itself: its connection shows the events that the
-client's kernel has taken (`evaluations.records`). So:
+client's kernel has taken (`evaluations.readers`). So:
 
 - Events that pages have acknowledged are discarded at once, except those that a live stream has
   yet to take.

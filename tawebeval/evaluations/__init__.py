@@ -7,9 +7,9 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 - `registry`: `EvaluationRegistry` accepts, reads, cancels, expires and restores evaluations.
 - `admission`: `AdmissionControl` refuses new evaluations when the daemon or a caller has too many;
   the queue for run slots is part of it. `lister`: `EvaluationLister`, the lists page by page.
-- `records`: `RecordIndex`, the index of evaluations by identifier, caller and age; `Subscription`,
-  one stream; `EvaluationReaders`, the streams and pages of one evaluation, which decide when the
-  ring may discard events.
+- `records`: `RecordIndex`, the index of evaluations by identifier, caller and age.
+- `readers`: `Subscription`, one stream; `EvaluationReaders`, the streams and pages of one
+  evaluation, which decide when the ring may discard events.
 - `details`: `EvaluationDetails`, what is known of an evaluation besides its events.
 - `evaluation`: `Evaluation` goes through the states of `core.states`: it waits for a slot, has its
   commit checked out, starts the evaluator, ends and cleans up.

@@ -34,7 +34,7 @@ from tawebeval.evaluations.archive import EvaluationArchive
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.filters import EvaluationFilter
-from tawebeval.evaluations.records import ReaderConnection, Subscription, UnmeasuredConnection
+from tawebeval.evaluations.readers import ReaderConnection, Subscription, UnmeasuredConnection
 from tawebeval.evaluations.status import build_listing_entry, build_status
 
 _PIECE_BYTES = 64 * 1024  # bytes of events that a thread reads at once, for a stream
@@ -103,7 +103,7 @@ def _matches_row(wanted: EvaluationFilter, row: IndexedEvaluation) -> bool:
 
 @attrs.define(eq=False)
 class ArchivedSubscription:
-    """The subscription of a stream to an archived evaluation, like `records.Subscription`.
+    """The subscription of a stream to an archived evaluation, like `readers.Subscription`.
 
     It has `event_count` events. A thread reads the next piece while the stream waits for events; in
     between no file is open.

@@ -45,18 +45,14 @@ from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation, ResumeCheckout
 from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.lister import EvaluationLister
-from tawebeval.evaluations.records import (
-    AcknowledgingSubscription,
-    EvaluationRecord,
-    ReceivedForm,
-    RecordIndex,
-    Subscription,
-)
+from tawebeval.evaluations.readers import AcknowledgingSubscription, Subscription
+from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
 from tawebeval.evaluations.restart import RecoveredEvaluation, RecoveredEvaluations
 from tawebeval.evaluations.shutdown import EvaluationDrain
 from tawebeval.evaluations.status import build_status, format_rfc3339_time
 from tawebeval.evaluations.submission_store import KeptSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
+from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.deliveries import CallbackQueue
 

@@ -14,7 +14,8 @@ from typing import Protocol
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.core.budget import UploadBudget
+from tawebeval.core.budget import SharedUpload, UploadBudget
+from tawebeval.core.form import EvaluationRequest
 from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
 from tawebeval.linux.filetree import add_path_to_errors
 
@@ -24,6 +25,24 @@ WRITE_BATCH_BYTES = 512 * 1024
 _PER_FILE = 1024  # bytes of memory that a file takes besides its content
 
 log = Logger()
+
+
+@attrs.frozen
+class ReceivedForm:
+    """A form that has arrived, with its files below `directory`.
+
+    `idempotency_key` is the `Idempotency-Key`, None without one; `form_digest` identifies the
+    form's content. `upload_bytes` is the number of bytes that the form takes of the space for
+    uploads; `reused_upload` is in place of it the share of the submission whose files it links,
+    counted as a user.
+    """
+
+    request: EvaluationRequest
+    directory: Path
+    idempotency_key: str | None = None
+    form_digest: bytes = b""
+    upload_bytes: int = 0
+    reused_upload: SharedUpload | None = None
 
 
 class UploadRequest(Protocol):

@@ -23,7 +23,7 @@ from tawebeval.core.framing import StreamFraming
 from tawebeval.deferreds import Condition
 from tawebeval.errors import DiscardedCursor
 from tawebeval.evaluations.archive_reader import EventSubscription
-from tawebeval.evaluations.records import ReaderConnection, UnmeasuredConnection
+from tawebeval.evaluations.readers import ReaderConnection, UnmeasuredConnection
 from tawebeval.web.server.transport import ClientReadProgress, unwrap_tls
 
 MAX_STREAM_WRITE_BYTES = 64 * 1024

@@ -46,9 +46,8 @@ from tawebeval.errors import (
     UnsupportedMediaType,
     format_size,
 )
-from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.submission_store import KeptSubmission
-from tawebeval.evaluations.uploads import UploadWriter
+from tawebeval.evaluations.uploads import ReceivedForm, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.error_responses import report_storage_error

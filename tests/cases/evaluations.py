@@ -27,10 +27,10 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import ReceivedForm
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.run import EvaluatorRun
 from tawebeval.evaluations.stdout_pump import StdoutPump
+from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.web.events import EventPoll

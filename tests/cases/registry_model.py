@@ -19,7 +19,7 @@ from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES,
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import STREAM_RESUME_TIMEOUT, Subscription
+from tawebeval.evaluations.readers import STREAM_RESUME_TIMEOUT, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.sandbox.workspace import derive_directory_name
 from tawebeval.web.streams import StreamFlowControl, write_events

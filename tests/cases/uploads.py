@@ -17,8 +17,7 @@ from tawebeval.core.budget import UploadBudget
 from tawebeval.errors import (
     RequestError,
 )
-from tawebeval.evaluations.records import ReceivedForm
-from tawebeval.evaluations.uploads import UploadWriter
+from tawebeval.evaluations.uploads import ReceivedForm, UploadWriter
 from tawebeval.web.upload import FormReceiver
 from tests.fakes.clients import MULTIPART, Part, parts
 from tests.fakes.uploads import FakeSource

@@ -14,7 +14,8 @@ from tawebeval.config import Configuration, EvaluationSettings, EventBufferSetti
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationExpired, ServerBusy
 from tawebeval.evaluations import run
-from tawebeval.evaluations.records import ReceivedForm, Subscription
+from tawebeval.evaluations.readers import Subscription
+from tawebeval.evaluations.uploads import ReceivedForm
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.children import FakeChild
 from tests.fakes.world import UntidyThreads, make_request

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import errors
 from tawebeval.core.framing import JSON_LINES, StreamFraming
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
-from tawebeval.evaluations.records import ReceivedForm
+from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.web import events
 from tawebeval.web.streams import StreamFlowControl
 from tests.cases.registry_model import (

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides, providedBy
 
 from tawebeval.core.events import EventBatch
-from tawebeval.evaluations.records import STREAM_RESUME_TIMEOUT, Subscription, UnmeasuredConnection
+from tawebeval.evaluations.readers import STREAM_RESUME_TIMEOUT, Subscription, UnmeasuredConnection
 from tawebeval.web import streams
 from tests.cases.web import CAPACITY, END, StreamTestCase
 from tests.fakes.streams import (

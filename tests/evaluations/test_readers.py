@@ -1,9 +1,9 @@
-"""`evaluations.records`: what the client of a stream has read, as connection or client report."""
+"""`evaluations.readers`: what the client of a stream has read, as connection or client report."""
 
 from __future__ import annotations
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings
-from tawebeval.evaluations.records import Subscription
+from tawebeval.evaluations.readers import Subscription
 from tests.cases.evaluations import RegistryTestCase
 from tests.fakes.children import FakeChild
 
