@@ -13,7 +13,9 @@ from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 class ExpireTests(RegistryTestCase):
     """Evaluations for which nobody asks."""
 
-    configuration = msgspec.structs.replace(PATIENT, buffers=EventBufferSettings(evaluation=4096))
+    configuration = msgspec.structs.replace(
+        PATIENT, buffers=EventBufferSettings(max_evaluation_bytes=4096)
+    )
 
     def test_abandoned(self) -> None:
         """After that time, and no moment before, it is killed and forgotten."""
