@@ -68,7 +68,7 @@ def choose_digest(listed: Iterable[str], digest: str) -> str:
     """
     found = list(dict.fromkeys(listed))
     more = ", ..." if len(found) > _MAX_LISTED else ""
-    has = f"it has {', '.join(found[:_MAX_LISTED])}{more}" if found else "it has none"
+    has = f"it has {', '.join(found[:_MAX_LISTED]) or 'none'}{more}"
     if digest and digest not in found:
         raise ConfigurationError(
             f"the source has no image {digest}: {has}",
