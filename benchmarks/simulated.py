@@ -101,7 +101,7 @@ class SimulatedProcess:
     on_ended: Callable[[SimulatedProcess], object]
     resource_usage: struct_rusage | None = None
     is_running: bool = True
-    slow_read_cpu_seconds: float = 0.0
+    pipe_read_cpu_seconds: float = 0.0
     lost_reason: str | None = None
 
     def end(self, number: int | None = None) -> None:

@@ -27,7 +27,7 @@ from tawebeval.linux.launcher import enter_user_namespace
 from tawebeval.linux.privileges import CurrentProcess, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import SandboxedRun
-from tawebeval.sandbox.broker_client import SOCKET_NAME
+from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.seccomp import make_seccomp_filter
@@ -109,7 +109,7 @@ def main() -> None:
             times.append(_start(run) * 1e3)
             run.close()
             remove_tree(run.workspace.overlay_work_directory)
-            (run.workspace.root / SOCKET_NAME).unlink()
+            (run.workspace.root / BROKER_SOCKET_NAME).unlink()
     print(json.dumps({"p50": percentile(times, 50)}))
 
 

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.linux.child import ChildProcess, start_child
-from tawebeval.linux.kept_process import KeptDescriptors, KeptProcess
+from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors, KeeperOwnedProcess
 
 reactor: Any = installed
 
@@ -27,13 +27,13 @@ class Counter(ProcessProtocol):
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self._stopwatch = stopwatch
-        self.process: KeptProcess | None = None
+        self.process: KeeperOwnedProcess | None = None
 
     def outReceived(self, data: bytes) -> None:
         """Count."""
         self._stopwatch.count(len(data))
         if self.process is not None:
-            self.process.discard_output(self.process.delivered_bytes)
+            self.process.release_output_memory(self.process.delivered_bytes)
 
     def processEnded(self, reason: Failure) -> None:
         """Stop."""
@@ -48,7 +48,7 @@ def main() -> None:
     counter = Counter(stopwatch)
     started = start_child(argv, {}, "/")
     if way == "memfd":
-        run = KeptDescriptors(
+        run = KeeperOwnedDescriptors(
             started.pid,
             started.pidfd,
             started.stdout,
@@ -60,7 +60,7 @@ def main() -> None:
         def wait() -> Deferred[Any]:
             return succeed(os.wait4(started.pid, 0)[1:])
 
-        counter.process = KeptProcess(reactor, counter, run, wait)
+        counter.process = KeeperOwnedProcess(reactor, counter, run, wait)
     else:
         ChildProcess(reactor, counter, started)
     reactor.run()

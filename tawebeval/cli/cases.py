@@ -14,7 +14,7 @@ _EXCERPTS = ("expected", "printed")
 _ROW = "{:<12}  {:<16}  {:>9}  {:>9}  {:>6}"
 _COLOURS = {"accepted": "green", "partial": "yellow", "skipped": "yellow"}
 
-TABLE_HEAD = _ROW.format("CASE", "VERDICT", "TIME", "MEMORY", "POINTS")
+CASE_TABLE_HEADER = _ROW.format("CASE", "VERDICT", "TIME", "MEMORY", "POINTS")
 """The line above the rows of cases."""
 
 

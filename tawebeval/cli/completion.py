@@ -66,7 +66,7 @@ def _request(context: click.Context, name: str) -> Iterator[dict[str, Any]]:
     """Yield what a method of the client returns or yields for the server of a command."""
     options = context.params
     server = find_server(context, options.get("server"), options.get("token_file"))
-    if server.exposes_token:
+    if server.sends_token_unencrypted:
         return  # a command warns of it, and the shell asks without being told to
     with server.make_quiet_client() as client:
         yield from islice(getattr(client, name)(), _MAX_ENTRIES)

@@ -288,7 +288,7 @@ def evaluate(
     elif repository is None or commit is None or not _OID.fullmatch(commit):
         try:
             checkout = inspect_checkout(Path(), repository, commit)
-        except NoCheckout as error:
+        except NoCheckoutError as error:
             raise click.UsageError(str(error)) from None
         if repository is None and commit is None and directory is None:
             directory = checkout.directory
@@ -381,7 +381,9 @@ def show_submitted_evaluation(
         except ClientError as error:
             screen.show_message(f"not cancelled: {error}", "red")
 
-    reader = EvaluationReader(context, identifier, exists=True, times=times, on_interrupt=cancel)
+    reader = EvaluationReader(
+        context, identifier, is_known_to_server=True, times=times, on_interrupt=cancel
+    )
     try:
         show_seed(screen, seed)
         return reader.follow_evaluation(folder)
@@ -467,7 +469,7 @@ def _explain_missing(path: str) -> str:
     )
 
 
-class NoCheckout(Exception):
+class NoCheckoutError(Exception):
     """No checkout that a server could fetch; `str()` says why, and what to do."""
 
 
@@ -488,7 +490,7 @@ class GitCheckout:
 def inspect_checkout(
     folder: Path, repository: str | None = None, commit: str | None = None
 ) -> GitCheckout:
-    """Return the checkout that contains `folder`. Raises NoCheckout. Blocks.
+    """Return the checkout that contains `folder`. Raises NoCheckoutError. Blocks.
 
     `repository` and `commit` replace those of the checkout; None takes them from it. A `commit`
     that is None or short, or a branch or tag, is resolved in the checkout if its `origin` is
@@ -502,8 +504,8 @@ def inspect_checkout(
         inside, directory = "", ""
     if inside != "true":
         if repository is not None and commit is not None:
-            raise NoCheckout(_explain_commit(repository, commit))
-        raise NoCheckout(
+            raise NoCheckoutError(_explain_commit(repository, commit))
+        raise NoCheckoutError(
             "the current directory is not in a git checkout; change to one, or give --repository"
             " and --commit"
         )
@@ -523,16 +525,16 @@ def inspect_checkout(
 
 
 def _find_origin(folder: Path) -> str:
-    """Return the URL of `origin`. Raises NoCheckout."""
+    """Return the URL of `origin`. Raises NoCheckoutError."""
     try:
         repository = _git(folder, "remote", "get-url", "origin")
     except subprocess.CalledProcessError:
-        raise NoCheckout(
+        raise NoCheckoutError(
             "this checkout has no remote `origin`; add it with `git remote add origin URL`, or give"
             " --repository"
         ) from None
     if _names_secret(repository):
-        raise NoCheckout(
+        raise NoCheckoutError(
             "the URL of the remote `origin` contains a password or a token, and is not sent; give"
             " --repository without it"
         )
@@ -540,25 +542,25 @@ def _find_origin(folder: Path) -> str:
 
 
 def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
-    """Return the whole identifier of a commit, of HEAD for None. Raises NoCheckout.
+    """Return the whole identifier of a commit, of HEAD for None. Raises NoCheckoutError.
 
     `repository` is the URL that is to have the commit, None for the checkout's `origin`.
     """
     is_foreign = repository is not None and not _is_origin(folder, repository)
     if commit is None:
         if is_foreign:
-            raise NoCheckout(
+            raise NoCheckoutError(
                 f"--repository {strip_userinfo(str(repository))} is not the `origin` of this"
                 " checkout; give --commit, too"
             )
         head = _git_or_empty(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         if not head:
-            raise NoCheckout("this checkout has no commit yet; commit and push the evaluator")
+            raise NoCheckoutError("this checkout has no commit yet; commit and push the evaluator")
         return head
     if _OID.fullmatch(commit):
         return commit
     if is_foreign:
-        raise NoCheckout(_explain_commit(str(repository), commit))
+        raise NoCheckoutError(_explain_commit(str(repository), commit))
     revision = f"{commit}^{{commit}}"
     found = (
         ""
@@ -566,7 +568,7 @@ def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
         else _git_or_empty(folder, "rev-parse", "--verify", "--quiet", revision)
     )
     if not found:
-        raise NoCheckout(f"--commit {commit} is not a commit, branch or tag of this checkout")
+        raise NoCheckoutError(f"--commit {commit} is not a commit, branch or tag of this checkout")
     return found
 
 

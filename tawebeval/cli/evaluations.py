@@ -33,10 +33,10 @@ from tawebeval.cli.json_fields import (
     SUMMARY_FIELDS,
     JsonFields,
     add_json_option,
-    dump_json,
+    format_json,
     print_list,
 )
-from tawebeval.cli.output import escape_control_characters, escape_row, summarize_results
+from tawebeval.cli.output import escape_control_characters, escape_table_row, summarize_results
 from tawebeval.cli.runtime import (
     GOOD,
     UTF8_ARGUMENT,
@@ -44,8 +44,8 @@ from tawebeval.cli.runtime import (
     Interrupted,
     ServerAccess,
     make_screen,
-    run_locally,
     run_with_client,
+    run_without_server,
 )
 from tawebeval.cli.server_options import add_server_options
 from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
@@ -159,7 +159,7 @@ def status(identifier: str, json_fields: JsonFields | None, server: ServerAccess
     def work(context: CommandContext) -> int:
         document = context.client.status(identifier)
         if json_fields is not None:
-            screen.print_text(dump_json(json_fields.select_fields(document)))
+            screen.print_text(format_json(json_fields.select_fields(document)))
         else:
             screen.print_text(format_status(document))
         return GOOD
@@ -218,7 +218,7 @@ def open_(identifier: str | None, prints: bool, server: ServerAccess) -> None:
         else:
             raise ConfigurationError(f"no browser is found; open {url}")
 
-    run_locally(screen, work)
+    run_without_server(screen, work)
 
 
 @click.command("list")
@@ -274,7 +274,7 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
     away: list[str] = []
 
     def work(context: CommandContext) -> int:
-        listed = context.client.evaluations(**wanted, on_away=away.extend)
+        listed = context.client.evaluations(**wanted, on_unreachable_daemons=away.extend)
         found = sorted(listed, key=itemgetter("created"))  # those of several daemons
         if away:
             screen.show_message(
@@ -282,9 +282,9 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
             )
         if json_fields is not None:
             documents: Iterable[dict[str, Any]] = found
-            if json_fields.needs_more_than(SUMMARY_FIELDS):
+            if json_fields.has_field_outside(SUMMARY_FIELDS):
                 documents = request_statuses(context, found)
-            screen.print_text(dump_json([json_fields.select_fields(one) for one in documents]))
+            screen.print_text(format_json([json_fields.select_fields(one) for one in documents]))
             return GOOD
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
         for document in request_statuses(context, found):
@@ -402,7 +402,7 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     problem = document.get("problem") or "/".join(str(part) for part in place if part)
     labels = ", ".join(f"{name}={value}" for name, value in document.get("metadata", {}).items())
     row = _ROW.format(document["evaluation_id"], verdict, age, problem, labels)
-    return escape_row(row)
+    return escape_table_row(row)
 
 
 def format_age(seconds: float) -> str:

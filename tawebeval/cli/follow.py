@@ -68,8 +68,8 @@ class DownloadDirectory:
 class EvaluationReader:
     """Reads the events of an evaluation and shows them.
 
-    `cursor` is where reading begins, and then the end of the last page shown. `exists` tells
-    whether the server is known to have had the evaluation. `times` requests the times of
+    `cursor` is where reading begins, and then the end of the last page shown. `is_known_to_server`
+    tells whether the server is known to have had the evaluation. `times` requests the times of
     events. `on_interrupt` is called for an interruption, and reading goes on; None lets an
     interruption end it.
     """
@@ -77,7 +77,7 @@ class EvaluationReader:
     _context: CommandContext
     identifier: str
     cursor: str | None = None
-    exists: bool = False
+    is_known_to_server: bool = False
     _times: bool = False
     _on_interrupt: Callable[[], object] | None = None
 
@@ -85,7 +85,7 @@ class EvaluationReader:
     def resume_command(self) -> str:
         """The command that continues here."""
         after = [] if self.cursor is None else ["--after", self.cursor]
-        server = self._context.server.arguments
+        server = self._context.server.command_arguments
         return shlex.join(["tawebeval", "follow", *server, *after, self.identifier])
 
     def follow_evaluation(self, folder: DownloadDirectory | None = None) -> int:
@@ -105,7 +105,7 @@ class EvaluationReader:
                     live.set_running()
                     display.show_page(page)
         except (EvaluationGone, UnknownEvaluation) as error:
-            if isinstance(error, UnknownEvaluation) and not self.exists:
+            if isinstance(error, UnknownEvaluation) and not self.is_known_to_server:
                 raise
             screen.show_message(f"failed: {error}", "red")
             return FAILED
@@ -135,7 +135,7 @@ class EvaluationReader:
                     f"the events before {error.oldest} are discarded, as they were read before",
                     "yellow",
                 )
-                self.cursor, self.exists = error.oldest, True
+                self.cursor, self.is_known_to_server = error.oldest, True
                 self._context.screen.shows_summary = False
             else:
                 return

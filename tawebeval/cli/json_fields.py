@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import attrs
 import click
 
-from tawebeval.cli.output import Screen, escape_row
+from tawebeval.cli.output import Screen, escape_table_row
 
 SUMMARY_FIELDS = ("evaluation_id", "state", "problem", "metadata", "created", "ended", "results")
 """The fields that a list of evaluations has without a request for each status."""
@@ -42,7 +42,7 @@ class JsonFields:
             return document
         return {name: document.get(name) for name in self.names}
 
-    def needs_more_than(self, names: Iterable[str]) -> bool:
+    def has_field_outside(self, names: Iterable[str]) -> bool:
         """Return whether a field is not one of `names`."""
         return self.names is None or not set(self.names) <= set(names)
 
@@ -84,7 +84,7 @@ def add_json_option(fields: Iterable[str]) -> Callable[[Command], Command]:
     )
 
 
-def dump_json(value: Any) -> str:
+def format_json(value: Any) -> str:
     """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
 
@@ -98,7 +98,7 @@ def print_list(
 ) -> None:
     """Print a list of documents as JSON with these fields, or without any as a table."""
     if json_fields is not None:
-        screen.print_text(dump_json([json_fields.select_fields(one) for one in documents]))
+        screen.print_text(format_json([json_fields.select_fields(one) for one in documents]))
         return
     for cells in rows:
-        screen.print_text(escape_row(row_format.format(*cells)))
+        screen.print_text(escape_table_row(row_format.format(*cells)))

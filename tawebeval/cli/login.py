@@ -20,14 +20,14 @@ from tawebeval.cli.runtime import (
     check_server_url,
     check_token,
     make_screen,
-    run_locally,
     run_with_client,
+    run_without_server,
 )
 from tawebeval.cli.servers import (
-    SERVER_NAME,
+    SERVER_NAME_PATTERN,
     Keyring,
     StoredServer,
-    change_servers,
+    edit_stored_servers,
     locate_server_file,
     read_servers,
 )
@@ -40,7 +40,7 @@ _HEADS = ("", "NAME", "TOKEN", "URL")
 
 
 def _check_name(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
-    if name is not None and not SERVER_NAME.fullmatch(name):
+    if name is not None and not SERVER_NAME_PATTERN.fullmatch(name):
         raise click.BadParameter(
             f"{name!r} cannot be a name; use up to 64 of the characters A-Z a-z 0-9 . _ -"
         )
@@ -81,7 +81,7 @@ def login(url: str, name: str | None, storage: str | None) -> None:
       tawebeval list --server exam
     """  # noqa: D301
     screen = make_screen()
-    name = name or make_name(url)
+    name = name or derive_server_name(url)
     token = _ask_token()
 
     def work(context: CommandContext) -> int:
@@ -98,7 +98,7 @@ def login(url: str, name: str | None, storage: str | None) -> None:
     run_with_client(ServerAccess(url, token), screen, work)
 
 
-def make_name(url: str) -> str:
+def derive_server_name(url: str) -> str:
     """Return a name for the server of a URL: its host, and its port if one is given."""
     name = re.sub("[^A-Za-z0-9._-]", "-", urlsplit(url).netloc).strip("._-")
     return name[:64] or "server"
@@ -130,7 +130,7 @@ def store_login(name: str, server: StoredServer, storage: str | None, screen: Sc
     ConfigurationError, OSError.
     """
     path = locate_server_file(os.environ)
-    with change_servers(path) as stored:
+    with edit_stored_servers(path) as stored:
         place = str(path)
         if server.token is not None and storage != "file":
             try:
@@ -172,7 +172,7 @@ def logout(name: str | None) -> None:
     screen = make_screen()
 
     def work() -> None:
-        with change_servers(locate_server_file(os.environ)) as stored:
+        with edit_stored_servers(locate_server_file(os.environ)) as stored:
             removed = name or stored.default
             if removed is None:
                 raise ConfigurationError(
@@ -188,7 +188,7 @@ def logout(name: str | None) -> None:
         remove_keyring_token(removed, server, screen)
         screen.show_message(f"removed {removed} ({server.url})")
 
-    run_locally(screen, work)
+    run_without_server(screen, work)
 
 
 @click.command()
@@ -213,7 +213,7 @@ def servers(default: str | None, json_fields: JsonFields | None) -> None:
     def work() -> None:
         path = locate_server_file(os.environ)
         if default is not None:
-            with change_servers(path) as stored:
+            with edit_stored_servers(path) as stored:
                 if default not in stored.servers:
                     raise ConfigurationError(
                         f"no server is stored as {default!r}; name one of `tawebeval servers`"
@@ -231,4 +231,4 @@ def servers(default: str | None, json_fields: JsonFields | None) -> None:
         ]
         print_list(screen, found, json_fields, "{:<1} {:<24}  {:<8}  {}", [_HEADS, *rows])
 
-    run_locally(screen, work)
+    run_without_server(screen, work)

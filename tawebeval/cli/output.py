@@ -17,7 +17,13 @@ from typing import Any, TextIO
 import attrs
 import click
 
-from tawebeval.cli.cases import TABLE_HEAD, Case, describe_members, describe_value, parse_case
+from tawebeval.cli.cases import (
+    CASE_TABLE_HEADER,
+    Case,
+    describe_members,
+    describe_value,
+    parse_case,
+)
 from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
 from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.errors import format_size
@@ -42,23 +48,23 @@ def escape_control_characters(text: str) -> str:
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def escape_row(row: str) -> str:
+def escape_table_row(row: str) -> str:
     """Return a row of a table without the control characters of a server, as one line."""
     return escape_control_characters(row.rstrip().replace("\n", " "))
 
 
-def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
+def should_use_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Tell whether to write colours to a stream (see no-color.org)."""
     return stream.isatty() and not environment.get("NO_COLOR")
 
 
-def draw_bar(done: int, total: int) -> str:
+def format_progress_bar(done: int, total: int) -> str:
     """Return a bar of 30 characters; `total` is not 0."""
     filled = _BAR_WIDTH * max(0, min(done, total)) // total
     return f"[{'#' * filled}{'-' * (_BAR_WIDTH - filled)}]"
 
 
-def get_width(stream: TextIO) -> int:
+def get_terminal_width(stream: TextIO) -> int:
     """Return the columns of the terminal behind a stream, 80 if they are unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
@@ -177,12 +183,12 @@ class Screen:
             results = self._results.build_json_object() or {}
             words = [self._status]
             if (progress := results.get("progress")) and progress["total"] > 0:
-                bar = draw_bar(progress["done"], progress["total"])
+                bar = format_progress_bar(progress["done"], progress["total"])
                 words.append(f"{bar} {progress['done']}/{progress['total']}")
             if results:
                 words += summarize_results(results | {"progress": None})
             text = ", ".join(words).replace("\n", " ")
-            self._write_progress(text[: get_width(self._notes) - 1])
+            self._write_progress(text[: get_terminal_width(self._notes) - 1])
 
     def _write_progress(self, text: str) -> None:
         self._write_note(_CLEAR + escape_control_characters(text))
@@ -224,7 +230,7 @@ class Screen:
         elif self.shows_progress:
             if not self._has_table:
                 self._has_table = True
-                self.show_message(TABLE_HEAD)
+                self.show_message(CASE_TABLE_HEADER)
             for line, colour in case.format_row(with_excerpts=self.shows_excerpts):
                 self.show_message(line, colour)
         elif self.shows_excerpts:

@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
 from tawebeval.cli.output import OutputError, Screen
-from tawebeval.cli.runtime import Interrupted, find_exit_status, handle_signals, report_failure
+from tawebeval.cli.runtime import Interrupted, compute_exit_status, handle_signals, report_failure
 from tawebeval.daemon.process_setup import use_monotonic_clock
 
 
@@ -63,4 +63,4 @@ async def await_exit_status(screen: Screen, work: Awaitable[int], reactor: Any) 
             status = report_failure(Interrupted(), screen)
         except (OutputError, OSError) as error:
             status = report_failure(error, screen)
-    return find_exit_status(status, received)
+    return compute_exit_status(status, received)

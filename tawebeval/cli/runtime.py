@@ -17,7 +17,7 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from tawebeval.cli.output import OutputError, Screen, draw_bar, wants_colour
+from tawebeval.cli.output import OutputError, Screen, format_progress_bar, should_use_colour
 from tawebeval.cli.servers import StoredServer, locate_server_file, read_servers
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.http import is_loopback
@@ -77,16 +77,16 @@ class ServerAccess:
 
     url: str
     token: str | None = attrs.field(repr=False, default=None)
-    arguments: tuple[str, ...] = ()
+    command_arguments: tuple[str, ...] = ()
 
     @property
-    def exposes_token(self) -> bool:
+    def sends_token_unencrypted(self) -> bool:
         """Whether requests send the token in clear text over a network."""
         return bool(self.token) and self.url.startswith("http:") and not is_loopback(self.url)
 
     def make_client(self, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`; warn of a token in clear text."""
-        if self.exposes_token:
+        if self.sends_token_unencrypted:
             screen.show_message(
                 f"warning: {self.url} gets the token in clear text; try"
                 f" https{self.url.removeprefix('http')}",
@@ -98,7 +98,7 @@ class ServerAccess:
             self.token,
             on_retry=notes.on_retry,
             on_recovery=notes.on_recovery,
-            on_upload=UploadBar(screen).show,
+            on_upload=UploadProgressBar(screen).show,
         )
 
     def make_quiet_client(self) -> Client:
@@ -107,7 +107,7 @@ class ServerAccess:
 
 
 @attrs.define
-class UploadBar:
+class UploadProgressBar:
     """The progress of an upload that takes longer than a second; only a terminal shows it."""
 
     _screen: Screen
@@ -124,7 +124,7 @@ class UploadBar:
             self._next = now + _BAR_SECONDS
             sizes = f"{format_size(sent)} of {format_size(total)}"
             self._screen.show_progress(
-                f"uploading {draw_bar(sent, total)} {100 * sent // total}% ({sizes})"
+                f"uploading {format_progress_bar(sent, total)} {100 * sent // total}% ({sizes})"
             )
 
 
@@ -246,7 +246,7 @@ def make_screen(*, lines: bool = False, times: bool = False) -> Screen:
         # Programs get UTF-8 whatever the locale is.
         encoding = stream.encoding if stream.isatty() else "utf-8"
         stream.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
-    return Screen(sys.stdout, sys.stderr, wants_colour(sys.stderr, os.environ), lines)
+    return Screen(sys.stdout, sys.stderr, should_use_colour(sys.stderr, os.environ), lines)
 
 
 @attrs.frozen
@@ -259,7 +259,7 @@ class CommandContext:
     interrupt_handler: InterruptHandler
 
 
-def run_locally(screen: Screen, work: Callable[[], object]) -> None:
+def run_without_server(screen: Screen, work: Callable[[], object]) -> None:
     """Do the work of a command without a server; exit with the status of an error."""
     try:
         work()
@@ -277,7 +277,7 @@ def run_with_client(
                 status = work(CommandContext(server, client, screen, interrupt_handler))
         except (ClientError, ConfigurationError, Interrupted, OutputError, OSError) as error:
             status = report_failure(error, screen)
-    raise SystemExit(find_exit_status(status, interrupt_handler.received_signals))
+    raise SystemExit(compute_exit_status(status, interrupt_handler.received_signals))
 
 
 class Interrupted(Exception):
@@ -344,7 +344,7 @@ def handle_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[
             signal.signal(number, before[number])
 
 
-def find_exit_status(status: int, received: Sequence[int]) -> int:
+def compute_exit_status(status: int, received: Sequence[int]) -> int:
     """Return the exit status of a command that has received signals: `status` after Ctrl-C."""
     return 128 + received[0] if received and received[0] != signal.SIGINT else status
 

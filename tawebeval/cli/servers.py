@@ -16,7 +16,7 @@ import msgspec
 
 from tawebeval.errors import ConfigurationError
 
-SERVER_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+SERVER_NAME_PATTERN = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _SERVICE = "tawebeval"  # of the keyring
 _MAX_FILE = 1 << 20  # bytes
@@ -96,7 +96,7 @@ def read_servers(path: Path) -> StoredServers:
 
 
 @contextmanager
-def change_servers(path: Path) -> Iterator[StoredServers]:
+def edit_stored_servers(path: Path) -> Iterator[StoredServers]:
     """Yield the servers in a file, and write them at the end of the block. Blocks.
 
     No other process changes the file meanwhile. Raises: ConfigurationError.

@@ -40,7 +40,7 @@ from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.limit_monitor import LimitMonitor
-from tawebeval.sandbox.probe import close_sandbox, open_sandbox, verify_sandbox
+from tawebeval.sandbox.probe import check_sandbox_and_log_problems, close_sandbox, open_sandbox
 from tawebeval.sandbox.workspace import Workspace
 
 NO_COMMIT = "0" * 40
@@ -140,7 +140,7 @@ def _raise(error: OSError) -> None:
 class LocalEnvironment:
     """The sandbox, threads and limits of one evaluation; its files lie in `place`."""
 
-    context: EvaluationContext
+    evaluation_context: EvaluationContext
     _place: Path
     _orphans: OrphanReaper
     _reactor: Any
@@ -192,17 +192,17 @@ class LocalEnvironment:
         accounts = self._place / _ACCOUNTS
         accounts.mkdir()
         write_sandbox_files(accounts)
-        verify_sandbox(self.context.sandbox)
+        check_sandbox_and_log_problems(self.evaluation_context.sandbox)
         reaping = LoopingCall(self._orphans.reap_ended_orphans)
         reaping.clock = self._reactor
         reaping.start(_REAP)
-        self.context.worker_threads.start()
+        self.evaluation_context.worker_threads.start()
         try:
             yield
         finally:
-            self.context.worker_threads.stop()
+            self.evaluation_context.worker_threads.stop()
             reaping.stop()
-            close_sandbox(self.context.sandbox)
+            close_sandbox(self.evaluation_context.sandbox)
 
     def prepare_evaluation(self, request: LocalRequest) -> Evaluation:
         """Return an evaluation that has not begun. Blocks.
@@ -222,7 +222,7 @@ class LocalEnvironment:
         )
         workspace = Workspace(self._place / "evaluation")
         details = EvaluationDetails("try", pack_request(form), request.seed, sent)
-        return Evaluation(details, workspace, self.context)
+        return Evaluation(details, workspace, self.evaluation_context)
 
 
 def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:

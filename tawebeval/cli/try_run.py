@@ -95,7 +95,7 @@ def run_try(
             made.callback(cgroups.remove_all_cgroups)
             cgroups.remove_dead_parents("try")
             with privileges.act_as_user():
-                place = made.enter_context(make_scratch_directory())
+                place = made.enter_context(make_temporary_directory())
             with _usage_errors():
                 spawn = RawOutputSpawner(reactor, screen) if raw else Spawner(reactor)
                 surroundings = LocalEnvironment.open(
@@ -178,7 +178,7 @@ class LocalEvaluation:
         def get_markers() -> Markers | None:
             return None if evaluation.supervisor is None else evaluation.supervisor.markers
 
-        spawn = self._environment.context.spawner
+        spawn = self._environment.evaluation_context.spawner
         if isinstance(spawn, RawOutputSpawner):
             spawn.get_markers, spawn.on_output_error = get_markers, on_unread
         evaluation.enter_queue(FairQueue(running=1, queued=0))
@@ -238,7 +238,7 @@ def _usage_errors() -> Iterator[None]:
 
 
 @contextmanager
-def make_scratch_directory() -> Iterator[Path]:
+def make_temporary_directory() -> Iterator[Path]:
     """Make a directory below TMPDIR for one `try`, and remove it at the end. Blocks.
 
     Raises OSError.
@@ -250,7 +250,7 @@ def make_scratch_directory() -> Iterator[Path]:
         remove_tree(place)
 
 
-class MarkerReplacer:
+class OutputMarkerReplacer:
     """Replaces lines that are markers by words for people."""
 
     def __init__(self, markers: Markers) -> None:
@@ -301,7 +301,7 @@ class RawOutputSpawner(Spawner):
         assert markers is not None, "nothing starts before they are drawn"
         shown = RawOutputProtocol(
             protocol,
-            MarkerReplacer(markers),
+            OutputMarkerReplacer(markers),
             self._screen,
             lambda error: self.on_output_error(error),
         )
@@ -314,7 +314,7 @@ class RawOutputProtocol(ProcessProtocol):
     def __init__(
         self,
         protocol: ProcessProtocol,
-        replacer: MarkerReplacer,
+        replacer: OutputMarkerReplacer,
         screen: Screen,
         on_unread: Callable[[OutputError], object],
     ) -> None:

@@ -18,14 +18,14 @@ import httpx
 from tawebeval.client.async_methods import AsyncMethods
 from tawebeval.client.forms import FormBody
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure
-from tawebeval.client.httpx_values import (
-    EXCHANGE_ERRORS,
+from tawebeval.client.httpx_adapters import (
+    CONNECTION_POOL_SETTINGS,
     FORKABLE_CLIENTS,
-    POOL_SETTINGS,
-    PROXY_SETTING_ERRORS,
+    HTTPX_PROXY_ERRORS,
+    HTTPX_REQUEST_ERRORS,
     BodyCollector,
     classify_error,
-    make_tls_context,
+    make_ssl_context,
 )
 from tawebeval.client.operations import Pause, RequestResult
 
@@ -64,7 +64,7 @@ class AsyncClient(AsyncMethods):
         if pool is not None:
             await pool.aclose()
 
-    async def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
+    async def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read."""
         if isinstance(step, Pause):
             await anyio.sleep(step.seconds)
@@ -91,7 +91,7 @@ class AsyncClient(AsyncMethods):
     ) -> RequestResult:
         try:
             pool = self._get_pool()
-        except PROXY_SETTING_ERRORS as error:
+        except HTTPX_PROXY_ERRORS as error:
             return RequestFailure(FailureKind.INVALID_PROXY, str(error))
         limits = httpx.Timeout(timeout, connect=send.connect_timeout)
         try:
@@ -103,7 +103,7 @@ class AsyncClient(AsyncMethods):
                     async for piece in response.aiter_bytes():
                         body.add(piece)
                     return body.make_response()
-        except (*EXCHANGE_ERRORS, TimeoutError) as error:
+        except (*HTTPX_REQUEST_ERRORS, TimeoutError) as error:
             return classify_error(error, send, timeout)
 
     async def _count(self, body: FormBody, *, in_threads: bool) -> AsyncIterator[bytes]:
@@ -130,12 +130,12 @@ class AsyncClient(AsyncMethods):
                         del self._pools[other]  # its connections keep it alive
                 pool = self._pools[loop] = httpx.AsyncClient(
                     transport=self.transport,
-                    verify=self.tls or make_tls_context(self.server),
-                    **POOL_SETTINGS,
+                    verify=self.tls or make_ssl_context(self.server),
+                    **CONNECTION_POOL_SETTINGS,
                 )
         return pool
 
-    def forget_connections(self) -> None:
+    def abandon_connections_after_fork(self) -> None:
         """Leave the connections, and locks that other threads hold, to the parent process."""
         self._pools = WeakKeyDictionary()
         self._making = threading.Lock()

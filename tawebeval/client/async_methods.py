@@ -38,7 +38,7 @@ def _wait(
             except StopIteration as end:
                 result: T = end.value
                 return result
-            outcome = await client.do_step(step)
+            outcome = await client.execute_step(step)
 
     copy_documentation(run, operation)
     return run
@@ -64,7 +64,7 @@ def _iterate(
                     yield item
                 outcome = None
             else:
-                outcome = await client.do_step(step)
+                outcome = await client.execute_step(step)
 
     copy_documentation(iterate, stream)
     return iterate
@@ -90,5 +90,5 @@ class AsyncMethods(ClientSettings, ABC):
     problem = _wait(operations.problem)
 
     @abstractmethod
-    async def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
+    async def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read."""

@@ -421,7 +421,7 @@ def evaluations(
     since: datetime | None = None,
     until: datetime | None = None,
     problem: str | None = None,
-    on_away: Callable[[Sequence[str]], object] = lambda names: None,
+    on_unreachable_daemons: Callable[[Sequence[str]], object] = lambda names: None,
 ) -> Stream[Document]:
     """Yield the caller's evaluations that the server still has, each once, oldest first.
 
@@ -429,16 +429,16 @@ def evaluations(
     before `until`; both times have a time zone. Raises InvalidRequest for a state, problem or
     label that cannot be.
 
-    Where several daemons share the server's address, those of each daemon are in this order. At
-    the end `on_away` is called with the names of daemons that have not answered, if there are
-    any: the list is without evaluations of theirs.
+    Where several daemons share the server's address, those of each daemon are in this order. At the
+    end `on_unreachable_daemons` is called with the names of daemons that have not answered, if
+    there are any: the list is without evaluations of theirs.
     """
     times = {
         name: None if moment is None else moment.isoformat()
         for name, moment in (("since", since), ("until", until))
     }
     wanted = {"state": state, "problem": problem, **times, **_label_fields(metadata)}
-    return _list(client, "/evaluations", wanted, _Summary, "evaluation_id", on_away)
+    return _list(client, "/evaluations", wanted, _Summary, "evaluation_id", on_unreachable_daemons)
 
 
 def problems(client: ClientSettings) -> Stream[Document]:
@@ -459,7 +459,7 @@ def _list(
     wanted: Mapping[str, str | None],
     kind: type[msgspec.Struct],
     identifier: str,
-    on_away: Callable[[Sequence[str]], object],
+    on_unreachable_daemons: Callable[[Sequence[str]], object],
 ) -> Stream[Document]:
     """Yield the entries of a list, which are of this kind; a member identifies them."""
     after: str | None = None
@@ -487,7 +487,7 @@ def _list(
         after = listing.end
         if after is None:
             if listing.away:
-                on_away(listing.away)
+                on_unreachable_daemons(listing.away)
             return
         cursors.add(after)
 

@@ -18,14 +18,14 @@ import httpx
 
 from tawebeval.client import operations
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure
-from tawebeval.client.httpx_values import (
-    EXCHANGE_ERRORS,
+from tawebeval.client.httpx_adapters import (
+    CONNECTION_POOL_SETTINGS,
     FORKABLE_CLIENTS,
-    POOL_SETTINGS,
-    PROXY_SETTING_ERRORS,
+    HTTPX_PROXY_ERRORS,
+    HTTPX_REQUEST_ERRORS,
     BodyCollector,
     classify_error,
-    make_tls_context,
+    make_ssl_context,
 )
 from tawebeval.client.operations import (
     Operation,
@@ -57,7 +57,7 @@ def _block(
             except StopIteration as end:
                 result: T = end.value
                 return result
-            outcome = client.do_step(step)
+            outcome = client.execute_step(step)
 
     copy_documentation(run, operation)
     return run
@@ -80,7 +80,7 @@ def _iterate(
                 yield from step.items
                 outcome = None
             else:
-                outcome = client.do_step(step)
+                outcome = client.execute_step(step)
 
     copy_documentation(iterate, stream)
     return iterate
@@ -132,7 +132,7 @@ class Client(ClientSettings):
     problems = _iterate(operations.problems)
     problem = _block(operations.problem)
 
-    def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
+    def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read. Blocks."""
         if isinstance(step, Pause):
             time.sleep(step.seconds)
@@ -155,7 +155,7 @@ class Client(ClientSettings):
     ) -> RequestResult:
         try:
             pool = self._get_pool()
-        except PROXY_SETTING_ERRORS as error:
+        except HTTPX_PROXY_ERRORS as error:
             return RequestFailure(FailureKind.INVALID_PROXY, str(error))
         self._deadline.at = time.monotonic() + timeout
         limits = httpx.Timeout(timeout, connect=send.connect_timeout)
@@ -167,7 +167,7 @@ class Client(ClientSettings):
                 for piece in response.iter_bytes():
                     body.add(piece)
                 return body.make_response()
-        except EXCHANGE_ERRORS as error:
+        except HTTPX_REQUEST_ERRORS as error:
             return classify_error(error, send, timeout)
 
     def _count(self, pieces: Iterable[bytes], total: int) -> Iterator[bytes]:
@@ -187,8 +187,8 @@ class Client(ClientSettings):
         """Return a pool without cookies whose connections end at the deadline of a request."""
         pool = httpx.Client(
             transport=self.transport,
-            verify=self.tls or make_tls_context(self.server),
-            **POOL_SETTINGS,
+            verify=self.tls or make_ssl_context(self.server),
+            **CONNECTION_POOL_SETTINGS,
         )
         # httpx has a timeout for each read alone, and no parameter for the network.
         for transport in (pool._transport, *pool._mounts.values()):
@@ -197,7 +197,7 @@ class Client(ClientSettings):
                 inner._network_backend = _DeadlineBackend(inner._network_backend, self._deadline)
         return pool
 
-    def forget_connections(self) -> None:
+    def abandon_connections_after_fork(self) -> None:
         """Leave the connections, and locks that other threads hold, to the parent process."""
         self._pool = None
         self._making = threading.Lock()

@@ -88,7 +88,7 @@ class TwistedClient(AsyncMethods):
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
-    async def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
+    async def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read."""
         if isinstance(step, Pause):
             await deferLater(self.reactor, step.seconds)

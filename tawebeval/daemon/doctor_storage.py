@@ -31,9 +31,9 @@ from tawebeval.errors import ConfigurationError, SetupProblem, format_size
 from tawebeval.git.keyring import GitKeyring
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full
 from tawebeval.linux.ownership import (
-    build_install_command,
+    build_directory_install_command,
     check_owner,
-    check_readable_by_others,
+    find_readable_by_others_problem,
     get_user_name,
     is_writable_only_by_root,
 )
@@ -204,7 +204,7 @@ class StorageChecks:
             raise ConfigurationError(
                 f"{path}: does not exist, and {self._user} cannot create it in {above}",
                 "name another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or as root: "
-                f"{build_install_command(path, self._user)}",
+                f"{build_directory_install_command(path, self._user)}",
             )
 
     def _check_rights(self, path: Path) -> None:
@@ -243,7 +243,7 @@ class StorageChecks:
             except OSError as error:
                 raise ConfigurationError(
                     f"{path}: {self._user} cannot write in {above}: {error.strerror}",
-                    f"as root: {build_install_command(path, self._user)}",
+                    f"as root: {build_directory_install_command(path, self._user)}",
                 ) from None
         yield str(path)
 
@@ -271,7 +271,7 @@ class StorageChecks:
 
 
 def _check_closed_to_others(path: Path) -> None:
-    problem = check_readable_by_others(path, path.stat().st_mode)
+    problem = find_readable_by_others_problem(path, path.stat().st_mode)
     if problem is not None:
         raise ConfigurationError(*problem)
 
@@ -342,6 +342,6 @@ def _list_archive_space(settings: ArchiveSettings, state: Path) -> Iterator[_Spa
 
 def _measure_directory(directory: Path) -> int:
     try:
-        return measure_disk_usage(directory, ()).size
+        return measure_disk_usage(directory, ()).disk_bytes
     except OSError:  # missing or not readable: the check of the directory reports it
         return 0

@@ -32,7 +32,7 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
-from tawebeval.sandbox.probe import ProbeDirectories, probe_sandbox_again
+from tawebeval.sandbox.probe import ProbeDirectories, reprobe_sandbox
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.access_log import RequestLog, RouteTable
 from tawebeval.web.auth import Authentication
@@ -85,7 +85,7 @@ class Monitoring:
             registry, context.counters, disks, configuration.health.min_free_disk_bytes
         )
         places = ProbeDirectories(directories.repositories, directories.evaluations)
-        probe_sandbox = partial(probe_sandbox_again, context.sandbox, places)
+        probe_sandbox = partial(reprobe_sandbox, context.sandbox, places)
         return cls(
             metrics,
             RequestLog(configuration.log.has_access_log),

@@ -25,8 +25,12 @@ from tawebeval.resolver import SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.environment_store import locate_store
-from tawebeval.sandbox.environments import EnvironmentLocks, find_root_problem, remove_shell_copies
-from tawebeval.sandbox.probe import ProbeDirectories, close_sandbox, verify_sandbox
+from tawebeval.sandbox.environments import (
+    EnvironmentLocks,
+    find_environment_root_problem,
+    remove_old_shell_copies,
+)
+from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems, close_sandbox
 from tawebeval.sandbox.project_quotas import check_quota_directories, probe_quota_enforcement
 from tawebeval.web.auth import (
     Authentication,
@@ -80,7 +84,7 @@ class StartupChecks(Service):
         self.lock_environments(self._configuration)
         try:
             quotas = self._remove_leftovers()
-            remove_shell_copies(directories.sandbox_files_directory)
+            remove_old_shell_copies(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_quota_directories(directories.quota_directories, self._configuration)
             probe_quota_enforcement(quotas)
@@ -91,7 +95,7 @@ class StartupChecks(Service):
             raise SystemExit(f"tawebeval: {error}") from None
         for problem in self._cgroups.enforcement_warnings:
             log.warn("limits: {problem}", problem=problem)
-        verify_sandbox(
+        check_sandbox_and_log_problems(
             self._sandbox, ProbeDirectories(directories.repositories, directories.evaluations)
         )
         try:
@@ -248,7 +252,7 @@ def check_environments(
                         "name the root that `tawebeval environment import` made, or a directory"
                         " with nothing else",
                     )
-        problem = find_root_problem(
+        problem = find_environment_root_problem(
             Path(settings.root_directory), configuration.sandbox.readable_paths
         )
         if problem is not None:

@@ -218,7 +218,7 @@ class Evaluation:
             started = await self.context.worker_threads.run_in_thread(
                 self.launch, supervisor, sandboxed, checkout
             )
-            if sandboxed.has_own_queue:
+            if sandboxed.has_external_queue:
                 await self._wait_for_begin(supervisor, started)
             self._connect(supervisor, started)
         except EvaluationFailure as error:
@@ -497,7 +497,7 @@ class Evaluation:
         upload = self.details.upload_directory
         with suppress(OSError):  # the start finds what is missing
             if upload is not None and not upload.exists() and self.workspace.root.exists():
-                self.workspace.restore_upload(upload)
+                self.workspace.restore_uploaded_files(upload)
         if self._stop_reason is not None:
             self._in_background(self._conclude(self._stop_reason))
         else:
@@ -628,7 +628,7 @@ class Evaluation:
             if sandboxed is None:
                 drop()
             else:
-                sandboxed.call_when_process_ended(drop)
+                sandboxed.call_after_process_end(drop)
 
         def remove_all() -> None:
             nonlocal keeps
@@ -642,7 +642,7 @@ class Evaluation:
                     workspace.request_file.write_bytes(request)
                 keep = keep and workspace.request_file.exists()
                 if keep:
-                    workspace.remove_written_content()
+                    workspace.remove_evaluator_content()
                 else:
                     workspace.remove_content()
                 if upload is not None:

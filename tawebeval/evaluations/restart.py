@@ -41,7 +41,7 @@ from tawebeval.evaluations.snapshot import (
     unpack_callback,
     unpack_snapshot,
 )
-from tawebeval.linux import kept_process
+from tawebeval.linux import keeper_owned_process
 from tawebeval.linux.keeper_client import DescriptorBundle
 from tawebeval.linux.launcher_client import is_launcher
 from tawebeval.linux.reaper import list_children, list_descendants, send_signal
@@ -234,11 +234,13 @@ def _read_journal(
 
 def _unpack(bundle: DescriptorBundle, content: JournalContent | None = None) -> RunDescriptors:
     pidfd, stdout, stderr, output, errors, *others = bundle.descriptors
-    process = kept_process.KeptDescriptors(
+    process = keeper_owned_process.KeeperOwnedDescriptors(
         *(bundle.pid, pidfd, stdout, stderr, output, errors),
         stdout_offset=0
         if content is None or not content.batches
         else content.batches[-1].checkpoint.stdout_offset,
-        stderr_offset=max(0, os.fstat(errors).st_size - kept_process.KEPT_STDERR_BYTES),
+        stderr_offset=max(
+            0, os.fstat(errors).st_size - keeper_owned_process.REPLAYABLE_STDERR_BYTES
+        ),
     )
     return RunDescriptors(process, others)

@@ -34,7 +34,7 @@ from tawebeval.evaluations.exit_messages import explain_exit
 from tawebeval.evaluations.stdout_pump import StdoutPump
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_failure
+from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_limit_failure
 
 STDERR_TAIL_BYTES = 8 * 1024
 """Bytes of stderr that are kept, and bytes of UTF-8 that are shown (contract, section 4)."""
@@ -407,7 +407,7 @@ class EvaluatorRun(ProcessProtocol):
             )
 
     def _check_delay(self) -> None:
-        if self._process.slow_read_cpu_seconds > _MOST_DELAY:
+        if self._process.pipe_read_cpu_seconds > _MOST_DELAY:
             self.stop(_DELAYED)
 
     def outConnectionLost(self) -> None:
@@ -499,7 +499,7 @@ class EvaluatorRun(ProcessProtocol):
         limits, number, status = self._sandboxed.limits, end.signal, end.status
         # Any process can send itself SIGXCPU: the usage has to fit.
         if number == signal.SIGXCPU and (self.usage.cpu_seconds or 0) > limits.cpu - _SLACK:
-            return build_cpu_failure(limits)
+            return build_cpu_limit_failure(limits)
         message = explain_exit(
             end,
             self.stderr_text,

@@ -20,10 +20,10 @@ from tawebeval.core.events import EventBatch
 from tawebeval.core.segi import SegiParser
 from tawebeval.evaluations.journal import JournaledBatch, ParserCheckpoint
 from tawebeval.evaluations.run import EvaluatorRun
-from tawebeval.linux import kept_process
+from tawebeval.linux import keeper_owned_process
 from tawebeval.linux.child import ResumableProcess, StartedProcess
-from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress, KeeperClient
-from tawebeval.linux.kept_process import KeptProcess
+from tawebeval.linux.keeper_client import DescriptorBundle, KeeperClient, RunningKeeper
+from tawebeval.linux.keeper_owned_process import KeeperOwnedProcess
 from tawebeval.linux.launcher_client import LAUNCHER_BUNDLE_PREFIX
 
 RUN, BROKER, CALLBACK = ".run", ".broker", ".callback"
@@ -39,7 +39,7 @@ _STEP = 64 * 1024  # bytes of stdout that are parsed without an event until that
 class RunDescriptors:
     """A run or a broker that the keeper holds: its process, and the sandbox's descriptors."""
 
-    process_descriptors: kept_process.KeptDescriptors
+    process_descriptors: keeper_owned_process.KeeperOwnedDescriptors
     sandbox_descriptors: Sequence[int] = ()
 
     def close_process_descriptors(self) -> None:
@@ -56,7 +56,7 @@ class RunKeeper:
     def __init__(self, client: KeeperClient, reactor: Any) -> None:
         self.client = client
         self.bundles = client.list_bundles()
-        self.address = KeeperAddress(
+        self.address = RunningKeeper(
             client.path,
             client.pid,
             {
@@ -108,7 +108,7 @@ class RunKeeper:
             for what in ("stdout", "stderr"):
                 files.append(os.memfd_create(what, os.MFD_CLOEXEC))
                 failing.callback(os.close, files[-1])
-            kept = kept_process.KeptDescriptors(
+            kept = keeper_owned_process.KeeperOwnedDescriptors(
                 started.pid, started.pidfd, started.stdout, started.stderr, *files
             )
             self.client.keep_bundle(
@@ -127,11 +127,14 @@ class RunKeeper:
             return RunDescriptors(kept, sandbox_descriptors)
 
     def connect_run_to_protocol(
-        self, name: str, protocol: ProcessProtocol, process: kept_process.KeptDescriptors
-    ) -> KeptProcess:
+        self,
+        name: str,
+        protocol: ProcessProtocol,
+        process: keeper_owned_process.KeeperOwnedDescriptors,
+    ) -> KeeperOwnedProcess:
         """Let the process of the bundle `name` drive a protocol from now on."""
         wait = partial(self.client.wait_for_exit_status, name, process.pid)
-        return KeptProcess(self._reactor, protocol, process, wait)
+        return KeeperOwnedProcess(self._reactor, protocol, process, wait)
 
     def drop_run(self, name: str) -> None:
         """Let the keeper close what it has of a run, which has ended."""
@@ -150,7 +153,7 @@ class KeeperProcessAdopter:
     _name: str
     _list_descriptors: Callable[[], Sequence[int]] = tuple
 
-    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> KeptProcess:
+    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> KeeperOwnedProcess:
         """Let the keeper hold a process, which drives a protocol from now on. Raises: OSError."""
         kept = self._keeper.keep_run(self._name, started, self._list_descriptors())
         return self._keeper.connect_run_to_protocol(self._name, protocol, kept.process_descriptors)
@@ -175,4 +178,4 @@ class RunRecorder:
         counted = self._run.output_bytes - (self._process.delivered_bytes - offset)
         checkpoint = ParserCheckpoint(offset, counted, state)
         self._write(JournaledBatch(begin_cursor, batch, time_ms, checkpoint))
-        self._process.discard_output(offset)
+        self._process.release_output_memory(offset)

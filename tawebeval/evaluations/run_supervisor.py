@@ -152,7 +152,7 @@ class RunSupervisor:
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
             spawner = KeeperProcessAdopter(context.run_keeper, self._details.log_name + BROKER)
-        sandboxed.serve_program_runs(context.clock, context.worker_threads, spawner)
+        sandboxed.serve_submission_run_requests(context.clock, context.worker_threads, spawner)
         run.run_ended.add_callback(lambda _: context.limit_monitor.remove_run(sandboxed))
 
     # While the evaluator runs

@@ -213,7 +213,7 @@ class RepositoryCache:
                     path=entry.bare.path,
                     stderr=stderr,
                 )
-            await entry.bare.discard_generation(generation)
+            await entry.bare.remove_generation(generation)
             return await self._provide(entry, request, entry.bare.find_fetched_commit(oid))
 
     async def _provide(
@@ -224,7 +224,7 @@ class RepositoryCache:
             self.counters.record_lookup("commits", commit is not None)
         if commit is None:
             # A fetch with a smaller budget may fail where this one would not.
-            wanted = request.repository, request.oid, request.budget.fetches.left_bytes
+            wanted = request.repository, request.oid, request.budget.fetches.remaining_bytes
             commit = await entry.fetches.run_once(wanted, lambda: self._fetch(entry, request))
         self._limits.tree_limits.check_tree(commit.file_count, commit.size)
         before = self._checkouts.disk_bytes
@@ -357,7 +357,7 @@ class RepositoryCache:
         entry.size += before  # old and new packs are on the disk together
         try:
             await self._evict()
-            await entry.bare.combine_packs(before)
+            await entry.bare.repack(before)
         except CancelledError:
             log.info("{path}: maintenance stopped, as a fetch began or the daemon stops", path=path)
         except (EvaluationFailure, OSError) as error:

@@ -36,7 +36,7 @@ _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)  # of rename(2): either, by the fil
 # Errors that say nothing of the tree.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-TreeWriter = Callable[[Path, Path], Awaitable[None]]
+WriteTree = Callable[[Path, Path], Awaitable[None]]
 """Function that checks a tree out into the first directory, with git's index in the second."""
 
 log = Logger()
@@ -99,7 +99,7 @@ class CheckoutCache:
         self,
         repository: str,
         commit: Commit,
-        write: TreeWriter,
+        write: WriteTree,
         *,
         content: str = "",
         again: bool = False,
@@ -169,7 +169,7 @@ class CheckoutCache:
             self._stored.move_to_end(name)
         return stored
 
-    async def _create(self, name: str, write: TreeWriter) -> None:
+    async def _create(self, name: str, write: WriteTree) -> None:
         self._count += 1
         unfinished = self._root / f"{name}.new{self._count}"
         tree, index = unfinished / "tree", unfinished / "index"

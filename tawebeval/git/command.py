@@ -26,7 +26,11 @@ from tawebeval.core.hosts import SSH_COMMAND
 from tawebeval.deferreds import OneShotEvent, wait_despite_cancellation
 from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
 from tawebeval.git.credentials import Login
-from tawebeval.git.stderr_patterns import find_disk_error, is_git_killed, is_git_memory_exhausted
+from tawebeval.git.stderr_patterns import (
+    find_disk_error,
+    is_git_killed_by_kernel,
+    is_git_memory_exhausted,
+)
 from tawebeval.linux.child import ChildProcess, Spawner
 from tawebeval.linux.launcher import OOM_SCORE_ADJ
 from tawebeval.sandbox.command_sandbox import (
@@ -37,7 +41,7 @@ from tawebeval.sandbox.command_sandbox import (
     SandboxAccess,
 )
 
-PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
+GIT_PATH_VARIABLE = "/usr/local/bin:/usr/bin:/bin"
 """The directories in which git and its helpers are found."""
 
 _OLDEST = (2, 37)  # older ones lack `http.curloptResolve`, and would look a checked name up again
@@ -45,7 +49,7 @@ _OLDEST = (2, 37)  # older ones lack `http.curloptResolve`, and would look a che
 _VERSION = re.compile(r"git version (\d+)\.(\d+)\S*")
 _REMEDY = (
     f"install git {_OLDEST[0]}.{_OLDEST[1]} or newer in a directory of the daemon's PATH,"
-    f" {PROGRAM_PATH}"
+    f" {GIT_PATH_VARIABLE}"
 )
 
 _STDERR_KEPT = 8 * 1024  # bytes
@@ -124,7 +128,7 @@ class _CommandProtocol(ProcessProtocol):
         self._on_stdout = on_stdout
         self._login = login
         self._cache = f"{cache}/"
-        self._margin = login.longest_password_bytes if login is not None else 0
+        self._margin = login.max_encoded_password_bytes if login is not None else 0
         self._printed = {1: b"", 2: b""}
         self._size = {1: 0, 2: 0}  # bytes
 
@@ -190,7 +194,7 @@ def _open_login(login: Login | None) -> Iterator[int | None]:
     descriptor, writing = os.pipe()
     try:
         try:
-            os.write(writing, login.credential_answer)
+            os.write(writing, login.git_credential_output)
         finally:
             os.close(writing)
         yield descriptor
@@ -317,7 +321,7 @@ class GitRunner:
         if result.status and (disk_error := find_disk_error(result.stderr)):
             message = f"git cannot use the disk: {disk_error}"
             raise EvaluationFailure("lost", message, printed, is_daemon_fault=False)
-        if is_git_killed(result.status, result.stderr) and not result.is_timed_out:
+        if is_git_killed_by_kernel(result.status, result.stderr) and not result.is_timed_out:
             message = "git was killed: the server is short of memory, or its disk fails"
             raise EvaluationFailure("lost", message, printed, is_daemon_fault=False)
         if result.status and is_git_memory_exhausted(result.stderr, serving=serving):
@@ -330,7 +334,7 @@ class GitRunner:
 
     def _environment(self) -> dict[str, str]:
         return {
-            "PATH": PROGRAM_PATH,
+            "PATH": GIT_PATH_VARIABLE,
             "LC_ALL": "C",
             "HOME": "/nonexistent",
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -354,7 +358,7 @@ def check_git_version() -> str:
     try:
         printed = subprocess.run(
             ["git", "version"],
-            env={"PATH": PROGRAM_PATH, "LC_ALL": "C", "HOME": "/nonexistent"},
+            env={"PATH": GIT_PATH_VARIABLE, "LC_ALL": "C", "HOME": "/nonexistent"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

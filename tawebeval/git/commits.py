@@ -72,7 +72,7 @@ class TreeSizeMeter:
 
     _limits: TreeLimits
     file_count: int = 0
-    size: int = 0
+    total_bytes: int = 0
     has_gitattributes: bool = False
     submodules: list[Submodule] = attrs.field(factory=list)
     _rest: bytes = b""
@@ -91,8 +91,8 @@ class TreeSizeMeter:
                     Submodule(path.decode("utf-8", "surrogateescape"), oid.decode())
                 )
                 self._limits.check_submodules(self.submodules[-1].path, len(self.submodules))
-            self.size += int(size) if size.isdigit() else 0
-            self._limits.check_tree(self.file_count, self.size)
+            self.total_bytes += int(size) if size.isdigit() else 0
+            self._limits.check_tree(self.file_count, self.total_bytes)
         self._check_path(self._rest.partition(b"\t")[2])
 
     def _check_path(self, path: bytes) -> None:
@@ -102,7 +102,7 @@ class TreeSizeMeter:
             )
 
 
-def build_inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
+def build_commit_inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
     """Return the two git commands whose output `CommitInspectionParser` reads."""
     return (
         ("log", "--no-walk", "--no-show-signature", "--format=%H %T", oid, "--"),
@@ -111,7 +111,7 @@ def build_inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
 
 
 class CommitInspectionParser:
-    """Parser of the output of `build_inspection_commands`, read in chunks.
+    """Parser of the output of `build_commit_inspection_commands`, read in chunks.
 
     `before`: number of commands, without output of interest, that run before them in the same
     sandbox. A NUL ends the output of each command but the last, if the command exited with 0.
@@ -153,7 +153,7 @@ class CommitInspectionParser:
             self._oid,
             tree,
             meter.file_count,
-            meter.size,
+            meter.total_bytes,
             tuple(meter.submodules),
             meter.has_gitattributes,
         )

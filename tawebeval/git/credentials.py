@@ -43,7 +43,7 @@ class Login:
     _password: str = attrs.field(repr=False)
 
     @property
-    def credential_answer(self) -> bytes:
+    def git_credential_output(self) -> bytes:
         """The answer to git's request for a credential (git-credential(1))."""
         return f"username={self._username}\npassword={self._password}\n".encode()
 
@@ -59,7 +59,7 @@ class Login:
         return text
 
     @property
-    def longest_password_bytes(self) -> int:
+    def max_encoded_password_bytes(self) -> int:
         """Bytes of the longest form of the password in a text."""
         return max(len(form.encode()) for form in self._forms())
 

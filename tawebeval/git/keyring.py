@@ -11,7 +11,7 @@ from tawebeval.config import CredentialSettings
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import ConfigurationError
 from tawebeval.git.credentials import Credential, parse_password
-from tawebeval.linux.ownership import warn_of_readable_file
+from tawebeval.linux.ownership import warn_of_file_readable_by_others
 from tawebeval.reloadable import ReloadableFiles
 
 _SETTING = "repositories.credentials"
@@ -115,5 +115,5 @@ class GitKeyring:
         if not content.strip():
             raise ConfigurationError(f"{setting}: {path} is empty")
         if not setting.endswith("known_hosts_file"):
-            warn_of_readable_file(path, mode, setting)
+            warn_of_file_readable_by_others(path, mode, setting)
         return path, content

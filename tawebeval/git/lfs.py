@@ -62,12 +62,12 @@ _OWN_HEADERS = frozenset(
 
 @attrs.frozen
 class LfsPointer:
-    """A file at `path` with the pointer to `size` bytes; `stored_size`: bytes of the pointer."""
+    """A file at `path` with the pointer to `size` bytes, which itself has `pointer_file_size`."""
 
     path: str
     oid: str
     size: int
-    stored_size: int
+    pointer_file_size: int
 
 
 class _Action(msgspec.Struct):
@@ -94,7 +94,7 @@ class _Batch(msgspec.Struct):
     transfer: str = "basic"
 
 
-def build_detection_command(oid: str) -> Sequence[str]:
+def build_lfs_detection_command(oid: str) -> Sequence[str]:
     """Return the git command that exits with 0 if a commit tracks files by Git LFS, else with 1."""
     return (
         *("grep", "--quiet", "--threads=1", "--fixed-strings", "-e", "filter=lfs"),

@@ -33,12 +33,16 @@ from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import GitResult, GitRunner
-from tawebeval.git.commits import CommitInspectionParser, TreeLimits, build_inspection_commands
+from tawebeval.git.commits import (
+    CommitInspectionParser,
+    TreeLimits,
+    build_commit_inspection_commands,
+)
 from tawebeval.git.credentials import Credential, Login
 from tawebeval.git.lfs import (
     LfsClient,
     LfsPointer,
-    build_detection_command,
+    build_lfs_detection_command,
     explain_missing_lfs_object,
     find_lfs_pointers,
     find_missing_lfs_objects,
@@ -50,7 +54,7 @@ from tawebeval.git.stderr_patterns import (
     is_commit_missing,
     is_commit_unadvertised,
 )
-from tawebeval.git.submodules import SubmoduleUrlParser, build_list_command
+from tawebeval.git.submodules import SubmoduleUrlParser, build_submodule_list_command
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.command_sandbox import SandboxAccess
@@ -135,7 +139,7 @@ class FetchBudget:
     spent_bytes: int = 0
 
     @property
-    def left_bytes(self) -> int:
+    def remaining_bytes(self) -> int:
         """Bytes that a fetch may add."""
         return max(self.max_bytes - self.spent_bytes, 0)
 
@@ -155,7 +159,7 @@ class BareRepository:
 
     One lock covers fetches, maintenance and removal. `lfs`: None if files in Git LFS are not
     fetched. `generation` counts removals
-    (`discard_generation`). `is_empty` tells that no fetch has added anything yet.
+    (`remove_generation`). `is_empty` tells that no fetch has added anything yet.
     """
 
     path: Path
@@ -216,7 +220,7 @@ class BareRepository:
 
     def load_existing(self) -> int:
         """Take over the repository of an earlier daemon; return its bytes on the disk. Blocks."""
-        self.remove_leftovers()
+        self.remove_files_of_killed_git()
         # One at a time: a list of the status of 100,000 markers takes 140 MB.
         with suppress(OSError), os.scandir(self.path / _MARKERS) as markers:
             for marker in markers:
@@ -235,7 +239,7 @@ class BareRepository:
         )
         return _disk_usage(found) + self._markers_size + _DIRECTORIES_SIZE
 
-    def remove_leftovers(self) -> None:
+    def remove_files_of_killed_git(self) -> None:
         """Remove what a killed git leaves: locks and unfinished packs. Blocks."""
         for pattern in _LEFTOVERS:
             for leftover in self.path.glob(pattern):
@@ -249,7 +253,7 @@ class BareRepository:
         """Whether fetches have added so many files that maintenance is due."""
         return self._files >= self._maintenance_due
 
-    async def combine_packs(self, max_pack_size: int) -> None:
+    async def repack(self, max_pack_size: int) -> None:
         """Combine the packs of fetches into packs of at most `max_pack_size` bytes.
 
         Raises: CancelledError if a fetch has waited for 5 seconds, or this has waited as long for
@@ -283,7 +287,7 @@ class BareRepository:
             raise _failed("git could not pack the repository; see stderr", result)
 
     def _finish_maintenance(self) -> None:
-        self.remove_leftovers()
+        self.remove_files_of_killed_git()
         self.measure_disk_bytes()
         self._maintenance_due = self._files + self._maintenance_step
 
@@ -324,7 +328,7 @@ class BareRepository:
         if result.status:
             raise _failed("git could not check out the commit; see stderr", result)
 
-    async def discard_generation(self, generation: int) -> None:
+    async def remove_generation(self, generation: int) -> None:
         """Remove the repository, if it is still of that `generation`; the next fetch creates it."""
         await self._acquire()
         try:
@@ -447,7 +451,7 @@ class BareRepository:
         finally:
             try:
                 if not complete:
-                    await self._threads.run_in_thread(self.remove_leftovers)
+                    await self._threads.run_in_thread(self.remove_files_of_killed_git)
             finally:
                 self._lock.release()
 
@@ -470,7 +474,7 @@ class BareRepository:
         Raises: EvaluationError if its tree is over the limits.
         """
         inspection = CommitInspectionParser(oid, self._limits.tree_limits)
-        log, ls_tree = build_inspection_commands(oid)
+        log, ls_tree = build_commit_inspection_commands(oid)
         result = await self._git.run_command(
             self.path, *log, next_commands=(ls_tree,), on_stdout=inspection.feed
         )
@@ -480,7 +484,9 @@ class BareRepository:
         """Return the commit, with the URLs of its submodules. Raises: EvaluationError."""
         urls = SubmoduleUrlParser()
         # Without .gitmodules git fails, and prints nothing: then no submodule has a URL.
-        await self._git.run_command(self.path, *build_list_command(commit.oid), on_stdout=urls.feed)
+        await self._git.run_command(
+            self.path, *build_submodule_list_command(commit.oid), on_stdout=urls.feed
+        )
         return urls.complete(commit)
 
     async def _fetch_large_files(
@@ -490,7 +496,7 @@ class BareRepository:
 
         Raises: EvaluationError.
         """
-        result = await self._git.run_command(self.path, *build_detection_command(commit.oid))
+        result = await self._git.run_command(self.path, *build_lfs_detection_command(commit.oid))
         if result.status == 1:
             return commit
         if result.status:
@@ -505,12 +511,12 @@ class BareRepository:
         if not url.startswith(("http://", "https://")):
             why = "which this server fetches over https and http only; use such a URL"
             raise explain_missing_lfs_object(first, why)
-        size = commit.size + sum(one.size - one.stored_size for one in pointers)
+        size = commit.size + sum(one.size - one.pointer_file_size for one in pointers)
         self._limits.tree_limits.check_tree(commit.file_count, size)
         large = self.path / _LARGE
         missing = await self._threads.run_in_thread(find_missing_lfs_objects, pointers, large)
         needed = sum(one.size for one in missing)
-        if needed > budget.left_bytes:
+        if needed > budget.remaining_bytes:
             raise budget.make_failure()
         await self._lfs.download_objects(url, missing, large, credential)
         budget.spent_bytes += needed
@@ -546,7 +552,7 @@ class BareRepository:
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not arguments[0].startswith("--depth"):
                 deepen = (f"--depth={_INFINITE_DEPTH}",)
-            if not budget.left_bytes:
+            if not budget.remaining_bytes:
                 raise budget.make_failure()
             inspection = CommitInspectionParser(oid, self._limits.tree_limits, before=1)
             fetch = partial(
@@ -554,10 +560,10 @@ class BareRepository:
                 self.path,
                 *(*_FETCH, *_serve_arguments(route), *deepen, *arguments),
                 # In the sandbox of the fetch, which saves the start of another one.
-                next_commands=build_inspection_commands(oid),
+                next_commands=build_commit_inspection_commands(oid),
                 on_stdout=inspection.feed,
                 environment=route.environment,
-                max_file_size=budget.left_bytes,
+                max_file_size=budget.remaining_bytes,
                 login=login,
                 source=route.local_path,
                 reach=reach,
@@ -671,7 +677,7 @@ async def fetch_within_limits(
     Raises: EvaluationError, of `fetch` or for too many bytes.
     """
     before = await threads.run_in_thread(_list_files, repository)
-    limit = budget.left_bytes
+    limit = budget.remaining_bytes
     over = False
     fetching = Deferred.fromCoroutine(fetch())
 

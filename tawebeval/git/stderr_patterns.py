@@ -79,7 +79,7 @@ def find_disk_error(stderr: str) -> str | None:
     return found and found[1]
 
 
-def is_git_killed(status: int, stderr: str) -> bool:
+def is_git_killed_by_kernel(status: int, stderr: str) -> bool:
     """Tell whether the kernel killed git, or a child of git, for want of memory or a failing disk.
 
     `status` is negative after a signal, and 128 + the signal's number if a shell or a sandbox

@@ -21,7 +21,7 @@ _KEY = re.compile(r"submodule\.(.*)\.(path|url)", re.DOTALL)
 _PREFIX = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^/]*/|[^/]*:|/?)(.*)", re.DOTALL)
 
 
-def build_list_command(oid: str) -> Sequence[str]:
+def build_submodule_list_command(oid: str) -> Sequence[str]:
     """Return the git command whose stdout `SubmoduleUrlParser` reads."""
     return "config", f"--blob={oid}:.gitmodules", "--no-includes", "--null", "--list"
 

@@ -6,8 +6,8 @@ packages `sandbox` and `git` use them.
 
 - `child`: `ChildProcess` drives a Twisted `ProcessProtocol` by a pidfd and two pipes; `Spawner`
   starts children and knows which still run.
-- `kept_process`: `KeptProcess` does the same for a child of the keeper, whose output the next
-  daemon goes on reading.
+- `keeper_owned_process`: `KeeperOwnedProcess` does the same for a child of the keeper, whose output
+  the next daemon goes on reading.
 - `launcher` and `launcher_client`: a small helper process that starts evaluators at less cost than
   the daemon could. `LauncherClient` takes a `LaunchSpec`, and `OverlayLayers` to mount. `launcher`
   imports nothing of tawebeval, for it runs as a program from a memfd.

@@ -2,7 +2,7 @@
 
 `start_child` starts a program by `Popen`, which uses vfork; `ChildProcess` takes over a child,
 whichever program has started it; `Spawner` does both and knows which children still run.
-`PipedProcess` is what `ChildProcess` has in common with `kept_process.KeptProcess`.
+`PipedProcess` is what `ChildProcess` has in common with `keeper_owned_process.KeeperOwnedProcess`.
 
 `reactor.spawnProcess` is not used: it walks over every open descriptor in the reactor's thread,
 forks if a directory is given, looks at every child whenever one ends, and reads 8 KiB at a time.
@@ -40,7 +40,7 @@ _PIPE = 256 * 1024  # bytes: the size of a pipe that was found full
 _SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
 
 
-class PipeOwner(Protocol):
+class PipeListener(Protocol):
     """The receiver of a child's output; `name` is the child's descriptor, 1 or 2."""
 
     def on_pipe_data(self, name: int, chunk: bytes) -> None:
@@ -57,7 +57,7 @@ class PipeReader:
     A pipe that is found full is made larger, for its writer waits. The pipes of a user other than
     root have one limit together (pipe(7)), so pipes that are never full stay small.
 
-    `is_closed` tells whether the pipe's end was reached. `slow_read_cpu_seconds` is the processor
+    `is_closed` tells whether the pipe's end was reached. `pipe_read_cpu_seconds` is the processor
     time of slow reads in seconds: each read wakes all epoll instances that watch the pipe.
     """
 
@@ -72,13 +72,13 @@ class PipeReader:
         "_reactor",
         "descriptor_number",
         "is_closed",
-        "slow_read_cpu_seconds",
+        "pipe_read_cpu_seconds",
     )
 
-    def __init__(self, reactor: Any, descriptor: int, name: int, owner: PipeOwner) -> None:
+    def __init__(self, reactor: Any, descriptor: int, name: int, owner: PipeListener) -> None:
         self.descriptor_number = name
         self.is_closed = False
-        self.slow_read_cpu_seconds = 0.0
+        self.pipe_read_cpu_seconds = 0.0
         self._reactor = reactor
         self._descriptor = descriptor
         self._owner = owner
@@ -112,7 +112,7 @@ class PipeReader:
             self._enlarge()
         took = thread_time() - began
         if took > _SLOW:
-            self.slow_read_cpu_seconds += took
+            self.pipe_read_cpu_seconds += took
         self._owner.on_pipe_data(self.descriptor_number, chunk)
         return None
 
@@ -230,12 +230,12 @@ def start_child(
             umask=0o022,
         )
         process.returncode = 0  # so that Popen does not wait for the child
-        started = open_started_child(process.pid, stdout[0], stderr[0])
+        started = open_child_pidfd(process.pid, stdout[0], stderr[0])
         reading.pop_all()
         return started
 
 
-def open_started_child(pid: int, stdout: int, stderr: int) -> StartedProcess:
+def open_child_pidfd(pid: int, stdout: int, stderr: int) -> StartedProcess:
     """Open a pidfd for a child of this process or of the keeper; without one, kill the child.
 
     Raises: OSError.
@@ -328,8 +328,8 @@ class StdoutProducer(Protocol):
 class ProcessTransport(StdoutProducer, Protocol):
     """A process whose output and exit drive a `ProcessProtocol`: what a run of an evaluator needs.
 
-    Implemented by `ChildProcess`, for children of the daemon, and by `kept_process.KeptProcess`,
-    for children of the keeper. The duties:
+    Implemented by `ChildProcess`, for children of the daemon, and by
+    `keeper_owned_process.KeeperOwnedProcess`, for children of the keeper. The duties:
 
     - call `makeConnection(self)` of the protocol first;
     - call `childDataReceived(1 or 2, data)` with all bytes of stdout and stderr, in order and
@@ -339,7 +339,7 @@ class ProcessTransport(StdoutProducer, Protocol):
       `ProcessTerminated` with the exit code or the signal; `is_running` is False from then on;
     - call `processEnded(reason)` once after that and after both ends of output.
 
-    `resource_usage` is the resource usage, None until the end. `slow_read_cpu_seconds` is the
+    `resource_usage` is the resource usage, None until the end. `pipe_read_cpu_seconds` is the
     processor time of slow reads, in seconds.
     """
 
@@ -351,7 +351,7 @@ class ProcessTransport(StdoutProducer, Protocol):
         """Whether the process itself runs, whatever its own children do."""
 
     @property
-    def slow_read_cpu_seconds(self) -> float:
+    def pipe_read_cpu_seconds(self) -> float:
         """The processor time of slow reads of stdout and stderr, in seconds."""
 
     @property
@@ -372,7 +372,7 @@ class ResumableProcess(ProcessTransport, Protocol):
     def delivered_bytes(self) -> int:
         """The offset in stdout up to which `childDataReceived` was called, now or before."""
 
-    def discard_output(self, before: int) -> None:
+    def release_output_memory(self, before: int) -> None:
         """Release the memory of stdout before an offset, at most up to `delivered_bytes`."""
 
 
@@ -412,9 +412,9 @@ class PipedProcess(ABC):
         return self._reason is None
 
     @property
-    def slow_read_cpu_seconds(self) -> float:
+    def pipe_read_cpu_seconds(self) -> float:
         """The processor time of slow reads of stdout and stderr, in seconds."""
-        return self._stdout.slow_read_cpu_seconds + self._stderr.slow_read_cpu_seconds
+        return self._stdout.pipe_read_cpu_seconds + self._stderr.pipe_read_cpu_seconds
 
     @property
     def lost_reason(self) -> str | None:
@@ -551,7 +551,7 @@ class Spawner:
         return ChildProcess(self._reactor, protocol, started, self._reaped)
 
     @contextlib.contextmanager
-    def expect_child(self) -> Iterator[Callable[[int], object]]:
+    def expect_new_child(self) -> Iterator[Callable[[int], object]]:
         """Expect a child that a thread starts in the body; yield a function that takes its number.
 
         Until the body ends no unknown child is taken for an orphan and reaped.
@@ -568,7 +568,7 @@ class Spawner:
         self._children.discard(pid)
 
     @property
-    def is_every_child_known(self) -> bool:
+    def has_no_expected_child(self) -> bool:
         """Whether every child is known: none is expected."""
         return not self._expected
 

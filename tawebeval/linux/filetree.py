@@ -98,7 +98,7 @@ def open_regular_file(path: Path) -> IO[bytes]:
     return file
 
 
-def make_sealed_file(name: str, content: bytes) -> int:
+def make_sealed_memfd(name: str, content: bytes) -> int:
     """Return the descriptor of a file in memory that nobody can change. Raises: OSError.
 
     Without seals a descriptor that was opened for reading can be opened for writing by proc(5).
@@ -229,7 +229,7 @@ def _copy_bytes(reading: int, writing: int) -> None:
 _RM, _CHMOD = "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
 _COMPLAINT = 8 * 1024  # bytes: more than a line with a path
 _LEVELS = 16  # of directories, for each of which a descriptor is open
-MAX_ENTRIES = 500  # that are removed in this process
+MAX_ENTRIES_REMOVED_IN_PROCESS = 500  # that are removed in this process
 
 
 def remove_tree(directory: Path) -> None:
@@ -253,7 +253,7 @@ def empty_directory(directory: Path) -> None:
 def _remove_small(directory: Path) -> bool:
     """Remove a small directory, or a file; return False if it, or a part of it, is left."""
     try:
-        _Emptying(MAX_ENTRIES).remove(str(directory), None, _LEVELS)
+        _Emptying(MAX_ENTRIES_REMOVED_IN_PROCESS).remove(str(directory), None, _LEVELS)
     except (OSError, _TooLarge):
         return False
     return True

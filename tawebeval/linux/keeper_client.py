@@ -56,7 +56,7 @@ class DescriptorBundle:
 
 
 @attrs.frozen
-class KeeperAddress:
+class RunningKeeper:
     """A keeper: its socket, the number of its process, and launchers of an earlier daemon."""
 
     path: str

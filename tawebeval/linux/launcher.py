@@ -104,7 +104,7 @@ def receive_message(connection: socket.socket, size: int, most: int) -> tuple[by
     return message, list(numbers)
 
 
-def fork_sibling() -> int:
+def fork_as_sibling() -> int:
     """Fork, so that the child is not this process's, but its parent's. Raises OSError.
 
     Returns 0 in the child. Where the kernel does not offer it there is a process in between, which
@@ -237,7 +237,7 @@ def _mount(
 
 
 def execute_launch_request(
-    words: int, report: socket.socket, outputs: Sequence[int], taken: LauncherNotification
+    words: int, report: socket.socket, outputs: Sequence[int], taken: RequestTakenNotifier
 ) -> None:
     """Become the program of a request. Return if that fails; the report has the error."""
     step = START
@@ -248,14 +248,14 @@ def execute_launch_request(
         )
         if not argv:
             with contextlib.ExitStack() as failed:
-                failed.callback(taken.notify_launcher)
+                failed.callback(taken.notify_request_taken)
                 enter_minimal_mount_namespace(layers)
                 mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
                 failed.pop_all()
-            taken.notify_launcher(mounts)
+            taken.notify_request_taken(mounts)
             report.send(b"%d" % os.getpid())
             return
-        taken.notify_launcher()
+        taken.notify_request_taken()
         environment = dict(each.split(b"=", 1) for each in variables)
         tops, numbers = [], [os.getpid()]
         # These are not to be seen where few mounts are.
@@ -320,7 +320,7 @@ def enter_user_namespace() -> None:
             file.write(line)
 
 
-class LauncherNotification:
+class RequestTakenNotifier:
     """Notice of a spare process to the launcher that it has received a request.
 
     `mounts` is a descriptor of the mount namespace with few mounts; None if there is none.
@@ -330,13 +330,13 @@ class LauncherNotification:
         self._connection = connection
         self.mounts = mounts
 
-    def notify_launcher(self, mounts: int | None = None) -> None:
+    def notify_request_taken(self, mounts: int | None = None) -> None:
         """Notify the launcher, and hand over a namespace for it to keep."""
         socket.send_fds(self._connection, [_TAKEN], [] if mounts is None else [mounts])
         self._connection.close()
 
 
-def wait_for_launch_request(connection: socket.socket, taken: LauncherNotification) -> None:
+def wait_for_launch_request(connection: socket.socket, taken: RequestTakenNotifier) -> None:
     """Wait for a request, notify the launcher by `taken`, and become the program.
 
     Return when no request will follow. Until then the process is in the process group of the
@@ -365,9 +365,9 @@ def serve_connection(connection: socket.socket) -> None:
     mounts: int | None = None
     while True:
         reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if not fork_sibling():
+        if not fork_as_sibling():
             try:
-                wait_for_launch_request(connection, LauncherNotification(writing, mounts))
+                wait_for_launch_request(connection, RequestTakenNotifier(writing, mounts))
             finally:
                 os._exit(_FAILED)
         writing.close()

@@ -23,9 +23,9 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.linux import launcher
-from tawebeval.linux.child import StartedProcess, open_pipe, open_started_child
+from tawebeval.linux.child import StartedProcess, open_child_pidfd, open_pipe
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.keeper_client import KeeperAddress, KeeperChild, keep_bundle
+from tawebeval.linux.keeper_client import KeeperChild, RunningKeeper, keep_bundle
 from tawebeval.linux.keeper_client import start_program as start_in_keeper
 from tawebeval.linux.privileges import User
 
@@ -342,7 +342,7 @@ class LauncherClient:
         *,
         mounting: bool = False,
         user: User | None = None,
-        keeper: KeeperAddress | None = None,
+        keeper: RunningKeeper | None = None,
         paths: Sequence[str] = (),
     ) -> None:
         self._mounting = mounting
@@ -409,7 +409,7 @@ class LauncherClient:
                 raise error from None
             if overlay is not None:
                 reading.callback(os.close, overlay.root_descriptor)
-            started = open_started_child(pid, stdout[0], stderr[0])
+            started = open_child_pidfd(pid, stdout[0], stderr[0])
             reading.pop_all()
             return started, overlay
 
@@ -487,7 +487,7 @@ class LauncherClient:
     def _bundle_name(self) -> str:
         return LAUNCHER_BUNDLE_PREFIX + ("mounting" if self._mounting else "plain")
 
-    def _take_over(self, keeper: KeeperAddress) -> LauncherProcess | None:
+    def _take_over(self, keeper: RunningKeeper) -> LauncherProcess | None:
         """Return the launcher of an earlier process of the daemon, once, if it lives."""
         bundle = keeper.launcher_bundles.get(self._bundle_name)
         if bundle is None or not self._may_take_over:
@@ -501,7 +501,7 @@ class LauncherClient:
             connection.close()
             return None
 
-    def _start_in_keeper(self, keeper: KeeperAddress) -> LauncherProcess:
+    def _start_in_keeper(self, keeper: RunningKeeper) -> LauncherProcess:
         started = start_launcher(mounting=self._mounting, keeper=keeper.path)
         keep_bundle(
             keeper.path, self._bundle_name, [started.connection.fileno()], started.process.pid

@@ -102,11 +102,11 @@ def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> st
 def _by_hand(directory: Path, user: User) -> str:
     return (
         "name another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or create it: "
-        f"{build_install_command(directory, user.name)}"
+        f"{build_directory_install_command(directory, user.name)}"
     )
 
 
-def build_install_command(directory: Path, user: str) -> str:
+def build_directory_install_command(directory: Path, user: str) -> str:
     """Return the shell command by which root makes a directory for a user."""
     return shlex.join(["install", "-d", "-m", "700", "-o", user, str(directory)])
 
@@ -189,7 +189,7 @@ def digest_file(path: Path) -> str:
         return ""
 
 
-def check_readable_by_others(path: Path, mode: int) -> SetupProblem | None:
+def find_readable_by_others_problem(path: Path, mode: int) -> SetupProblem | None:
     """Return the problem of a secret file whose `mode` gives every user of the machine access."""
     if not mode & _OTHERS_MODE:
         return None
@@ -197,11 +197,11 @@ def check_readable_by_others(path: Path, mode: int) -> SetupProblem | None:
     return SetupProblem(what, f"chmod o= {shlex.quote(str(path))}")
 
 
-def warn_of_readable_file(path: Path, mode: int, setting: str) -> None:
+def warn_of_file_readable_by_others(path: Path, mode: int, setting: str) -> None:
     """Warn if `mode` gives every user access to the file that `setting` names."""
     # Imported late: the command reads token files without Twisted.
     from twisted.logger import Logger
 
-    problem = check_readable_by_others(path, mode)
+    problem = find_readable_by_others_problem(path, mode)
     if problem is not None:
         Logger().warn("{setting}: {problem}", setting=setting, problem=str(problem))

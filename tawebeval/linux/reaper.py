@@ -133,9 +133,9 @@ class OrphanReaper:
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 list(self.list_adopted_orphans())
 
-    def expect_child(self) -> AbstractContextManager[Callable[[int], object]]:
-        """Expect a child that is no orphan, as `Spawner.expect_child` does."""
-        return self._spawner.expect_child()
+    def expect_new_child(self) -> AbstractContextManager[Callable[[int], object]]:
+        """Expect a child that is no orphan, as `Spawner.expect_new_child` does."""
+        return self._spawner.expect_new_child()
 
     def forget_child(self, pid: int) -> None:
         """Forget a child that was reaped elsewhere."""
@@ -145,7 +145,7 @@ class OrphanReaper:
         """Yield the living children that the daemon has not started, and reap the dead ones."""
         found = list(list_children("self"))
         # Read before `is_child`: no child that was found can become known after this.
-        complete = self._spawner.is_every_child_known
+        complete = self._spawner.has_no_expected_child
         for pid in found:
             if not self._spawner.is_child(pid):
                 with contextlib.suppress(ChildProcessError):
@@ -176,12 +176,13 @@ def _belongs(pid: int, mark: bytes, directory: str) -> bool | None:
     # The first thread may have ended long before the others. One that lives tells enough: all have
     # the same environment, and mostly the same directory.
     verdicts = (
-        is_thread_of_run(f"/proc/{pid}/task/{thread}", mark, directory) for thread in threads
+        does_thread_belong_to_run(f"/proc/{pid}/task/{thread}", mark, directory)
+        for thread in threads
     )
     return next((verdict for verdict in verdicts if verdict is not None), None)
 
 
-def is_thread_of_run(thread: str, mark: bytes, directory: str) -> bool | None:
+def does_thread_belong_to_run(thread: str, mark: bytes, directory: str) -> bool | None:
     """Return whether a thread, a directory of proc(5), shows that it belongs to the run."""
     try:
         with open(f"{thread}/stat", encoding="utf-8", errors="replace") as file:

@@ -1,10 +1,10 @@
 """The sandbox of evaluators and of git, with the directories and limits of each run.
 
 The daemon has one `base.Sandbox`. `probe.open_sandbox` makes it by the setting `sandbox.kind`, and
-`probe.verify_sandbox` runs a command in it before anything relies on it. For each evaluation it
-makes a `SandboxedRun`, which starts the evaluator, checks its limits, ends its processes and tells
-its exit and usage. `evaluations` calls these methods; other kinds of sandbox implement them
-(`base`).
+`probe.check_sandbox_and_log_problems` runs a command in it before anything relies on it. For each
+evaluation it makes a `SandboxedRun`, which starts the evaluator, checks its limits, ends its
+processes and tells its exit and usage. `evaluations` calls these methods; other kinds of sandbox
+implement them (`base`).
 
 - `bubblewrap`: the sandbox of installations that strangers use. `base.NoSandbox` is for
   installations that trust all evaluators.

@@ -30,13 +30,13 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.manager import CgroupManager, EvaluationCgroup, ResourceUsage
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, ResumableProcess, StartedProcess
-from tawebeval.linux.kept_process import KeptDescriptors
+from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES, SIGNIFICANT_DISK_USAGE_BYTES, DiskMeter
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.workspace import READ_ONLY_NAMES, Workspace, WorkspaceView
+from tawebeval.sandbox.workspace import READ_ONLY_WORKSPACE_NAMES, Workspace, WorkspaceView
 
 EVALUATOR_TOOLS_DIRECTORY = Path(__file__).with_name("tools")
 """The tools for evaluators, as they are installed."""
@@ -46,7 +46,7 @@ _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of
 _UNNOTICED = 1.0
 
 
-ProcessReattacher = Callable[[ProcessProtocol, KeptDescriptors], ResumableProcess]
+ProcessReattacher = Callable[[ProcessProtocol, KeeperOwnedDescriptors], ResumableProcess]
 """Function that lets a process of the keeper's drive a protocol. Raises: OSError."""
 
 
@@ -63,14 +63,14 @@ class RunnerStatus:
     """Where a run is that is not on this machine: a part of the status of its evaluation.
 
     `queue_reason` is why the cluster has not started the job yet, in the cluster's own words.
-    `retries` is how often the run was begun again after the loss of a node.
+    `retry_count` is how often the run was begun again after the loss of a node.
     """
 
     kind: str
     job_id: str | None = None
     node: str | None = None
     queue_reason: str | None = None
-    retries: int = 0
+    retry_count: int = 0
 
     def build_json_object(self) -> dict[str, Any]:
         """Return the members, by their names on the wire and in journals."""
@@ -79,11 +79,11 @@ class RunnerStatus:
             "job": self.job_id,
             "node": self.node,
             "queue_reason": self.queue_reason,
-            "retries": self.retries,
+            "retries": self.retry_count,
         }
 
 
-def build_cpu_failure(limits: LimitSettings) -> EvaluationFailure:
+def build_cpu_limit_failure(limits: LimitSettings) -> EvaluationFailure:
     """Return the error of a run over its processor time."""
     what = f"used over {limits.cpu} seconds of processor time"
     return build_limit_failure("cpu", "cpu", what, limits.cpu)
@@ -115,7 +115,7 @@ class SandboxedRun(ABC):
     """
 
     has_network = True  # whether the evaluator reaches the network
-    has_own_queue = False  # whether the started program waits until something else lets it run
+    has_external_queue = False  # whether the started program waits until something else lets it run
     runner_status: RunnerStatus | None = None  # None on this machine
     # Reads a file that the evaluator names; None if its files are on this machine.
     read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
@@ -142,7 +142,7 @@ class SandboxedRun(ABC):
             self._most_disk,
             self._most_files,
             self._pids,
-            apart=READ_ONLY_NAMES,
+            apart=READ_ONLY_WORKSPACE_NAMES,
             run_start_time=time.time(),
             floor=limits.free_disk,
             held=workspace.quota_directory is not None,
@@ -176,7 +176,7 @@ class SandboxedRun(ABC):
             cgroup_procs_files=self._group.list_procs_files(),
             niceness=self._cgroups.evaluator_niceness,
         )
-        with self._orphans.expect_child() as tell:
+        with self._orphans.expect_new_child() as tell:
             started, overlay = self._trees.start_program(
                 self._checkout.path, self.workspace, launch
             )
@@ -198,7 +198,7 @@ class SandboxedRun(ABC):
     async def wait_for_evaluator_start(  # noqa: B027  (a kind may have no queue of its own)
         self, started: StartedProcess, spawner: ProcessAdopter
     ) -> None:
-        """Wait until the evaluator runs, with `has_own_queue`. Raises: EvaluationFailure.
+        """Wait until the evaluator runs, with `has_external_queue`. Raises: EvaluationFailure.
 
         A cancellation is raised after the end of the started program.
         """
@@ -231,7 +231,7 @@ class SandboxedRun(ABC):
         """Set the run's first process, once it was adopted."""
         self._first = child
 
-    def serve_program_runs(  # noqa: B027  (a kind may do nothing)
+    def serve_submission_run_requests(  # noqa: B027  (a kind may do nothing)
         self, reactor: Any, threads: WorkerThreads, spawner: ProcessAdopter
     ) -> None:
         """Run programs of the submission when the evaluator asks.
@@ -275,7 +275,7 @@ class SandboxedRun(ABC):
     def reattach_process(
         self,
         run: ProcessProtocol,
-        process: KeptDescriptors,
+        process: KeeperOwnedDescriptors,
         connect: ProcessReattacher,
         spawner: ProcessAdopter,
     ) -> ResumableProcess:
@@ -285,14 +285,14 @@ class SandboxedRun(ABC):
         """
         return connect(run, process)
 
-    def count_skipped_stderr_bytes(self, process: KeptDescriptors) -> int:
+    def count_skipped_stderr_bytes(self, process: KeeperOwnedDescriptors) -> int:
         """Return the bytes of stderr that `reattach_process` does not deliver again."""
         return process.stderr_offset
 
     def detach(self) -> None:  # noqa: B027  (most kinds do nothing by themselves)
         """Do nothing any more: another process of the daemon goes on with the run."""
 
-    def call_when_process_ended(self, call: Callable[[], object]) -> None:
+    def call_after_process_end(self, call: Callable[[], object]) -> None:
         """Call once the started process, which may end later than the evaluator, has ended."""
         call()
 
@@ -302,7 +302,7 @@ class SandboxedRun(ABC):
         `final`, for a run that has failed, looks more closely. `work` is the maximum number of
         looks at the disk.
 
-        Raises: CountTooExpensive, if more are needed and no other limit is exceeded.
+        Raises: TooManyInspections, if more are needed and no other limit is exceeded.
         """
         limits = self.limits
         # An exited run may wait for its readers for long, and uses nothing but the disk.
@@ -314,20 +314,20 @@ class SandboxedRun(ABC):
                 what = f"started over {limits.processes} processes and threads"
                 return build_limit_failure("processes", "processes", what, limits.processes)
             if self._group.is_over_cpu_limit(limits.cpu):
-                return build_cpu_failure(limits)
+                return build_cpu_limit_failure(limits)
         disk = self._disk.measure_usage(again=final, work=work)
-        if disk.size > self._most_disk:
+        if disk.disk_bytes > self._most_disk:
             what = f"wrote over {format_size(limits.disk)} to the disk"
             return build_limit_failure("disk", "disk", what, limits.disk)
-        if disk.file_count > self._most_files or disk.is_too_deep:
+        if disk.file_count > self._most_files or disk.has_uncounted_deep_directories:
             what = f"made over {limits.disk_files} files and directories, or nested them too deeply"
             return build_limit_failure("disk", "disk_files", what, limits.disk_files)
-        if final and disk.largest_file >= limits.file_size:
+        if final and disk.largest_file_bytes >= limits.file_size:
             what = f"wrote a file of {format_size(limits.file_size)}"
             return build_limit_failure("file_size", "file_size", what, limits.file_size)
         if (
             final
-            and self.is_disk_short
+            and self.is_disk_nearly_full
             and (
                 self.disk_bytes >= SIGNIFICANT_DISK_USAGE_BYTES
                 or self.free_disk_bytes < SIGNIFICANT_DISK_USAGE_BYTES
@@ -349,14 +349,14 @@ class SandboxedRun(ABC):
     def _build_memory_failure(self) -> EvaluationFailure:
         limit = self.limits.memory
         what = f"used over {format_size(limit)} of memory"
-        if self._group is not None and (programs := self._group.submission_peak_memory):
+        if self._group is not None and (programs := self._group.submission_peak_memory_bytes):
             what = f"and the submission's programs ({format_size(min(programs, limit))}) {what}"
         return build_limit_failure("memory", "memory", what, limit)
 
     @property
     def disk_bytes(self) -> int:
         """The bytes of the run on the disk, as last counted."""
-        return self._disk.last_usage.size
+        return self._disk.last_usage.disk_bytes
 
     @property
     def free_disk_bytes(self) -> float:
@@ -364,7 +364,7 @@ class SandboxedRun(ABC):
         return self._disk.free_bytes
 
     @property
-    def is_disk_short(self) -> bool:
+    def is_disk_nearly_full(self) -> bool:
         """Whether less than `limits.free_disk` was free at the last look."""
         return self.free_disk_bytes < self.limits.free_disk
 

@@ -79,24 +79,25 @@ class BrokerConfiguration(NamedTuple):
     """What the daemon tells the broker.
 
     - `bwrap`: the path of bwrap, and options for the namespaces and the system's files.
-    - `system`: paths of the system besides `_SYSTEM`, and `environment`: variables of programs.
-    - `places`: directories that the evaluator sees: its path, the daemon's, and whether it may
+    - `system_paths`: paths of the system besides `_SYSTEM`, and `environment`: variables of
+      programs.
+    - `mounts`: directories that the evaluator sees: its path, the daemon's, and whether it may
       write there.
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
-    - `memory`: bytes, and `processes`: the limits of the whole evaluation.
+    - `memory_bytes`: bytes, and `max_processes`: the limits of the whole evaluation.
     - `parent_pid`: that of the broker's parent, with which it ends.
-    - `cgroups`: for each of "memory", "processes" and "cpu" that is counted: the version, 1 or 2,
-      and the evaluation's directory.
+    - `cgroup_directories`: for each of "memory", "processes" and "cpu" that is counted: the
+      version, 1 or 2, and the evaluation's directory.
     """
 
     bwrap: Sequence[str]
-    places: Sequence[tuple[str, str, bool]]
+    mounts: Sequence[tuple[str, str, bool]]
     rlimits: dict[str, tuple[int, int]]
-    memory: int
-    processes: int
+    memory_bytes: int
+    max_processes: int
     parent_pid: int
-    cgroups: dict[str, tuple[int, str]]
-    system: Sequence[str] = ()
+    cgroup_directories: dict[str, tuple[int, str]]
+    system_paths: Sequence[str] = ()
     environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
 
 
@@ -344,7 +345,7 @@ class RunCgroup:
             return _counts(f"{directory}/memory.events.local").get("oom", 0) > 0
         return _counts(f"{directory}/memory.events").get("oom", 0) > 0
 
-    def was_killed_by_outer_limit(self) -> bool:
+    def was_killed_for_memory_of_parent(self) -> bool:
         """Tell whether the kernel has killed a process for want of memory below the own limit.
 
         Then the evaluation's limit was met, or the machine has none left. In version 2 the kernel
@@ -463,9 +464,9 @@ class ProgramRun:
         self._configuration = configuration
         self._request = request
         self._streams = streams
-        self._memory = _choose(request.memory, configuration.memory)
-        self._processes = _choose(request.processes, configuration.processes)
-        self._cgroup = RunCgroup(configuration.cgroups, f"run-{number}")
+        self._memory = _choose(request.memory, configuration.memory_bytes)
+        self._processes = _choose(request.processes, configuration.max_processes)
+        self._cgroup = RunCgroup(configuration.cgroup_directories, f"run-{number}")
         self._sources: list[MountSource] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told
@@ -482,7 +483,7 @@ class ProgramRun:
         kept = []  # so that no inode is used again before it was compared
         for path, target, writable in self._request.paths:
             source, descriptor = find_mount_source(
-                self._configuration.places, path, target, writable
+                self._configuration.mounts, path, target, writable
             )
             self._sources.append(source)
             kept.append(descriptor)
@@ -545,7 +546,7 @@ class ProgramRun:
         return [*argv, "--", *request.command]
 
     def _rlimits(self) -> dict[str, tuple[int, int]]:
-        request, counted = self._request, self._configuration.cgroups
+        request, counted = self._request, self._configuration.cgroup_directories
         limits = dict(self._configuration.rlimits)
         if request.time is not None and "cpu" not in counted:
             limits["cpu"] = (math.ceil(request.time), math.ceil(request.time) + 1)
@@ -667,12 +668,12 @@ class ProgramRun:
                 self._largest = max(self._largest, usage.ru_maxrss * 1024)
 
     def _report(self, wall: float) -> dict[str, Any]:
-        if self._cgroup.was_killed_by_outer_limit():
+        if self._cgroup.was_killed_for_memory_of_parent():
             self._lacked = True
             raise RequestRefused(
                 "the kernel killed the program for want of memory, below its own limit of"
                 f" {self._memory >> 20} MiB: the evaluator and its programs together have"
-                f" {self._configuration.memory >> 20} MiB (limits.memory)"
+                f" {self._configuration.memory_bytes >> 20} MiB (limits.memory)"
             )
         cpu, peak = self._used(), self._cgroup.read_peak_memory()
         # The largest process counts files that it has mapped, too.
@@ -738,7 +739,7 @@ def serve_connection(
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
     try:
         message, streams = receive_request(connection)
-        request = parse_request(message, configuration.system)
+        request = parse_request(message, configuration.system_paths)
         answer = ProgramRun(configuration, request, number, streams).execute(connection)
     except RequestRefused as error:
         answer = {"error": str(error)}
@@ -793,7 +794,7 @@ def main() -> None:
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
     configuration = BrokerConfiguration(**json.loads(told))
     exit_with_parent(configuration.parent_pid)
-    prepare_cgroup_for_children(configuration.cgroups)
+    prepare_cgroup_for_children(configuration.cgroup_directories)
     with socket.socket(fileno=LISTENING) as listening:
         accept_connections(listening, configuration)
 

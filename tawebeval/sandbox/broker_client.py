@@ -24,7 +24,7 @@ from zope.interface import implementer
 
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
-from tawebeval.linux.filetree import make_sealed_file
+from tawebeval.linux.filetree import make_sealed_memfd
 from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.sandbox import broker
 
@@ -33,7 +33,7 @@ BROKER_PROCESS_NAME = "tawebeval-broker"
 
 _SOURCE = Path(broker.__file__).read_bytes()  # now: the user of the service may not read it later
 _PYTHON = "/usr/bin/python3"  # that of evaluators
-SOCKET_NAME = "runner"
+BROKER_SOCKET_NAME = "runner"
 """The name of the socket in a workspace."""
 
 _BACKLOG = 128
@@ -53,7 +53,7 @@ def make_broker_spec(
             ("source", _SOURCE),
             ("configuration", json.dumps(configuration).encode()),
         ):
-            given.append(make_sealed_file(name, content))
+            given.append(make_sealed_memfd(name, content))
             opened.callback(os.close, given[-1])
         argv = [
             _PYTHON,
@@ -109,7 +109,7 @@ def listen_in_directory(directory: Path) -> socket.socket:
         # By a descriptor: a socket's path has at most 107 bytes (unix(7)).
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            listening.bind(f"/proc/self/fd/{place}/{SOCKET_NAME}")
+            listening.bind(f"/proc/self/fd/{place}/{BROKER_SOCKET_NAME}")
         finally:
             os.close(place)
         listening.listen(_BACKLOG)

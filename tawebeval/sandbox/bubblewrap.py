@@ -52,7 +52,7 @@ from tawebeval.sandbox.base import (
     convert_rlimit_names,
 )
 from tawebeval.sandbox.broker_client import (
-    SOCKET_NAME,
+    BROKER_SOCKET_NAME,
     BrokerStarter,
     listen_in_directory,
     make_broker_spec,
@@ -60,7 +60,7 @@ from tawebeval.sandbox.broker_client import (
 from tawebeval.sandbox.environments import (
     Environment,
     SystemView,
-    lock_root,
+    lock_environment_root,
     make_system_view,
 )
 from tawebeval.sandbox.overlay import WritableTrees
@@ -113,7 +113,7 @@ _WAIT = (
 WORKSPACE_MOUNT_POINT = Path("/evaluation")
 """The path under which an evaluator finds its workspace."""
 _TOOLS, _RUNNER = WORKSPACE_MOUNT_POINT / "tools", WORKSPACE_MOUNT_POINT / "runner"
-ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 # Of /etc: directories with hundreds of links, which would take long to copy; the second one only
 # with a network ...
@@ -173,7 +173,7 @@ def build_minimal_system_options(accounts: Path) -> Iterator[str]:
 
 def _build_directory_options() -> Iterator[str]:
     yield from ("--ro-bind", "/usr", "/usr")
-    for name in ROOT_DIRECTORIES:
+    for name in SYSTEM_ROOT_DIRECTORIES:
         path = Path("/", name)
         if path.is_symlink():  # into /usr, as usual today
             yield from ("--symlink", os.readlink(path), str(path))
@@ -408,7 +408,7 @@ class BubblewrapRun(SandboxedRun):
 
     def _lock_environment(self) -> None:
         if self._environment is not None:
-            self._lock = lock_root(self._environment.root)
+            self._lock = lock_environment_root(self._environment.root)
             self._opened.callback(os.close, self._lock)
 
     def list_descriptors(self) -> Sequence[int]:
@@ -455,7 +455,7 @@ class BubblewrapRun(SandboxedRun):
         files, _ = rlimits.pop("nofile")
         if "nproc" in rlimits:
             rlimits["nproc"] = (self.limits.processes + 1,) * 2  # with bwrap's own outside
-        runner = self.workspace.root / SOCKET_NAME
+        runner = self.workspace.root / BROKER_SOCKET_NAME
         self._system = self._sandbox.make_system_view(self._environment)
         argv = self._sandbox.build_argv(
             *(view, view.translate_path(directory), runner),
@@ -486,7 +486,7 @@ class BubblewrapRun(SandboxedRun):
             self._descriptors = BubblewrapDescriptors(filter_, *files)
         return self._descriptors
 
-    def serve_program_runs(
+    def serve_submission_run_requests(
         self, reactor: Any, threads: WorkerThreads, spawner: ProcessAdopter
     ) -> None:
         """Run programs of the submission when the evaluator asks."""
@@ -508,23 +508,23 @@ class BubblewrapRun(SandboxedRun):
                 *build_isolation_options("submission"),
                 *self._system.bwrap_options,
             ],
-            "system": [f"/{name}" for name in self._system.directory_names],
+            "system_paths": [f"/{name}" for name in self._system.directory_names],
             "environment": dict(self._environment.variables) if self._environment else {},
-            "places": [
+            "mounts": [
                 *((str(inside), str(outside), True) for inside, outside in view.writable_paths),
                 *((str(inside), str(outside), False) for inside, outside in view.readable_paths),
                 *((path, path, False) for path in sandbox.readable_paths),
             ],
             "rlimits": self._list_rlimits(apart=True),
-            "memory": self.limits.memory,
-            "processes": self.limits.processes,
+            "memory_bytes": self.limits.memory,
+            "max_processes": self.limits.processes,
             "parent_pid": sandbox.keeper_pid or os.getpid(),
-            "cgroups": self._group.list_hierarchies(),
+            "cgroup_directories": self._group.find_resource_directories(),
         }
         making = make_broker_spec(
             configuration, listening, sandbox.filter_descriptor, self._group.list_procs_files()
         )
-        with making as spec, self._orphans.expect_child() as tell:
+        with making as spec, self._orphans.expect_new_child() as tell:
             overlay_mount_pid = None if self._tree is None else self._first.pid
             started = self._trees.start_program_without_tree(
                 attrs.evolve(

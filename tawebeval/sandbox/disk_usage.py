@@ -37,7 +37,7 @@ SIGNIFICANT_DISK_USAGE_BYTES = 2**20
 """Bytes on the disk from which on a run matters to a nearly full disk."""
 
 
-class CountTooExpensive(Exception):
+class TooManyInspections(Exception):
     """A count would take more looks at the disk than allowed."""
 
 
@@ -62,15 +62,15 @@ def _ignore_missing() -> Iterator[None]:
 class DiskUsage:
     """A finished count: bytes on the disk, files and directories, bytes of the largest file.
 
-    `is_too_deep`: there are directories below those that were counted. `inspected_count`: the
-    directory entries, threads and descriptors that the count has looked at.
+    `has_uncounted_deep_directories`: there are directories below those that were counted.
+    `inspection_count`: the directory entries, threads and descriptors that the count has looked at.
     """
 
-    size: int = 0
+    disk_bytes: int = 0
     file_count: int = 0
-    largest_file: int = 0
-    is_too_deep: bool = False
-    inspected_count: int = attrs.field(default=0, eq=False)
+    largest_file_bytes: int = 0
+    has_uncounted_deep_directories: bool = False
+    inspection_count: int = attrs.field(default=0, eq=False)
 
 
 @attrs.define
@@ -94,16 +94,16 @@ class DiskCount:
         if file not in self._seen:
             if status.st_nlink != 1:
                 self._seen.add(file)
-            usage.size += status.st_blocks * 512
+            usage.disk_bytes += status.st_blocks * 512
             if status.st_ctime >= self._since:
-                usage.largest_file = max(usage.largest_file, status.st_size)
-        if usage.size > self._most[0] or usage.file_count > self._most[1]:
+                usage.largest_file_bytes = max(usage.largest_file_bytes, status.st_size)
+        if usage.disk_bytes > self._most[0] or usage.file_count > self._most[1]:
             raise _LimitExceeded
 
     def _look(self) -> None:
-        self.usage.inspected_count += 1
-        if self.usage.inspected_count > self._work:
-            raise CountTooExpensive
+        self.usage.inspection_count += 1
+        if self.usage.inspection_count > self._work:
+            raise TooManyInspections
 
     def add_directory(
         self, directory: int, depth: int = 0, apart: Collection[str] = frozenset()
@@ -123,7 +123,9 @@ class DiskCount:
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.name)
         if depth == _DEEPEST:
-            self.usage.is_too_deep = self.usage.is_too_deep or bool(below)
+            self.usage.has_uncounted_deep_directories = (
+                self.usage.has_uncounted_deep_directories or bool(below)
+            )
             return
         for name in below:
             self._look()
@@ -168,7 +170,7 @@ def measure_disk_usage(
     `devices` are those of overlays whose changes lie in the directory: unlinked files there count,
     too. `apart`, `since`, `most` and `work` are as in `DiskCount`.
 
-    Raises: OSError, CountTooExpensive.
+    Raises: OSError, TooManyInspections.
     """
     count = DiskCount(since, most, work)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -228,7 +230,7 @@ class DiskMeter:
     def measure_usage(self, again: bool = False, work: float = inf) -> DiskUsage:
         """Return the usage; count the files anew if `again` or if it may have changed.
 
-        Raises: OSError; CountTooExpensive, if a count takes, or has taken last time, more than
+        Raises: OSError; TooManyInspections, if a count takes, or has taken last time, more than
         `work` looks.
         """
         system = os.statvfs(self._directory.parent if self._held else self._directory)
@@ -236,8 +238,8 @@ class DiskMeter:
         left = system.f_bfree * system.f_frsize, system.f_ffree
         quota = read_quota_usage(self._directory, system) if self._held else None
         if again or (quota is None and self._stale(left)):
-            if self.last_usage.inspected_count > work:
-                raise CountTooExpensive
+            if self.last_usage.inspection_count > work:
+                raise TooManyInspections
             self.last_usage = measure_disk_usage(
                 self._directory,
                 self._pids(),
@@ -251,7 +253,7 @@ class DiskMeter:
             self._counted = self._time()
         if quota is not None:
             self.last_usage = attrs.evolve(
-                self.last_usage, size=quota.size, file_count=quota.file_count
+                self.last_usage, disk_bytes=quota.disk_bytes, file_count=quota.file_count
             )
         return self.last_usage
 
@@ -262,7 +264,7 @@ class DiskMeter:
             or self.free_bytes < self._floor
         ):
             return True
-        rests = self._size - self.last_usage.size, self._files - self.last_usage.file_count
+        rests = self._size - self.last_usage.disk_bytes, self._files - self.last_usage.file_count
         return any(
             then - now > rest / 2 for then, now, rest in zip(self._left, left, rests, strict=True)
         )

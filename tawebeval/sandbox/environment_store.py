@@ -38,10 +38,10 @@ from tawebeval.sandbox.environments import (
     ACCOUNT_FILES,
     NETWORK_FILES,
     PYTHON,
-    find_digest,
-    find_root_problem,
+    find_environment_root_problem,
+    find_stored_root_digest,
     locate_in_root,
-    lock_root,
+    lock_environment_root,
 )
 from tawebeval.sandbox.images import (
     DOCKER_MANIFEST_FILE,
@@ -121,7 +121,7 @@ class EnvironmentStore:
             return attrs.evolve(self._finish(import_.unpack()), image_digest=import_.image_digest)
 
     def _finish(self, root: Path) -> StoredRoot:
-        problem = find_root_problem(root)
+        problem = find_environment_root_problem(root)
         if problem is not None:
             words = problem[0].replace(str(root), "the source")
             raise ConfigurationError(words, problem.remedy)
@@ -134,7 +134,7 @@ class EnvironmentStore:
                 f"it has no {PYTHON}: tawebeval-run and segi.py do not work for its evaluators"
             )
         try:
-            os.close(lock_root(target))
+            os.close(lock_environment_root(target))
             was_added = False
         except BlockingIOError:
             raise ConfigurationError(f"{target.name} is being removed", "import it again") from None
@@ -147,11 +147,11 @@ class EnvironmentStore:
     def list_roots(self) -> Iterator[tuple[StoredRoot, int]]:
         """Yield the roots with their sizes in bytes on the disk, sorted by digest."""
         for path in self._list_paths():
-            yield StoredRoot(path), measure_disk_usage(path, ()).size
+            yield StoredRoot(path), measure_disk_usage(path, ()).disk_bytes
 
     def _list_paths(self) -> list[Path]:
         with suppress(FileNotFoundError):
-            return sorted(filter(find_digest, self.directory.iterdir()))
+            return sorted(filter(find_stored_root_digest, self.directory.iterdir()))
         return []
 
     def remove_root(self, digest: str) -> None:
@@ -164,7 +164,7 @@ class EnvironmentStore:
                 "`tawebeval environment list` lists them",
             )
         try:
-            lock = lock_root(found[0], fcntl.LOCK_EX)
+            lock = lock_environment_root(found[0], fcntl.LOCK_EX)
         except BlockingIOError:
             raise ConfigurationError(
                 f"{found[0].name} is in use by a daemon or an evaluation",
@@ -184,7 +184,7 @@ class EnvironmentStore:
         for place in self.directory.iterdir():
             if place.name.startswith((_NEW, _GONE)):
                 with suppress(OSError):  # it is in use
-                    lock = lock_root(place, fcntl.LOCK_EX)
+                    lock = lock_environment_root(place, fcntl.LOCK_EX)
                     try:
                         remove_tree(place)
                     finally:
@@ -193,7 +193,7 @@ class EnvironmentStore:
     @contextmanager
     def _make_staging(self) -> Iterator[Path]:
         staging = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.directory))
-        lock = lock_root(staging, fcntl.LOCK_EX)
+        lock = lock_environment_root(staging, fcntl.LOCK_EX)
         try:
             yield staging
         finally:

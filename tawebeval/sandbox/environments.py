@@ -59,7 +59,7 @@ class Environment:
     @property
     def digest(self) -> str | None:
         """The digest of the content, by the name of the directory."""
-        return find_digest(self.root)
+        return find_stored_root_digest(self.root)
 
 
 @attrs.frozen
@@ -94,14 +94,14 @@ def list_environments(
             {
                 "name": name,
                 "description": one.description,
-                "digest": find_digest(Path(one.root_directory)),
+                "digest": find_stored_root_digest(Path(one.root_directory)),
             }
             for name, one in environments.items()
         ),
     ]
 
 
-def find_digest(root: Path) -> str | None:
+def find_stored_root_digest(root: Path) -> str | None:
     """Return the digest of a root of the store by its name; None for another directory."""
     return root.name if _DIGEST.fullmatch(root.name) else None
 
@@ -130,7 +130,7 @@ def locate_in_root(root: Path, path: str) -> Path:
     return root.joinpath(*place)
 
 
-def find_root_problem(root: Path, readable: Sequence[str] = ()) -> SetupProblem | None:
+def find_environment_root_problem(root: Path, readable: Sequence[str] = ()) -> SetupProblem | None:
     """Return why evaluators cannot run in a root; None if they can. Blocks.
 
     `readable` are the machine's paths that the sandbox shows besides.
@@ -254,13 +254,13 @@ def _copy_shell(root: Path, accounts: Path) -> Path:
     return copy
 
 
-def remove_shell_copies(accounts: Path) -> None:
+def remove_old_shell_copies(accounts: Path) -> None:
     """Remove the copies of shells that an earlier daemon has made. Blocks. Raises: OSError."""
     for copy in accounts.glob("init-*"):
         copy.unlink()
 
 
-def lock_root(root: Path, how: int = fcntl.LOCK_SH) -> int:
+def lock_environment_root(root: Path, how: int = fcntl.LOCK_SH) -> int:
     """Return a descriptor with which a root is locked until it is closed.
 
     Raises: OSError; BlockingIOError, if another process has a lock that excludes this one.
@@ -282,11 +282,11 @@ class EnvironmentLocks:
 
     def lock_roots(self, roots: Iterable[str]) -> Sequence[SetupProblem]:
         """Lock the roots of the store among these, and no others; return what went wrong."""
-        wanted = {path for path in map(Path, roots) if find_digest(path) is not None}
+        wanted = {path for path in map(Path, roots) if find_stored_root_digest(path) is not None}
         problems = []
         for path in wanted - self._locks.keys():
             try:
-                self._locks[path] = lock_root(path)
+                self._locks[path] = lock_environment_root(path)
             except OSError as error:
                 problems.append(
                     SetupProblem(

@@ -19,7 +19,7 @@ from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.disk_usage import (
     MAX_SHARED_THREAD_INSPECTIONS,
     SIGNIFICANT_DISK_USAGE_BYTES,
-    CountTooExpensive,
+    TooManyInspections,
 )
 
 _PAUSE = 0.25  # seconds between two looks at all runs
@@ -46,7 +46,7 @@ class FullDiskPolicy:
 
     def choose_run_to_stop(self, runs: Iterable[SandboxedRun]) -> SandboxedRun | None:
         """Return the run to stop now, if any; `runs` are in the order of their start."""
-        short = [run for run in runs if run.is_disk_short]
+        short = [run for run in runs if run.is_disk_nearly_full]
         if not short:
             self._mark, self._patience = 0, 0
             return None
@@ -153,7 +153,7 @@ class LimitMonitor:
 
     def _take(self, run: SandboxedRun, found: Exception | None) -> None:
         """Act on the result of a look."""
-        if isinstance(found, CountTooExpensive):
+        if isinstance(found, TooManyInspections):
             if run not in self._apart:
                 Deferred.fromCoroutine(self._look_apart(run))
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.filetree import copy_tree
-from tawebeval.linux.keeper_client import KeeperAddress
+from tawebeval.linux.keeper_client import RunningKeeper
 from tawebeval.linux.launcher_client import (
     LauncherClient,
     LaunchSpec,
@@ -33,7 +33,7 @@ class WritableTrees:
     starts the programs, None if the daemon does.
     """
 
-    def __init__(self, keeper: KeeperAddress | None = None) -> None:
+    def __init__(self, keeper: RunningKeeper | None = None) -> None:
         self.overlay_problem: str | None = "nothing is mounted yet"
         self._keeper = keeper
         self._launching = LauncherClient()

@@ -26,7 +26,7 @@ from tawebeval.linux.filetree import (
     mentions_disk_full,
     remove_tree,
 )
-from tawebeval.linux.keeper_client import KeeperAddress
+from tawebeval.linux.keeper_client import RunningKeeper
 from tawebeval.linux.launcher_client import OverlayMountError
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
@@ -152,7 +152,7 @@ def open_sandbox(
     accounts: Path,
     cgroups: CgroupManager,
     orphans: OrphanReaper,
-    keeper: KeeperAddress | None = None,
+    keeper: RunningKeeper | None = None,
 ) -> Sandbox:
     """Return the configured sandbox, not probed yet. Blocks.
 
@@ -201,7 +201,9 @@ def find_sandbox_problems(sandbox: Sandbox) -> Iterator[SetupProblem]:
         )
 
 
-def verify_sandbox(sandbox: Sandbox, places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES) -> None:
+def check_sandbox_and_log_problems(
+    sandbox: Sandbox, places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES
+) -> None:
     """Check a sandbox, and log its problems. Blocks. Raises: SystemExit, with a message."""
     try:
         check_sandbox(sandbox, places=places)
@@ -212,7 +214,7 @@ def verify_sandbox(sandbox: Sandbox, places: ProbeDirectories = DEFAULT_PROBE_DI
 
 
 def close_sandbox(sandbox: Sandbox) -> None:
-    """Release what `verify_sandbox` has made. Blocks, hardly."""
+    """Release what `check_sandbox_and_log_problems` has made. Blocks, hardly."""
     sandbox.writable_trees.stop_launcher()
 
 
@@ -233,7 +235,7 @@ def open_bubblewrap(
     accounts: Path,
     cgroups: CgroupManager,
     orphans: OrphanReaper,
-    keeper: KeeperAddress | None = None,
+    keeper: RunningKeeper | None = None,
 ) -> BubblewrapSandbox:
     """Return the sandbox of bubblewrap, not probed yet. Blocks. Raises: ConfigurationError."""
     program = shutil.which("bwrap")
@@ -342,7 +344,7 @@ def probe_bubblewrap(
     return problem
 
 
-def probe_sandbox_again(sandbox: Sandbox, places: ProbeDirectories) -> SetupProblem | None:
+def reprobe_sandbox(sandbox: Sandbox, places: ProbeDirectories) -> SetupProblem | None:
     """Probe a sandbox that has worked before; None without a sandbox. Blocks."""
     return (
         probe_bubblewrap(sandbox, places=places) if isinstance(sandbox, BubblewrapSandbox) else None

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.filetree import make_sealed_file
+from tawebeval.linux.filetree import make_sealed_memfd
 from tawebeval.sandbox.bpf import (
     ALLOW,
     SyscallArgumentTest,
@@ -208,7 +208,7 @@ def make_seccomp_filter(*, internet: bool) -> int:
     `internet` allows sockets of IPv4 and IPv6. Raises: ConfigurationError, where the library that
     knows the numbers of the calls is not installed.
     """
-    pyseccomp = load_library()
+    pyseccomp = load_libseccomp()
     architecture = pyseccomp.system_arch()
     decisions = {}
     for name, decision in _list_decisions(internet=internet):
@@ -219,7 +219,7 @@ def make_seccomp_filter(*, internet: bool) -> int:
         if number >= 0:  # others are of other architectures
             decisions[number] = decision
     program = assemble_program(decisions, return_errno(errno.ENOSYS), architecture)
-    return make_sealed_file("seccomp", program)
+    return make_sealed_memfd("seccomp", program)
 
 
 def _list_decisions(*, internet: bool) -> Iterator[tuple[str, SyscallPolicy]]:
@@ -244,7 +244,7 @@ def _decide_sockets(*, internet: bool) -> SyscallPolicy:
     return SyscallPolicy(return_errno(errno.EAFNOSUPPORT), tuple(cases))
 
 
-def load_library() -> Any:
+def load_libseccomp() -> Any:
     """Import pyseccomp, which loads a library of the system: only where there is to be a sandbox.
 
     Raises: ConfigurationError.

@@ -33,7 +33,7 @@ from tawebeval.linux.filetree import empty_directory, remove_tree
 _SUBMISSION = "submission"
 _REQUEST = "request"
 _EXCERPT = 80  # characters of a path in a message
-READ_ONLY_NAMES = frozenset({_SUBMISSION, _REQUEST})
+READ_ONLY_WORKSPACE_NAMES = frozenset({_SUBMISSION, _REQUEST})
 """The names in a workspace that an evaluator cannot write to."""
 
 
@@ -103,12 +103,12 @@ class Workspace:
         return self.root / _SUBMISSION
 
     @property
-    def sandbox_tmp(self) -> Path:
+    def sandbox_tmp_directory(self) -> Path:
         """The evaluator's /tmp in a sandbox."""
         return self.writable_directory / "scratch"
 
     @property
-    def sandbox_shm(self) -> Path:
+    def sandbox_shm_directory(self) -> Path:
         """What the evaluator knows as /dev/shm, in a sandbox."""
         return self.writable_directory / "shm"
 
@@ -135,8 +135,8 @@ class Workspace:
                 (inside.tree_directory, self.tree_directory),
                 (inside.temporary_directory, self.temporary_directory),
                 (inside.home_directory, self.home_directory),
-                (Path("/tmp"), self.sandbox_tmp),  # noqa: S108  (a path inside)
-                (Path("/dev/shm"), self.sandbox_shm),  # noqa: S108
+                (Path("/tmp"), self.sandbox_tmp_directory),  # noqa: S108  (a path inside)
+                (Path("/dev/shm"), self.sandbox_shm_directory),  # noqa: S108
             ],
             [(inside.submission_directory, self.submission_directory)],
             ours=[self.root, self.writable_directory],
@@ -148,9 +148,9 @@ class Workspace:
         for _, directory in view.writable_paths:
             directory.mkdir()
 
-    def restore_upload(self, upload: Path) -> None:
+    def restore_uploaded_files(self, upload: Path) -> None:
         """Undo `create_directories`, whatever was done since then."""
-        self.remove_written_content()
+        self.remove_evaluator_content()
         self.request_file.unlink(missing_ok=True)
         self.root.rename(upload)
 
@@ -202,10 +202,10 @@ class Workspace:
                 return _read_beneath(ours, top, parts, path, limit, part_bytes)
         raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
 
-    def remove_written_content(self) -> None:
+    def remove_evaluator_content(self) -> None:
         """Remove everything but the quota directory itself, the submission and the request."""
         for path in self.root.iterdir():
-            if path.name not in READ_ONLY_NAMES:
+            if path.name not in READ_ONLY_WORKSPACE_NAMES:
                 remove_tree(path)
         if self.quota_directory is not None:
             empty_directory(self.quota_directory)

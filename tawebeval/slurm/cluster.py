@@ -24,7 +24,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.kept_process import KeptDescriptors
+from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors
 from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import (
@@ -34,7 +34,7 @@ from tawebeval.sandbox.base import (
     Sandbox,
     SandboxedRun,
 )
-from tawebeval.sandbox.broker_client import SOCKET_NAME
+from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import WORKSPACE_MOUNT_POINT
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
@@ -137,7 +137,7 @@ def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
 class SlurmRun(SandboxedRun):
     """One run on a node."""
 
-    has_own_queue = True
+    has_external_queue = True
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class SlurmRun(SandboxedRun):
                 writing.pop_all()
                 writing.callback(store.close)
                 spec = attrs.evolve(self._make_srun_spec(attempt), descriptors=(reading,))
-                with self._orphans.expect_child() as tell:
+                with self._orphans.expect_new_child() as tell:
                     started = self._trees.start_program_without_tree(spec)
                     tell(started.pid)
             finally:
@@ -256,7 +256,7 @@ class SlurmRun(SandboxedRun):
         """
         transport = self._make_transport(spawner)
         assert self._store is not None, "srun is started"
-        transport.adopt(started, self._store)
+        transport.adopt_srun(started, self._store)
         self._transport = transport
         await wait_for_evaluator_start(transport)
 
@@ -293,7 +293,7 @@ class SlurmRun(SandboxedRun):
         for _, directory in self.make_workspace_view().writable_paths:
             remove_tree(directory)
             directory.mkdir()
-        (self.workspace.root / SOCKET_NAME).unlink(missing_ok=True)
+        (self.workspace.root / BROKER_SOCKET_NAME).unlink(missing_ok=True)
         return self._start_srun(attempt)
 
     def connect_process(
@@ -346,14 +346,14 @@ class SlurmRun(SandboxedRun):
     def detach(self) -> None:
         """Leave srun to another process of the daemon."""
         if self._transport is not None:
-            self._transport.leave()
+            self._transport.detach()
 
-    def call_when_process_ended(self, call: Callable[[], object]) -> None:
+    def call_after_process_end(self, call: Callable[[], object]) -> None:
         """Call once srun has ended: it may wait for a controller that is away."""
         if self._transport is None:
             call()
         else:
-            self._transport.call_after_srun(call)
+            self._transport.call_after_srun_end(call)
 
     def list_descriptors(self) -> Sequence[int]:
         """Return the files of the srun that was started last."""
@@ -390,7 +390,7 @@ class SlurmRun(SandboxedRun):
     def reattach_process(
         self,
         run: ProcessProtocol,
-        process: KeptDescriptors,
+        process: KeeperOwnedDescriptors,
         connect: ProcessReattacher,
         spawner: ProcessAdopter,
     ) -> NodeTransport:
@@ -409,7 +409,7 @@ class SlurmRun(SandboxedRun):
         self._sandbox.resumed_job_names.add(store.job_name)
         return transport
 
-    def count_skipped_stderr_bytes(self, process: KeptDescriptors) -> int:
+    def count_skipped_stderr_bytes(self, process: KeeperOwnedDescriptors) -> int:
         """Return the bytes of stderr that `reattach_process` does not deliver again."""
         assert self._store is not None, "resumed"
         return self._store.count_skipped_stderr_bytes()

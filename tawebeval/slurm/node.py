@@ -50,7 +50,7 @@ from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
-from tawebeval.sandbox.environments import Environment, find_root_problem
+from tawebeval.sandbox.environments import Environment, find_environment_root_problem
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import close_sandbox, open_bubblewrap, probe_bubblewrap
 from tawebeval.sandbox.workspace import FileRefused
@@ -211,7 +211,7 @@ class NodeRun(ProcessProtocol):
         started = run.start_evaluator(job.command, job.variables, job.directory)
         spawner.adopt_child(self, started)
         monitor.add_run(run, self.stop)
-        run.serve_program_runs(self._reactor, self._threads, spawner)
+        run.serve_submission_run_requests(self._reactor, self._threads, spawner)
         self._monitor = monitor
         CommandReader(self._reactor, self.execute_command)
 
@@ -401,7 +401,7 @@ def _open_node_cgroups() -> Iterator[CgroupManager]:
 def check_environment(environment: Environment) -> None:
     """Check that an environment is on this node. Blocks. Raises: ConfigurationError."""
     root = environment.root
-    if problem := find_root_problem(root):
+    if problem := find_environment_root_problem(root):
         what = f"the environment {environment.name!r} cannot be used: {problem.description}"
         raise ConfigurationError(
             what,

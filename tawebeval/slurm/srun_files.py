@@ -1,10 +1,10 @@
 """Files in memory with all that a later process of the daemon needs of one srun.
 
 The keeper holds them beside srun's pipes. Whatever comes out of srun is first in the file of frames
-(`linux.kept_process`). From there the output of the evaluator goes into two more files, and the
-frames are given back to the kernel. The file `state` says which: up to which frame, and how many
-bytes of stdout and stderr came before it. A later process parses the frames from there, and leaves
-out what the two files have already.
+(`linux.keeper_owned_process`). From there the output of the evaluator goes into two more files, and
+the frames are given back to the kernel. The file `state` says which: up to which frame, and how
+many bytes of stdout and stderr came before it. A later process parses the frames from there, and
+leaves out what the two files have already.
 
 All of `state` lies in one page, whose parts the kernel writes whole or not at all when the process
 is killed.
@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 
-from tawebeval.linux.kept_process import KEPT_STDERR_BYTES
+from tawebeval.linux.keeper_owned_process import REPLAYABLE_STDERR_BYTES
 from tawebeval.linux.memory_file import punch_hole
 
 _FILES = ("state", "output", "errors")
@@ -147,7 +147,7 @@ class SrunFiles:
 
     def count_skipped_stderr_bytes(self) -> int:
         """Return the bytes of stderr that a run that goes on does not get again."""
-        return max(0, self.stderr.size - KEPT_STDERR_BYTES)
+        return max(0, self.stderr.size - REPLAYABLE_STDERR_BYTES)
 
     def close_stdin(self) -> None:
         """Close the stdin of srun."""

@@ -29,7 +29,7 @@ from tawebeval.linux.child import (
     StartedProcess,
     kill_started_child,
 )
-from tawebeval.linux.kept_process import KEPT_STDERR_BYTES, KeptProcess
+from tawebeval.linux.keeper_owned_process import REPLAYABLE_STDERR_BYTES, KeeperOwnedProcess
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.frames import (
@@ -128,7 +128,7 @@ class SrunProtocol(ProcessProtocol):
     With `ignores_frames` its frames do not count any more.
     """
 
-    store: SrunFiles
+    srun_files: SrunFiles
     _owner: NodeTransport
     stderr_tail: bytes = b""
     job_identifier: str | None = None
@@ -139,12 +139,12 @@ class SrunProtocol(ProcessProtocol):
     _position: FramePosition = attrs.field(init=False)  # behind the last frame
     _has_exited: bool = False
     _store_error: OSError | None = None
-    sender: JobSender | None = None  # until the evaluator begins
+    job_sender: JobSender | None = None  # until the evaluator begins
     failure: EvaluationFailure | None = None  # why the daemon has given it up
     _srun: ProcessTransport = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._position = self.store.resume_position
+        self._position = self.srun_files.resume_position
         self._frames = FrameParser(self._position.frame_offset)
 
     def makeConnection(self, transport: Any) -> None:
@@ -155,17 +155,17 @@ class SrunProtocol(ProcessProtocol):
     @property
     def job_name(self) -> str:
         """The name of the job."""
-        return self.store.job_name
+        return self.srun_files.job_name
 
     @property
     def has_started_evaluator(self) -> bool:
         """Whether the node has started the evaluator."""
-        return self.store.job_and_node is not None
+        return self.srun_files.job_and_node is not None
 
     @property
     def storage_error(self) -> OSError | None:
         """The error by which frames or output could not be stored."""
-        kept = self._srun.output_error if isinstance(self._srun, KeptProcess) else None
+        kept = self._srun.output_error if isinstance(self._srun, KeeperOwnedProcess) else None
         return self._store_error or kept
 
     @property
@@ -173,26 +173,26 @@ class SrunProtocol(ProcessProtocol):
         """The end of what srun has said."""
         return self.stderr_tail.decode(errors="replace")
 
-    def send(self, line: bytes) -> bool:
+    def send_line(self, line: bytes) -> bool:
         """Send a line to the node; tell whether it was sent whole.
 
         What a pipe does not take has no reader.
         """
-        if self.store.stdin >= 0:
+        if self.srun_files.stdin >= 0:
             with contextlib.suppress(OSError):
-                return os.write(self.store.stdin, line) == len(line)
+                return os.write(self.srun_files.stdin, line) == len(line)
         return False
 
     def close_stdin(self) -> None:
         """Close the stdin of srun, whatever is on the way there."""
-        self.store.close_stdin()
+        self.srun_files.close_stdin()
         self.stop_sending()
 
     def stop_sending(self) -> None:
         """Send no more of the job description."""
-        if self.sender is not None:
-            self.sender.stop()
-            self.sender = None
+        if self.job_sender is not None:
+            self.job_sender.stop()
+            self.job_sender = None
 
     def signal_srun(self, number: int = signal.SIGKILL) -> None:
         """Signal srun itself."""
@@ -224,7 +224,7 @@ class SrunProtocol(ProcessProtocol):
 
     def _take_frame(self, kind: FrameKind, content: bytes) -> None:
         """Store a frame, and tell the owner what of it no earlier process has stored."""
-        before, store = self._position, self.store
+        before, store = self._position, self.srun_files
         stdout, stderr = before.stdout_offset, before.stderr_offset
         if kind is FrameKind.EVALUATOR_STARTING:
             told = msgspec.json.decode(content, type=_ToldBegin)
@@ -248,8 +248,8 @@ class SrunProtocol(ProcessProtocol):
             and self._position.frame_offset - store.resume_position.frame_offset >= _STORED
         ):
             store.write_resume_position(self._position)
-            if isinstance(self._srun, KeptProcess):
-                self._srun.discard_output(self._position.frame_offset)
+            if isinstance(self._srun, KeeperOwnedProcess):
+                self._srun.release_output_memory(self._position.frame_offset)
         self._owner.on_frame(self, kind, content)
 
     def _discard_file(self, size: int) -> None:
@@ -257,9 +257,9 @@ class SrunProtocol(ProcessProtocol):
 
         After the exit no position gives back what the keeper holds.
         """
-        if self._has_exited and isinstance(self._srun, KeptProcess):
+        if self._has_exited and isinstance(self._srun, KeeperOwnedProcess):
             end = self._frames.offset - 1
-            self._srun.discard_range(end - size + TOKEN_BYTES, end)
+            self._srun.release_output_range(end - size + TOKEN_BYTES, end)
 
     def processEnded(self, reason: Failure) -> None:
         """Tell the end of srun."""
@@ -272,7 +272,7 @@ class SrunProtocol(ProcessProtocol):
         """Take no frames any more, and close the files."""
         self.ignores_frames = True
         self.stop_sending()
-        self.store.close()
+        self.srun_files.close()
 
 
 MakeJobSender = Callable[[int, Callable[[EvaluationFailure], object]], JobSender]
@@ -294,14 +294,14 @@ class NodeTransport:
     `make_sender` is for a node without a shared directory. That node ends after all output was
     stored: until then the output may name files, of at most `file_limit` bytes.
 
-    With `should_retain_stdout` stdout stays in its file until `discard_output`. The run has got the
-    first `delivered_bytes` of stdout, with the bytes of this call.
+    With `should_retain_stdout` stdout stays in its file until `release_output_memory`. The run has
+    got the first `delivered_bytes` of stdout, with the bytes of this call.
     """
 
     _clock: Any
     _spawner: ProcessAdopter
     _commands: SlurmCommands
-    status: RunnerStatus
+    runner_status: RunnerStatus
     _start_again: StartSrun
     _retries: int
     should_retain_stdout: bool = False
@@ -330,7 +330,7 @@ class NodeTransport:
     def __attrs_post_init__(self) -> None:
         self.file_reader = NodeFileReader(
             *(self._clock, self._file_limit),
-            lambda line: self._attempt.send(line),
+            lambda line: self._attempt.send_line(line),
             self._on_silent_node,
         )
 
@@ -340,7 +340,7 @@ class NodeTransport:
         return self._attempt.outcome
 
     @property
-    def slow_read_cpu_seconds(self) -> float:
+    def pipe_read_cpu_seconds(self) -> float:
         """0: the evaluator's pipes are those of the node."""
         return 0.0
 
@@ -349,7 +349,7 @@ class NodeTransport:
         """None: `job_loss` is told as the exit."""
         return None
 
-    def adopt(self, started: StartedProcess, store: SrunFiles) -> None:
+    def adopt_srun(self, started: StartedProcess, store: SrunFiles) -> None:
         """Take over an srun. If that fails, srun is killed. Raises: OSError."""
         attempt = SrunProtocol(store, self)
         try:
@@ -378,8 +378,8 @@ class NodeTransport:
         Raises: OSError.
         """
         attempt = SrunProtocol(store, self)
-        status = self.status
-        status.retries = store.attempt_number
+        status = self.runner_status
+        status.retry_count = store.attempt_number
         self._retries = max(0, self._retries - store.attempt_number)
         attempt.job_identifier, status.node = status.job_id, _ = store.job_and_node or (None, None)
         self._has_printed = bool(store.stdout.size or store.stderr.size)
@@ -394,12 +394,12 @@ class NodeTransport:
         if not attempt.has_started_evaluator:
             self._commands.watch_job(attempt.job_name, self._on_queue)
         self.connect(run)
-        if stderr := store.stderr.read(store.count_skipped_stderr_bytes(), KEPT_STDERR_BYTES):
+        if stderr := store.stderr.read(store.count_skipped_stderr_bytes(), REPLAYABLE_STDERR_BYTES):
             run.childDataReceived(2, stderr)
         if attempt.has_started_evaluator:  # before, the node would take it for the job description
             self._grant(delivered + STDOUT_WINDOW_BYTES)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Do nothing any more: another process of the daemon goes on."""
         self._is_handed_over = self._attempt.ignores_frames = True
         self._attempt.stop_sending()
@@ -407,7 +407,7 @@ class NodeTransport:
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
 
-    def call_after_srun(self, call: Callable[[], object]) -> None:
+    def call_after_srun_end(self, call: Callable[[], object]) -> None:
         """Call once srun has ended."""
         self._attempt.end_event.add_callback(lambda _: call())
 
@@ -422,7 +422,7 @@ class NodeTransport:
             self._exit()
         self._plan()
 
-    async def abandon(self) -> None:
+    async def end_unconnected_srun(self) -> None:
         """End an srun whose evaluator was never connected; return after its end."""
         self._is_stopped = True
         self._close()
@@ -457,13 +457,14 @@ class NodeTransport:
         if not self._attempt.has_started_evaluator:  # it waits for another node
             self._close()
             return
-        self._attempt.send(encode_command(command))
+        self._attempt.send_line(encode_command(command))
         if command == KILL and self._kill is None:
             self._kill = self._clock.callLater(KILL_ANSWER_TIMEOUT, self._on_deaf_node)
 
     def _on_deaf_node(self) -> None:
         log.warn(
-            "a node does not answer; the job {job} of Slurm is given up", job=self.status.job_id
+            "a node does not answer; the job {job} of Slurm is given up",
+            job=self.runner_status.job_id,
         )
         self._give_up(self._attempt)
 
@@ -491,10 +492,10 @@ class NodeTransport:
         """Let the node send all that is left: at most the content of a pipe."""
         self._grant(UNLIMITED_OFFSET)
 
-    def discard_output(self, before: int) -> None:
+    def release_output_memory(self, before: int) -> None:
         """Give back the memory of stdout before an offset that the run has got already."""
-        if not self._attempt.store.is_closed:
-            self._attempt.store.stdout.discard_before(min(before, self.delivered_bytes))
+        if not self._attempt.srun_files.is_closed:
+            self._attempt.srun_files.stdout.discard_before(min(before, self.delivered_bytes))
 
     # What the node tells
 
@@ -506,8 +507,10 @@ class NodeTransport:
             self.file_reader.on_frame(kind, content)
         elif kind is FrameKind.EVALUATOR_STARTING:
             attempt.stop_sending()
-            self.status.job_id, self.status.node = attempt.store.job_and_node or (None, None)
-            self.status.queue_reason = None
+            self.runner_status.job_id, self.runner_status.node = (
+                attempt.srun_files.job_and_node or (None, None)
+            )
+            self.runner_status.queue_reason = None
             self._commands.unwatch_job(attempt.job_name)
             self._commands.counters.record_job_state(attempt.job_name, is_running=True)
             if self._run is not None:
@@ -535,15 +538,15 @@ class NodeTransport:
         if self._make_sender is None or attempt.has_started_evaluator:
             return
         give_up = partial(self._on_unsent, attempt)
-        if kind is FrameKind.READY_FOR_JOB and attempt.store.is_sending:
+        if kind is FrameKind.READY_FOR_JOB and attempt.srun_files.is_sending:
             self._retries += 1
             what = "the daemon was started again while it sent the files"
             give_up(EvaluationFailure("node", what))
         elif kind is FrameKind.READY_FOR_JOB:
-            attempt.store.record_sending_begun()
-            attempt.sender = self._make_sender(attempt.store.stdin, give_up)
-        if attempt.sender is not None:
-            attempt.sender.on_frame(kind)
+            attempt.srun_files.record_sending_begun()
+            attempt.job_sender = self._make_sender(attempt.srun_files.stdin, give_up)
+        if attempt.job_sender is not None:
+            attempt.job_sender.on_frame(kind)
 
     def _on_unsent(self, attempt: SrunProtocol, failure: EvaluationFailure) -> None:
         """Give up an srun whose job description cannot be sent."""
@@ -565,11 +568,13 @@ class NodeTransport:
 
     def _on_queue(self, job: QueuedJob | None) -> None:
         if job is None:
-            log.warn("the job {job} of Slurm is gone, and its srun waits", job=self.status.job_id)
+            log.warn(
+                "the job {job} of Slurm is gone, and its srun waits", job=self.runner_status.job_id
+            )
             self._give_up(self._attempt)
             return
-        self.status.job_id = self._attempt.job_identifier = job.identifier
-        self.status.queue_reason = job.reason if job.state == "PENDING" else None
+        self.runner_status.job_id = self._attempt.job_identifier = job.identifier
+        self.runner_status.queue_reason = job.reason if job.state == "PENDING" else None
 
     def _exit(self) -> None:
         """Tell the run that the evaluator has ended."""
@@ -585,7 +590,7 @@ class NodeTransport:
         self._commands.unwatch_job(attempt.job_name)
         self._commands.counters.record_job_end(attempt.job_name)
         self.file_reader.fail_pending_fetch()
-        self.status.queue_reason = None
+        self.runner_status.queue_reason = None
         if attempt.outcome is not None:
             if is_killed:
                 self._commands.cancel_job(attempt.job_name)
@@ -648,13 +653,13 @@ class NodeTransport:
         return bool(self._retries) and not (self._is_stopped or self._has_printed)
 
     async def _repeat(self) -> None:
-        self.status.retries += 1
-        self.status.job_id = self.status.node = None
+        self.runner_status.retry_count += 1
+        self.runner_status.job_id = self.runner_status.node = None
         lost = self._attempt
-        started, store = await self._start_again(self.status.retries)
+        started, store = await self._start_again(self.runner_status.retry_count)
         if self._is_handed_over:
             return
-        self.adopt(started, store)
+        self.adopt_srun(started, store)
         lost.close()
         self._commands.counters.restarted_jobs += 1
         if self._is_stopped:  # meanwhile
@@ -680,7 +685,7 @@ class NodeTransport:
     def _take_turn(self) -> None:
         """Deliver one piece, so that other runs have their turns."""
         self._is_turn_due = False
-        store, run = self._attempt.store, self._run
+        store, run = self._attempt.srun_files, self._run
         is_behind = self.delivered_bytes < store.stdout.size
         if self._is_handed_over:
             return
@@ -689,7 +694,7 @@ class NodeTransport:
             self.delivered_bytes += len(content)
             run.childDataReceived(1, content)
             if not self.should_retain_stdout:
-                self.discard_output(self.delivered_bytes)
+                self.release_output_memory(self.delivered_bytes)
             if self.delivered_bytes + STDOUT_WINDOW_BYTES - self._granted >= _GRANTED:
                 self._grant(self.delivered_bytes + STDOUT_WINDOW_BYTES)
             self._plan()
@@ -719,7 +724,7 @@ class NodeTransport:
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
         if self._has_own_files:
-            attempt.send(encode_command(END))
+            attempt.send_line(encode_command(END))
         attempt.close_stdin()
         self._wait_for_srun(attempt, SRUN_END_TIMEOUT, partial(self._give_up, attempt))
 
@@ -730,7 +735,7 @@ class NodeTransport:
     def _grant(self, offset: int) -> None:
         """Let the node send stdout up to an offset."""
         self._granted = offset
-        self._attempt.send(encode_stdout_grant(offset))
+        self._attempt.send_line(encode_stdout_grant(offset))
 
     def _build_reason(self) -> Exception:
         status, number = (self.outcome and self.outcome.exit) or (1, None)
@@ -747,7 +752,7 @@ async def wait_for_evaluator_start(transport: NodeTransport) -> None:
     try:
         failure = await transport.start_event.wait()
     except CancelledError:
-        await transport.abandon()
+        await transport.end_unconnected_srun()
         raise
     if failure is not None:
         raise failure

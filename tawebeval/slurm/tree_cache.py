@@ -44,15 +44,15 @@ _TREE, _SIZE = "tree", "size"
 
 @attrs.define(eq=False)
 class TreeCache(ExitStack):
-    """The cache in `directory`, of at most `limit` bytes; a context, which unlocks its trees.
+    """The cache in `directory`, of at most `max_bytes` bytes; a context, which unlocks its trees.
 
-    `place` is a directory of this program on the same file system, which is removed in the end.
-    `problem` is the reason why the cache is not used, None while it is.
+    `temporary_directory` is a directory of this program on the same file system, which is removed
+    in the end. `problem` is the reason why the cache is not used, None while it is.
     """
 
     directory: Path
-    limit: int
-    place: Path
+    max_bytes: int
+    temporary_directory: Path
     problem: str | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -82,7 +82,7 @@ class TreeCache(ExitStack):
 
         Raises: OSError, and what `receive` raises.
         """
-        received = self.place / "received"
+        received = self.temporary_directory / "received"
         with ExitStack() as receiving:
             if (found := self._find_or_wait(key, receiving)) is not None:
                 return found
@@ -132,7 +132,7 @@ class TreeCache(ExitStack):
             return found
         if removes_damaged:
             with self._lock_cache(), suppress(FileNotFoundError):
-                found.parent.rename(self.place / "damaged")
+                found.parent.rename(self.temporary_directory / "damaged")
         return None
 
     def _use_tree(self, key: str) -> Path | None:
@@ -149,10 +149,12 @@ class TreeCache(ExitStack):
 
     def _add_tree(self, key: str, received: Path, size: TreeSize) -> Path | None:
         """Keep a received tree, if there is room; return its path."""
-        evicted, added = self.place / "evicted", None
+        evicted, added = self.temporary_directory / "evicted", None
         try:
             evicted.mkdir()
-            (received / _SIZE).write_text(f"{size.entries} {size.content_bytes}", encoding="ascii")
+            (received / _SIZE).write_text(
+                f"{size.entry_count} {size.content_bytes}", encoding="ascii"
+            )
             with self._lock_cache():
                 is_new = not (self.directory / key).exists()
                 if is_new and self._make_room(_count_bytes(size), evicted):
@@ -168,8 +170,8 @@ class TreeCache(ExitStack):
         """Move the least recently used trees that nobody uses to `evicted`, if that is enough."""
         trees = sorted(self._list_trees(), key=lambda path: path.stat().st_mtime_ns)
         sizes = {path: _count_bytes(_read_size(path)) for path in trees}
-        excess = sum(sizes.values()) + size - self.limit
-        if size > self.limit or sum(sizes[path] for path in trees if _is_unused(path)) < excess:
+        excess = sum(sizes.values()) + size - self.max_bytes
+        if size > self.max_bytes or sum(sizes[path] for path in trees if _is_unused(path)) < excess:
             return False
         for path in filter(_is_unused, trees):
             if excess <= 0:
@@ -192,7 +194,7 @@ def _read_size(path: Path) -> TreeSize:
 
 
 def _count_bytes(size: TreeSize) -> int:
-    return size.content_bytes + size.entries * BLOCK_BYTES
+    return size.content_bytes + size.entry_count * BLOCK_BYTES
 
 
 def _is_whole(tree: Path) -> bool:

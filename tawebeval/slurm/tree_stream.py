@@ -56,7 +56,7 @@ class StreamEnded(BrokenStream):
 class TreeSize:
     """The number of entries of a tree, and the bytes of its files and links."""
 
-    entries: int
+    entry_count: int
     content_bytes: int
 
 

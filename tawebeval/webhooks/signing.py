@@ -17,7 +17,11 @@ import attrs
 
 from tawebeval.core.tokens import ANONYMOUS_CALLER, CALLER_NAME_PATTERN, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.ownership import find_secret_file, read_secret_file, warn_of_readable_file
+from tawebeval.linux.ownership import (
+    find_secret_file,
+    read_secret_file,
+    warn_of_file_readable_by_others,
+)
 from tawebeval.reloadable import ReloadableFiles
 
 _EVERYBODY = "*"  # the anonymous caller's name in the file
@@ -110,7 +114,7 @@ def read_signing_secrets(path: Path) -> SigningSecrets:
         mode = path.stat().st_mode
     except (ConfigurationError, OSError) as error:
         raise ConfigurationError(f"{_SETTING}: {error}") from None
-    warn_of_readable_file(path, mode, _SETTING)
+    warn_of_file_readable_by_others(path, mode, _SETTING)
     return found
 
 

@@ -38,9 +38,9 @@ class LineClient(Client):
         super().__init__(found.server, found.token, draw_random=found.draw_random, **settings)
         self.line, self.meanwhile = line, meanwhile
 
-    def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
+    def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation."""
-        return self.line.wait(self.line.client.do_step(step), self.meanwhile)
+        return self.line.wait(self.line.client.execute_step(step), self.meanwhile)
 
 
 class CommandTestCase(ClientTestCase):

@@ -1,10 +1,10 @@
 """A writer whose readers are killed, one after the other: `python -m tests.cases.restarts SEED`.
 
 This process holds the descriptors, as the keeper does. Each reader is a fork of it with a reactor
-of its own, and a `KeptProcess` on the same descriptors. It records in a file what it was delivered,
-and from where the next one is to go on; up to there it discards the output. Two of three readers
-are killed by SIGKILL at a random moment, and of the others the reactor is stopped. The last one
-reads to the end.
+of its own, and a `KeeperOwnedProcess` on the same descriptors. It records in a file what it was
+delivered, and from where the next one is to go on; up to there it discards the output. Two of three
+readers are killed by SIGKILL at a random moment, and of the others the reactor is stopped. The last
+one reads to the end.
 
 What all have recorded is compared with what was printed; the figures are printed as JSON.
 """
@@ -27,7 +27,7 @@ from twisted.internet.defer import succeed
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.linux.kept_process import KeptDescriptors, KeptProcess
+from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors, KeeperOwnedProcess
 
 _KILLS = 30
 _LONGEST = 0.06  # seconds that a reader lives
@@ -67,7 +67,7 @@ def printed(begin: int, end: int) -> bytes:
 class Reader(ProcessProtocol):
     """Records what is delivered, and ends at a random moment, unless it is the last one."""
 
-    process: KeptProcess
+    process: KeeperOwnedProcess
 
     def __init__(self, reactor: Any, records: int, begin: int, chance: random.Random) -> None:
         self._reactor = reactor
@@ -85,7 +85,7 @@ class Reader(ProcessProtocol):
         os.write(self._records, _HEAD.pack(b"o", end - len(data), len(data)) + data)
         self._begin = max(end - self._chance.randrange(_LAG), self._begin)
         os.write(self._records, _HEAD.pack(b"c", self._begin, 0))
-        self.process.discard_output(self._begin)
+        self.process.release_output_memory(self._begin)
         if self._chance.random() < 0.2:
             self.process.pauseProducing()
             self._reactor.callLater(self._chance.random() * 0.002, self.process.resumeProducing)
@@ -103,14 +103,16 @@ class Reader(ProcessProtocol):
         self._reactor.stop()
 
 
-def read(run: KeptDescriptors, records: int, chance: random.Random, seconds: float | None) -> None:
+def read(
+    run: KeeperOwnedDescriptors, records: int, chance: random.Random, seconds: float | None
+) -> None:
     """Read in a process of its own, to the end or until its reactor is stopped."""
     epollreactor.install()
     from twisted.internet import reactor as installed
 
     reactor: Any = installed
     reader = Reader(reactor, records, run.stdout_offset, chance)
-    KeptProcess(reactor, reader, run, lambda: succeed((0, None)))
+    KeeperOwnedProcess(reactor, reader, run, lambda: succeed((0, None)))
     if seconds is not None:
         reactor.callLater(seconds, reactor.stop)
     reactor.run(installSignalHandlers=False)
@@ -180,7 +182,7 @@ def main() -> None:
         is_killed = not is_last and number % 3 != 0
         reader = os.fork()
         if not reader:
-            run = KeptDescriptors(writer.pid, pidfd, *pipes, *memfds, checked.begin)
+            run = KeeperOwnedDescriptors(writer.pid, pidfd, *pipes, *memfds, checked.begin)
             read(run, records, chance, None if is_killed or is_last else seconds)
             os._exit(0)
         if is_killed:

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.evaluate import (
     GitCheckout,
-    NoCheckout,
+    NoCheckoutError,
     inspect_checkout,
     parse_fields,
     show_submitted_evaluation,
@@ -449,7 +449,7 @@ class CheckoutTests(SynchronousTestCase):
 
     def refused(self, folder: Path) -> str:
         """Return why there is no checkout."""
-        with self.assertRaises(NoCheckout) as caught:
+        with self.assertRaises(NoCheckoutError) as caught:
             inspect_checkout(folder)
         return str(caught.exception)
 
@@ -480,7 +480,7 @@ class CheckoutTests(SynchronousTestCase):
         url = "https://example.org/a.git"
         for origin in (self.url, f"{url}b"):
             git(self.clone, "remote", "set-url", "origin", origin)
-            with self.assertRaises(NoCheckout) as caught:
+            with self.assertRaises(NoCheckoutError) as caught:
                 inspect_checkout(self.clone, repository=url)
             self.assertIn(f"--repository {url} is not the `origin` of", str(caught.exception))
         git(self.clone, "remote", "set-url", "origin", "https://secret@example.org/a.git")
@@ -500,7 +500,7 @@ class CheckoutTests(SynchronousTestCase):
             ("https://me@a/b", "v1", "; `git ls-remote https://a/b v1` prints them"),
             ("https://a/b", self.commit[:7], f"; `git rev-parse {self.commit[:7]}` in a clone"),
         ):
-            with self.assertRaises(NoCheckout) as caught:
+            with self.assertRaises(NoCheckoutError) as caught:
                 inspect_checkout(self.clone, repository, commit)
             self.assertIn(words, str(caught.exception))
 

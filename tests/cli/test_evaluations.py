@@ -13,7 +13,7 @@ from tawebeval.cli.evaluations import (
     format_row,
     format_status,
 )
-from tawebeval.cli.json_fields import dump_json
+from tawebeval.cli.json_fields import format_json
 from tawebeval.cli.output import summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
 from tawebeval.errors import EvaluationExpired
@@ -107,7 +107,7 @@ class EvaluationsTests(CommandTestCase):
         text = "\x9b2J\x7f\u202eü"
         for terminal, written in ((True, "\\u009b2J\\u007f\\u202eü"), (False, text)):
             shown = Shown(terminal=terminal)
-            shown.screen.print_text(dump_json({"a": text}))
+            shown.screen.print_text(format_json({"a": text}))
             self.assertIn(f'"{written}"', shown.out.getvalue())
             self.assertEqual(json.loads(shown.out.getvalue(), strict=False), {"a": text})
 

@@ -10,7 +10,7 @@ import keyring
 from click.testing import Result
 
 from tawebeval.cli import servers
-from tawebeval.cli.login import make_name
+from tawebeval.cli.login import derive_server_name
 from tawebeval.core.tokens import generate_token
 from tests.cases.command import CommandTestCase
 from tests.fakes.keyring import FakeKeyring
@@ -199,4 +199,4 @@ class LoginTests(CommandTestCase):
             ("http://[::1]:8080/x", "1--8080"),
             (f"https://{'x' * 70}", "x" * 64),
         ):
-            self.assertEqual(make_name(url), name)
+            self.assertEqual(derive_server_name(url), name)

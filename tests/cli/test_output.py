@@ -17,7 +17,7 @@ from tawebeval.cli.output import (
     Screen,
     escape_control_characters,
     format_value,
-    wants_colour,
+    should_use_colour,
 )
 from tawebeval.client import Data, EvaluationError, File, Text, Unknown
 from tests.cases.screen import CLEAR, Shown, Stream
@@ -150,7 +150,7 @@ class OtherTests(SynchronousTestCase):
             (True, {"NO_COLOR": "1"}, False),
             (False, {}, False),
         ):
-            self.assertEqual(wants_colour(Stream(terminal), environment), wanted)
+            self.assertEqual(should_use_colour(Stream(terminal), environment), wanted)
 
     def test_lines(self) -> None:
         """For programs each event is a line of JSON, data letter by letter as it was written."""

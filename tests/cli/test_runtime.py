@@ -15,7 +15,7 @@ from tawebeval.cli.runtime import (
     InterruptHandler,
     RetryMessages,
     ServerAccess,
-    UploadBar,
+    UploadProgressBar,
     run_with_client,
 )
 from tawebeval.config import MIB
@@ -144,7 +144,7 @@ class UploadBarTests(SynchronousTestCase):
     def test_slow(self) -> None:
         """After a second a terminal shows the progress, at most every tenth of a second."""
         clock, shown = Clock(), Shown(terminal=True)
-        bar = UploadBar(shown.screen, clock.seconds)
+        bar = UploadProgressBar(shown.screen, clock.seconds)
         for attempt in range(2):
             shown.out.truncate(0)
             for sent in range(0, 80 * MIB + 1, MIB):
@@ -160,7 +160,7 @@ class UploadBarTests(SynchronousTestCase):
         """An upload of less than a second shows nothing, and a pipe never gets anything."""
         for terminal, step in ((True, 0.09), (False, 1.0)):
             clock, shown = Clock(), Shown(terminal=terminal)
-            bar = UploadBar(shown.screen, clock.seconds)
+            bar = UploadProgressBar(shown.screen, clock.seconds)
             for sent in range(11):
                 bar.show(sent, 10)
                 clock.advance(step)

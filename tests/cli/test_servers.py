@@ -15,7 +15,7 @@ from tawebeval.cli.servers import (
     Keyring,
     StoredServer,
     StoredServers,
-    change_servers,
+    edit_stored_servers,
     locate_server_file,
     read_servers,
 )
@@ -34,7 +34,7 @@ class FileTests(SynchronousTestCase):
 
     def write(self) -> None:
         """Store a server."""
-        with change_servers(self.path) as stored:
+        with edit_stored_servers(self.path) as stored:
             stored.servers["judge"] = StoredServer(URL, "secret")
             stored.default = "judge"
 
@@ -55,7 +55,7 @@ class FileTests(SynchronousTestCase):
         self.write()
         link = self.folder / "link"
         link.symlink_to(self.path)
-        with change_servers(link) as stored:
+        with edit_stored_servers(link) as stored:
             stored.default = None
         self.assertTrue(link.is_symlink())
         self.assertIsNone(read_servers(self.path).default)
@@ -68,7 +68,10 @@ class FileTests(SynchronousTestCase):
             raise OSError(28, "No space left on device")
 
         self.patch(os, "replace", fail)
-        with self.assertRaises(ConfigurationError) as caught, change_servers(self.path) as stored:
+        with (
+            self.assertRaises(ConfigurationError) as caught,
+            edit_stored_servers(self.path) as stored,
+        ):
             stored.default = None
         self.assertIn("cannot write the file: No space left on device", str(caught.exception))
         self.assertEqual(read_servers(self.path).default, "judge")
@@ -102,7 +105,7 @@ class FileTests(SynchronousTestCase):
         with self.assertRaises(ConfigurationError) as caught:
             read_servers(self.path / "x")
         self.assertIn("cannot read the file", str(caught.exception))
-        with self.assertRaises(ConfigurationError), change_servers(self.path / "x" / "y"):
+        with self.assertRaises(ConfigurationError), edit_stored_servers(self.path / "x" / "y"):
             self.fail("it cannot be written")
 
     def test_foreign(self) -> None:

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.output import OutputError
-from tawebeval.cli.try_run import MarkerReplacer, RawOutputProtocol, make_scratch_directory
+from tawebeval.cli.try_run import OutputMarkerReplacer, RawOutputProtocol, make_temporary_directory
 from tawebeval.core.segi import Markers
 from tests.cases.screen import Shown
 from tests.fakes.world import straw
@@ -56,13 +56,13 @@ class MarkerReplacerTests(SynchronousTestCase):
     @given(OUTPUT, st.lists(st.integers(0, 10_000)))
     def test_any(self, output: str, places: list[int]) -> None:
         """However it comes, markers that are whole lines are replaced."""
-        replacer = MarkerReplacer(MARKERS)
+        replacer = OutputMarkerReplacer(MARKERS)
         shown = [replacer.feed(some) for some in cut(output.encode(), places)]
         self.assertEqual("".join(shown) + replacer.finish(), expected(output))
 
     def test_at_once(self) -> None:
         """A partial line is shown at once, unless it may become a marker."""
-        replacer = MarkerReplacer(MARKERS)
+        replacer = OutputMarkerReplacer(MARKERS)
         self.assertEqual(replacer.feed(b"half"), "half")
         self.assertEqual(replacer.feed(b" ~taw"), " ~taw")
         self.assertEqual(replacer.feed(b"\n~taw"), "\n")
@@ -71,7 +71,7 @@ class MarkerReplacerTests(SynchronousTestCase):
     def test_within_a_line(self) -> None:
         """A marker with something before it on its line is none, however it comes."""
         marker = MARKERS.data_begin
-        replacer = MarkerReplacer(MARKERS)
+        replacer = OutputMarkerReplacer(MARKERS)
         self.assertEqual(replacer.feed(b"x"), "x")
         self.assertEqual(replacer.feed(marker[:9]), marker[:9].decode())
         self.assertEqual(replacer.feed(marker[9:]), marker[9:].decode())
@@ -81,7 +81,7 @@ class MarkerReplacerTests(SynchronousTestCase):
 
     def test_not_utf_8(self) -> None:
         """What is no UTF-8 is shown as such."""
-        replacer = MarkerReplacer(MARKERS)
+        replacer = OutputMarkerReplacer(MARKERS)
         self.assertEqual(replacer.feed(b"\xff\xc3") + replacer.finish(), "\ufffd\ufffd")
 
 
@@ -113,7 +113,7 @@ class RawProtocolTests(SynchronousTestCase):
     def test_all(self) -> None:
         """It is told everything, and of that stdout is shown."""
         noted, shown, reason = Noted(), Shown(), Failure(ProcessDone(0))
-        heard = RawOutputProtocol(noted, MarkerReplacer(MARKERS), shown.screen, self.fail)
+        heard = RawOutputProtocol(noted, OutputMarkerReplacer(MARKERS), shown.screen, self.fail)
         heard.makeConnection("the child")
         heard.childDataReceived(1, b"a")
         heard.childDataReceived(2, b"b")
@@ -137,7 +137,7 @@ class RawProtocolTests(SynchronousTestCase):
         unread: list[OutputError] = []
 
         shown.out.broken = True
-        heard = RawOutputProtocol(noted, MarkerReplacer(MARKERS), shown.screen, unread.append)
+        heard = RawOutputProtocol(noted, OutputMarkerReplacer(MARKERS), shown.screen, unread.append)
         heard.childDataReceived(1, b"a")
         self.assertEqual(
             (noted.told, [why.is_broken_pipe for why in unread]), ([(1, b"a")], [True])
@@ -154,7 +154,7 @@ class ScratchTests(SynchronousTestCase):
 
     def test_removed(self) -> None:
         """One goes with its trial."""
-        with make_scratch_directory() as place:
+        with make_temporary_directory() as place:
             (place / "a").mkdir()
             self.assertEqual(list(self.around.iterdir()), [place])
         self.assertEqual(list(self.around.iterdir()), [])

@@ -18,7 +18,7 @@ import trio
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import AsyncClient, Text, Unavailable
-from tawebeval.client import httpx_values as values_module
+from tawebeval.client import httpx_adapters as values_module
 from tawebeval.client.http import HttpRequest
 from tawebeval.core.backoff import Backoff
 from tests.cases.patience import PATIENCE
@@ -121,7 +121,7 @@ class AsyncClientTests(SynchronousTestCase):
             client = AsyncClient("http://a", transport=transport)
 
             async def main(client: AsyncClient = client) -> Any:
-                return await client.do_step(HttpRequest("GET", "http://a/", timeout=0.05))
+                return await client.execute_step(HttpRequest("GET", "http://a/", timeout=0.05))
 
             for run in LOOPS.values():
                 self.assertIn(words, run(main).explain("it"))

@@ -329,7 +329,7 @@ class OtherTests(ClientTestCase):
         self.line.add_silent_peer("b")
         made = self.line.begin()
         away: list[str] = []
-        listing = self.line.client.evaluations(on_away=away.extend)
+        listing = self.line.client.evaluations(on_unreachable_daemons=away.extend)
         (found,) = self.line.wait(gathered(listing))
         self.assertEqual((found["evaluation_id"], away), (made, ["b"]))
 

@@ -21,7 +21,7 @@ import trio
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
-from tawebeval.client import httpx_values as values_module
+from tawebeval.client import httpx_adapters as values_module
 from tawebeval.client.http import HttpRequest
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
@@ -32,7 +32,7 @@ ONCE = Backoff(1, 0, 0)
 SOON = Backoff(3, 0, 0)
 FIELDS: dict[str, Any] = {"repository": "u", "commit": "c" * 40, "evaluator_cmd": "x"}
 STATUS = b'{"state":"running"}'
-DRIVER_METHODS = ("close", "do_step", "forget_connections")
+DRIVER_METHODS = ("close", "execute_step", "abandon_connections_after_fork")
 
 
 def without_proxies() -> dict[str, str]:
@@ -200,7 +200,7 @@ class SyncClientTests(SynchronousTestCase):
             server = self.serve(lambda connection, head=head: dribble(connection, head=head))
             with Client(server.url) as client:
                 begun = time.monotonic()
-                outcome = client.do_step(HttpRequest("GET", f"{server.url}/", timeout=0.3))
+                outcome = client.execute_step(HttpRequest("GET", f"{server.url}/", timeout=0.3))
                 self.assertLess(time.monotonic() - begun, PATIENCE / 2)
             self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
 
@@ -212,7 +212,7 @@ class SyncClientTests(SynchronousTestCase):
 
         client = Client("http://a", transport=httpx.MockTransport(time_out))
         for timeout, words in ((60, "within 5 seconds"), (2, "within 2 seconds")):
-            outcome = client.do_step(
+            outcome = client.execute_step(
                 HttpRequest("GET", "http://a/", timeout=timeout, connect_timeout=5)
             )
             self.assertIn(words, outcome.explain("it"))

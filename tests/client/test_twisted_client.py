@@ -197,7 +197,7 @@ class RepeatTests(ClientTestCase):
         client = TwistedClient("http://a", reactor=self.line.service.reactor)
         for seconds in (5, 30):
             send = HttpRequest("GET", "http://a/health", connect_timeout=seconds)
-            self.line.wait(client.do_step(send))
+            self.line.wait(client.execute_step(send))
         self.assertEqual(limits, [5, 30])
 
     def test_no_connection(self) -> None:

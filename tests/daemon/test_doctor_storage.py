@@ -298,7 +298,7 @@ class SpaceTests(SynchronousTestCase):
 
             def measure(path: Path, pids: object, taken: int = taken) -> DiskUsage:
                 self.assertEqual(path, self.cache)
-                return DiskUsage(size=taken)
+                return DiskUsage(disk_bytes=taken)
 
             self.patch(module, "measure_disk_usage", measure)
             self.check_bound(self.cache, CACHE + SPARE, str(self.cache), counts * GIB)

@@ -86,7 +86,7 @@ class StartupTests(SynchronousTestCase):
             ("check_quota_directories", "check"),
             ("probe_quota_enforcement", "try"),
             ("check_git_version", "git"),
-            ("verify_sandbox", "sandbox"),
+            ("check_sandbox_and_log_problems", "sandbox"),
             ("close_sandbox", "trees"),
         ):
             self.patch(module, name, self.called(noted))

@@ -418,7 +418,7 @@ class ClusterTests(EvaluationTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.world.sandbox.has_own_queue = True
+        self.world.sandbox.has_external_queue = True
         self.world.sandbox.begin.shut = True
 
     def test_queued(self) -> None:

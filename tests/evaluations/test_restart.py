@@ -20,8 +20,8 @@ from tawebeval.evaluations.journal import EvaluationJournal, JournalContent, Jou
 from tawebeval.evaluations.run import RunProgress
 from tawebeval.evaluations.run_keeper import RunDescriptors
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
-from tawebeval.linux.keeper_client import DescriptorBundle, KeeperAddress
-from tawebeval.linux.kept_process import KeptDescriptors
+from tawebeval.linux.keeper_client import DescriptorBundle, RunningKeeper
+from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID, TREE, make_request
@@ -36,7 +36,7 @@ class FakeKeeper:
     def __init__(self, bundles: dict[str, DescriptorBundle]) -> None:
         self.bundles = bundles
         self.client = self
-        self.address = KeeperAddress("", PID)
+        self.address = RunningKeeper("", PID)
         self.dropped: list[str] = []
 
     def drop_bundle(self, name: str) -> None:
@@ -109,7 +109,7 @@ class LostTests(EvaluationTestCase):
         """The evaluation ends as lost, and the descriptors of evaluator and broker are closed."""
         descriptors = [os.memfd_create("file") for _ in range(10)]
         run, broker = (
-            RunDescriptors(KeptDescriptors(PID, *descriptors[first : first + 5]))
+            RunDescriptors(KeeperOwnedDescriptors(PID, *descriptors[first : first + 5]))
             for first in (0, 5)
         )
         snapshot = EvaluationSnapshot(
@@ -145,7 +145,7 @@ class ResumeTests(EvaluationTestCase):
         super().setUp()
         self.snapshots: list[EvaluationSnapshot] = []
         self.batches: list[JournaledBatch] = []
-        self.kept = RunDescriptors(KeptDescriptors(PID, *range(5)))
+        self.kept = RunDescriptors(KeeperOwnedDescriptors(PID, *range(5)))
         self.keeper: Any = SimpleNamespace(
             keep_run=lambda *_: self.kept,
             connect_run_to_protocol=lambda name, run, process: self.world.spawn.adopt_child(

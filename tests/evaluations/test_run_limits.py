@@ -232,10 +232,10 @@ class OutputTests(RunTestCase):
 
     def test_delay(self) -> None:
         """Reads that take the reactor too long, of stdout or stderr, end the run at once."""
-        self.child.slow_read_cpu_seconds = 0.25
+        self.child.pipe_read_cpu_seconds = 0.25
         self.child.print(b"a\n")
         self.assertEqual(self.child.signals, [])
-        self.child.slow_read_cpu_seconds = 0.26
+        self.child.pipe_read_cpu_seconds = 0.26
         self.child.complain(b"b\n")
         self.assertEqual(self.child.signals, [signal.SIGKILL])
         assert self.run.failure is not None

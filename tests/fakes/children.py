@@ -38,7 +38,7 @@ class FakeChild:
         self.argv, self.environment = launch.argv, dict(launch.environment)
         self.directory, self.descriptors = launch.directory, launch.descriptors
         self.is_running = True
-        self.slow_read_cpu_seconds = 0.0
+        self.pipe_read_cpu_seconds = 0.0
         self.lost_reason: str | None = None
         self.resource_usage: struct_rusage | None = None
         self.signals: list[int] = []
@@ -119,7 +119,7 @@ class FakeChild:
         self.rest_wanted = True
         self._clock.callLater(0, self._read)
 
-    def discard_output(self, offset: int) -> None:
+    def release_output_memory(self, offset: int) -> None:
         """Do nothing: nothing is kept."""
 
     def _read(self) -> None:

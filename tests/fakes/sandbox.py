@@ -22,7 +22,7 @@ from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProce
 from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
 from tawebeval.linux.privileges import User
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
-from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskUsage
+from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS
@@ -58,7 +58,7 @@ class FakeSandboxedRun:
     free_disk_bytes: float = inf
     child: Any = None
     has_network: bool = True
-    has_own_queue: bool = False
+    has_external_queue: bool = False
     runner_status: RunnerStatus | None = None
     problem_name: str | None = None
     begin: Gate = attrs.field(factory=Gate)
@@ -90,7 +90,7 @@ class FakeSandboxedRun:
         self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
         return self.started_as[-1]
 
-    def serve_program_runs(self, reactor: Any, threads: Any, spawner: Any) -> None:
+    def serve_submission_run_requests(self, reactor: Any, threads: Any, spawner: Any) -> None:
         """Serve nobody."""
 
     def set_first_process(self, child: Any) -> None:
@@ -105,7 +105,7 @@ class FakeSandboxedRun:
         """Answer, and note the question."""
         self.looks.append(final)
         if self.needed > work:
-            raise CountTooExpensive
+            raise TooManyInspections
         return self.over
 
     def check_memory(self) -> EvaluationFailure | None:
@@ -113,7 +113,7 @@ class FakeSandboxedRun:
         return self.over if self.over is not None and self.over.reason == "memory" else None
 
     @property
-    def is_disk_short(self) -> bool:
+    def is_disk_nearly_full(self) -> bool:
         """Whether too little is free."""
         return self.free_disk_bytes < self.limits.free_disk
 
@@ -159,7 +159,7 @@ class FakeSandboxedRun:
         """Return that all is delivered again."""
         return 0
 
-    def call_when_process_ended(self, call: Callable[[], object]) -> None:
+    def call_after_process_end(self, call: Callable[[], object]) -> None:
         """Call."""
         call()
 
@@ -221,7 +221,7 @@ class FakeSandbox:
         self.cells: list[FakeSandboxedRun] = []
         self.environments: list[Environment | None] = []  # of the cells
         self.orphan_reaper = Gate()
-        self.has_own_queue = False
+        self.has_external_queue = False
         self.begin = Gate()  # of all cells
         self.unable: OSError | None = None  # of cells that are made from now on
         self.limits = limits
@@ -240,7 +240,7 @@ class FakeSandbox:
             workspace.make_unsandboxed_view(),
             self.orphan_reaper,
             unable=self.unable,
-            has_own_queue=self.has_own_queue,
+            has_external_queue=self.has_external_queue,
             begin=self.begin,
             workspace=workspace,
         )
@@ -259,7 +259,7 @@ class FakeGroup:
 
     entries: Sequence[str] = ()
     over: frozenset[str] = frozenset()
-    submission_peak_memory: int = 0
+    submission_peak_memory_bytes: int = 0
     used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
     removed: int = 0
     stays: OSError | None = None
@@ -320,8 +320,8 @@ class FakeDisk:
 
     def measure_usage(self, again: bool, work: float) -> DiskUsage:
         self.looks.append((again, work))
-        if self.last_usage.inspected_count > work:
-            raise CountTooExpensive
+        if self.last_usage.inspection_count > work:
+            raise TooManyInspections
         return self.last_usage
 
 
@@ -337,7 +337,7 @@ class FakeOrphans:
     told: list[int | None] = attrs.field(factory=list)
 
     @contextmanager
-    def expect_child(self) -> Iterator[Callable[[int], object]]:
+    def expect_new_child(self) -> Iterator[Callable[[int], object]]:
         known: list[int] = []
         yield known.append
         self.told.append(known[0] if known else None)

@@ -199,9 +199,9 @@ class LyingServer:
 class HastyClient(Client):
     """A client without pauses."""
 
-    def do_step(self, step: HttpRequest | Pause) -> RequestResult | None:
+    def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step, unless it is a pause."""
-        return None if isinstance(step, Pause) else super().do_step(step)
+        return None if isinstance(step, Pause) else super().execute_step(step)
 
 
 class LyingNetwork(httpcore.NetworkBackend):

@@ -513,7 +513,7 @@ class VersionTests(SynchronousTestCase):
         folder.mkdir()
         (folder / "git").write_text(f"#!/bin/sh\n{script}\n")
         (folder / "git").chmod(0o755)
-        self.patch(command, "PROGRAM_PATH", str(folder))
+        self.patch(command, "GIT_PATH_VARIABLE", str(folder))
 
     def test_this_machine(self) -> None:
         """The git of the tests is new enough, wherever PATH of the daemon leads."""
@@ -538,7 +538,7 @@ class VersionTests(SynchronousTestCase):
             (None, "git does not run"),
         ):
             if script is None:
-                self.patch(command, "PROGRAM_PATH", "/nonexistent")
+                self.patch(command, "GIT_PATH_VARIABLE", "/nonexistent")
             else:
                 self.install(script)
             error = self.assertRaises(ConfigurationError, command.check_git_version)

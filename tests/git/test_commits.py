@@ -15,7 +15,7 @@ from tawebeval.git.commits import (
     CommitInspectionParser,
     TreeLimits,
     TreeSizeMeter,
-    build_inspection_commands,
+    build_commit_inspection_commands,
 )
 from tests.fakes.world import OID, TREE
 
@@ -120,6 +120,6 @@ class InspectionTests(SynchronousTestCase):
 
     def test_commands(self) -> None:
         """Both commands are about the commit, which git takes for no path and no option."""
-        log, ls_tree = build_inspection_commands(OID)
+        log, ls_tree = build_commit_inspection_commands(OID)
         self.assertEqual(log[-2:], (OID, "--"))
         self.assertEqual(ls_tree[-1], OID)

@@ -122,7 +122,7 @@ class LoginTests(SynchronousTestCase):
 
     def test_answer(self) -> None:
         """Git gets a name and a password, a line each (git-credential(1))."""
-        self.assertEqual(self.login().credential_answer, b"username=judge\npassword=s3cr:t@\n")
+        self.assertEqual(self.login().git_credential_output, b"username=judge\npassword=s3cr:t@\n")
 
     def test_unencrypted(self) -> None:
         """A password goes over http to addresses that are not public, and nowhere else."""
@@ -148,7 +148,7 @@ class LoginTests(SynchronousTestCase):
         basic = b64encode("judge:pä ss/w?rd".encode()).decode()
         text = f"a pä ss/w?rd b p%C3%A4%20ss%2Fw%3Frd c {basic} d {basic.rstrip('=')} e"
         self.assertEqual(login.scrub_password(text), "a *** b *** c *** d *** e")
-        self.assertGreaterEqual(login.longest_password_bytes, len(basic))
+        self.assertGreaterEqual(login.max_encoded_password_bytes, len(basic))
 
     def test_repr(self) -> None:
         """No secret is in what a traceback or a log might show."""

@@ -9,7 +9,7 @@ from tawebeval.git.stderr_patterns import (
     find_disk_error,
     is_commit_missing,
     is_commit_unadvertised,
-    is_git_killed,
+    is_git_killed_by_kernel,
     is_git_memory_exhausted,
     is_repository_corrupt,
 )
@@ -93,7 +93,7 @@ class ClassificationTests(SynchronousTestCase):
                 self.assertEqual(is_commit_missing(printed), own is MISSING, printed)
                 self.assertEqual(is_repository_corrupt(printed), own is CORRUPT, printed)
                 self.assertEqual(find_disk_error(printed), DISK_ERRORS.get(printed), printed)
-                self.assertEqual(is_git_killed(128, printed), own is KILLED, printed)
+                self.assertEqual(is_git_killed_by_kernel(128, printed), own is KILLED, printed)
                 for serving in (False, True):
                     self.assertEqual(
                         is_git_memory_exhausted(printed, serving=serving),
@@ -117,9 +117,9 @@ class ClassificationTests(SynchronousTestCase):
     def test_killed(self) -> None:
         """The exit status tells that git itself was killed, in a sandbox and without one."""
         for status in (-9, 137, -7, 135):
-            self.assertTrue(is_git_killed(status, "fatal: early EOF"))
+            self.assertTrue(is_git_killed_by_kernel(status, "fatal: early EOF"))
         for status in (0, 1, 9, -11, 139, 153):
-            self.assertFalse(is_git_killed(status, ""))
+            self.assertFalse(is_git_killed_by_kernel(status, ""))
 
     def test_remote(self) -> None:
         """The memory that a server lacks is this machine's only if git serves itself."""

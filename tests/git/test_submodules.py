@@ -16,7 +16,11 @@ from tawebeval.core.form import Repository
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.submodules import SubmoduleUrlParser, build_list_command, resolve_submodule_url
+from tawebeval.git.submodules import (
+    SubmoduleUrlParser,
+    build_submodule_list_command,
+    resolve_submodule_url,
+)
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, failed
 from tests.fakes.world import OID, TREE
 
@@ -82,7 +86,7 @@ class UrlsTests(SynchronousTestCase):
 
     def test_command(self) -> None:
         """The file is read in the commit, and no other."""
-        command = build_list_command(OID)
+        command = build_submodule_list_command(OID)
         self.assertIn(f"--blob={OID}:.gitmodules", command)
         self.assertIn("--no-includes", command)
 

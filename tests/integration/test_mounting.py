@@ -17,7 +17,7 @@ from tawebeval.linux.launcher_client import (
     OverlayLayers,
     OverlayMountError,
 )
-from tawebeval.sandbox.bubblewrap import ROOT_DIRECTORIES
+from tawebeval.sandbox.bubblewrap import SYSTEM_ROOT_DIRECTORIES
 from tests.cases.patience import PATIENCE
 from tests.integration.unprivileged import WHO, give, temporary_folder
 
@@ -28,7 +28,7 @@ class MountingTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         folder = self.folder = temporary_folder()
         self.addCleanup(remove_tree, folder)  # the kernel closes a directory of its own in it
-        self.system = ["/usr", *(f"/{name}" for name in ROOT_DIRECTORIES), "/missing"]
+        self.system = ["/usr", *(f"/{name}" for name in SYSTEM_ROOT_DIRECTORIES), "/missing"]
         self.launching = self.open()
         self.layers = OverlayLayers(*(folder / name for name in ("lower", "upper", "work")))
         for path in (self.layers.lower, self.layers.upper, self.layers.work):

@@ -111,7 +111,7 @@ class OverlaysTests(SynchronousTestCase):
             self.workspace.tree_directory, [started.pid], devices=overlay.device_numbers
         )
         self.assertRaises(TimeoutError, wait_for_exit, started, 0)
-        self.assertGreaterEqual(use.size, 2 * 1_000_000)
+        self.assertGreaterEqual(use.disk_bytes, 2 * 1_000_000)
 
     def test_one_file_system(self) -> None:
         """All files of an overlay have one device, which is known."""

@@ -207,5 +207,5 @@ class RollingRestartTests(RepositoryTestCase):
     async def list_all(self, away: list[str]) -> dict[str, str]:
         """Return the keys of all forms by identifier; add to `away` who does not answer."""
         async with TwistedClient(self.clients[0].url, request_backoff=_BACKOFF) as client:
-            listed = client.evaluations(on_away=away.extend)
+            listed = client.evaluations(on_unreachable_daemons=away.extend)
             return {one["evaluation_id"]: one["metadata"]["form"] async for one in listed}

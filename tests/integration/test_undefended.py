@@ -258,8 +258,8 @@ class ViewTests(CellTestCase):
         self.addCleanup(lambda: os.path.exists(name) and os.remove(name))
         self.say(f"touch {name}")
         self.assertFalse(os.path.exists(name))
-        self.assertTrue((self.workspace.sandbox_tmp / os.path.basename(name)).exists())
-        self.say(f"touch {name}", instead(str(self.workspace.sandbox_tmp), "/tmp"))
+        self.assertTrue((self.workspace.sandbox_tmp_directory / os.path.basename(name)).exists())
+        self.say(f"touch {name}", instead(str(self.workspace.sandbox_tmp_directory), "/tmp"))
         self.assertTrue(os.path.exists(name))
 
     def test_links(self) -> None:

@@ -708,14 +708,14 @@ class GroupTests(CgroupsTestCase):
                 (directory / name).mkdir()
                 (directory / name / peak).write_text(f"{used * MIB}\n")
             group.find_exceeded_limits()
-            self.assertEqual(group.submission_peak_memory, 0)
+            self.assertEqual(group.submission_peak_memory_bytes, 0)
             if version == 2:
                 self.put(group, "memory.events", "max 1\noom 1\noom_kill 1\n")
             else:
                 self.put(group, "memory.max_usage_in_bytes", f"{64 * MIB}\n")
                 self.put(group, "memory.oom_control", "oom_kill 1\n")
             group.find_exceeded_limits()
-            self.assertEqual(group.submission_peak_memory, 23 * MIB)
+            self.assertEqual(group.submission_peak_memory_bytes, 23 * MIB)
 
     def test_legacy_programs(self) -> None:
         """Version 1 counts a kill where the killed process was: below its own limit, it counts."""

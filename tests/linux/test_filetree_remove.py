@@ -47,7 +47,7 @@ class RemoveTests(SynchronousTestCase):
 
     def test_many(self) -> None:
         """What has many entries, in one directory or in several, is left to a program."""
-        self.patch(module, "MAX_ENTRIES", 12)
+        self.patch(module, "MAX_ENTRIES_REMOVED_IN_PROCESS", 12)
         for names in (["a"], ["a", "b"]):
             with self.subTest(names):
                 for name in names:

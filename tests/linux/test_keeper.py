@@ -25,9 +25,9 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux import keeper, keeper_client
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.keeper_client import (
-    KeeperAddress,
     KeeperChild,
     KeeperClient,
+    RunningKeeper,
     start_program,
 )
 from tawebeval.linux.launcher_client import LAUNCHER_BUNDLE_PREFIX, LauncherClient, LaunchSpec
@@ -114,7 +114,7 @@ class KeeperTestCase(TestCase):
 
     def launch(self, command: str) -> StartedProcess:
         """Start a shell command by a launcher of the keeper."""
-        launching = LauncherClient(keeper=KeeperAddress(self.path, self.keeper.pid))
+        launching = LauncherClient(keeper=RunningKeeper(self.path, self.keeper.pid))
         self.addCleanup(launching.close)
         started, _ = launching.start_program(LaunchSpec(["/bin/sh", "-c", command], PATH, "/"))
         for descriptor in (started.pidfd, started.stdout, started.stderr):
@@ -479,13 +479,13 @@ class ProcessTests(KeeperTestCase):
 
     def test_launcher_lives_on(self) -> None:
         """The next daemon takes over a launcher that was left, and can start programs by it."""
-        launching = LauncherClient(keeper=KeeperAddress(self.path, self.keeper.pid))
+        launching = LauncherClient(keeper=RunningKeeper(self.path, self.keeper.pid))
         launching.start_launcher()
         assert launching.launcher is not None
         first = launching.launcher.process.pid
         launching.close()
         bundles = self.connect().list_bundles()
-        launching = LauncherClient(keeper=KeeperAddress(self.path, self.keeper.pid, bundles))
+        launching = LauncherClient(keeper=RunningKeeper(self.path, self.keeper.pid, bundles))
         self.addCleanup(launching.close)
         started, _ = launching.start_program(LaunchSpec(["/bin/true"], PATH, "/"))
         for descriptor in (started.pidfd, started.stdout, started.stderr):
@@ -495,7 +495,7 @@ class ProcessTests(KeeperTestCase):
 
     def test_replaced_launcher(self) -> None:
         """A launcher that was killed is replaced."""
-        launching = LauncherClient(keeper=KeeperAddress(self.path, self.keeper.pid))
+        launching = LauncherClient(keeper=RunningKeeper(self.path, self.keeper.pid))
         self.addCleanup(launching.close)
         for _ in range(2):
             launching.start_launcher()

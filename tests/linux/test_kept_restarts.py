@@ -1,4 +1,4 @@
-"""`linux.kept_process`: readers that are killed at any moment, and those that go on."""
+"""`linux.keeper_owned_process`: readers that are killed at any moment, and those that go on."""
 
 from __future__ import annotations
 

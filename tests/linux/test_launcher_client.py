@@ -487,8 +487,8 @@ class LossTests(LaunchingTestCase):
         """What the last one could not do the next one does, and the log tells why there was one."""
         full = Path(self.mktemp()).absolute()
         self.replace(
-            "if not fork_sibling():",
-            f"os.path.exists({str(full)!r}) and os.fstat(-1)\n        if not fork_sibling():",
+            "if not fork_as_sibling():",
+            f"os.path.exists({str(full)!r}) and os.fstat(-1)\n        if not fork_as_sibling():",
         )
         self.processes()
         full.touch()

@@ -1,4 +1,4 @@
-"""`linux.child`, `linux.kept_process`: one pipe, with a reactor that the test drives."""
+"""`linux.child`, `linux.keeper_owned_process`: one pipe, with a reactor that the test drives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zope.interface.verify import verifyObject
 
 from tawebeval.linux import child as pipes
 from tawebeval.linux.child import PipeReader, open_pipe
-from tawebeval.linux.kept_process import SplicedPipeReader
+from tawebeval.linux.keeper_owned_process import SplicedPipeReader
 from tests.fakes.world import TurnClock
 
 NAME = 1  # the child's own number for the pipe
@@ -147,7 +147,7 @@ class PipeTests(PipeTestCase):
         for delay in (0.0, 0.5, 0.75):
             self.write(1)
             self.reactor.read()
-            self.assertEqual(self.reader.slow_read_cpu_seconds, delay)
+            self.assertEqual(self.reader.pipe_read_cpu_seconds, delay)
 
     def test_no_larger(self) -> None:
         """Where the kernel refuses it is read as it is, and asked for again when it is full."""

@@ -176,7 +176,7 @@ while alive(mine) or alive(other):  # the first thread is
 (child,) = orphans.list_descendants(other)
 await world.kill_orphans_of_run(b"secret", "/nonexistent")
 result["after"] = [exists(mine), exists(other), alive(child)]
-orphans.is_thread_of_run = lambda *_: None
+orphans.does_thread_belong_to_run = lambda *_: None
 reactor.callLater(0.1, os.kill, other, signal.SIGKILL)
 await world.kill_orphans_of_run(b"secret", "/nonexistent")
 result["later"] = [exists(other), alive(child)]
@@ -213,7 +213,7 @@ result["after"] = exists(dead)
         """One that is dead is not reaped while it may be a child whose number is not known yet."""
         result = self.play(
             """
-with spawner.expect_child() as tell:
+with spawner.expect_new_child() as tell:
     mine, other = daemon("", then="pass"), daemon("", then="pass")
     while alive(mine) or alive(other):
         time.sleep(0.01)
@@ -231,7 +231,7 @@ result["told"] = [exists(mine), exists(other)]
         """Orphans that live are ended meanwhile as ever."""
         result = self.play(
             """
-with spawner.expect_child():
+with spawner.expect_new_child():
     pid = daemon("secret")
     ended = Deferred.fromCoroutine(world.kill_orphans_of_run(b"secret", "/nonexistent"))
     while alive(pid):

@@ -25,7 +25,7 @@ from tawebeval.sandbox.base import (
     NoSandbox,
     UnsandboxedRun,
 )
-from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskUsage
+from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tests.cases.sandbox import ENVIRONMENT, LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
 from tests.fakes.sandbox import FakeDisk
@@ -163,7 +163,7 @@ class ExceededTests(CellTestCase):
         assert error is not None
         self.assertEqual((error.reason, error.extra_members["value"]), ("memory", LIMITS.memory))
         self.assertNotIn("programs", error.message)
-        self.cgroups.group.submission_peak_memory = 3 * MIB
+        self.cgroups.group.submission_peak_memory_bytes = 3 * MIB
         error = self.cell.check_memory()
         assert error is not None
         self.assertIn("it and the submission's programs (3 MiB) used over ", error.message)
@@ -212,9 +212,9 @@ class ExceededTests(CellTestCase):
     def test_disk_bytes(self) -> None:
         """What is checked out is not counted: its bytes, and a block for each of its files."""
         allowed = GIB + 5000 + 10 * 4096
-        self.disk.last_usage = DiskUsage(size=allowed)
+        self.disk.last_usage = DiskUsage(disk_bytes=allowed)
         self.check_none()
-        self.disk.last_usage = DiskUsage(size=allowed + 1)
+        self.disk.last_usage = DiskUsage(disk_bytes=allowed + 1)
         self.check("disk", "disk", "{} to the disk")
 
     def test_disk_files(self) -> None:
@@ -226,25 +226,25 @@ class ExceededTests(CellTestCase):
 
     def test_deep(self) -> None:
         """Too deep directories cannot be counted, and so are too many."""
-        self.disk.last_usage = DiskUsage(is_too_deep=True)
+        self.disk.last_usage = DiskUsage(has_uncounted_deep_directories=True)
         self.check("disk", "disk_files", "{} files and directories")
 
     def test_file_size(self) -> None:
         """A file as large as any may be tells why a run failed, and nothing before."""
-        self.disk.last_usage = DiskUsage(largest_file=5 * MIB - 1)
+        self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB - 1)
         self.check_none(final=True)
-        self.disk.last_usage = DiskUsage(largest_file=5 * MIB)
+        self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB)
         self.check_none()
         self.check("file_size", "file_size", "wrote a file of {}", final=True)
 
     def test_nearly_full(self) -> None:
         """Where the disk is nearly full a run that has failed may have failed of that."""
-        self.assertFalse(self.cell.is_disk_short)
-        self.disk.last_usage = DiskUsage(size=MIB)
+        self.assertFalse(self.cell.is_disk_nearly_full)
+        self.disk.last_usage = DiskUsage(disk_bytes=MIB)
         self.disk.free_bytes = LIMITS.free_disk
-        self.assertFalse(self.cell.is_disk_short)
+        self.assertFalse(self.cell.is_disk_nearly_full)
         self.disk.free_bytes -= 1
-        self.assertTrue(self.cell.is_disk_short)
+        self.assertTrue(self.cell.is_disk_nearly_full)
         self.check_none()
         error = self.cell.check_limits(final=True)
         assert isinstance(error, EvaluationFailure)
@@ -256,7 +256,7 @@ class ExceededTests(CellTestCase):
 
     def test_nearly_full_of_others(self) -> None:
         """One that has next to nothing there has failed of it only where nothing is free."""
-        self.disk.last_usage = DiskUsage(size=MIB - 1)
+        self.disk.last_usage = DiskUsage(disk_bytes=MIB - 1)
         self.disk.free_bytes = MIB
         self.check_none(final=True)
         self.disk.free_bytes = MIB - 1
@@ -265,8 +265,8 @@ class ExceededTests(CellTestCase):
 
     def test_much_work(self) -> None:
         """A count that takes more work than it may is none; the other limits are known without."""
-        self.disk.last_usage = DiskUsage(inspected_count=8)
-        self.assertRaises(CountTooExpensive, self.cell.check_limits, work=7)
+        self.disk.last_usage = DiskUsage(inspection_count=8)
+        self.assertRaises(TooManyInspections, self.cell.check_limits, work=7)
         self.assertIsNone(self.cell.check_limits(work=8))
         self.cgroups.group.over = frozenset({"memory"})
         error = self.cell.check_limits(work=0)
@@ -275,7 +275,7 @@ class ExceededTests(CellTestCase):
     def test_without_groups(self) -> None:
         """The disk is looked at without groups, too."""
         self.cell.close()
-        self.disk.last_usage = DiskUsage(size=2 * GIB)
+        self.disk.last_usage = DiskUsage(disk_bytes=2 * GIB)
         self.check("disk", "disk", "{} to the disk")
 
     def test_held(self) -> None:

@@ -95,7 +95,8 @@ class Kills(SynchronousTestCase):
                 (place / "memory.memsw.max_usage_in_bytes").write_text(f"{swapped * 2**20}\n")
             (place / "memory.oom_control").write_text(f"under_oom 0\noom_kill {kills}\n")
             self.assertEqual(
-                (group.has_hit_memory_limit(), group.was_killed_by_outer_limit()), (own, other)
+                (group.has_hit_memory_limit(), group.was_killed_for_memory_of_parent()),
+                (own, other),
             )
         group.remove(counted=False)
         self.assertTrue(place.exists())

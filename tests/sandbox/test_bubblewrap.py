@@ -391,7 +391,9 @@ class SystemTests(SynchronousTestCase):
         ):
             (self.root / "etc" / name).write_text("")
         self.patch(
-            module, "ROOT_DIRECTORIES", [str(self.root / name) for name in module.ROOT_DIRECTORIES]
+            module,
+            "SYSTEM_ROOT_DIRECTORIES",
+            [str(self.root / name) for name in module.SYSTEM_ROOT_DIRECTORIES],
         )
         self.patch(module, "glob", lambda pattern: glob.glob(f"{self.root}{pattern}"))
 

@@ -20,7 +20,12 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox import disk_usage as module
-from tawebeval.sandbox.disk_usage import CountTooExpensive, DiskMeter, DiskUsage, measure_disk_usage
+from tawebeval.sandbox.disk_usage import (
+    DiskMeter,
+    DiskUsage,
+    TooManyInspections,
+    measure_disk_usage,
+)
 from tests.fakes.children import NO_PROCESS
 from tests.integration.attacks.calls import number_of
 
@@ -77,7 +82,9 @@ class CountTests(DiskTestCase):
         (self.top / "a/b").mkdir(parents=True)
         size = self.write(self.top / "one", 3) + self.write(self.top / "a/b/two", 5)
         size += sum((self.top / name).stat().st_blocks * 512 for name in ("a", "a/b"))
-        self.assertEqual(self.count(), DiskUsage(size=size, file_count=4, largest_file=5 * BLOCK))
+        self.assertEqual(
+            self.count(), DiskUsage(disk_bytes=size, file_count=4, largest_file_bytes=5 * BLOCK)
+        )
         self.assertGreaterEqual(size, 8 * BLOCK)
 
     def test_apart(self) -> None:
@@ -92,9 +99,9 @@ class CountTests(DiskTestCase):
         size = self.write(self.top / "one", 4)
         later = (self.top / "one").stat().st_ctime + 0.001
         use = measure_disk_usage(self.top, (), since=later)
-        self.assertEqual((use.size, use.largest_file), (size, 0))
+        self.assertEqual((use.disk_bytes, use.largest_file_bytes), (size, 0))
         self.assertEqual(
-            measure_disk_usage(self.top, (), since=later - 0.001).largest_file, 4 * BLOCK
+            measure_disk_usage(self.top, (), since=later - 0.001).largest_file_bytes, 4 * BLOCK
         )
 
     def test_hard_links(self) -> None:
@@ -103,21 +110,25 @@ class CountTests(DiskTestCase):
         size = self.write(self.top / "one", 4) + (self.top / "sub").stat().st_blocks * 512
         for name in ("two", "sub/three"):
             (self.top / name).hardlink_to(self.top / "one")
-        self.assertEqual(self.count(), DiskUsage(size=size, file_count=4, largest_file=4 * BLOCK))
+        self.assertEqual(
+            self.count(), DiskUsage(disk_bytes=size, file_count=4, largest_file_bytes=4 * BLOCK)
+        )
 
     def test_linked_from_elsewhere(self) -> None:
         """A file that has a name elsewhere takes its room here all the same."""
         size = self.write(self.top / "one", 4)
         (self.beside / "two").hardlink_to(self.top / "one")
-        self.assertEqual(self.count(), DiskUsage(size=size, file_count=1, largest_file=4 * BLOCK))
+        self.assertEqual(
+            self.count(), DiskUsage(disk_bytes=size, file_count=1, largest_file_bytes=4 * BLOCK)
+        )
 
     def test_sparse(self) -> None:
         """A file with holes takes what is written in it, and is as large as it says."""
         with open(self.top / "holes", "wb") as file:
             file.truncate(2**30)
         use = self.count()
-        self.assertLess(use.size, 2**20)
-        self.assertEqual((use.file_count, use.largest_file), (1, 2**30))
+        self.assertLess(use.disk_bytes, 2**20)
+        self.assertEqual((use.file_count, use.largest_file_bytes), (1, 2**30))
 
     def test_symbolic_links(self) -> None:
         """Links are not followed, whatever they lead to."""
@@ -130,8 +141,8 @@ class CountTests(DiskTestCase):
         ):
             (self.top / name).symlink_to(target)
         use = self.count()
-        self.assertLess(use.size, 50 * BLOCK)
-        self.assertLess(use.largest_file, BLOCK)
+        self.assertLess(use.disk_bytes, 50 * BLOCK)
+        self.assertLess(use.largest_file_bytes, BLOCK)
         self.assertEqual(use.file_count, 4)
 
     def test_other_files(self) -> None:
@@ -150,8 +161,8 @@ class WorkTests(DiskTestCase):
 
     def looks(self, needed: int, *pids: int) -> None:
         """Hold that a count takes so many, and that it is none with one less."""
-        self.assertEqual(measure_disk_usage(self.top, pids, work=needed).inspected_count, needed)
-        self.assertRaises(CountTooExpensive, measure_disk_usage, self.top, pids, work=needed - 1)
+        self.assertEqual(measure_disk_usage(self.top, pids, work=needed).inspection_count, needed)
+        self.assertRaises(TooManyInspections, measure_disk_usage, self.top, pids, work=needed - 1)
 
     def test_files(self) -> None:
         """One for each file, and one more to look into each directory."""
@@ -172,9 +183,9 @@ class WorkTests(DiskTestCase):
         for number in range(50):
             self.write(self.top / str(number), 1)
         use = measure_disk_usage(self.top, [NO_PROCESS], most=(10 * BLOCK, 100))
-        self.assertEqual((use.inspected_count, use.size), (11, 11 * BLOCK))
+        self.assertEqual((use.inspection_count, use.disk_bytes), (11, 11 * BLOCK))
         use = measure_disk_usage(self.top, [NO_PROCESS], most=(100 * BLOCK, 20))
-        self.assertEqual((use.inspected_count, use.file_count), (21, 21))
+        self.assertEqual((use.inspection_count, use.file_count), (21, 21))
         self.assertEqual(measure_disk_usage(self.top, (), most=(50 * BLOCK, 50)).file_count, 50)
 
 
@@ -198,8 +209,8 @@ class DepthTests(DiskTestCase):
             file.write(b"x" * 70_000)
         os.symlink("/", "link", dir_fd=last)
         use = self.count()
-        self.assertEqual((use.file_count, use.largest_file), (FAR + 2, 70_000))
-        self.assertFalse(use.is_too_deep)
+        self.assertEqual((use.file_count, use.largest_file_bytes), (FAR + 2, 70_000))
+        self.assertFalse(use.has_uncounted_deep_directories)
 
     def test_exhausted(self) -> None:
         """Where the daemon has no descriptor left the count fails, and is not one of nothing."""
@@ -237,7 +248,7 @@ class DepthTests(DiskTestCase):
             os.rename(self.top / "d", self.top / f"{len(os.listdir(self.top))}")
         (self.top / "flat").mkdir()
         use = self.count()
-        self.assertTrue(use.is_too_deep)
+        self.assertTrue(use.has_uncounted_deep_directories)
         self.assertEqual(use.file_count, 3 * FAR + 1 + 1)
 
 
@@ -297,7 +308,7 @@ class PermissionTests(DiskTestCase):
             for name in ("shut/inner", "shut"):
                 (self.top / name).chmod(0)
             use = self.count()
-        self.assertEqual((use.file_count, use.largest_file), (3, 70_000))
+        self.assertEqual((use.file_count, use.largest_file_bytes), (3, 70_000))
         for name in ("shut", "shut/inner"):  # so that they can be removed
             self.assertEqual((self.top / name).stat().st_mode & 0o777, 0o700)
 
@@ -308,7 +319,7 @@ class PermissionTests(DiskTestCase):
             (self.top / "shut/file").write_bytes(b"x" * 70_000)
             (self.top / "shut").chmod(0o400)
             use = self.count()
-        self.assertEqual((use.file_count, use.largest_file), (2, 70_000))
+        self.assertEqual((use.file_count, use.largest_file_bytes), (2, 70_000))
 
     def test_of_others(self) -> None:
         """Those of another user stay shut; what else there is is counted."""
@@ -333,8 +344,8 @@ class NamelessTests(DiskTestCase):
         """They take room until they are closed, and count for a process that is asked for."""
         pid = self.start("exec 3>file; rm file; head -c 102400 /dev/zero >&3")
         use = self.count(pid)
-        self.assertGreaterEqual(use.size, 102400)
-        self.assertEqual((use.file_count, use.largest_file), (1, 102400))
+        self.assertGreaterEqual(use.disk_bytes, 102400)
+        self.assertEqual((use.file_count, use.largest_file_bytes), (1, 102400))
         self.assertEqual(self.count(), DiskUsage())
 
     def start_thread(self, first: str, meanwhile: str) -> int:
@@ -362,21 +373,21 @@ thread.start()
     def test_table_of_a_thread(self) -> None:
         """A thread may have a table of descriptors of its own."""
         pid = self.start_thread(f"libc.unshare({CLONE_FILES})", "thread.join()")
-        self.assertGreaterEqual(self.count(pid).size, 102400)
+        self.assertGreaterEqual(self.count(pid).disk_bytes, 102400)
 
     def test_first_thread_gone(self) -> None:
         """The first thread may end before the others, and has no descriptors then."""
         pid = self.start_thread("pass", f"libc.syscall({number_of('exit')}, 0)")
         while " Z " not in Path(f"/proc/{pid}/stat").read_text():
             pass
-        self.assertGreaterEqual(self.count(pid).size, 102400)
+        self.assertGreaterEqual(self.count(pid).disk_bytes, 102400)
 
     def test_opened_twice(self) -> None:
         """One that is open several times takes its room once."""
         pid = self.start("exec 3>file 4>>file; rm file; head -c 102400 /dev/zero >&3")
         use = self.count(pid, pid)
-        self.assertGreaterEqual(use.size, 102400)
-        self.assertLess(use.size, 2 * 102400)
+        self.assertGreaterEqual(use.disk_bytes, 102400)
+        self.assertLess(use.disk_bytes, 2 * 102400)
 
     def test_with_a_name(self) -> None:
         """One that still has a name is counted where it lies."""
@@ -404,7 +415,7 @@ class WatchTests(SynchronousTestCase):
         self.blocks, self.files = 10_000, 5_000
         self.asked: list[object] = []
         self.counts: list[tuple[Path, list[int]]] = []
-        self.use = DiskUsage(size=200, file_count=20)
+        self.use = DiskUsage(disk_bytes=200, file_count=20)
         self.patch(module.os, "statvfs", self.statvfs)
         self.patch(module, "measure_disk_usage", self.measure)
         self.watch = DiskMeter(Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds)
@@ -426,8 +437,8 @@ class WatchTests(SynchronousTestCase):
         """Count the counts."""
         self.counts.append((directory, list(pids)))
         *_, self.most, work = more
-        if self.use.inspected_count > work:
-            raise CountTooExpensive
+        if self.use.inspection_count > work:
+            raise TooManyInspections
         return self.use
 
     def look(self, *, counts: int, again: bool = False) -> None:
@@ -513,8 +524,10 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(self.watch.measure_usage(work=0), DiskUsage(202, 7))
         self.assertEqual((self.counts, self.asked), ([], [Path("/some")] * 2))
         self.assertEqual(self.watch.free_bytes, 18_000)
-        self.use = DiskUsage(9000, 90, largest_file=12)
-        self.assertEqual(self.watch.measure_usage(again=True), DiskUsage(202, 7, largest_file=12))
+        self.use = DiskUsage(9000, 90, largest_file_bytes=12)
+        self.assertEqual(
+            self.watch.measure_usage(again=True), DiskUsage(202, 7, largest_file_bytes=12)
+        )
         self.assertEqual(self.counts, [(Path("/some/where"), [31])])
 
     def test_held_no_more(self) -> None:
@@ -528,7 +541,7 @@ class WatchTests(SynchronousTestCase):
     def test_less_and_less(self) -> None:
         """The less may be taken, the sooner is counted; a little at a time adds up."""
         self.look(counts=1)
-        self.use = DiskUsage(size=1100, file_count=20)
+        self.use = DiskUsage(disk_bytes=1100, file_count=20)
         self.look(counts=1, again=True)
         for _ in range(2):
             self.blocks -= 25
@@ -538,18 +551,18 @@ class WatchTests(SynchronousTestCase):
 
     def test_much_work(self) -> None:
         """Where a count was much work none is begun that may not be."""
-        self.use = DiskUsage(size=200, inspected_count=70)
+        self.use = DiskUsage(disk_bytes=200, inspection_count=70)
         for counts in (1, 1):  # nobody knows yet
-            with self.assertRaises(CountTooExpensive):
+            with self.assertRaises(TooManyInspections):
                 self.watch.measure_usage(work=50)
             self.assertEqual(len(self.counts), counts)
             self.counts.clear()
         self.look(counts=1)
         self.clock.advance(11)
-        with self.assertRaises(CountTooExpensive):
+        with self.assertRaises(TooManyInspections):
             self.watch.measure_usage(work=50)
         self.assertEqual(len(self.counts), 1)
-        self.use = DiskUsage(size=200, inspected_count=30)
+        self.use = DiskUsage(disk_bytes=200, inspection_count=30)
         self.look(counts=1)
         self.clock.advance(11)
         self.watch.measure_usage(work=50)
@@ -557,10 +570,13 @@ class WatchTests(SynchronousTestCase):
 
     def test_over(self) -> None:
         """While there is too much each look counts, for it may have been removed."""
-        for use in (DiskUsage(size=1201, file_count=20), DiskUsage(size=200, file_count=121)):
+        for use in (
+            DiskUsage(disk_bytes=1201, file_count=20),
+            DiskUsage(disk_bytes=200, file_count=121),
+        ):
             self.use = use
             self.look(counts=1, again=True)
             self.look(counts=1)
-        self.use = DiskUsage(size=200, file_count=20)
+        self.use = DiskUsage(disk_bytes=200, file_count=20)
         self.look(counts=1)
         self.look(counts=0)

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.environment_store import EnvironmentStore
-from tawebeval.sandbox.environments import lock_root
+from tawebeval.sandbox.environments import lock_environment_root
 from tests.cases.roots import make_root
 
 
@@ -68,7 +68,7 @@ class StoreTests(SynchronousTestCase):
     def test_removed_meanwhile(self) -> None:
         """A root that is being removed is not taken for stored."""
         path = self.store.import_root(self.source).path
-        lock = lock_root(path, fcntl.LOCK_EX)
+        lock = lock_environment_root(path, fcntl.LOCK_EX)
         error = self.assertRaises(ConfigurationError, self.store.import_root, self.source)
         self.assertIn(f"{path.name} is being removed", str(error))
         os.close(lock)
@@ -171,7 +171,7 @@ class StoreTests(SynchronousTestCase):
         stale, running = self.store.directory / "new-1", self.store.directory / "new-2"
         for path in (stale, running):
             path.mkdir(parents=True)
-        lock = lock_root(running)
+        lock = lock_environment_root(running)
         self.addCleanup(os.close, lock)
         path = self.store.import_root(self.source).path
         self.assertEqual(sorted(os.listdir(self.store.directory)), ["new-2", path.name])
@@ -179,7 +179,7 @@ class StoreTests(SynchronousTestCase):
     def test_remove(self) -> None:
         """A root is removed by the beginning of its digest, unless it is locked."""
         path = self.store.import_root(self.source).path
-        lock = lock_root(path)
+        lock = lock_environment_root(path)
         error = self.assertRaises(ConfigurationError, self.store.remove_root, path.name)
         self.assertIn("is in use by a daemon or an evaluation", str(error))
         os.close(lock)

@@ -16,10 +16,10 @@ from tawebeval.sandbox.environments import (
     Environment,
     EnvironmentLocks,
     find_environment,
-    find_root_problem,
+    find_environment_root_problem,
     list_environments,
     locate_in_root,
-    lock_root,
+    lock_environment_root,
     make_system_view,
 )
 from tests.cases.roots import make_root
@@ -60,20 +60,20 @@ class LocateTests(RootTestCase):
 
     def test_problems(self) -> None:
         """A root needs a shell and prlimit; each message has a remedy."""
-        self.assertIs(find_root_problem(self.root), None)
+        self.assertIs(find_environment_root_problem(self.root), None)
         for name, program in (("usr/bin/prlimit", "/usr/bin/prlimit"), ("usr/bin/sh", "/bin/sh")):
             (self.root / name).unlink()
-            problem = find_root_problem(self.root)
+            problem = find_environment_root_problem(self.root)
             assert problem is not None
             self.assertEqual(problem[0], f"{self.root} has no program {program}")
             self.assertTrue(problem.remedy)
         (self.root / "usr/bin/sh").symlink_to("/etc/passwd")  # no program
-        self.assertIsNot(find_root_problem(self.root), None)
+        self.assertIsNot(find_environment_root_problem(self.root), None)
         (self.root / "usr/bin/sh").unlink()
         os.truncate(self.root / "usr/bin/dash", 10**12)
         (self.root / "usr/bin/sh").symlink_to("dash")
         (self.root / "usr/bin/prlimit").symlink_to("dash")
-        problem = find_root_problem(self.root)
+        problem = find_environment_root_problem(self.root)
         assert problem is not None
         self.assertEqual(problem[0], f"{self.root}: /bin/sh is 931.4 GiB; the limit is 16 MiB")
         error = self.assertRaises(OSError, self.options)
@@ -81,7 +81,7 @@ class LocateTests(RootTestCase):
         link = self.root.with_name("link")
         link.symlink_to(self.root)
         for path in (self.root / "none", self.root / "file", link):
-            problem = find_root_problem(path)
+            problem = find_environment_root_problem(path)
             assert problem is not None
             self.assertIn("is not a directory", problem[0])
 
@@ -134,12 +134,12 @@ class ViewTests(RootTestCase):
         for path, link in (("/opt/link/a/b", "opt/link"), ("/data/a", "data")):
             error = self.assertRaises(OSError, self.options, "/usr/share", path)
             self.assertEqual(error.filename, str(self.root / link))
-            problem = find_root_problem(self.root, [path])
+            problem = find_environment_root_problem(self.root, [path])
             assert problem is not None
             self.assertIn(f"{self.root / link} is a symbolic link", problem[0])
         for paths in (["/opt/link"], ["/opt", "/opt/link/a"], ["/home/a"], ["/opt/tool/a"]):
             self.options(*paths)
-            self.assertIsNone(find_root_problem(self.root, paths))
+            self.assertIsNone(find_environment_root_problem(self.root, paths))
 
     def test_too_many(self) -> None:
         """A root that needs more mounts than a sandbox should have is an error."""
@@ -170,15 +170,15 @@ class LockTests(RootTestCase):
         """The roots that are named are locked, and no others; a root without digest never is."""
         locks = EnvironmentLocks()
         self.assertEqual(locks.lock_roots([str(self.root), "/usr"]), [])
-        self.assertRaises(BlockingIOError, lock_root, self.root, fcntl.LOCK_EX)
+        self.assertRaises(BlockingIOError, lock_environment_root, self.root, fcntl.LOCK_EX)
         self.assertEqual(locks.lock_roots([str(self.root)]), [])
         self.assertEqual(locks.lock_roots([]), [])
-        os.close(lock_root(self.root, fcntl.LOCK_EX))
+        os.close(lock_environment_root(self.root, fcntl.LOCK_EX))
 
     def test_removed(self) -> None:
         """A root that is gone, or is being removed, is a problem."""
         locks = EnvironmentLocks()
-        lock = lock_root(self.root, fcntl.LOCK_EX)
+        lock = lock_environment_root(self.root, fcntl.LOCK_EX)
         self.assertEqual(len(locks.lock_roots([str(self.root)])), 1)
         os.close(lock)
         self.root.rename(self.root.with_name("gone"))

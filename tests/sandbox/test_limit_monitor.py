@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure
-from tawebeval.sandbox.disk_usage import MAX_SHARED_THREAD_INSPECTIONS, CountTooExpensive
+from tawebeval.sandbox.disk_usage import MAX_SHARED_THREAD_INSPECTIONS, TooManyInspections
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeSandboxedRun
@@ -255,7 +255,7 @@ class MuchWorkTests(WatchTestCase):
     def judge(self, work: float) -> None:
         """Need a bit more than a little work."""
         if work <= MAX_SHARED_THREAD_INSPECTIONS:
-            raise CountTooExpensive
+            raise TooManyInspections
 
     def test_over(self) -> None:
         """What others find stops one as ever, and so does a limit that takes no count."""

@@ -34,12 +34,12 @@ from tawebeval.sandbox.probe import (
     DEFAULT_PROBE_DIRECTORIES,
     TREE_COPY_WARNING,
     ProbeDirectories,
+    check_sandbox_and_log_problems,
     close_sandbox,
     open_command_sandbox,
     open_sandbox,
     probe_bubblewrap,
     probe_overlays_or_copies,
-    verify_sandbox,
 )
 from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS, FakeOrphans, FakeTrees
@@ -572,7 +572,7 @@ class TreesTests(SandboxesTestCase):
         for problem, said in ((None, []), ("no python", [f"{TREE_COPY_WARNING} (no python)"])):
             self.trees.overlay_problem = problem
             with capturedLogs() as events:
-                verify_sandbox(self.open(), DEFAULT_PROBE_DIRECTORIES)
+                check_sandbox_and_log_problems(self.open(), DEFAULT_PROBE_DIRECTORIES)
             logged = [str(formatEvent(event)).partition("; ")[0] for event in events]
             self.assertEqual(logged, said)
 
@@ -590,7 +590,7 @@ class RelyTests(SandboxesTestCase):
     def rely(self, sandbox: Sandbox) -> list[str]:
         """Rely on a sandbox; return the warnings."""
         with capturedLogs() as events:
-            verify_sandbox(sandbox, DEFAULT_PROBE_DIRECTORIES)
+            check_sandbox_and_log_problems(sandbox, DEFAULT_PROBE_DIRECTORIES)
         self.assertTrue(all(event["log_level"] is LogLevel.warn for event in events))
         return [str(formatEvent(event)) for event in events]
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.kept_process import KEPT_STDERR_BYTES
+from tawebeval.linux.keeper_owned_process import REPLAYABLE_STDERR_BYTES
 from tawebeval.slurm import srun_files
 from tawebeval.slurm.srun_files import FramePosition, SrunFiles
 
@@ -96,7 +96,7 @@ class StoreTests(SynchronousTestCase):
 
     def test_stderr(self) -> None:
         """Of stderr the last bytes are there again."""
-        self.store.stderr.append(0, b"x" * (KEPT_STDERR_BYTES + 7))
+        self.store.stderr.append(0, b"x" * (REPLAYABLE_STDERR_BYTES + 7))
         self.assertEqual(self.store.count_skipped_stderr_bytes(), 7)
 
     def test_long_names(self) -> None:

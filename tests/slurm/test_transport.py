@@ -171,7 +171,9 @@ class TransportTests(SynchronousTestCase):
             self.retries,
             **self.options,
         )
-        self.transport.adopt(StartedProcess(9, -1, -1, -1), SrunFiles.create(stdin, "job-0", 0))
+        self.transport.adopt_srun(
+            StartedProcess(9, -1, -1, -1), SrunFiles.create(stdin, "job-0", 0)
+        )
         self.run_ = FakeRun()
         self.begun = Deferred.fromCoroutine(wait_for_evaluator_start(self.transport))
 
@@ -394,7 +396,7 @@ class RunTests(TransportTests):
         for end, seconds in (
             (lambda: None, JOB_QUERY_TIMEOUT),
             (lambda: self.transport.send_command(KILL), 2),
-            (lambda: self.transport.leave(), 2),
+            (lambda: self.transport.detach(), 2),
         ):
             self.connect()
             self.srun.end(1)
@@ -437,7 +439,7 @@ class ResumeCase(TransportTests):
 
     def hold(self) -> None:
         """Hold the files of the last srun, as the keeper does."""
-        self.held = [os.dup(each) for each in self.transport._attempt.store.descriptors]
+        self.held = [os.dup(each) for each in self.transport._attempt.srun_files.descriptors]
         for each in self.held:
             self.addCleanup(os.close, each)
 
@@ -449,7 +451,7 @@ class ResumeCase(TransportTests):
 
     def resume(self, delivered: int, *, began: bool = True) -> None:
         """Leave the transport, and go on with what is stored in another one."""
-        self.transport.leave()
+        self.transport.detach()
         begin = encode_frame(FrameKind.EVALUATOR_STARTING, b'{"job": "5", "node": "one"}')
         stored = (begin if began else b"") + self.frames
         self.status = RunnerStatus("slurm")
@@ -494,7 +496,7 @@ class ResumeTests(ResumeCase):
         for number in range(8):
             self.tell(FrameKind.STDOUT, bytes([97 + number]) * 20_000)
         self.turn()
-        self.assertGreater(self.transport._attempt.store.resume_position.frame_offset, 100_000)
+        self.assertGreater(self.transport._attempt.srun_files.resume_position.frame_offset, 100_000)
         self.resume(30_000)
         printed = b"".join(bytes([97 + number]) * 20_000 for number in range(8))
         self.assertEqual(self.run_.out, printed[30_000:])
@@ -513,7 +515,7 @@ class ResumeTests(ResumeCase):
 
     def test_left(self) -> None:
         """What was left takes no frames, sends nothing and begins nothing again."""
-        self.transport.leave()
+        self.transport.detach()
         self.commands.job = {"JobState": "NODE_FAIL"}
         self.tell(FrameKind.STDOUT, b"one")
         self.transport.send_command(KILL)
@@ -528,7 +530,7 @@ class ResumeTests(ResumeCase):
         self.srun.end(1)
         self.hold()
         self.resume(0, began=False)
-        self.assertEqual((self.status.retries, self.status.job_id), (1, None))
+        self.assertEqual((self.status.retry_count, self.status.job_id), (1, None))
         self.assertIn("job-1", self.commands.watched)
         self.srun.begin("two")
         self.assertEqual((self.run_.clock, self.status.node), (["restart"], "two"))
@@ -566,7 +568,7 @@ class RetryTests(TransportTests):
         self.connect()
         self.srun.end(1)
         self.assertEqual((self.run_.told, self.run_.clock), ([], ["suspend"]))
-        self.assertEqual((self.status.retries, len(self.spawner.children)), (1, 2))
+        self.assertEqual((self.status.retry_count, len(self.spawner.children)), (1, 2))
         self.srun.begin("two")
         self.assertEqual((self.run_.clock, self.status.node), (["suspend", "restart"], "two"))
         self.srun.end(1)
@@ -579,7 +581,7 @@ class RetryTests(TransportTests):
         self.assertNoResult(self.begun)
         self.assertEqual((self.status.job_id, self.status.queue_reason), (None, None))
         self.connect()
-        self.assertEqual(self.status.retries, 1)
+        self.assertEqual(self.status.retry_count, 1)
 
     def test_counts(self) -> None:
         """Jobs that wait, run, are lost and are begun again are counted."""
@@ -789,7 +791,7 @@ class OwnFilesTests(OwnFilesCase):
     def test_left_with_file(self) -> None:
         """A process that has handed over gives nothing up."""
         self.ask("a")
-        self.transport.leave()
+        self.transport.detach()
         self.turn()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -869,7 +871,7 @@ class TransferTests(OwnFilesCase):
         self.assertEqual((self.srun.signals, len(self.senders)), ([15], 1))
         self.srun.begin()
         self.srun.end(1)
-        self.assertEqual(self.status.retries, 2)
+        self.assertEqual(self.status.retry_count, 2)
         self.srun.begin("three")
         self.assertEqual((self.run_.told, self.status.node), ([], "three"))
 

@@ -72,10 +72,10 @@ class CacheTests(SynchronousTestCase):
         kept = self.provide(self.open(), ONE)
         self.provide(self.open(), TWO)
         cache = self.open()
-        self.assertTrue(self.provide(cache, THREE).is_relative_to(cache.place))
+        self.assertTrue(self.provide(cache, THREE).is_relative_to(cache.temporary_directory))
         self.assertTrue(self.provide(self.open(), ONE, 99) == kept)
         large = self.open(BLOCK)
-        self.assertTrue(self.provide(large, f"{9:064x}").is_relative_to(large.place))
+        self.assertTrue(self.provide(large, f"{9:064x}").is_relative_to(large.temporary_directory))
 
     def test_at_once(self) -> None:
         """Programs that need the same tree at once wait for the first."""
@@ -151,7 +151,7 @@ class CacheTests(SynchronousTestCase):
                 self.provide(cache, key)
         running = self.open()
         self.provide(running, THREE)
-        self.assertEqual(list(running.place.rglob("file")), [])
+        self.assertEqual(list(running.temporary_directory.rglob("file")), [])
 
     def test_too_large(self) -> None:
         """No tree goes for one that has no room even so."""
@@ -163,7 +163,7 @@ class CacheTests(SynchronousTestCase):
         for number, entries in ((8, 8), (9, 11)):
             with self.open() as cache:
                 path = self.provide(cache, f"{number:064x}", entries)
-                self.assertTrue(path.is_relative_to(cache.place))
+                self.assertTrue(path.is_relative_to(cache.temporary_directory))
         for key in (ONE, TWO):
             self.provide(self.open(), key)
         self.assertEqual(self.received[:2], [ONE, TWO])
@@ -190,7 +190,7 @@ class CacheTests(SynchronousTestCase):
 
     def assert_without(self, cache: TreeCache, key: str = ONE) -> None:
         """Check that a program receives its tree for itself, and says why."""
-        self.assertTrue(self.provide(cache, key).is_relative_to(cache.place))
+        self.assertTrue(self.provide(cache, key).is_relative_to(cache.temporary_directory))
         self.assertIn("the cache of trees is not used: ", cache.problem or "")
         self.assertIn("the cache of trees is not used: ", sys.stderr.getvalue())  # type: ignore[attr-defined]
 
@@ -211,7 +211,7 @@ class CacheTests(SynchronousTestCase):
                 return TreeSize(1, 0)
 
             path = cache.provide_tree(TWO, receive)
-            self.assertTrue(path.is_relative_to(cache.place))
+            self.assertTrue(path.is_relative_to(cache.temporary_directory))
         said = sys.stderr.getvalue().splitlines()  # type: ignore[attr-defined]
         self.assertEqual(len(said), 2)
 

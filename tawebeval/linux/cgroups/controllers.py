@@ -61,7 +61,7 @@ class CgroupController:
         """Return the processor time of all processes, also ended ones; None if unknown."""
         return None
 
-    def read_memory_use(self, group: CgroupDirectory) -> int | None:
+    def read_memory_without_cache(self, group: CgroupDirectory) -> int | None:
         """Return the bytes in use now, without the page cache; None if unknown."""
         return None
 
@@ -69,7 +69,7 @@ class CgroupController:
         """Return the memory charged to the cgroup; None if unknown."""
         return None
 
-    def read_submission_peak_memory(self, group: CgroupDirectory) -> int:
+    def read_submission_peak_memory_bytes(self, group: CgroupDirectory) -> int:
         """Return the sum of the peak bytes of a submission's programs; 0 if unknown.
 
         Those of programs that have ended are gone, as a rule.
@@ -111,16 +111,16 @@ class MemoryController(CgroupController):
         )
         return own.get("oom", 0) > 0
 
-    def read_memory_use(self, group: CgroupDirectory) -> int | None:
+    def read_memory_without_cache(self, group: CgroupDirectory) -> int | None:
         """Return the bytes of anonymous and shared memory."""
-        return group.sum_matching_numbers("memory.stat", self._anonymous)
+        return group.sum_numbers_in_file("memory.stat", self._anonymous)
 
     def read_memory_charge(self, group: CgroupDirectory) -> MemoryCharge | None:
         """Return the memory charged to the cgroup."""
         peak, current = group.read_number(self._peak), group.read_number(self._current)
         return None if peak is None or current is None else MemoryCharge(peak, current)
 
-    def read_submission_peak_memory(self, group: CgroupDirectory) -> int:
+    def read_submission_peak_memory_bytes(self, group: CgroupDirectory) -> int:
         """Return the sum of the peak bytes of a submission's programs."""
         with suppress(OSError):
             return sum(

@@ -282,7 +282,7 @@ class CgroupDirectory:
                     found[key] = int(value)
         return found
 
-    def sum_matching_numbers(self, name: str, figures: re.Pattern[str]) -> int | None:
+    def sum_numbers_in_file(self, name: str, figures: re.Pattern[str]) -> int | None:
         """Return the sum of the numbers that a pattern finds in a file; None without one."""
         with suppress(OSError):
             found = figures.findall(self.read_file(name))

@@ -65,7 +65,7 @@ class EvaluationCgroup:
     Made by `CgroupManager.make_evaluation_cgroup`.
 
     `parents` has the controllers with the parent cgroups, `name` is the cgroup's name in each.
-    `submission_peak_memory` is the sum of the peak bytes of the submission's programs when
+    `submission_peak_memory_bytes` is the sum of the peak bytes of the submission's programs when
     `find_exceeded_limits` found that memory is exceeded, 0 before.
     """
 
@@ -76,7 +76,7 @@ class EvaluationCgroup:
     _removed: bool = False
     _looked: float = -inf  # when `find_exceeded_limits` last read the files
     _cpu_due: float = 0.0  # the earliest time at which the processor time can be over its limit
-    submission_peak_memory: int = attrs.field(default=0, init=False)
+    submission_peak_memory_bytes: int = attrs.field(default=0, init=False)
     _most_memory: int = 0  # bytes without the page cache, as `find_exceeded_limits` has seen
 
     @property
@@ -121,7 +121,7 @@ class EvaluationCgroup:
         """
         return [group.find_procs_file() for group in self._directories]
 
-    def list_hierarchies(self) -> Mapping[str, tuple[int, str]]:
+    def find_resource_directories(self) -> Mapping[str, tuple[int, str]]:
         """Return the version, 1 or 2, and the path of the cgroup, by the resource."""
         return {
             what: (2 if directory.has_file("cgroup.subtree_control") else 1, directory.path)
@@ -189,12 +189,14 @@ class EvaluationCgroup:
         now = self._time()
         if not self._removed and now - self._looked >= patience:
             self._looked = now
-            memory = _known(each.read_memory_use(group) for _, each, group in self._parts) or 0
+            memory = (
+                _known(each.read_memory_without_cache(group) for _, each, group in self._parts) or 0
+            )
             self._most_memory = max(self._most_memory, memory)
             found = {what for what, each, group in self._parts if each.is_limit_exceeded(group)}
             if "memory" in found - self._exceeded:
-                self.submission_peak_memory = sum(
-                    each.read_submission_peak_memory(group) for _, each, group in self._parts
+                self.submission_peak_memory_bytes = sum(
+                    each.read_submission_peak_memory_bytes(group) for _, each, group in self._parts
                 )
             if found:  # mostly nothing is found, and no new set is needed
                 self._exceeded |= found
@@ -389,7 +391,7 @@ class CgroupManager:
     def remove_all_cgroups(self) -> None:
         """Kill and remove all remaining cgroups, with their parents as far as permitted."""
         for parent in self._parents:
-            parent.close()
+            parent.remove_cgroups()
 
 
 def open_cgroups(
@@ -526,7 +528,7 @@ class _Detection:
         parents = [parent for parent in self._parents.values() if isinstance(parent, ParentCgroup)]
         for parent in parents:
             if parent.directory not in directories:
-                parent.close()
+                parent.remove_cgroups()
         return [parent for parent in parents if parent.directory in directories]
 
 

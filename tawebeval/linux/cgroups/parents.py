@@ -65,7 +65,7 @@ class ParentCgroup:
     def check_controller(self, controller: str) -> None:
         """Raise OSError unless children can have a controller."""
 
-    def close(self) -> None:
+    def remove_cgroups(self) -> None:
         """Kill and remove all children, and the cgroups above them as far as permitted."""
         with suppress(OSError):
             _sweep(self.directory.list_children())
@@ -93,7 +93,7 @@ class UnifiedParentCgroup(ParentCgroup):
             missing = OSError(None, f"has no controller {controller!r}", self.daemon_cgroup.path)
             raise self.refused_controllers.get(controller, missing)
 
-    def close(self) -> None:
+    def remove_cgroups(self) -> None:
         """Kill and remove all children; move the daemon back to `daemon_cgroup` if permitted."""
         with suppress(OSError):
             _sweep(_without_daemon(self.directory))

@@ -20,7 +20,7 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
-from tawebeval.sandbox.broker_client import SOCKET_NAME
+from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
@@ -182,7 +182,7 @@ class CellTestCase(SynchronousTestCase):
             **(environment or {}),
         }
         self.cell.close()
-        (self.workspace.root / SOCKET_NAME).touch()  # what the cell's own `start` makes
+        (self.workspace.root / BROKER_SOCKET_NAME).touch()  # what the cell's own `start` makes
         launch = self.cell.make_launch_spec(command, variables, self.workspace.tree_directory)
         argv = [*_limit(launch.rlimits), *launch.argv]
         # By the numbers that the descriptors have here: nobody gives them others. That the first

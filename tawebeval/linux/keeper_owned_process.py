@@ -6,12 +6,13 @@ its effect on the pipe, so SIGKILL at any moment loses no byte and repeats none.
 with the same descriptors, delivers what it wants of the memfd, and goes on with the pipe. It must
 not begin before the last one has ended.
 
-`KeptProcess` drives a Twisted `ProcessProtocol` by two such readers and the pidfd of a process that
-is no child of this one. Another program, the keeper, holds the descriptors and waits for it.
+`KeeperOwnedProcess` drives a Twisted `ProcessProtocol` by two such readers and the pidfd of a
+process that is no child of this one. Another program, the keeper, holds the descriptors and waits
+for it.
 
-`discard_output` punches holes into the memfd of stdout: its memory is the part that was not
-discarded, and 64 KiB at most. Of stderr the last `KEPT_STDERR_BYTES` stay, and as many more at
-most. The kernel charges both to the daemon's control group.
+`release_output_memory` punches holes into the memfd of stdout: its memory is the part that was not
+discarded, and 64 KiB at most. Of stderr the last `REPLAYABLE_STDERR_BYTES` stay, and as many more
+at most. The kernel charges both to the daemon's control group.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.linux.child import STDERR, STDOUT, PipedProcess, PipeOwner, PipeReader
+from tawebeval.linux.child import STDERR, STDOUT, PipedProcess, PipeListener, PipeReader
 from tawebeval.linux.memory_file import punch_hole
 
-KEPT_STDERR_BYTES = 64 * 1024
+REPLAYABLE_STDERR_BYTES = 64 * 1024
 """Bytes of stderr, at least, that the next process can deliver again."""
 
 _HOLE = 64 * 1024  # bytes: holes are whole multiples of it, hence of a page
@@ -53,7 +54,7 @@ class SplicedPipeReader(PipeReader):
         reactor: Any,
         descriptor: int,
         name: int,
-        owner: PipeOwner,
+        owner: PipeListener,
         memfd: int,
         begin: int = 0,
     ) -> None:
@@ -88,7 +89,7 @@ class SplicedPipeReader(PipeReader):
         self.delivered_bytes += len(chunk)
         return chunk
 
-    def discard_delivered(self, before: int) -> None:
+    def release_delivered_memory(self, before: int) -> None:
         """Release the memory of the memfd before an offset, at most up to `delivered_bytes`."""
         before = min(before, self.delivered_bytes)
         before -= before % _HOLE
@@ -108,8 +109,8 @@ class SplicedPipeReader(PipeReader):
 
 
 @attrs.frozen
-class KeptDescriptors:
-    """The descriptors of a process whose parent is the keeper; `KeptProcess` closes them.
+class KeeperOwnedDescriptors:
+    """The descriptors of a process whose parent is the keeper; `KeeperOwnedProcess` closes them.
 
     `pid` leads its own session and process group. `stdout` and `stderr` are the non-blocking read
     ends of its pipes, `stdout_memfd` and `stderr_memfd` the memfds for their bytes. Delivery begins
@@ -126,7 +127,7 @@ class KeptDescriptors:
     stderr_offset: int = 0
 
 
-class KeptProcess(PipedProcess):
+class KeeperOwnedProcess(PipedProcess):
     """A process whose parent is the keeper: a `ProcessTransport`.
 
     If a memfd takes no more bytes (ENOSPC, ENOMEM; EFBIG: RLIMIT_FSIZE of the daemon), the output
@@ -142,7 +143,7 @@ class KeptProcess(PipedProcess):
         self,
         reactor: Any,
         protocol: ProcessProtocol,
-        run: KeptDescriptors,
+        run: KeeperOwnedDescriptors,
         wait: Callable[[], Deferred[tuple[int, struct_rusage | None]]],
     ) -> None:
         """Take over a process.
@@ -180,15 +181,15 @@ class KeptProcess(PipedProcess):
         """The error by which the end of stdout or stderr was not kept, and is missing."""
         return self._stdout.write_error or self._stderr.write_error
 
-    def discard_output(self, before: int) -> None:
+    def release_output_memory(self, before: int) -> None:
         """Release the memory of stdout before an offset, at most up to `delivered_bytes`.
 
         Cheap to call often: each system call discards 64 KiB or more.
         """
         if not self._ended:
-            self._stdout.discard_delivered(before)
+            self._stdout.release_delivered_memory(before)
 
-    def discard_range(self, start: int, end: int) -> None:
+    def release_output_range(self, start: int, end: int) -> None:
         """Release the memory of stdout between two offsets, which then reads as zeros."""
         if not self._ended:
             with contextlib.suppress(OSError):  # the memory is then kept until the end
@@ -198,7 +199,9 @@ class KeptProcess(PipedProcess):
         """Pass on output; release the memory of old stderr."""
         super().on_pipe_data(name, chunk)
         if name == STDERR and not self._ended:
-            self._stderr.discard_delivered(self._stderr.delivered_bytes - KEPT_STDERR_BYTES)
+            self._stderr.release_delivered_memory(
+                self._stderr.delivered_bytes - REPLAYABLE_STDERR_BYTES
+            )
 
     def on_pipe_end(self, name: int) -> None:
         """Take the end of stdout or stderr; if it is an early one, kill the process."""

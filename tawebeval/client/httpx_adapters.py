@@ -20,11 +20,11 @@ from tawebeval.client.http import (
     Response,
 )
 
-PROXY_SETTING_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
+HTTPX_PROXY_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
 """What httpx raises for proxies of the environment that it cannot use."""
-EXCHANGE_ERRORS = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+HTTPX_REQUEST_ERRORS = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 """What httpx raises for a request that gets no response."""
-POOL_SETTINGS: dict[str, Any] = {
+CONNECTION_POOL_SETTINGS: dict[str, Any] = {
     "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=())),
     "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
     "headers": {"Accept-Encoding": "gzip"},
@@ -134,27 +134,27 @@ class UnexpectedEncoding(httpx.TransportError):
     """A body compressed more than once, or not by gzip."""
 
 
-def make_tls_context(base: str) -> ssl.SSLContext:
+def make_ssl_context(base: str) -> ssl.SSLContext:
     """Return the TLS settings for the server at a URL: the system's authorities for https."""
     if base.startswith("https:"):
         return ssl.create_default_context()  # of SSL_CERT_FILE, if it is set
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading authorities takes 10 ms and more
 
 
-class Forkable(Protocol):
+class ForkableClient(Protocol):
     """A client that may be used after a fork."""
 
-    def forget_connections(self) -> None:
+    def abandon_connections_after_fork(self) -> None:
         """Leave the connections, and locks that other threads hold, to the parent process."""
 
 
-FORKABLE_CLIENTS: WeakSet[Forkable] = WeakSet()
+FORKABLE_CLIENTS: WeakSet[ForkableClient] = WeakSet()
 """The clients that forget their connections in the child after a fork."""
 
 
 def _forget_all_connections() -> None:
     for client in list(FORKABLE_CLIENTS):
-        client.forget_connections()
+        client.abandon_connections_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

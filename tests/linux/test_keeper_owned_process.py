@@ -1,4 +1,4 @@
-"""`linux.kept_process` with real children, as the keeper would hand them over."""
+"""`linux.keeper_owned_process` with real children, as the keeper would hand them over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ProcessDone, ProcessTerminated
 
 from tawebeval.linux.child import StartedProcess, start_child
-from tawebeval.linux.kept_process import KEPT_STDERR_BYTES, KeptDescriptors, KeptProcess
+from tawebeval.linux.keeper_owned_process import (
+    REPLAYABLE_STDERR_BYTES,
+    KeeperOwnedDescriptors,
+    KeeperOwnedProcess,
+)
 from tests.cases.children import PATH, ProcessTestCase, Recorder, descriptors, turn
 
 _PRINTED = 8 * 2**20  # bytes
@@ -25,7 +29,7 @@ _PRINTED = 8 * 2**20  # bytes
 class KeptRecorder(Recorder):
     """Notes what happens to a kept process."""
 
-    child: KeptProcess
+    child: KeeperOwnedProcess
 
 
 class KeptTestCase(ProcessTestCase):
@@ -37,7 +41,7 @@ class KeptTestCase(ProcessTestCase):
         """Take over a child, of whose stdout `known` lies in the memfd; return the recorder."""
         output, errors = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("output", "errors"))
         os.write(output, known)
-        run = KeptDescriptors(
+        run = KeeperOwnedDescriptors(
             started.pid,
             started.pidfd,
             started.stdout,
@@ -47,7 +51,9 @@ class KeptTestCase(ProcessTestCase):
             stdout_offset,
         )
         recorder = KeptRecorder()
-        kept = KeptProcess(reactor, recorder, run, wait or (lambda: succeed(reap(started.pid))))
+        kept = KeeperOwnedProcess(
+            reactor, recorder, run, wait or (lambda: succeed(reap(started.pid)))
+        )
         self.output, self.errors = output, errors
 
         async def end() -> None:
@@ -91,7 +97,7 @@ class EndTests(KeptTestCase):
         self.assertIsNone(kept.child.output_error)
         self.assertEqual(kept.child.delivered_bytes, 6)
         self.assertEqual(descriptors(), before)
-        kept.child.discard_output(6)  # no longer of any effect
+        kept.child.release_output_memory(6)  # no longer of any effect
         kept.child.signal_group(signal.SIGKILL)
 
     async def test_other_ends(self) -> None:
@@ -197,7 +203,7 @@ class OutputTests(KeptTestCase):
         self.addCleanup(os.close, held)
         most = 0
         while not kept.ended.is_set:
-            kept.child.discard_output(kept.child.delivered_bytes - 100_000)
+            kept.child.release_output_memory(kept.child.delivered_bytes - 100_000)
             most = max(most, os.fstat(held).st_blocks * 512)
             await turn()
         self.assertEqual(len(kept.stdout), _PRINTED)
@@ -211,7 +217,7 @@ class OutputTests(KeptTestCase):
         """What was not delivered is not discarded."""
         known = b"k" * 200_000
         kept = self.run_shell("true", known=known, stdout_offset=70_000)
-        kept.child.discard_output(200_000)
+        kept.child.release_output_memory(200_000)
         self.assertEqual(os.pread(self.output, 2, 2**16 - 1), b"\0k")
         await kept.ended.wait()
         self.assertEqual(bytes(kept.stdout), known[70_000:])
@@ -220,13 +226,13 @@ class OutputTests(KeptTestCase):
         """The memory of a range is given back in whole pages, and the bytes around it stay."""
         known = b"k" * 200_000
         kept = self.run_shell("true", known=known)
-        kept.child.discard_range(5000, 150_000)
+        kept.child.release_output_range(5000, 150_000)
         held = os.pread(self.output, 200_000, 0)
         self.assertEqual(held.count(b"\0"), 36 * 4096 - 2 * 4096)
         self.assertEqual((held[:8192].count(b"k"), held[-50_000:].count(b"k")), (8192, 50_000))
         self.assertLess(os.fstat(self.output).st_blocks * 512, 70_000)
         await kept.ended.wait()
-        kept.child.discard_range(0, 8192)  # no longer of any effect
+        kept.child.release_output_range(0, 8192)  # no longer of any effect
 
     async def test_discard_errors(self) -> None:
         """Of stderr the last bytes are kept."""
@@ -234,8 +240,8 @@ class OutputTests(KeptTestCase):
         while len(kept.stderr) < 300_000:
             await turn()
         held = os.fstat(self.errors).st_blocks * 512
-        self.assertGreaterEqual(held, KEPT_STDERR_BYTES)
-        self.assertLessEqual(held, 2 * KEPT_STDERR_BYTES + 4096)
+        self.assertGreaterEqual(held, REPLAYABLE_STDERR_BYTES)
+        self.assertLessEqual(held, 2 * REPLAYABLE_STDERR_BYTES + 4096)
 
     async def test_full_memfd(self) -> None:
         """A process whose output cannot be kept is killed, and an error tells why."""
