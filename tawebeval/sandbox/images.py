@@ -68,16 +68,17 @@ def choose_digest(listed: Iterable[str], digest: str) -> str:
     """
     found = list(dict.fromkeys(listed))
     more = ", ..." if len(found) > _MAX_LISTED else ""
-    has = f"it has {', '.join(found[:_MAX_LISTED]) or 'none'}{more}"
+    names = ", ".join(found[:_MAX_LISTED]) + more or "none"
     if digest and digest not in found:
         raise ConfigurationError(
-            f"the source has no image {digest}: {has}",
+            f"the source has no image {digest} (available: {names})",
             "`skopeo inspect` prints digests, and `docker inspect --format '{{.Id}}' IMAGE` the ID"
             " of an image that `docker save` writes",
         )
     if not digest and len(found) != 1:
         raise ConfigurationError(
-            f"the source does not have exactly one image: {has}", "choose one with --digest"
+            f"the source does not have exactly one image (available: {names})",
+            "choose one with --digest",
         )
     return digest or found[0]
 

@@ -71,7 +71,7 @@ class ImageTests(SynchronousTestCase):
         error = self.assertRaises(
             ConfigurationError, self.store.import_root, saved, f"sha256:{64 * '0'}"
         )
-        self.assertIn(f"no image sha256:{64 * '0'}: it has {identifier}", str(error))
+        self.assertIn(f"no image sha256:{64 * '0'} (available: {identifier}", str(error))
 
     def test_other_programs(self) -> None:
         """Images that skopeo and umoci have written are imported, as each kind of archive."""

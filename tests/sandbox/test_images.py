@@ -48,11 +48,14 @@ class LayoutTests(SynchronousTestCase):
         for image in (one, two, three):
             self.assertEqual(self.select(source, image["digest"]), image)
         told = self.refuse(source)
-        self.assertIn(f"exactly one image: it has {one['digest']}, {two['digest']}; choose", told)
+        self.assertIn(
+            f"exactly one image (available: {one['digest']}, {two['digest']}); choose", told
+        )
         self.assertIn("--digest", told)
-        self.assertIn(f"no image {ABSENT}: it has {one['digest']}", self.refuse(source, ABSENT))
+        told = self.refuse(source, ABSENT)
+        self.assertIn(f"no image {ABSENT} (available: {one['digest']}", told)
         self.assertEqual(self.select(self.builder.finish(one, one)), one)
-        self.assertIn("it has none", self.refuse(self.builder.finish()))
+        self.assertIn("(available: none)", self.refuse(self.builder.finish()))
 
     def test_form(self) -> None:
         """A digest is one of SHA-256, as skopeo prints it."""
@@ -65,7 +68,7 @@ class LayoutTests(SynchronousTestCase):
         """Of many images a few are shown."""
         digests = [f"sha256:{number:064x}" for number in range(9)]
         error = self.assertRaises(ConfigurationError, choose_digest, digests, "")
-        self.assertIn(f"{digests[4]}, ...; choose", str(error))
+        self.assertIn(f"{digests[4]}, ...); choose", str(error))
 
     def test_kinds(self) -> None:
         """A manifest or an index says by its media type, or by its members, which of them it is."""
