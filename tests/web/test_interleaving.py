@@ -239,5 +239,5 @@ class InterleavingTests(SynchronousTestCase):
         self.patch(ring, "MIN_BATCH_PART_BYTES", 64)
         self.patch(streams, "MAX_STREAM_WRITE_BYTES", 512)
         run_state_machine_as_test(
-            Machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
+            Machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None)
         )
