@@ -60,11 +60,12 @@ _TOGETHER = (
 
 # The longest of the others, which begin first.
 _LONG = (
-    *("lasting", "archive", "slurm_wire", "slurm", "slurm_lasting", "slurm_stream"),
-    *("proxies_nginx", "proxies_haproxy", "lasting_faults", "try", "lasting_rounds"),
-    *("privileges", "page_results", "image", "submissions", "page", "page_problems", "description"),
-    *("documented_commands", "lasting_releases", "cli", "git_attacks", "proxies_caddy"),
-    *("total", "full_disk", "cut_connections", "limit_attacks", "demo"),
+    *("archive", "try", "slurm_wire", "slurm_lasting", "slurm", "slurm_stream"),
+    *("proxies_nginx", "proxies_haproxy", "privileges", "submissions", "limit_attacks"),
+    *("lasting_releases", "image", "rolling_restart", "page", "page_results", "lasting_faults"),
+    *("cli", "disk_attacks", "documented_commands", "git_attacks", "proxies_caddy", "description"),
+    *("page_problems", "examples", "lasting_rounds", "total", "full_disk", "cut_connections"),
+    "demo",
 )
 
 _SHORT_TOGETHER = 5
