@@ -77,7 +77,7 @@ FIELDS_ARGUMENT = click.argument(
         click.shell_completion.CompletionItem(incomplete, type="file")
     ],
 )
-FILES_OPTION = click.option(
+DOWNLOAD_DIRECTORY_OPTION = click.option(
     "--files",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -218,7 +218,7 @@ DETACH_OPTION = click.option(
 @LIMIT_OPTION
 @LABEL_OPTION
 @CALLBACK_OPTION
-@FILES_OPTION
+@DOWNLOAD_DIRECTORY_OPTION
 @EVENTS_OPTION
 @TIMES_OPTION
 @DETACH_OPTION

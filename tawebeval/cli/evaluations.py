@@ -16,8 +16,8 @@ from tawebeval.cli.completion import complete_evaluation, complete_problem
 from tawebeval.cli.evaluate import (
     CALLBACK_OPTION,
     DETACH_OPTION,
+    DOWNLOAD_DIRECTORY_OPTION,
     EVENTS_OPTION,
-    FILES_OPTION,
     LABEL_OPTION,
     LIMIT_OPTION,
     SEED_OPTION,
@@ -96,7 +96,7 @@ def _parse_time(context: click.Context, _: click.Parameter, given: str | None) -
     callback=_check_cursor,
     help="Start after this cursor, not at the first event.",
 )
-@FILES_OPTION
+@DOWNLOAD_DIRECTORY_OPTION
 @EVENTS_OPTION
 @TIMES_OPTION
 @add_server_options
@@ -302,7 +302,7 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
 @LIMIT_OPTION
 @LABEL_OPTION
 @CALLBACK_OPTION
-@FILES_OPTION
+@DOWNLOAD_DIRECTORY_OPTION
 @EVENTS_OPTION
 @TIMES_OPTION
 @DETACH_OPTION

@@ -88,18 +88,18 @@ class Screen:
 
     With `lines` each event is a line of JSON on `out` and nothing else is shown of it. Methods
     raise OutputError when `out` becomes unwritable, once; later output is discarded. A broken
-    `notes` is discarded without an error, which nobody could see. `stderr_lines` is the most lines
-    of an evaluator's stderr that are shown; None shows all. `shows_summary` is False if not all
-    events of the evaluation are shown: a summary of their results would mislead. `shows_excerpts`
-    is whether a case shows what was expected and printed. Another thread than that of the events
-    may call `show_status`; `lock` keeps it from drawing while `out` is not flushed.
+    `notes` is discarded without an error, which nobody could see. `max_stderr_lines` is the most
+    lines of an evaluator's stderr that are shown; None shows all. `shows_summary` is False if not
+    all events of the evaluation are shown: a summary of their results would mislead.
+    `shows_excerpts` is whether a case shows what was expected and printed. Another thread than that
+    of the events may call `show_status`; `lock` keeps it from drawing while `out` is not flushed.
     """
 
     _out: TextIO
     _notes: TextIO
     _colour: bool
     _lines: bool = False
-    stderr_lines: int | None = None
+    max_stderr_lines: int | None = None
     shows_summary: bool = True
     shows_excerpts: bool = False
     _has_table: bool = False  # the head of the table of cases is shown
@@ -153,7 +153,7 @@ class Screen:
     def show_stderr(self, stderr: str) -> None:
         """Print the last lines of an evaluator's stderr, indented, on `notes`."""
         lines = stderr.rstrip("\n").split("\n")
-        shown = lines[-(self.stderr_lines or 0) :]
+        shown = lines[-(self.max_stderr_lines or 0) :]
         if left_out := len(lines) - len(shown):
             note = f"(lines left out: {left_out}; `--raw` shows the last 8 KiB of stderr)"
             shown.insert(0, note)

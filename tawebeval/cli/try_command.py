@@ -9,10 +9,10 @@ import click
 
 from tawebeval.cli.evaluate import (
     DIRECTORY_OPTION,
+    DOWNLOAD_DIRECTORY_OPTION,
     EVALUATOR_OPTION,
     EVENTS_OPTION,
     FIELDS_ARGUMENT,
-    FILES_OPTION,
     LIMIT_OPTION,
     SEED_OPTION,
     TIMES_OPTION,
@@ -47,7 +47,7 @@ _STDERR_LINES = 40  # shown without --raw
     is_flag=True,
     help=("Show stdout as it is, with words for the markers, and the last 8 KiB of stderr."),
 )
-@FILES_OPTION
+@DOWNLOAD_DIRECTORY_OPTION
 @EVENTS_OPTION
 @TIMES_OPTION
 def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
@@ -69,7 +69,7 @@ def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
     if raw and lines:
         raise click.UsageError("--raw and --events exclude each other; give one of them")
     screen = make_screen(lines=lines, times=times)
-    screen.stderr_lines = None if raw or lines else _STDERR_LINES
+    screen.max_stderr_lines = None if raw or lines else _STDERR_LINES
     screen.shows_excerpts = True
     # Imported late: it imports much of the daemon.
     from tawebeval.cli.try_run import run_try

@@ -28,7 +28,7 @@ from tawebeval.sandbox.environment_store import locate_store
 from tawebeval.sandbox.environments import (
     EnvironmentLocks,
     find_environment_root_problem,
-    remove_old_shell_copies,
+    remove_shell_copies_of_earlier_daemon,
 )
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems, close_sandbox
 from tawebeval.sandbox.project_quotas import check_quota_directories, probe_quota_enforcement
@@ -84,7 +84,7 @@ class StartupChecks(Service):
         self.lock_environments(self._configuration)
         try:
             quotas = self._remove_leftovers()
-            remove_old_shell_copies(directories.sandbox_files_directory)
+            remove_shell_copies_of_earlier_daemon(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_quota_directories(directories.quota_directories, self._configuration)
             probe_quota_enforcement(quotas)

@@ -62,11 +62,11 @@ _OWN_HEADERS = frozenset(
 
 @attrs.frozen
 class LfsPointer:
-    """A file at `path` with the pointer to `size` bytes, which itself has `pointer_file_size`."""
+    """A file at `path` with the pointer to `object_bytes`, which itself has `pointer_file_size`."""
 
     path: str
     oid: str
-    size: int
+    object_bytes: int
     pointer_file_size: int
 
 
@@ -109,9 +109,9 @@ def find_lfs_pointers(tree: Path) -> Sequence[LfsPointer]:
     """
     with _open_tree(tree) as top:
         pointers = [pointer for _, pointer in _scan_tree(top) if pointer is not None]
-    sizes = {one.oid: one.size for one in pointers}
+    sizes = {one.oid: one.object_bytes for one in pointers}
     for one in pointers:
-        if one.size != sizes[one.oid]:
+        if one.object_bytes != sizes[one.oid]:
             why = "but another pointer claims another size of the same content"
             raise explain_missing_lfs_object(one.path, why)
     return pointers
@@ -125,7 +125,7 @@ def find_missing_lfs_objects(pointers: Sequence[LfsPointer], objects: Path) -> S
     missing = {}
     for one in pointers:
         try:
-            is_there = (objects / one.oid).stat().st_size == one.size
+            is_there = (objects / one.oid).stat().st_size == one.object_bytes
         except FileNotFoundError:
             is_there = False
         if not is_there:
@@ -143,7 +143,7 @@ def replace_lfs_pointers(tree: Path, objects: Path, size: int) -> str | None:
     with _open_tree(tree) as top:
         pointers, total = [], 0
         for status, pointer in _scan_tree(top):
-            total += status.st_size if pointer is None else pointer.size
+            total += status.st_size if pointer is None else pointer.object_bytes
             if pointer is not None:
                 pointers.append(pointer)
         missing = pointers if total != size else find_missing_lfs_objects(pointers, objects)
@@ -266,7 +266,7 @@ class LfsClient:
         question = {
             "operation": "download",
             "transfers": ["basic"],
-            "objects": [{"oid": one.oid, "size": one.size} for one in pointers],
+            "objects": [{"oid": one.oid, "size": one.object_bytes} for one in pointers],
         }
         headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
         with _name_path(pointers[0]):
@@ -303,10 +303,10 @@ class LfsClient:
         }
         limit = ResponseSizeLimit()
         response = await self._request(b"GET", action.href, headers, url, credential, limit)
-        if response.length != pointer.size:
+        if response.length != pointer.object_bytes:
             limit.abort_connection()
-            raise RequestFailed(f"the server does not announce {pointer.size} bytes")
-        limit.remaining_bytes += pointer.size
+            raise RequestFailed(f"the server does not announce {pointer.object_bytes} bytes")
+        limit.remaining_bytes += pointer.object_bytes
         unfinished = directory / f"{pointer.oid}.new"
         file: BinaryIO = await self._threads.run_in_thread(open, unfinished, "wb")
         digest = hashlib.sha256()

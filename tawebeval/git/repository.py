@@ -511,11 +511,11 @@ class BareRepository:
         if not url.startswith(("http://", "https://")):
             why = "which this server fetches over https and http only; use such a URL"
             raise explain_missing_lfs_object(first, why)
-        size = commit.size + sum(one.size - one.pointer_file_size for one in pointers)
+        size = commit.size + sum(one.object_bytes - one.pointer_file_size for one in pointers)
         self._limits.tree_limits.check_tree(commit.file_count, size)
         large = self.path / _LARGE
         missing = await self._threads.run_in_thread(find_missing_lfs_objects, pointers, large)
-        needed = sum(one.size for one in missing)
+        needed = sum(one.object_bytes for one in missing)
         if needed > budget.remaining_bytes:
             raise budget.make_failure()
         await self._lfs.download_objects(url, missing, large, credential)

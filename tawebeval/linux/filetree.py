@@ -59,9 +59,9 @@ def describe_disk_error(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}{remedy}"
 
 
-LIST_MODE_BITS = stat.S_IRUSR | stat.S_IXUSR
+DIRECTORY_LIST_MODE_BITS = stat.S_IRUSR | stat.S_IXUSR
 """The mode bits to list a directory and to look at its entries."""
-REMOVE_MODE_BITS = stat.S_IRWXU
+DIRECTORY_REMOVE_MODE_BITS = stat.S_IRWXU
 """The mode bits to list a directory and to remove its entries."""
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -291,7 +291,7 @@ class _Emptying:
     def _empty(self, place: int, levels: int) -> None:
         """Remove the entries of a directory, by a descriptor with O_PATH."""
         path = f"/proc/self/fd/{place}"
-        if os.fstat(place).st_mode & REMOVE_MODE_BITS != REMOVE_MODE_BITS:
+        if os.fstat(place).st_mode & DIRECTORY_REMOVE_MODE_BITS != DIRECTORY_REMOVE_MODE_BITS:
             os.chmod(path, stat.S_IRWXU)
         with os.scandir(path) as entries:  # of a descriptor it takes three calls more
             found = list(islice(entries, self.left + 1))

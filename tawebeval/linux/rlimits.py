@@ -35,7 +35,7 @@ _KEPT_DESCRIPTORS = 14
 _KEPT_OTHERS = 3  # in the keeper: two launchers, and the time at which the daemon was last alive
 _FETCH_DESCRIPTORS = 6  # pipes, pidfd, a filter of the sandbox, a password
 _SPARE_DESCRIPTORS = 128  # the daemon's own, and connections that are just being refused
-MIN_CONNECTIONS = 16  # with fewer there is no use in a start
+MIN_HTTP_CONNECTIONS = 16  # with fewer there is no use in a start
 _FETCH_PROCESSES = 16  # git's own programs, with their threads, and the sandbox
 _DAEMON_PROCESSES = 64  # the daemon's own threads, the launcher, and its children for a moment
 _WATCH = 180  # bytes of memory that the kernel takes for one epoll watch, at least
@@ -116,7 +116,7 @@ def assess_descriptor_limit(configuration: Configuration, journals: int = 0) -> 
     connections are left beside the evaluations.
     """
     there, wanted = count_allowed_descriptors(), count_needed_descriptors(configuration) + journals
-    fewest = _descriptors_besides(configuration) + MIN_CONNECTIONS
+    fewest = _descriptors_besides(configuration) + MIN_HTTP_CONNECTIONS
     if there < fewest:
         raise ConfigurationError(
             f"file descriptors: {there} allowed, and at least {fewest} are needed",
@@ -155,7 +155,7 @@ def limit_connections(configuration: Configuration, journals: int = 0) -> Config
     if not found.problems:
         return configuration
     free = count_allowed_descriptors() - _descriptors_besides(configuration)
-    most = min(configuration.http.max_connections, max(MIN_CONNECTIONS, free - journals))
+    most = min(configuration.http.max_connections, max(MIN_HTTP_CONNECTIONS, free - journals))
     log.warn(
         "file descriptors: {found}; connections are limited to {most} in place of {connections}"
         " (http.connections); {remedy}",

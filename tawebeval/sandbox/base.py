@@ -379,14 +379,14 @@ class SandboxedRun(ABC):
             {"limit": "limits.free_disk", "value": floor},
         )
 
-    def read_usage(self, waited: resource.struct_rusage | None) -> ResourceUsage:
+    def read_usage(self, rusage: resource.struct_rusage | None) -> ResourceUsage:
         """Return the usage, when all processes have ended. Blocks.
 
-        `waited` is the usage that wait4(2) has returned; None if it was not called.
+        `rusage` is the usage that wait4(2) has returned; None if it was not called.
         """
         if self._group is None:
             return ResourceUsage(None, None)
-        return self._group.read_usage(waited)
+        return self._group.read_usage(rusage)
 
     def close(self) -> None:
         """Kill the remaining processes and remove what `start_evaluator` has made. Blocks.

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.filetree import LIST_MODE_BITS, open_directory
+from tawebeval.linux.filetree import DIRECTORY_LIST_MODE_BITS, open_directory
 
 # Levels of directories, each of which takes a descriptor. Deeper trees are made to do harm.
 _DEEPEST = 100
@@ -130,7 +130,7 @@ class DiskCount:
         for name in below:
             self._look()
             with _ignore_missing():
-                inner = open_directory(name, directory, LIST_MODE_BITS)
+                inner = open_directory(name, directory, DIRECTORY_LIST_MODE_BITS)
                 try:
                     self.add_directory(inner, depth + 1)
                 finally:

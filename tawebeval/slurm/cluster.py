@@ -338,7 +338,7 @@ class SlurmRun(SandboxedRun):
         """Return the error of a limit that a run that succeeded has exceeded."""
         return self.check_limits()
 
-    def read_usage(self, waited: struct_rusage | None) -> ResourceUsage:
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return the usage that the node has measured."""
         outcome = self._transport.outcome if self._transport is not None else None
         return ResourceUsage(*outcome.usage) if outcome is not None else ResourceUsage(None, None)

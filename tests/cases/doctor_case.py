@@ -69,7 +69,7 @@ class DoctorTestCase(SynchronousTestCase):
         enforced: Any = {
             what: (MemoryController(), None) for what in RESOURCES if what not in self.missing
         }
-        home: Any = SimpleNamespace(close=lambda: self.closed.append(name))
+        home: Any = SimpleNamespace(remove_cgroups=lambda: self.closed.append(name))
         missing: Any = self.missing
         return CgroupManager([home], enforced, missing, "a unit")
 

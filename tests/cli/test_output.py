@@ -106,7 +106,7 @@ class OtherTests(SynchronousTestCase):
         error = EvaluationError("exit", "it failed", {"stderr": "\n".join(lines) + "\n"})
         for limit, left_out in ((None, 0), (30, 0), (29, 1), (1, 29)):
             shown = Shown()
-            shown.screen.stderr_lines = limit
+            shown.screen.max_stderr_lines = limit
             shown.show(error)
             words, *rest = shown.notes.getvalue().splitlines()
             self.assertEqual(words, "failed: it failed")

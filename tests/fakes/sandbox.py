@@ -132,7 +132,7 @@ class FakeSandboxedRun:
             raise self.unstarted
         return EvaluatorExit(status, number)
 
-    def read_usage(self, waited: struct_rusage | None) -> ResourceUsage:
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return what the test says."""
         return self.used
 
@@ -272,7 +272,7 @@ class FakeGroup:
         self.patience.append(patience)
         return self.over
 
-    def read_usage(self, waited: resource.struct_rusage | None) -> ResourceUsage:
+    def read_usage(self, rusage: resource.struct_rusage | None) -> ResourceUsage:
         return self.used
 
     def is_over_cpu_limit(self, limit: float) -> bool:

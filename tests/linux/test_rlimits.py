@@ -21,7 +21,7 @@ from tawebeval.config import (
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.rlimits import (
-    MIN_CONNECTIONS,
+    MIN_HTTP_CONNECTIONS,
     assess_process_limit,
     check_hard_limits,
     count_allowed_descriptors,
@@ -201,15 +201,15 @@ class DescriptorsTests(SynchronousTestCase):
     def test_journals(self) -> None:
         """Journals leave fewer connections, but some."""
         self.limits = (0, count_needed_descriptors(USUAL) + 100)
-        for journals, connections in ((100, 500), (101, 499), (10_000, MIN_CONNECTIONS)):
+        for journals, connections in ((100, 500), (101, 499), (10_000, MIN_HTTP_CONNECTIONS)):
             fitted = limit_connections(USUAL, journals)
             self.assertEqual(fitted.http.max_connections, connections)
 
     def test_far_too_few(self) -> None:
         """With less than a few connections, beside the evaluations, there is no start."""
-        fewest = count_needed_descriptors(USUAL) - 500 + MIN_CONNECTIONS
+        fewest = count_needed_descriptors(USUAL) - 500 + MIN_HTTP_CONNECTIONS
         self.limits = (0, fewest)
-        self.assertEqual(limit_connections(USUAL).http.max_connections, MIN_CONNECTIONS)
+        self.assertEqual(limit_connections(USUAL).http.max_connections, MIN_HTTP_CONNECTIONS)
         self.limits = (0, fewest - 1)
         with self.assertRaises(ConfigurationError) as caught:
             limit_connections(USUAL)

@@ -129,15 +129,15 @@ class EvaluationCgroup:
             if what != "weight"
         }
 
-    def read_usage(self, waited: struct_rusage | None) -> ResourceUsage:
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return the usage, when all processes have ended. Blocks, for a few small reads.
 
-        `waited` is the usage that wait4(2) has returned; None if it was not called.
+        `rusage` is the usage that wait4(2) has returned; None if it was not called.
         """
         self.find_exceeded_limits()
-        return ResourceUsage(self._cpu_seconds(), self._peak_memory(waited))
+        return ResourceUsage(self._cpu_seconds(), self._peak_memory(rusage))
 
-    def _peak_memory(self, waited: struct_rusage | None) -> int | None:
+    def _peak_memory(self, rusage: struct_rusage | None) -> int | None:
         """Return the peak memory in bytes, without the page cache, as near as the kernel tells.
 
         The kernel counts the page cache, too. So this is the largest of some lower estimates:
@@ -154,9 +154,9 @@ class EvaluationCgroup:
         if "memory" in self._exceeded:  # then the kernel had dropped the page cache
             return charged.peak_bytes
         moved, largest = 0, charged.peak_bytes
-        if waited is not None:
-            moved = _BLOCK * (waited.ru_inblock + waited.ru_oublock)
-            largest = _KIB * waited.ru_maxrss
+        if rusage is not None:
+            moved = _BLOCK * (rusage.ru_inblock + rusage.ru_oublock)
+            largest = _KIB * rusage.ru_maxrss
         return max(
             self._most_memory,
             charged.peak_bytes - max(charged.current_bytes, moved),
