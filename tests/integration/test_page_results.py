@@ -9,6 +9,7 @@ from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tests.integration.browser import DESKTOP, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
+from tests.integration.harness import CONFIGURATION
 
 DATA = """
 begin() { printf '\\n%s\\n' "$EVALUATION_DATA_BEGIN"; }
@@ -31,6 +32,9 @@ CASES = [
 class PageResultTests(PageTestCase):
     """Cases, progress and score on the page, and the fields for limits and labels."""
 
+    # An evaluation is on the page until its test has looked at all of it.
+    configuration = f"{CONFIGURATION}[limits]\nwall_clock = 3_000\n"
+
     async def setUp(self) -> None:
         await super().setUp()
         await self.browser.look(DESKTOP, "light")
@@ -49,7 +53,7 @@ class PageResultTests(PageTestCase):
         cases = [{"type": "case", **each} for each in CASES]
         progress = {"type": "progress", "done": 4, "total": 9}
         score = {"type": "score", "score": 10, "maximum": 90}
-        identifier = await self.send([*cases, progress, score], "exec sleep 600")
+        identifier = await self.send([*cases, progress, score], "exec sleep 3000")
         await self.browser.shows("#cases", "slow")
         rows = await self.rows("#cases tbody tr")
         self.assertEqual(
@@ -301,7 +305,7 @@ class PageResultTests(PageTestCase):
         options = "return Array.from(filters.elements.state.options, (one) => one.value)"
         self.assertEqual(await self.browser.script(options), ["", *CLIENT_VISIBLE_STATES])
         fields = {"metadata[contest]": "finals = 1"}
-        marked, other = await self.begin("true", **fields), await self.begin("exec sleep 600")
+        marked, other = await self.begin("true", **fields), await self.begin("exec sleep 3000")
         await self.browser.click("#to-listing")
         await self.browser.shows(f"#listing a[href$='{marked}']", "")
         listed = "Array.from(document.querySelectorAll('#listing a'), (one) => one.hash.slice(12))"
