@@ -110,12 +110,12 @@ class OneShotEvent(Generic[T]):
         self.add_callback(waiter.callback)
         return waiter
 
-    def add_callback(self, call: Callable[[T], object]) -> None:
-        """Call `call` with the value, now or later; takes less memory than `wait`."""
+    def add_callback(self, callback: Callable[[T], object]) -> None:
+        """Call `callback` with the value, now or later; takes less memory than `wait`."""
         if self.is_set:
-            call(self._value)
+            callback(self._value)
         else:
-            self._waiting += (call,)
+            self._waiting += (callback,)
 
     def set_value(self, value: T) -> None:
         """Set the value and wake all waiters. The first value stays."""
@@ -160,13 +160,13 @@ async def wait_despite_cancellation(
 
 
 async def wait_until(
-    is_done: Callable[[], bool], progress: Condition, timeout: float, clock: IReactorTime
+    is_done: Callable[[], bool], progress_condition: Condition, timeout: float, clock: IReactorTime
 ) -> None:
-    """Wait for `is_done()`, called at each `progress`, or until `timeout` seconds have passed."""
+    """Wait for `is_done()`, called at each progress, or until `timeout` seconds have passed."""
 
     async def wait() -> None:
         while not is_done():
-            await progress.wait()
+            await progress_condition.wait()
 
     with suppress(WaitedInVain):
         await Deferred.fromCoroutine(wait()).addTimeout(timeout, clock)
@@ -490,28 +490,28 @@ class FairQueue:
             and self._admits(caller)
         )
 
-    def reserve_queue_place(self, name: str, caller: str = "") -> None:
+    def reserve_queue_place(self, holder: str, caller: str = "") -> None:
         """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
         line = self._lines.get(caller)
         if line is None:
             line = self._lines[caller] = _Line(caller, self._draw_number())
         else:
             self._take_out(line)
-        waiter = self._waiters[name] = _Waiter(name, self._draw_number(), line)
+        waiter = self._waiters[holder] = _Waiter(holder, self._draw_number(), line)
         line.waiters.append(waiter)
         self._put_back(line)
 
-    def acquire_slot(self, name: str, caller: str = "") -> Deferred[None]:
+    def acquire_slot(self, holder: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a slot. Its cancellation ends the wait."""
-        reserved = name in self._waiters
+        reserved = holder in self._waiters
         # No waiter could use the slot then, except during a dispatch.
         if not reserved and self._may_run(caller) and not self._is_dispatching:
-            self.take_slot_unconditionally(name, caller)
+            self.take_slot_unconditionally(holder, caller)
             return succeed(None)
         if not reserved:
-            self.reserve_queue_place(name, caller)
-        waiter = self._waiters[name]
-        slot = waiter.slot = Deferred(lambda _: self.release_slot(name))
+            self.reserve_queue_place(holder, caller)
+        waiter = self._waiters[holder]
+        slot = waiter.slot = Deferred(lambda _: self.release_slot(holder))
         self._take_out(waiter.line)
         insort(waiter.line.ready, waiter, key=_get_number)
         self._put_back(waiter.line)
@@ -519,9 +519,9 @@ class FairQueue:
             self.dispatch_slots()
         return slot
 
-    def take_slot_unconditionally(self, name: str, caller: str = "") -> None:
+    def take_slot_unconditionally(self, holder: str, caller: str = "") -> None:
         """Take a slot, whatever the bounds are."""
-        self._running[name] = caller
+        self._running[holder] = caller
         self._count_holder(caller, 1)
 
     def _count_holder(self, caller: str, change: int) -> None:
@@ -571,20 +571,20 @@ class FairQueue:
             line.turn = self._draw_number()
         self._put_back(line)
 
-    def release_slot_keep_quota(self, name: str) -> None:
-        """Give back the slot of `name`, which counts for its caller until `release_slot`."""
-        self._suspended[name] = self._running.pop(name)
+    def release_slot_keep_quota(self, holder: str) -> None:
+        """Give back the slot of `holder`, which counts for its caller until `release_slot`."""
+        self._suspended[holder] = self._running.pop(holder)
         self.dispatch_slots()
 
-    def release_slot(self, name: str) -> None:
-        """Give back the slot or the turn of `name`, if it has one."""
-        if name in self._waiters:
-            self._remove_waiter(self._waiters[name])
+    def release_slot(self, holder: str) -> None:
+        """Give back the slot or the turn of `holder`, if it has one."""
+        if holder in self._waiters:
+            self._remove_waiter(self._waiters[holder])
             return
-        held = self._running if name in self._running else self._suspended
-        if name not in held:
+        held = self._running if holder in self._running else self._suspended
+        if holder not in held:
             return
-        self._count_holder(held.pop(name), -1)
+        self._count_holder(held.pop(holder), -1)
         self.dispatch_slots()
 
     def dispatch_slots(self) -> None:
@@ -629,13 +629,13 @@ class FairQueue:
         line = self._lines.get(caller)
         return line is not None and bool(line.ready) and not line.is_eligible
 
-    def find_waiter_position(self, name: str) -> int | None:
-        """Return the number of waiters before `name`, or None if `name` does not wait.
+    def find_waiter_position(self, holder: str) -> int | None:
+        """Return the number of waiters before `holder`, or None if `holder` does not wait.
 
         Later callers have their turns, too, and callers at their limit are passed over, so the
         number may change in both directions.
         """
-        waiter = self._waiters.get(name)
+        waiter = self._waiters.get(holder)
         if waiter is None:
             return None
         line = waiter.line

@@ -95,13 +95,19 @@ def concatenate_batches(batches: Sequence[EventBatch]) -> EventBatch:
     return EventBatch(sum(one.count for one in batches), lines)
 
 
-def add_time_to_first_event(batch: EventBatch, time: str) -> EventBatch:
-    """Return a batch whose first event has a `time`; the others have the same.
+def add_time_to_first_event(batch: EventBatch, event_time: str) -> EventBatch:
+    """Return a batch whose first event has a `event_time`; the others have the same.
 
     A time for each event would take ten times as long for short lines.
     """
     end = batch.lines.index(b"\n") - 1
-    parts = (batch.lines[:end], _TIME_MEMBER, time.encode(), b'"', memoryview(batch.lines)[end:])
+    parts = (
+        batch.lines[:end],
+        _TIME_MEMBER,
+        event_time.encode(),
+        b'"',
+        memoryview(batch.lines)[end:],
+    )
     return EventBatch(batch.count, b"".join(parts))
 
 
@@ -138,9 +144,9 @@ class FrameIndex:
 
     _pairs: array[int] = attrs.field(factory=lambda: array("Q"))
 
-    def add_frame(self, offset: int, first_event: int) -> None:
-        """Add the frame at `offset`, whose first event has the number `first_event`."""
-        self._pairs.extend((offset, first_event))
+    def add_frame(self, offset: int, first_event_number: int) -> None:
+        """Add the frame at `offset`, whose first event has the number `first_event_number`."""
+        self._pairs.extend((offset, first_event_number))
 
     def encode_index_frame(self) -> bytes:
         """Return the skippable frame at the end of a file."""
@@ -197,33 +203,36 @@ class ArchiveFile:
             self._read_lines(self._locate(self._frame_count)[0], self._entries - _FRAME_HEAD.size)
         )
 
-    def read_events(self, after: int, limit: int, *, with_times: bool) -> EventBatch:
-        """Return the events after the cursor `after`, which is at most `event_count`.
+    def read_events(self, after_cursor: int, max_bytes: int, *, with_times: bool) -> EventBatch:
+        """Return the events after `after_cursor`, which is at most `event_count`.
 
-        At most `limit` bytes, but at least one event if there is one. Raises: OSError,
+        At most `max_bytes` bytes, but at least one event if there is one. Raises: OSError,
         DamagedArchiveFile.
         """
-        if after >= self.event_count:
+        if after_cursor >= self.event_count:
             return EMPTY_BATCH
         count = 0
         taken: list[bytes] = []
-        frame = bisect_right(range(self._frame_count), after, key=lambda i: self._locate(i)[1]) - 1
+        frame = (
+            bisect_right(range(self._frame_count), after_cursor, key=lambda i: self._locate(i)[1])
+            - 1
+        )
         while frame < self._frame_count:
             (offset, first), (end, following) = self._locate(frame), self._locate(frame + 1)
             lines = self._read_lines(offset, end)
             lines = fill_in_event_times(lines) if with_times else remove_event_times(lines)
-            start = _find_line(lines, after + count - first)
-            if len(lines) - start > limit:
-                stop = lines.rfind(b"\n", start, start + limit) + 1
+            start = _find_line(lines, after_cursor + count - first)
+            if len(lines) - start > max_bytes:
+                stop = lines.rfind(b"\n", start, start + max_bytes) + 1
                 if not stop and not taken:
                     stop = lines.index(b"\n", start) + 1
                 if stop:
                     taken.append(lines[start:stop])
                     count += taken[-1].count(b"\n")
                 break
-            limit -= len(lines) - start
+            max_bytes -= len(lines) - start
             taken.append(lines[start:])
-            count = following - after
+            count = following - after_cursor
             frame += 1
         return EventBatch(count, b"".join(taken))
 

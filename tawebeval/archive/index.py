@@ -41,8 +41,8 @@ class IndexedEvaluation:
     file_stem: str
     caller: str
     sequence_number: int
-    created: float
-    ended: float
+    created_time: float
+    ended_time: float
     state: str
     size: int
     listing_entry: bytes = attrs.field(repr=False)
@@ -166,18 +166,19 @@ class ArchiveIndex:
             row if query.matches(row) else attrs.evolve(row, listing_entry=b"") for row in found
         ]
 
-    def list_oldest_evaluations(self, limit: int, ended_before: float) -> list[tuple[str, int]]:
-        """Return the names and sizes of up to `limit` rows, those that ended first."""
+    def list_oldest_evaluations(self, max_count: int, ended_before: float) -> list[tuple[str, int]]:
+        """Return the names and sizes of up to `max_count` rows, those that ended first."""
         rows = self._writer.execute(
             "SELECT name, size FROM evaluations WHERE ended < ? ORDER BY ended LIMIT ?",
-            (ended_before, limit),
+            (ended_before, max_count),
         )
         return list(rows)
 
-    def list_file_stems(self, prefix: str) -> Iterator[str]:
-        """Yield the names that begin with `prefix`, two hexadecimal digits."""
+    def list_file_stems(self, file_stem_prefix: str) -> Iterator[str]:
+        """Yield the names that begin with `file_stem_prefix`, two hexadecimal digits."""
         rows = self._writer.execute(
-            "SELECT name FROM evaluations WHERE name >= ? AND name < ?", (prefix, f"{prefix}g")
+            "SELECT name FROM evaluations WHERE name >= ? AND name < ?",
+            (file_stem_prefix, f"{file_stem_prefix}g"),
         )
         return (row[0] for row in rows)
 

@@ -103,8 +103,8 @@ class RecordingEnd:
     """The end of a recording: its last line, and the workspace with the submission, if kept."""
 
     sequence_number: int
-    created: float
-    ended: float
+    created_time: float
+    ended_time: float
     status: dict[str, Any]
     listing_entry: dict[str, Any]
     workspace: Workspace | None
@@ -112,13 +112,13 @@ class RecordingEnd:
 
 @attrs.frozen
 class PendingWrites:
-    """What is to be written of one evaluation. `is_lost` discards all of it."""
+    """What is to be written of one evaluation. `is_recording_lost` discards all of it."""
 
     identifier: str
     caller: str
     events: Sequence[PendingEvents]
     recording_end: RecordingEnd | None = None
-    is_lost: bool = False
+    is_recording_lost: bool = False
 
 
 @attrs.frozen
@@ -246,12 +246,12 @@ class ArchiveStore:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
 
-    def reconcile_index(self, prefix: str) -> None:
+    def reconcile_index(self, subdirectory_name: str) -> None:
         """Remove rows without a file and incomplete files; add missing rows.
 
         Raises: OSError, sqlite3.Error.
         """
-        folder = self.directory / "files" / prefix
+        folder = self.directory / "files" / subdirectory_name
         files: dict[str, set[str]] = {}
         for entry in os.scandir(folder) if folder.is_dir() else ():
             match = _FILE.fullmatch(entry.name)
@@ -260,7 +260,7 @@ class ArchiveStore:
             elif entry.name.endswith(".new"):  # the process ended in a write
                 with _log_stuck_files():
                     os.unlink(entry.path)
-        known = set(self._index.list_file_stems(prefix))
+        known = set(self._index.list_file_stems(subdirectory_name))
         missing = [name for name in files if name not in known]
         for start in range(0, len(missing), MAX_REMOVALS_PER_CALL):
             self._index.add_rows(
@@ -330,7 +330,7 @@ class ArchiveStore:
             name = derive_directory_name(work.identifier)
             outcome = RecordingOutcome(work.identifier)
             try:
-                if work.is_lost:
+                if work.is_recording_lost:
                     self._discard(name)
                 else:
                     row = self._write_one(name, work, free)
@@ -379,8 +379,8 @@ class ArchiveStore:
             "status": work.recording_end.status,
             "entry": work.recording_end.listing_entry,
             "sequence_number": work.recording_end.sequence_number,
-            "created": work.recording_end.created,
-            "ended": work.recording_end.ended,
+            "created": work.recording_end.created_time,
+            "ended": work.recording_end.ended_time,
         }
         target = self._locate(name, "jsonl")
         target.parent.mkdir(mode=0o700, exist_ok=True)

@@ -32,18 +32,18 @@ class ExtractedSubmission:
     size: int
 
 
-def pack_submission(workspace: Workspace, limit: int, target: Path) -> bool:
-    """Write the kept submission of a workspace to `target`, unless it has over `limit` bytes.
+def pack_submission(workspace: Workspace, max_bytes: int, target: Path) -> bool:
+    """Write the kept submission of a workspace to `target`, unless it has over `max_bytes` bytes.
 
     Return whether it was written. Raises: OSError, which may be FileNotFoundError for files that
     were removed meanwhile; `target` is then incomplete. Raises: DamagedArchiveFile.
     """
     with open_regular_file(workspace.request_file) as file:
-        packed = file.read(limit + 1)
-    if len(packed) > limit:
+        packed = file.read(max_bytes + 1)
+    if len(packed) > max_bytes:
         return False
     paths = [workspace.locate_submitted_file(one) for one in _unpack(packed).submission]
-    if len(packed) + sum(path.lstat().st_size for path in paths) > limit:
+    if len(packed) + sum(path.lstat().st_size for path in paths) > max_bytes:
         return False
     with (
         open(target, "wb") as file,

@@ -45,7 +45,9 @@ _GIVE_TOKEN = (
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_ONE_ATTEMPT = Backoff(max_attempts=1, first_delay=1, longest_delay=1, longest_retry_after=1)
+_ONE_ATTEMPT = Backoff(
+    max_attempts=1, first_delay_seconds=1, max_delay_seconds=1, max_retry_after_seconds=1
+)
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 """The server without an option, a variable and a login."""

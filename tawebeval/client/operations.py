@@ -114,7 +114,7 @@ def _send_request(
 
     `parse` raises ValueError for a body that is not one of this API. Raises Refused for a status
     that a repetition would get as well; Unavailable when the attempts are used up, another one
-    would be of no use, or `Retry-After` exceeds `backoff.longest_retry_after`.
+    would be of no use, or `Retry-After` exceeds `backoff.max_retry_after_seconds`.
     """
     made = 0
     while True:

@@ -13,11 +13,11 @@ import attrs
 from tawebeval.core.backoff import Backoff
 
 REQUEST_BACKOFF = Backoff(
-    max_attempts=7, first_delay=0.5, longest_delay=10, longest_retry_after=120
+    max_attempts=7, first_delay_seconds=0.5, max_delay_seconds=10, max_retry_after_seconds=120
 )
 """Attempts of a request: about 10 seconds in all, unless the server asks for more."""
 FOLLOW_BACKOFF = Backoff(
-    max_attempts=40, first_delay=0.5, longest_delay=30, longest_retry_after=600
+    max_attempts=40, first_delay_seconds=0.5, max_delay_seconds=30, max_retry_after_seconds=600
 )
 """Attempts of a request for events: about 10 minutes in all, as an evaluation waits as long."""
 
@@ -59,9 +59,10 @@ class ClientSettings:
     - `get_time()`: returns seconds since the epoch.
 
     A refused request raises `Refused` at once. `Unavailable` says that the attempts are used up,
-    that the server asks for a longer pause than `longest_retry_after`, that no tawebeval answers,
-    or that nothing listens at a loopback address from which no response has come before. Requests
-    for events are repeated also then. No redirect is followed: the token reaches no other server.
+    that the server asks for a longer pause than `max_retry_after_seconds`, that no tawebeval
+    answers, or that nothing listens at a loopback address from which no response has come before.
+    Requests for events are repeated also then. No redirect is followed: the token reaches no other
+    server.
     """
 
     server: str = attrs.field(converter=normalize_server_url)

@@ -53,16 +53,16 @@ def parse_retry_after(header: bytes, now: float) -> float:
 class Backoff:
     """Delays between attempts: exponential, with full jitter.
 
-    At most `max_attempts` are made. The first delay is drawn from 0 to `first_delay` seconds; the
-    range doubles with each attempt, up to `longest_delay`. Jitter spreads the retries of many
-    requests that failed at once. A server that asks for a delay of more than `longest_retry_after`
-    seconds gets no further attempt.
+    At most `max_attempts` are made. The first delay is drawn from 0 to `first_delay_seconds`;
+    the range doubles with each attempt, up to `max_delay_seconds`. Jitter spreads the retries of
+    many requests that failed at once. A server that asks for a delay of more than
+    `max_retry_after_seconds` gets no further attempt.
     """
 
     max_attempts: int
-    first_delay: float
-    longest_delay: float
-    longest_retry_after: float = math.inf
+    first_delay_seconds: float
+    max_delay_seconds: float
+    max_retry_after_seconds: float = math.inf
 
     def draw_delay(
         self, attempts_made: int, random_fraction: float, retry_after: float = 0
@@ -72,8 +72,10 @@ class Backoff:
         `random_fraction` is a random number from 0 to 1. `retry_after` is the delay in seconds that
         the server asked for; the drawn delay is added to it.
         """
-        if attempts_made >= self.max_attempts or retry_after > self.longest_retry_after:
+        if attempts_made >= self.max_attempts or retry_after > self.max_retry_after_seconds:
             return None
         doublings = min(attempts_made - 1, 64)  # more would not fit into a float
-        drawn = random_fraction * min(self.longest_delay, self.first_delay * 2.0**doublings)
+        drawn = random_fraction * min(
+            self.max_delay_seconds, self.first_delay_seconds * 2.0**doublings
+        )
         return drawn + max(retry_after, 0)

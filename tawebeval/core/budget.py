@@ -218,10 +218,10 @@ class RingAllocation:
         if has_shrunk:
             self._budget.resume_full_rings()
 
-    def set_archive_behind(self, behind: bool) -> None:
+    def set_archive_behind(self, is_behind: bool) -> None:
         """Block the ring, or unblock it, whatever its size is."""
-        was_blocked, self.is_archive_behind = self.is_archive_behind, behind
-        if was_blocked and not behind and not self.is_full:
+        was_blocked, self.is_archive_behind = self.is_archive_behind, is_behind
+        if was_blocked and not is_behind and not self.is_full:
             self._on_room()
 
     def disable_limit(self) -> None:

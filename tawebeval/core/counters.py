@@ -62,7 +62,7 @@ class Histogram:
 class EvaluationCounters:
     """Counters of evaluations.
 
-    `count_by_state` counts evaluations by their present state, `ended_counts_by_state_and_reason`
+    `counts_by_state` counts evaluations by their present state, `ended_counts_by_state_and_reason`
     by the state and the reason at their end; the reason of FINISHED is empty. `durations_by_state`
     has the seconds spent in each state before the end.
 
@@ -70,7 +70,7 @@ class EvaluationCounters:
     by a fault of this machine, else None.
     """
 
-    count_by_state: Counter[EvaluationState] = attrs.field(
+    counts_by_state: Counter[EvaluationState] = attrs.field(
         factory=lambda: Counter(dict.fromkeys(EvaluationState, 0))
     )
     ended_counts_by_state_and_reason: Counter[tuple[str, str]] = attrs.field(
@@ -89,16 +89,16 @@ class EvaluationCounters:
     @property
     def accepted_count(self) -> int:
         """Number of evaluations accepted since the daemon's start."""
-        return self.count_by_state.total() - self.restored_count
+        return self.counts_by_state.total() - self.restored_count
 
     def record_accepted_evaluation(self) -> None:
         """Count an accepted evaluation."""
-        self.count_by_state[EvaluationState.QUEUED] += 1
+        self.counts_by_state[EvaluationState.QUEUED] += 1
 
     def record_restored_evaluation(self, state: EvaluationState) -> None:
         """Count an evaluation that an earlier process of the daemon has accepted."""
         self.restored_count += 1
-        self.count_by_state[state] += 1
+        self.counts_by_state[state] += 1
 
     def set_latest_fault(self, fault: str | None, now: float) -> None:
         """Set or clear `fault`; `now` is in seconds."""
@@ -111,8 +111,8 @@ class EvaluationCounters:
 
         `reason` is the reason of a bad end, else "".
         """
-        self.count_by_state[before] -= 1
-        self.count_by_state[after] += 1
+        self.counts_by_state[before] -= 1
+        self.counts_by_state[after] += 1
         if before.has_ended:
             return
         self.durations_by_state[before].record_value(seconds)

@@ -73,12 +73,12 @@ class MergedListCursor:
     cursors_by_daemon: Mapping[str, str | None] = attrs.field(factory=dict)
 
     @classmethod
-    def parse(cls, text: str, names: Collection[str]) -> MergedListCursor:
-        """Return the cursor of a query; `names` are those of the daemons. Raises: InvalidCursor."""
+    def parse(cls, text: str, daemon_names: Collection[str]) -> MergedListCursor:
+        """Return the cursor of a query over these daemons. Raises: InvalidCursor."""
         places: dict[str, str | None] = {}
         for part in text.split("_") if text else ():
             place = _PLACE.fullmatch(part)
-            if place is None or place[1] not in names or place[1] in places:
+            if place is None or place[1] not in daemon_names or place[1] in places:
                 raise make_invalid_cursor_error(text)
             places[place[1]] = place[2]
         return cls(places)
@@ -89,11 +89,11 @@ class MergedListCursor:
             for name, place in sorted(self.cursors_by_daemon.items())
         )
 
-    def find_unfinished_lists(self, names: Collection[str]) -> dict[str, str | None]:
+    def find_unfinished_lists(self, daemon_names: Collection[str]) -> dict[str, str | None]:
         """Return the daemons whose lists have not ended, with their cursors, None for the start."""
         return {
             name: self.cursors_by_daemon.get(name)
-            for name in sorted(names)
+            for name in sorted(daemon_names)
             if name not in self.cursors_by_daemon or self.cursors_by_daemon[name] is not None
         }
 
@@ -102,7 +102,7 @@ class MergedListCursor:
 class ListEntry:
     """An evaluation as a list shows it: the time of acceptance, and the JSON."""
 
-    created: str
+    created_time: str
     json_fragment: orjson.Fragment
 
 
@@ -133,8 +133,8 @@ class _Answer(msgspec.Struct):
     data: list[_Entry]
 
 
-def parse_list_page(body: bytes, name: str) -> DaemonListPage:
-    """Return the part in the answer of the daemon `name`.
+def parse_list_page(body: bytes, daemon_name: str) -> DaemonListPage:
+    """Return the part in the answer of the daemon `daemon_name`.
 
     Raises: ValueError, with a message for the operator.
     """
@@ -144,7 +144,7 @@ def parse_list_page(body: bytes, name: str) -> DaemonListPage:
         part = make_list_page(answer.end, document["data"])
     except (ValueError, TypeError):  # TypeError: nested too deeply
         raise ValueError("the answer is not a list of evaluations") from None
-    if answer.daemon != name:
+    if answer.daemon != daemon_name:
         raise ValueError(f"the answer is of the daemon {answer.daemon[:80]!r}")
     if answer.end is not None and not _CURSOR.fullmatch(answer.end):
         raise ValueError("the answer has a malformed cursor")
@@ -176,5 +176,7 @@ def merge_list_pages(
     )
     away = sorted(set(asked_daemons) - set(pages))
     has_more = bool(away) or any(part.end_cursor is not None for part in pages.values())
-    ordered = merge(*(pages[name].entries for name in sorted(pages)), key=attrgetter("created"))
+    ordered = merge(
+        *(pages[name].entries for name in sorted(pages)), key=attrgetter("created_time")
+    )
     return MergedListPage(str(after) if pages and has_more else None, list(ordered), away)

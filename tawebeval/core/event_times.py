@@ -47,13 +47,14 @@ class EventTimes:
             self._discarded = 0
 
     def add_times_to_lines(
-        self, first: int, batch: EventBatch, format_time: Callable[[int], str]
+        self, begin_cursor: int, batch: EventBatch, format_time: Callable[[int], str]
     ) -> bytes:
-        r"""Return the lines of a batch that begins at the cursor `first`, each with its `time`.
+        r"""Return the lines of a batch that begins at `begin_cursor`, each with its `time`.
 
         `format_time` gets milliseconds. Only the end of a line has `}` before `\n`.
         """
-        lines, at, end = batch.lines, 0, first + batch.count
+        lines, at = batch.lines, 0
+        first, end = begin_cursor, begin_cursor + batch.count
         mark = self._find_mark(first)
         parts = []
         while first < end:

@@ -77,25 +77,25 @@ class FileReference:
 
 
 class FileBlock:
-    """Collector of one block; keeps at most `limit` bytes of the body and drops the rest.
+    """Collector of one block; keeps at most `max_body_bytes` of the body and drops the rest.
 
     `is_overlong` says that bytes were dropped, so that `parse_file` will raise.
     """
 
-    def __init__(self, end_marker: bytes, limit: int) -> None:
+    def __init__(self, end_marker: bytes, max_body_bytes: int) -> None:
         self._end = b"\n" + end_marker + b"\n"
-        self._limit = limit
+        self._limit = max_body_bytes
         self.is_overlong = False
         # The end marker may stand on the very first line.
         self._gathered = bytearray(b"\n")
 
     @classmethod
-    def resume_overlong_block(cls, end_marker: bytes, limit: int) -> FileBlock:
+    def resume_overlong_block(cls, end_marker: bytes, max_body_bytes: int) -> FileBlock:
         """Return the collector of a block that is over its limit already.
 
         The first bytes fed to it are the `held_back_byte_count` last bytes of the block so far.
         """
-        block = cls(end_marker, limit)
+        block = cls(end_marker, max_body_bytes)
         block.is_overlong = True
         block._gathered.clear()
         return block

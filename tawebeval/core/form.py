@@ -296,7 +296,7 @@ def parse_form(
     limit_ranges: Mapping[str, LimitRange],
     environments: Collection[str] = (),
     problem: str | None = None,
-    maximum_hint: str = "",
+    over_maximum_hint: str = "",
 ) -> EvaluationRequest:
     """Return the request of a form. Raises InvalidField.
 
@@ -304,7 +304,7 @@ def parse_form(
     `protocols` are the protocols allowed for repositories, by git's names. `limit_ranges` are the
     allowed values of the limits, by their names in `[limits]`, `environments` the names of the
     configured environments. The form of a `problem` may have a branch in place of a commit.
-    `maximum_hint` ends the message about a limit over its maximum.
+    `over_maximum_hint` ends the message about a limit over its maximum.
     """
     if not submission:
         raise InvalidField(
@@ -334,7 +334,7 @@ def parse_form(
         limits=parse_limits(
             {name: fields.get(f"limits[{name}]", "") for name in LIMIT_UNITS},
             limit_ranges,
-            maximum_hint,
+            over_maximum_hint,
         ),
         problem=problem,
     )
@@ -387,12 +387,12 @@ def _labels(fields: Mapping[str, str]) -> Mapping[str, str]:
     return labels
 
 
-def parse_environment_name(name: str, known: Collection[str]) -> str | None:
+def parse_environment_name(name: str, known_names: Collection[str]) -> str | None:
     """Return the name of an environment; None for the default. Raises InvalidField."""
     if name in ("", DEFAULT_ENVIRONMENT_NAME):
         return None
-    if name not in known:
-        allowed = ", ".join((DEFAULT_ENVIRONMENT_NAME, *known))
+    if name not in known_names:
+        allowed = ", ".join((DEFAULT_ENVIRONMENT_NAME, *known_names))
         raise InvalidField("environment", f"no environment {name!r} here; allowed: {allowed}")
     return name
 

@@ -75,13 +75,13 @@ class TrustedProxies:
             if network.num_addresses > 1 and not any(_within(network, own) for own in _PRIVATE)
         ]
 
-    def find_client_address(self, values: Sequence[str]) -> str | None:
-        """Return the client's address from the header's `values`, or None if they name no client.
+    def find_client_address(self, header_values: Sequence[str]) -> str | None:
+        """Return the client's address in the `header_values`, or None if they name no client.
 
         The result may also be an identifier that hides the address (RFC 7239, section 6.3), or
         "" if the proxy does not know the address. Raises MalformedRequest.
         """
-        said = ",".join(values)
+        said = ",".join(header_values)
         nodes = self._nodes(said)
         client: str | None = None
         for node in reversed(nodes):

@@ -27,7 +27,7 @@ _EIGHT_BYTES = bytes((_TEXT_MESSAGE, 127))
 class StreamFraming:
     """Format of a stream: its beginning, events, end and heartbeat.
 
-    `encode_events(first, batch)` frames a batch that begins at the cursor `first`.
+    `encode_events(begin_cursor, batch)` frames a batch.
     """
 
     first_bytes: bytes
@@ -36,7 +36,7 @@ class StreamFraming:
     heartbeat_bytes: bytes
 
 
-def encode_server_sent_events(first: int, batch: EventBatch) -> bytes:
+def encode_server_sent_events(begin_cursor: int, batch: EventBatch) -> bytes:
     """Return a batch as server-sent events, each with the cursor after it as its `id`.
 
     Server-sent events also end a line at a carriage return, which JSON has only between values.
@@ -45,10 +45,10 @@ def encode_server_sent_events(first: int, batch: EventBatch) -> bytes:
         return b""
     lines = batch.lines[:-1].replace(b"\r", b" ").replace(b"%", b"%%")
     template = b"data: %s\nid: %%d\n\n" % lines.replace(b"\n", b"\nid: %d\n\ndata: ")
-    return template % tuple(range(first + 1, first + batch.count + 1))
+    return template % tuple(range(begin_cursor + 1, begin_cursor + batch.count + 1))
 
 
-def encode_websocket_messages(first: int, batch: EventBatch) -> bytes:
+def encode_websocket_messages(begin_cursor: int, batch: EventBatch) -> bytes:
     """Return a batch as text messages of a WebSocket server, one for each event."""
     frames = []
     for event in batch.lines.split(b"\n")[: batch.count]:

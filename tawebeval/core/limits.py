@@ -54,16 +54,16 @@ class LimitRange:
 
 
 def parse_limits(
-    values: Mapping[str, str], limit_ranges: Mapping[str, LimitRange], maximum_hint: str = ""
+    values: Mapping[str, str], limit_ranges: Mapping[str, LimitRange], over_maximum_hint: str = ""
 ) -> dict[str, int | float]:
     """Return the chosen limits of some values by name; an empty value chooses the default.
 
-    `maximum_hint` ends the message about a value over its maximum.
+    `over_maximum_hint` ends the message about a value over its maximum.
 
     Raises: InvalidField, with the name of the form's field.
     """
     return {
-        name: _parse_limit(name, value, limit_ranges[name], maximum_hint)
+        name: _parse_limit(name, value, limit_ranges[name], over_maximum_hint)
         for name, value in values.items()
         if value
     }

@@ -63,31 +63,35 @@ def make_empty_last_page() -> EventPage:
     return EventPage(ALL_RECEIVED_CURSOR, None, EventBatch(0, b""))
 
 
-def parse_cursor(after: str | None) -> str | None:
+def parse_cursor(text: str | None) -> str | None:
     """Return the cursor of a query, None for an empty or absent one. Raises InvalidCursor."""
-    if not after:
+    if not text:
         return None
-    if after != ALL_RECEIVED_CURSOR and not _NUMBER.fullmatch(after):
+    if text != ALL_RECEIVED_CURSOR and not _NUMBER.fullmatch(text):
         raise InvalidCursor(
-            f"after: {after[:80]!r} is not a cursor of this server; send the `end` of the last page"
+            f"after: {text[:80]!r} is not a cursor of this server; send the `end` of the last page"
         )
-    return after
+    return text
 
 
-def resolve_cursor(ring: EventRing, after: str | None, skip: int = 0) -> int:
-    """Return the sequence number `skip` events after a cursor.
+def resolve_cursor(ring: EventRing, after_cursor: str | None, skip_count: int = 0) -> int:
+    """Return the sequence number `skip_count` events after a cursor.
 
     The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
     InvalidCursor if the result is beyond the newest event.
     """
     begin = (
-        0 if after is None else ring.end_cursor + 1 if after == ALL_RECEIVED_CURSOR else int(after)
+        0
+        if after_cursor is None
+        else ring.end_cursor + 1
+        if after_cursor == ALL_RECEIVED_CURSOR
+        else int(after_cursor)
     )
-    begin += skip
+    begin += skip_count
     if begin > ring.end_cursor:
-        skipped = f" with skip: {skip}" if skip else ""
+        skipped = f" with skip: {skip_count}" if skip_count else ""
         raise InvalidCursor(
-            f"after: {after or ''!r}{skipped} is after the newest event, {ring.end_cursor}"
+            f"after: {after_cursor or ''!r}{skipped} is after the newest event, {ring.end_cursor}"
         )
     if begin < ring.begin_cursor:
         raise DiscardedCursor(str(ring.begin_cursor))
@@ -96,23 +100,23 @@ def resolve_cursor(ring: EventRing, after: str | None, skip: int = 0) -> int:
 
 def read_page(
     ring: EventRing,
-    after: str | None,
-    limit: int,
+    after_cursor: str | None,
+    max_bytes: int,
     format_time: Callable[[float], str] | None = None,
 ) -> EventPage:
-    """Return the page that begins at the cursor `after`; discards nothing.
+    """Return the page that begins at `after_cursor`; discards nothing.
 
-    `limit` bounds the events in bytes. With `format_time` each event has its time, on top of the
-    limit. Raises DiscardedCursor and InvalidCursor.
+    `max_bytes` bounds the events. With `format_time` each event has its time, on top of the bound.
+    Raises DiscardedCursor and InvalidCursor.
     """
-    begin = resolve_cursor(ring, after)
+    begin = resolve_cursor(ring, after_cursor)
     if format_time is None:
-        events = ring.read_events(begin, limit)
+        events = ring.read_events(begin, max_bytes)
     else:
-        events = ring.read_timed_events(begin, limit, format_time)
+        events = ring.read_timed_events(begin, max_bytes, format_time)
     end = begin + events.count
     return EventPage(
-        after,
+        after_cursor,
         ALL_RECEIVED_CURSOR if ring.has_ended and end == ring.end_cursor else str(end),
         events,
     )

@@ -93,63 +93,68 @@ class EventRing:
         """Mark the end of events."""
         self.has_ended = True
 
-    def read_events(self, after: int, limit: int) -> EventBatch:
-        """Return the events after the cursor `after`, `begin_cursor <= after <= end_cursor`.
+    def read_events(self, after_cursor: int, max_bytes: int) -> EventBatch:
+        """Return the events after a cursor, `begin_cursor <= after_cursor <= end_cursor`.
 
-        The result has at most `limit` bytes, but at least one event if there is one.
+        The result has at most `max_bytes`, but at least one event if there is one.
         """
-        assert self.begin_cursor <= after <= self.end_cursor
-        if after == self.end_cursor:
+        assert self.begin_cursor <= after_cursor <= self.end_cursor
+        if after_cursor == self.end_cursor:
             return EMPTY_BATCH
         count = 0
         taken: list[bytes] = []
-        index, first = self._find(after)
+        index, first = self._find(after_cursor)
         while index < len(self.batches):
             batch = self.batches[index]
-            start = _offset(batch, after - first) if after > first else 0
-            if len(batch.lines) - start > limit:
-                end = batch.lines.rfind(b"\n", start, start + limit) + 1
+            start = _offset(batch, after_cursor - first) if after_cursor > first else 0
+            if len(batch.lines) - start > max_bytes:
+                end = batch.lines.rfind(b"\n", start, start + max_bytes) + 1
                 if not end and not taken:
                     end = batch.lines.index(b"\n", start) + 1
                 if end:
                     taken.append(batch.lines[start:end])
                     count += taken[-1].count(b"\n")
                     if min(end, len(batch.lines) - end) >= MIN_BATCH_PART_BYTES:
-                        self._split(index, end, after + count - first)
+                        self._split(index, end, after_cursor + count - first)
                 break
-            limit -= len(batch.lines) - start
+            max_bytes -= len(batch.lines) - start
             taken.append(batch.lines[start:])
             first += batch.count
-            count = first - after
+            count = first - after_cursor
             index += 1
         return EventBatch(count, b"".join(taken))
 
     def read_timed_events(
-        self, after: int, limit: int, format_time: Callable[[float], str]
+        self, after_cursor: int, max_bytes: int, format_time: Callable[[float], str]
     ) -> EventBatch:
         """Return what `read_events` returns, or its beginning, each event with its `time`.
 
-        `limit` does not count the times. `format_time` gets seconds since the epoch.
+        `max_bytes` does not count the times. `format_time` gets seconds since the epoch.
         """
-        batch = self.read_events(after, min(limit, _TIMED))
-        lines = self._times.add_times_to_lines(after, batch, lambda time: format_time(time / 1000))
+        batch = self.read_events(after_cursor, min(max_bytes, _TIMED))
+        lines = self._times.add_times_to_lines(
+            after_cursor, batch, lambda time: format_time(time / 1000)
+        )
         return EventBatch(batch.count, lines)
 
-    def acknowledge(self, after: int) -> None:
-        """Discard the events before the cursor `after`; an older cursor changes nothing."""
-        assert after <= self.end_cursor
-        self.discard_batches(0, after)
-        if self.begin_cursor < after:
-            count = after - self.begin_cursor
+    def acknowledge(self, before_cursor: int) -> None:
+        """Discard the events before `before_cursor`; an older cursor changes nothing."""
+        assert before_cursor <= self.end_cursor
+        self.discard_batches(0, before_cursor)
+        if self.begin_cursor < before_cursor:
+            count = before_cursor - self.begin_cursor
             self._split(0, _offset(self.batches[0], count), count)
             self._discard()
 
-    def discard_batches(self, max_bytes: int, before: int) -> None:
+    def discard_batches(self, max_bytes: int, before_cursor: int) -> None:
         """Discard old events, in whole batches, until at most `max_bytes` are stored.
 
-        Events after the cursor `before` are never discarded.
+        Events after `before_cursor` are never discarded.
         """
-        while self.memory_bytes > max_bytes and self.begin_cursor + self.batches[0].count <= before:
+        while (
+            self.memory_bytes > max_bytes
+            and self.begin_cursor + self.batches[0].count <= before_cursor
+        ):
             self._discard()
 
     def measure_bytes_after(self, cursor: int) -> int:
@@ -281,11 +286,11 @@ class EventRetention:
         del self._cuts[:-_MAX_CUTS]
         self._discard_acknowledged()
 
-    def acknowledge(self, after: int) -> bool:
-        """Acknowledge the events before the cursor `after`; return whether any of them is new."""
-        if after <= self._acknowledged:
+    def acknowledge(self, before_cursor: int) -> bool:
+        """Acknowledge the events before `before_cursor`; return whether any of them is new."""
+        if before_cursor <= self._acknowledged:
             return False
-        self._acknowledged = after
+        self._acknowledged = before_cursor
         self._discard_acknowledged()
         return True
 

@@ -34,26 +34,26 @@ def measure_complete_characters(data: bytes) -> int:
     return before + utf_8_decode(data[before:], "replace", False)[1]
 
 
-def take_tail(data: bytes, limit: int) -> bytes:
-    """Return the last bytes of `data`, at most `limit`, beginning with a whole character.
+def take_tail(data: bytes, max_bytes: int) -> bytes:
+    """Return the last bytes of `data`, at most `max_bytes`, beginning with a whole character.
 
-    If `data` is not UTF-8 the result may be up to 3 bytes shorter than `limit`.
+    If `data` is not UTF-8 the result may be up to 3 bytes shorter than `max_bytes`.
     """
-    if len(data) <= limit:
+    if len(data) <= max_bytes:
         return data
-    kept = data[len(data) - limit :]
+    kept = data[len(data) - max_bytes :]
     return kept[:3].lstrip(_CONTINUING) + kept[3:]
 
 
-def split_long_lines(block: bytes, limit: int) -> Iterator[bytes]:
-    """Cut `block`, usually into one piece, so that no line of a piece is over `limit` bytes."""
+def split_long_lines(block: bytes, max_line_bytes: int) -> Iterator[bytes]:
+    """Cut `block`, usually into one piece, so that no line of a piece is over `max_line_bytes`."""
     start = line = 0  # beginnings of the next piece and of the next line
-    while len(block) - line > limit:
-        end = block.rfind(b"\n", line, line + limit + 1)
+    while len(block) - line > max_line_bytes:
+        end = block.rfind(b"\n", line, line + max_line_bytes + 1)
         if end >= 0:
             line = end + 1
             continue
-        cut = find_character_boundary(block, line + limit)
+        cut = find_character_boundary(block, line + max_line_bytes)
         yield block[start:cut]
         start = line = cut
     yield block[start:]

@@ -251,13 +251,13 @@ def open_stream_log(
     )
 
 
-def is_systemd_journal(stream: IO[str], journal: str) -> bool:
-    """Return whether a stream is the `journal` of JOURNAL_STREAM (systemd.exec(5))."""
+def is_systemd_journal(stream: IO[str], journal_stream: str) -> bool:
+    """Return whether a stream is that of JOURNAL_STREAM (systemd.exec(5))."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):
         return False
-    return journal == f"{status.st_dev}:{status.st_ino}"
+    return journal_stream == f"{status.st_dev}:{status.st_ino}"
 
 
 @attrs.frozen

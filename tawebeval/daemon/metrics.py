@@ -146,11 +146,11 @@ class DaemonMetrics(Collector):
     def _collect_evaluations(self) -> Iterator[Metric]:
         tally = self.evaluation_context.counters
         known = {
-            state: tally.count_by_state[state]
+            state: tally.counts_by_state[state]
             for state in EvaluationState
             if state not in _FORGOTTEN
         }
-        forgotten = {state: tally.count_by_state[state] for state in _FORGOTTEN}
+        forgotten = {state: tally.counts_by_state[state] for state in _FORGOTTEN}
         yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted_count)
         yield _gauge("evaluations", "Evaluations that are known, by their state.", known, "state")
         yield _counter(

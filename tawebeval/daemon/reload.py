@@ -279,17 +279,17 @@ def _read_statement(name: str, path: str) -> str:
         raise ConfigurationError(f"{setting}: the file is not UTF-8") from None
 
 
-def find_changed_settings(one: Section, other: Section, table: str = "") -> Iterator[str]:
+def find_changed_settings(old: Section, new: Section, path_prefix: str = "") -> Iterator[str]:
     """Yield the path of each setting that differs, in the order of the configuration.
 
-    `table` is the path of both sections with a dot at its end, empty for whole configurations.
+    `path_prefix` is the path of both sections with a dot at its end, empty for the whole.
     """
-    for name, key in zip(one.__struct_fields__, one.__struct_encode_fields__, strict=True):
-        before, after = getattr(one, name), getattr(other, name)
+    for name, key in zip(old.__struct_fields__, old.__struct_encode_fields__, strict=True):
+        before, after = getattr(old, name), getattr(new, name)
         if isinstance(before, Section):
-            yield from find_changed_settings(before, after, f"{table}{key}.")
+            yield from find_changed_settings(before, after, f"{path_prefix}{key}.")
         elif before != after:
-            yield table + key
+            yield path_prefix + key
 
 
 def merge_reloadable_settings(running: Configuration, wanted: Configuration) -> Configuration:

@@ -74,12 +74,12 @@ class AdmissionControl:
                 self._plan_retry() if should_schedule_retry else _RETRY_LATER,
             )
 
-    def record_start(self) -> None:
+    def record_evaluation_start(self) -> None:
         """Record that an evaluation was accepted and has entered the queue."""
         if not self.run_queue.has_free_slot:
             self._retries.record_all_slots_used(self._context.clock.seconds())
 
-    def record_end(self) -> None:
+    def record_evaluation_end(self) -> None:
         """Record the end of an evaluation, and start those that waited for it."""
         self._retries.record_evaluation_end(
             self._context.clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot

@@ -93,7 +93,7 @@ def _decode_entry(row: IndexedEvaluation) -> dict[str, Any]:
 
 def _matches_row(wanted: EvaluationFilter, row: IndexedEvaluation) -> bool:
     """Return whether a filter holds for a row. Called in a thread: rows may be large."""
-    if not wanted.matches_state_and_time(row.state, row.created):
+    if not wanted.matches_state_and_time(row.state, row.created_time):
         return False
     if not wanted.needs_problem_or_labels:
         return True
@@ -129,7 +129,7 @@ class ArchivedSubscription:
         """Whether all events were read."""
         return self.read_cursor == self._event_count
 
-    def read_events(self, limit: int) -> EventBatch:
+    def read_events(self, max_bytes: int) -> EventBatch:
         """Return the piece that was read last.
 
         Raises: DiscardedCursor, if the evaluation cannot be read any more.
@@ -202,24 +202,24 @@ class ArchiveReader:
     async def read_page(
         self,
         identifier: str,
-        after: str | None,
+        after_cursor: str | None,
         caller: str,
-        limit: int,
+        max_bytes: int,
         *,
         with_times: bool = False,
     ) -> EventPage | None:
         """Return the page after a cursor.
 
-        `limit` is in bytes of events, with their times. Raises: InvalidCursor.
+        `max_bytes` is in bytes of events, with their times. Raises: InvalidCursor.
         """
-        cursor = parse_cursor(after)
+        cursor = parse_cursor(after_cursor)
         if cursor == ALL_RECEIVED_CURSOR:
             return make_empty_last_page()
         begin = 0 if cursor is None else int(cursor)
 
         def read(file: ArchiveFile) -> EventPage:
             resolve_cursor(EventRing(end_cursor=file.event_count), cursor)  # may raise
-            batch = file.read_events(begin, limit, with_times=with_times)
+            batch = file.read_events(begin, max_bytes, with_times=with_times)
             end = begin + batch.count
             return EventPage(
                 cursor, ALL_RECEIVED_CURSOR if end == file.event_count else str(end), batch
@@ -233,14 +233,16 @@ class ArchiveReader:
         return None if end is None else dict(end["status"])
 
     async def subscribe(
-        self, identifier: str, after: str | None, caller: str, skip: int = 0
+        self, identifier: str, after_cursor: str | None, caller: str, skip_count: int = 0
     ) -> ArchivedSubscription | None:
         """Return a subscription. Raises: InvalidCursor."""
         archive = self._archive
         count = await archive.read_evaluation(identifier, caller, lambda file: file.event_count)
         if count is None:
             return None
-        position = resolve_cursor(EventRing(end_cursor=count), parse_cursor(after), skip)
+        position = resolve_cursor(
+            EventRing(end_cursor=count), parse_cursor(after_cursor), skip_count
+        )
 
         async def read_piece(position: int, with_times: bool) -> EventBatch | None:
             return await archive.read_evaluation(
@@ -256,7 +258,7 @@ class ArchiveReader:
         caller: str,
         after_sequence_number: int,
         last_sequence_number: int,
-        limit: int,
+        max_count: int,
         evaluation_filter: EvaluationFilter,
     ) -> list[ListedEvaluation]:
         """Return archived evaluations; the parameters are those of `ArchiveQuery`."""
@@ -264,7 +266,7 @@ class ArchiveReader:
             caller,
             after_sequence_number,
             last_sequence_number,
-            limit,
+            max_count,
             partial(_matches_row, evaluation_filter),
         )
         rows = await self._archive.list_rows(query)

@@ -26,13 +26,13 @@ from tawebeval.sandbox.limit_monitor import LimitMonitor
 class RunSlots(Protocol):
     """Queue for run slots; `name` is the identifier of an evaluation."""
 
-    def reserve_queue_place(self, name: str, caller: str) -> None:
+    def reserve_queue_place(self, holder: str, caller: str) -> None:
         """Reserve the turn of an evaluation that is not ready to run."""
 
-    def acquire_slot(self, name: str, caller: str) -> Deferred[None]:
+    def acquire_slot(self, holder: str, caller: str) -> Deferred[None]:
         """Return a Deferred that fires with a slot; cancel it to leave the queue."""
 
-    def release_slot(self, name: str) -> None:
+    def release_slot(self, holder: str) -> None:
         """Give back a slot or a reserved turn."""
 
 

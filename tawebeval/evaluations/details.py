@@ -186,7 +186,7 @@ class EvaluationDetails:
         return unpack_problem_and_labels(self.packed_request)
 
     @property
-    def kept_bytes(self) -> int:
+    def bytes_kept_after_end(self) -> int:
         """Bytes of the caller and the evaluator that are kept after the end."""
         stderr = self.run_result.stderr_tail if self.run_result is not None else b""
         url = self.callback.url if self.callback is not None else ""

@@ -127,7 +127,7 @@ class Evaluation:
                 is_daemon_fault=False,
             ) from None
 
-    def enter_queue(self, slots: RunSlots) -> None:
+    def enter_queue(self, run_slots: RunSlots) -> None:
         """Enter the queue, and run as soon as there is a slot."""
         self.details.state_times["created"] = self.context.read_wall_clock()
         self._since = self.context.clock.seconds()
@@ -137,7 +137,7 @@ class Evaluation:
             "{evaluation}: {state}; caller {caller!r}, commit {commit}",
             **make_log_fields(self.details),
         )
-        self._startup = self._in_background(self._fetch_and_start(slots))
+        self._startup = self._in_background(self._fetch_and_start(run_slots))
 
     def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
         return run_in_background(
@@ -418,7 +418,9 @@ class Evaluation:
         """Take no more events, and count what is kept until a client has read them."""
         self.ring.mark_end()
         self.ring_allocation.disable_limit()
-        self.ring_allocation.set_bytes_outside_ring(max(0, self.details.kept_bytes - _UNCOUNTED))
+        self.ring_allocation.set_bytes_outside_ring(
+            max(0, self.details.bytes_kept_after_end - _UNCOUNTED)
+        )
         self.ring_allocation.set_used_bytes(self.ring.memory_bytes)
 
     # Journal
@@ -460,7 +462,7 @@ class Evaluation:
 
     # Another process of the daemon goes on
 
-    def restore_events(self, snapshot: EvaluationSnapshot, content: JournalContent) -> None:
+    def restore_events(self, snapshot: EvaluationSnapshot, journal_content: JournalContent) -> None:
         """Take over the events and the stop in a journal, whose snapshot the details are from.
 
         The ring then has all events of the journal, also those that clients have acknowledged.
@@ -468,11 +470,11 @@ class Evaluation:
         if not self.details.state.has_ended:
             self._stop_reason = load_failure(snapshot.failure)
         ring, times, summary = self.ring, self.details.state_times, self.details.result_summary
-        ring.begin_cursor = ring.end_cursor = content.begin_cursor
+        ring.begin_cursor = ring.end_cursor = journal_content.begin_cursor
         now = self.context.read_wall_clock()
         begun = times.get(snapshot.state, times.get("created", now))
         self._since = self.context.clock.seconds() - max(0.0, now - begun)
-        for each in content.batches:
+        for each in journal_content.batches:
             ring.append_batch(each.batch, each.time_ms)
             if each.begin_cursor >= snapshot.end_cursor and summary is not None:
                 add_results_to_summary(summary, each.batch)
@@ -488,7 +490,7 @@ class Evaluation:
         else:
             self._in_background(self._clean_up(b""))
 
-    def requeue(self, slots: RunSlots) -> None:
+    def requeue(self, run_slots: RunSlots) -> None:
         """Enter the queue again, after `restore_events`. Blocks, hardly.
 
         An evaluator that had just been started is gone.
@@ -501,7 +503,7 @@ class Evaluation:
         if self._stop_reason is not None:
             self._in_background(self._conclude(self._stop_reason))
         else:
-            self._startup = self._in_background(self._fetch_and_start(slots))
+            self._startup = self._in_background(self._fetch_and_start(run_slots))
 
     def end_as_lost(self) -> None:
         """End an evaluation whose evaluator is gone, after `restore_events`."""
@@ -510,10 +512,10 @@ class Evaluation:
 
     def resume_run(
         self,
-        found: RecoveredEvaluation,
+        recovered: RecoveredEvaluation,
         resume_checkout: ResumeCheckout,
         last_heartbeat: float | None,
-        slots: RunSlots,
+        run_slots: RunSlots,
     ) -> None:
         """Go on with an evaluator that the keeper holds, after `restore_events`. Blocks, hardly.
 
@@ -521,9 +523,9 @@ class Evaluation:
         monotonic clock.
         """
         self.details.upload_directory = None
-        self._slots = slots
+        self._slots = run_slots
         try:
-            self._resume_run(found, resume_checkout, last_heartbeat)
+            self._resume_run(recovered, resume_checkout, last_heartbeat)
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure(
                 "{evaluation}: defect: the evaluator cannot go on", evaluation=self.details.log_name

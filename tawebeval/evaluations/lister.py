@@ -48,19 +48,19 @@ class EvaluationLister:
 
     async def list_evaluations(
         self,
-        after: str | None,
+        after_cursor: str | None,
         caller: str = "",
         evaluation_filter: EvaluationFilter = MATCH_ALL_FILTER,
-        limit: int | None = None,
+        max_count: int | None = None,
     ) -> EvaluationListing:
-        """Return up to 100 evaluations of a caller, or `limit`, that were accepted after a cursor.
+        """Return up to 100 evaluations of a caller, or `max_count`, accepted after a cursor.
 
         None and the empty cursor stand for the start of the list. A filter examines a bounded
         number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor;
         ServerBusy, if the disk of the archive does not answer.
         """
-        number = self._parse_list_cursor(after) if after else 0
-        size = limit or MAX_LISTED_EVALUATIONS
+        number = self._parse_list_cursor(after_cursor) if after_cursor else 0
+        size = max_count or MAX_LISTED_EVALUATIONS
         examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
         newest = self._records.accepted_count
         present = self._records.list_records(caller, number, examined + 1)
@@ -81,7 +81,9 @@ class EvaluationLister:
             if following is not None and (len(listed) == size or not examined):
                 end = str(ListCursor(self.daemon_start_id, one.sequence_number))
                 break
-        return EvaluationListing(after or None, end, [one.build_listing_entry() for one in listed])
+        return EvaluationListing(
+            after_cursor or None, end, [one.build_listing_entry() for one in listed]
+        )
 
     def _parse_list_cursor(self, text: str) -> int:
         cursor = parse_list_cursor(text)

@@ -108,10 +108,10 @@ class EvaluationReaders:
             self.retention.remove_stream(stream_position)
         self.discard_unneeded_events()
 
-    def acknowledge(self, after: int) -> None:
+    def acknowledge(self, before_cursor: int) -> None:
         """Record that a client has asked for the page after a cursor."""
-        self.furthest_read_cursor = max(self.furthest_read_cursor, after)
-        if self.retention.acknowledge(after):  # most pages are asked for twice: no new room
+        self.furthest_read_cursor = max(self.furthest_read_cursor, before_cursor)
+        if self.retention.acknowledge(before_cursor):  # most pages are asked for twice: no new room
             self.discard_unneeded_events()
 
     def discard_unneeded_events(self) -> None:
@@ -189,8 +189,8 @@ class Subscription:
         ring = self._readers.evaluation.ring
         return ring.has_ended and self.read_cursor == ring.end_cursor
 
-    def read_events(self, limit: int) -> EventBatch:
-        """Read the next events, at most `limit` bytes but at least one event if there are any.
+    def read_events(self, max_bytes: int) -> EventBatch:
+        """Read the next events, at most `max_bytes` bytes but at least one event if there are any.
 
         Raises: DiscardedCursor.
         """
@@ -198,9 +198,9 @@ class Subscription:
         if self.read_cursor < ring.begin_cursor:
             raise DiscardedCursor(str(ring.begin_cursor))
         if self.with_times:
-            batch = ring.read_timed_events(self.read_cursor, limit, format_rfc3339_time)
+            batch = ring.read_timed_events(self.read_cursor, max_bytes, format_rfc3339_time)
         else:
-            batch = ring.read_events(self.read_cursor, limit)
+            batch = ring.read_events(self.read_cursor, max_bytes)
         self.read_cursor += batch.count
         return batch
 

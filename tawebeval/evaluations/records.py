@@ -158,14 +158,17 @@ class RecordIndex:
             if now < record.readers.page_reader_deadline
         ]
 
-    def list_records(self, caller: str, after: int, limit: int) -> list[EvaluationRecord]:
-        """Return up to `limit` records of a caller after the `number` `after`, in order."""
+    def list_records(
+        self, caller: str, after_sequence_number: int, max_count: int
+    ) -> list[EvaluationRecord]:
+        """Return up to `max_count` records of a caller after `after_sequence_number`, in order."""
         found = (
             record
             for record in self._records.values()
-            if record.details.sequence_number > after and record.details.caller == caller
+            if record.details.sequence_number > after_sequence_number
+            and record.details.caller == caller
         )
-        return list(islice(found, limit))
+        return list(islice(found, max_count))
 
     def sort_by_acceptance(self) -> None:
         """Bring records that were restored into the order of acceptance."""

@@ -161,13 +161,13 @@ class EvaluationRegistry:
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         self._begin_recording(evaluation)
         evaluation.enter_queue(self.run_queue)
-        self._admission.record_start()
+        self._admission.record_evaluation_start()
         return evaluation.details.identifier
 
     # Another process of the daemon goes on
 
     def restore_evaluations(
-        self, found: RecoveredEvaluations, uploads: Path, resume_checkout: ResumeCheckout
+        self, recovered: RecoveredEvaluations, uploads: Path, resume_checkout: ResumeCheckout
     ) -> None:
         """Take over the evaluations of an earlier process.
 
@@ -176,28 +176,28 @@ class EvaluationRegistry:
         """
         shares: dict[int, SharedUpload] = {}
         self._callbacks.resume_deliveries(
-            found.undelivered_callbacks,
+            recovered.undelivered_callbacks,
             {
                 each.log_name
-                for each in found.evaluations
+                for each in recovered.evaluations
                 if not each.snapshot.has_only_callback_left
             },
         )
         # Otherwise those that wait would take the slots of those that run.
-        for each in sorted(found.evaluations, key=lambda each: each.was_never_started):
+        for each in sorted(recovered.evaluations, key=lambda each: each.was_never_started):
             resume = partial(
                 Evaluation.resume_run,
-                found=each,
+                recovered=each,
                 resume_checkout=resume_checkout,
-                last_heartbeat=found.last_heartbeat,
-                slots=self.run_queue,
+                last_heartbeat=recovered.last_heartbeat,
+                run_slots=self.run_queue,
             )
             try:
                 self._restore(each, uploads, resume, shares)
             except Exception:  # noqa: BLE001  (the others go on; its journal stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=each.log_name)
         self.records.sort_by_acceptance()
-        self.records.accepted_count = max(self.records.accepted_count, found.accepted_count)
+        self.records.accepted_count = max(self.records.accepted_count, recovered.accepted_count)
 
     def _restore(
         self,
@@ -316,7 +316,7 @@ class EvaluationRegistry:
             del self._alive[evaluation.details.identifier]
             self.submissions.handle_evaluation_end(record)
             evaluation.save_final_snapshot()
-            self._admission.record_end()
+            self._admission.record_evaluation_end()
             self._drain.on_drain_progress()
 
     def _end_recording(self, record: EvaluationRecord) -> None:
@@ -401,18 +401,18 @@ class EvaluationRegistry:
     def read_page(
         self,
         identifier: str,
-        after: str | None,
+        after_cursor: str | None,
         caller: str = "",
-        limit: int | None = None,
+        max_bytes: int | None = None,
         *,
         with_times: bool = False,
     ) -> EventPage:
         """Return the page as `peek_page` does, and acknowledge the events before it."""
-        record = self._find_at(identifier, after, caller)
+        record = self._find_at(identifier, after_cursor, caller)
         if record is None:
             self._drop_read(identifier)
             return make_empty_last_page()
-        page = self._read(record, after, limit, with_times)
+        page = self._read(record, after_cursor, max_bytes, with_times)
         begin = resolve_cursor(record.evaluation.ring, page.begin_cursor)
         self._drain.expect_page_reader(identifier)
         self._expect_next_page(record)
@@ -422,34 +422,34 @@ class EvaluationRegistry:
     def peek_page(
         self,
         identifier: str,
-        after: str | None,
+        after_cursor: str | None,
         caller: str = "",
-        limit: int | None = None,
+        max_bytes: int | None = None,
         *,
         with_times: bool = False,
     ) -> EventPage:
-        """Return the page that begins at the cursor `after`, without an acknowledgement.
+        """Return the page that begins at `after_cursor`, without an acknowledgement.
 
-        The page has at most `limit` bytes of events, at most `buffers.page`, and at least one
+        The page has at most `max_bytes` bytes of events, at most `buffers.page`, and at least one
         event if there are any. If `with_times`, each event has its time, on top of the limit. The
         request keeps the evaluation as a look at the status does.
 
         Raises: InvalidCursor, DiscardedCursor, EvaluationNotFound, EvaluationExpired.
         """
-        record = self._find_at(identifier, after, caller, reads=False)
+        record = self._find_at(identifier, after_cursor, caller, reads=False)
         return (
             make_empty_last_page()
             if record is None
-            else self._read(record, after, limit, with_times)
+            else self._read(record, after_cursor, max_bytes, with_times)
         )
 
     async def wait_for_page(
         self,
         identifier: str,
-        after: str | None,
+        after_cursor: str | None,
         wait_seconds: float,
         caller: str = "",
-        limit: int | None = None,
+        max_bytes: int | None = None,
         *,
         with_times: bool = False,
         is_observer: bool = False,
@@ -465,7 +465,7 @@ class EvaluationRegistry:
         with suppress(WaitTimedOut), self._count_waiting_poll(record, is_observer):
             await record.evaluation.change_condition.wait().addTimeout(wait_seconds, self._clock)
         read = self.peek_page if is_observer else self.read_page
-        return read(identifier, after, caller, limit, with_times=with_times)
+        return read(identifier, after_cursor, caller, max_bytes, with_times=with_times)
 
     @contextmanager
     def _count_waiting_poll(self, record: EvaluationRecord, observes: bool) -> Iterator[None]:
@@ -486,48 +486,48 @@ class EvaluationRegistry:
     def subscribe(
         self,
         identifier: str,
-        after: str | None,
+        after_cursor: str | None,
         caller: str = "",
-        skip: int = 0,
+        skip_count: int = 0,
         *,
         is_observer: bool = False,
     ) -> Subscription | None:
-        """Return a subscription to the events from `skip` events after the cursor `after` on.
+        """Return a subscription to the events from `skip_count` events after `after_cursor` on.
 
         If the client `is_observer`, the subscription acknowledges nothing. Otherwise the cursor of
         the very end acknowledges all events, as with pages: the evaluation is forgotten. In both
         cases the answer to that cursor is None. Raises: as `peek_page`.
         """
-        record = self._find_at(identifier, after, caller, reads=not is_observer)
+        record = self._find_at(identifier, after_cursor, caller, reads=not is_observer)
         if record is None:
             if not is_observer:
                 self._drop_read(identifier)
             return None
         make_subscription = Subscription if is_observer else AcknowledgingSubscription
         return make_subscription(
-            resolve_cursor(record.evaluation.ring, after or None, skip),
+            resolve_cursor(record.evaluation.ring, after_cursor or None, skip_count),
             record.readers,
             self.subscriptions,
             lambda: self._on_unsubscribed(record, is_observer),
         )
 
     def can_subscribe(
-        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
+        self, identifier: str, after_cursor: str | None, caller: str = "", skip_count: int = 0
     ) -> bool:
         """Return whether `subscribe` would return a subscription, without an acknowledgement.
 
         Raises: as `peek_page`.
         """
-        record = self._find_at(identifier, after, caller, reads=False)
+        record = self._find_at(identifier, after_cursor, caller, reads=False)
         if record is not None:
-            resolve_cursor(record.evaluation.ring, after or None, skip)
+            resolve_cursor(record.evaluation.ring, after_cursor or None, skip_count)
         return record is not None
 
     def _find_at(
-        self, identifier: str, after: str | None, caller: str, *, reads: bool = True
+        self, identifier: str, after_cursor: str | None, caller: str, *, reads: bool = True
     ) -> EvaluationRecord | None:
         """Return the record in which to read after a cursor; None after the very end."""
-        cursor = parse_cursor(after)
+        cursor = parse_cursor(after_cursor)
         record = self.records.find_record(identifier, caller, is_reader=reads)
         if record is None and cursor != ALL_RECEIVED_CURSOR:
             raise EvaluationExpired(self._started)
@@ -536,17 +536,24 @@ class EvaluationRegistry:
         return record
 
     def _read(
-        self, record: EvaluationRecord, after: str | None, limit: int | None, with_times: bool
+        self,
+        record: EvaluationRecord,
+        after_cursor: str | None,
+        max_bytes: int | None,
+        with_times: bool,
     ) -> EventPage:
         times = format_rfc3339_time if with_times else None
         return read_page(
-            record.evaluation.ring, after or None, self.compute_max_page_bytes(limit), times
+            record.evaluation.ring,
+            after_cursor or None,
+            self.compute_max_page_bytes(max_bytes),
+            times,
         )
 
-    def compute_max_page_bytes(self, limit: int | None) -> int:
-        """Return the bytes of events that a page may have if a client asks for `limit`."""
+    def compute_max_page_bytes(self, max_bytes: int | None) -> int:
+        """Return the bytes of events that a page may have if a client asks for `max_bytes`."""
         most = self.context.configuration.buffers.max_page_bytes
-        return most if limit is None else min(limit, most)
+        return most if max_bytes is None else min(max_bytes, most)
 
     def _expect_next_page(self, record: EvaluationRecord) -> None:
         record.readers.page_reader_deadline = self._clock.seconds() + _NEXT_PAGE

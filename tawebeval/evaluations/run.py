@@ -93,27 +93,28 @@ class RunProgress(
     msgspec.Struct,
     frozen=True,
     rename={  # the keys in journals
-        "seconds_left": "time_left",
+        "wall_clock_seconds_left": "time_left",
         "paused_seconds": "paused",
-        "pause_debt_seconds": "owed",
+        "uncompensated_pause_seconds": "owed",
+        "is_clock_suspended": "is_suspended",
     },
 ):
     """What a run has used of its limits so far.
 
-    `seconds_left` is the rest of `limits.wall_clock`. `paused_seconds` is the sum of its pauses,
-    `pause_debt_seconds` the part of them that no reading has made up for
+    `wall_clock_seconds_left` is the rest of `limits.wall_clock`. `paused_seconds` is the sum of its
+    pauses, `uncompensated_pause_seconds` the part of them that no reading has made up for
     (`MIN_READ_BYTES_PER_SECOND`). `is_paused` is whether it waits for readers. `output_bytes` have
-    counted against `limits.output`, `stderr_bytes` against `limits.stderr`. `is_suspended` is
+    counted against `limits.output`, `stderr_bytes` against `limits.stderr`. `is_clock_suspended` is
     whether the run waits to be begun again.
     """
 
-    seconds_left: float
+    wall_clock_seconds_left: float
     paused_seconds: float = 0.0
-    pause_debt_seconds: float = 0.0
+    uncompensated_pause_seconds: float = 0.0
     is_paused: bool = False
     output_bytes: int = 0
     stderr_bytes: int = 0
-    is_suspended: bool = False
+    is_clock_suspended: bool = False
 
 
 @attrs.define
@@ -191,14 +192,14 @@ class EvaluatorRun(ProcessProtocol):
         self._threads = threads
         self._stderr = b""
         self._stdout_size, self._stderr_size = progress.output_bytes, progress.stderr_bytes
-        self._time_left = progress.seconds_left
+        self._time_left = progress.wall_clock_seconds_left
         self._running_since: float | None = None
-        self._pauses = _Pauses(progress.paused_seconds, progress.pause_debt_seconds)
+        self._pauses = _Pauses(progress.paused_seconds, progress.uncompensated_pause_seconds)
         self._timeout: IDelayedCall | None = None
         self._kill: IDelayedCall | None = None
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self._is_left = False
-        self._is_suspended = progress.is_suspended
+        self._is_suspended = progress.is_clock_suspended
         self._process: ProcessTransport
 
     @property

@@ -234,11 +234,11 @@ def compute_progress(
     `last_heartbeat` is the last time at which that was alive, in seconds of the monotonic clock.
     """
     progress, ran = snapshot.progress, 0.0
-    if last_heartbeat is not None and not (progress.is_paused or progress.is_suspended):
+    if last_heartbeat is not None and not (progress.is_paused or progress.is_clock_suspended):
         ran = max(0.0, last_heartbeat - snapshot.progress_time)
     return msgspec.structs.replace(
         progress,
-        seconds_left=progress.seconds_left - ran,
+        wall_clock_seconds_left=progress.wall_clock_seconds_left - ran,
         output_bytes=checkpoint.output_bytes,
         stderr_bytes=skipped_stderr_bytes,
     )

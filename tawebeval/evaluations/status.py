@@ -13,10 +13,10 @@ from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 
 
-def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]:
+def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
     """Return the status document of an evaluation as a JSON object; null is for unknown values.
 
-    `position` is the number of evaluations before this one in the queue, None outside of it.
+    `queue_position` is the number of evaluations before this one in the queue, None outside of it.
     """
     details, limits, ring = evaluation.details, evaluation.limits, evaluation.ring
     request, commit, result = details.request, details.commit, details.run_result
@@ -26,7 +26,7 @@ def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]
         "evaluation_id": details.identifier,
         "log_name": details.log_name,
         "state": details.state.value,
-        "queue_place": position if details.state is EvaluationState.QUEUED else None,
+        "queue_place": queue_position if details.state is EvaluationState.QUEUED else None,
         "problem": request.problem,
         "repository": request.repository.url,
         "commit_oid": request.commit_oid or None,  # None until the branch is resolved

@@ -58,9 +58,16 @@ class RequestLog:
             self.write_line(client, "", UNKNOWN_ROUTE, "-", status, 0, 0.0)
 
     def write_line(
-        self, client: str, caller: str, method: str, path: str, status: int, size: int, took: float
+        self,
+        client: str,
+        caller: str,
+        method: str,
+        path: str,
+        status: int,
+        size: int,
+        seconds: float,
     ) -> None:
-        """Write the line of a response of `size` bytes that took `took` seconds.
+        """Write the line of a response of `size` bytes that took `seconds` seconds.
 
         The path has no query. Identifiers in it are replaced by their log names.
         """
@@ -72,7 +79,7 @@ class RequestLog:
             path=_IDENTIFIER.sub(lambda found: derive_log_name(found[0]), path)[:_MAX_LENGTH],
             status=status,
             size=size,
-            took=took,
+            seconds=seconds,
         )
 
 

@@ -84,11 +84,11 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
 
 
 async def read_page(
-    context: WebContext, request: ApiRequest, identifier: str, default_wait: int = 0
+    context: WebContext, request: ApiRequest, identifier: str, default_wait_seconds: int = 0
 ) -> tuple[EventPoll, EventPage]:
     """Return the poll of a request and its page; set the headers that say when to poll again.
 
-    `default_wait` is the wait in seconds if the client names none.
+    `default_wait_seconds` is the wait in seconds if the client names none.
     """
     after, preferred_wait = get_query_argument(request, "after"), get_preferred_wait(request)
     max_wait = context.configuration.polls.max_wait_seconds
@@ -99,7 +99,7 @@ async def read_page(
         after,
         preferred_wait,
         max_wait,
-        default_wait,
+        default_wait_seconds,
         limit,
         with_times,
         is_observer=request.is_read_only,
@@ -229,20 +229,20 @@ def negotiate_media_type(headers: Headers, offered: Sequence[str]) -> str:
 
 @attrs.frozen
 class EventPoll:
-    """A request of `caller` for the events of `identifier` that follow the cursor `after`.
+    """A request of `caller` for the events of `identifier` after the cursor `after_cursor`.
 
     If there are none, the response waits up to `wait_seconds` seconds. `is_wait_requested` is
-    whether the client asked for that. `limit` is the maximum of bytes of events on the page; None =
-    the daemon's. If `with_times`, each event on it has its time. If `is_observer`, it acknowledges
-    nothing.
+    whether the client asked for that. `max_bytes` is the maximum of bytes of events on the page;
+    None = the daemon's. If `with_times`, each event on it has its time. If `is_observer`, it
+    acknowledges nothing.
     """
 
     caller: str
     identifier: str
-    after: str | None
+    after_cursor: str | None
     wait_seconds: int = 0
     is_wait_requested: bool = False
-    limit: int | None = None
+    max_bytes: int | None = None
     with_times: bool = False
     is_observer: bool = False
 
@@ -251,11 +251,11 @@ class EventPoll:
         cls,
         caller: str,
         identifier: str,
-        after: str | None,
+        after_cursor: str | None,
         preferred_wait: int | None,
         max_wait: int,
         default_wait: int = 0,
-        limit: int | None = None,
+        max_bytes: int | None = None,
         with_times: bool = False,
         *,
         is_observer: bool = False,
@@ -267,7 +267,14 @@ class EventPoll:
         wait = min(default_wait if preferred_wait is None else preferred_wait, max_wait)
         is_wait_requested = bool(wait and preferred_wait)
         return cls(
-            caller, identifier, after, wait, is_wait_requested, limit, with_times, is_observer
+            caller,
+            identifier,
+            after_cursor,
+            wait,
+            is_wait_requested,
+            max_bytes,
+            with_times,
+            is_observer,
         )
 
     def read_page(self, registry: EvaluationRegistry) -> EventPage | None:
@@ -275,7 +282,11 @@ class EventPoll:
         read = registry.peek_page if self.is_observer else registry.read_page
         try:
             page = read(
-                self.identifier, self.after, self.caller, self.limit, with_times=self.with_times
+                self.identifier,
+                self.after_cursor,
+                self.caller,
+                self.max_bytes,
+                with_times=self.with_times,
             )
         except EvaluationExpired:
             if registry.archived.is_enabled:
@@ -291,19 +302,19 @@ class EventPoll:
         try:
             return await registry.wait_for_page(
                 self.identifier,
-                self.after,
+                self.after_cursor,
                 self.wait_seconds,
                 self.caller,
-                self.limit,
+                self.max_bytes,
                 with_times=self.with_times,
                 is_observer=self.is_observer,
             )
         except EvaluationExpired as error:
             archived = registry.archived.read_page(
                 self.identifier,
-                self.after,
+                self.after_cursor,
                 self.caller,
-                registry.compute_max_page_bytes(self.limit),
+                registry.compute_max_page_bytes(self.max_bytes),
                 with_times=self.with_times,
             )
             return await read_archived_or_raise(archived, error)
@@ -320,7 +331,7 @@ class EventPoll:
         """Return the header `Link` with the next page's target; empty after the last page."""
         if page.end_cursor is None:
             return {}
-        limit = "" if self.limit is None else f"&limit={self.limit}"
+        limit = "" if self.max_bytes is None else f"&limit={self.max_bytes}"
         times = "&times=1" if self.with_times else ""
         target = (
             f"{base_path}/evaluation/{self.identifier}/events?after={page.end_cursor}{limit}{times}"

@@ -41,8 +41,8 @@ from tawebeval.web.responses import NO_STORE_HEADERS, WHOLE_NUMBER_PATTERN, pars
 from tawebeval.web.server import error_responses
 from tawebeval.web.server.channel import ApiChannel
 from tawebeval.web.server.headers import (
-    JSON_TYPE,
-    encode_date,
+    JSON_MEDIA_TYPE,
+    encode_date_header,
     encode_headers,
     encode_status_line,
     make_content_headers,
@@ -138,7 +138,7 @@ class PollFastPath:
             None if after is None else after.decode(),
             headers.wait_seconds if wait is None else int(wait),
             self._context.configuration.polls.max_wait_seconds,
-            limit=None if limit is None else int(limit),
+            max_bytes=None if limit is None else int(limit),
             is_observer=token.is_read_only,
         )
         PendingPoll(self._channel, self._context, headers, poll).start_response()
@@ -212,7 +212,7 @@ class PendingPoll:
         status: HTTPStatus,
         headers: dict[bytes, bytes],
         body: bytes,
-        content_type: bytes = JSON_TYPE,
+        content_type: bytes = JSON_MEDIA_TYPE,
     ) -> None:
         self.startedWriting = True
         headers = {**headers, **NO_STORE_HEADERS}
@@ -224,7 +224,7 @@ class PendingPoll:
                     encode_status_line(status),
                     encode_headers(make_content_headers(body, content_type)),
                     self._headers.lines_before_date,
-                    encode_date(int(self._context.read_wall_clock())),
+                    encode_date_header(int(self._context.read_wall_clock())),
                     self._headers.lines_after_date,
                     encode_headers(headers),
                     b"\r\n",

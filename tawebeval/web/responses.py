@@ -10,7 +10,7 @@ import orjson
 from twisted.web.http_headers import Headers
 
 from tawebeval.errors import MalformedRequest
-from tawebeval.web.server.headers import JSON_TYPE, make_content_headers, set_headers
+from tawebeval.web.server.headers import JSON_MEDIA_TYPE, make_content_headers, set_headers
 from tawebeval.web.server.request import ApiRequest
 
 NO_STORE_HEADERS = {b"Cache-Control": b"no-store"}
@@ -28,7 +28,9 @@ _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may 
 _SECONDS = re.compile(rf'[ \t]*("?)({WHOLE_NUMBER_PATTERN})\1[ \t]*')  # in quotes or not, the same
 
 
-def prepare_response(request: ApiRequest, body: bytes, content_type: bytes = JSON_TYPE) -> bytes:
+def prepare_response(
+    request: ApiRequest, body: bytes, content_type: bytes = JSON_MEDIA_TYPE
+) -> bytes:
     """Set the headers of a response with this body, and return the body."""
     set_headers(request, {**make_content_headers(body, content_type), **NO_STORE_HEADERS})
     return body

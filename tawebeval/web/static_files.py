@@ -25,7 +25,7 @@ from werkzeug.http import parse_accept_header, parse_etags
 from tawebeval import __version__
 from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.web.responses import prepare_response
-from tawebeval.web.server.headers import JSON_TYPE, make_general_headers, set_headers
+from tawebeval.web.server.headers import JSON_MEDIA_TYPE, make_general_headers, set_headers
 from tawebeval.web.server.request import ApiRequest
 
 OPENAPI_PATH = "/openapi.json"
@@ -67,7 +67,7 @@ class StaticResource:
     """A content with its headers and its entity tag in quotes (RFC 9110, section 8.8.3)."""
 
     content: bytes = attrs.field(repr=False)
-    media_type: bytes = JSON_TYPE
+    media_type: bytes = JSON_MEDIA_TYPE
     headers: Mapping[bytes, bytes] = attrs.field(factory=dict, repr=False)
     entity_tag: str = attrs.field(init=False)
 

@@ -67,15 +67,15 @@ class StreamFlowControl:
 
 async def write_events(
     subscription: EventSubscription,
-    flow: StreamFlowControl,
+    flow_control: StreamFlowControl,
     framing: StreamFraming,
     write: Callable[[bytes], object],
     send_heartbeat: Callable[[], object],
-    heartbeat: float,
+    heartbeat_seconds: float,
 ) -> None:
     """Write the events of `subscription`, from its position to the end of the evaluation.
 
-    `send_heartbeat()` is called after each `heartbeat` seconds without an event. Raises:
+    `send_heartbeat()` is called after each `heartbeat_seconds` seconds without an event. Raises:
     DiscardedCursor, if a reader has discarded events before an observer was sent them.
     """
     with subscription:
@@ -86,15 +86,15 @@ async def write_events(
                 write(framing.encode_events(subscription.read_cursor - batch.count, batch))
             elif subscription.probe_client_if_evaluator_waits():
                 await _await_change(
-                    subscription.wait_for_events().addTimeout(_PROBE_INTERVAL, flow.clock)
+                    subscription.wait_for_events().addTimeout(_PROBE_INTERVAL, flow_control.clock)
                 )
             elif not await _await_change(
-                subscription.wait_for_events().addTimeout(heartbeat, flow.clock)
+                subscription.wait_for_events().addTimeout(heartbeat_seconds, flow_control.clock)
             ):
-                await flow.wait_until_ready()
+                await flow_control.wait_until_ready()
                 send_heartbeat()
             # Also right after a write: more output may arrive in the same turn.
-            await flow.wait_until_ready()
+            await flow_control.wait_until_ready()
             subscription.note_events_written()
         write(framing.last_bytes)
 
@@ -112,7 +112,7 @@ async def send_stream(
     subscription: EventSubscription,
     framing: StreamFraming,
     clock: IReactorTime,
-    heartbeat: float,
+    heartbeat_seconds: float,
 ) -> None:
     """Answer with the events in this framing; the response ends with the evaluation.
 
@@ -129,7 +129,7 @@ async def send_stream(
             framing,
             request.write,
             lambda: request.write(framing.heartbeat_bytes),
-            heartbeat,
+            heartbeat_seconds,
         )
     except CancelledError:  # the client has gone
         raise

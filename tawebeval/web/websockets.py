@@ -172,12 +172,12 @@ async def send_websocket_messages(
     request: ApiRequest,
     subscription: EventSubscription | None,
     clock: IReactorTime,
-    heartbeat: float,
+    heartbeat_seconds: float,
 ) -> None:
     """Upgrade the connection to a WebSocket and send the events until the client is gone.
 
     `subscription` is None after the last event: then only a close frame is sent. The handshake must
-    have been prepared. `heartbeat` is the pause between pings, in seconds.
+    have been prepared. `heartbeat_seconds` is the pause between pings, in seconds.
     """
     channel = request.channel
     events = EventWebSocket(channel.exempt_message_from_limit)
@@ -194,7 +194,7 @@ async def send_websocket_messages(
         try:
             ping = events.transport.ping
             await write_events(
-                subscription, flow, WEBSOCKET_MESSAGES, channel.write, ping, heartbeat
+                subscription, flow, WEBSOCKET_MESSAGES, channel.write, ping, heartbeat_seconds
             )
         except CancelledError:  # the client has gone
             raise

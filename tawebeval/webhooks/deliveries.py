@@ -246,7 +246,7 @@ class CallbackQueue:
             if result.outcome is RequestOutcome.REFUSED:
                 return CallbackState.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
-            retry_after = min(result.retry_after, self._backoff.longest_delay)
+            retry_after = min(result.retry_after, self._backoff.max_delay_seconds)
             delay = self._backoff.draw_delay(callback.attempt_count, chance, retry_after)
             if delay is None:
                 break

@@ -123,7 +123,9 @@ class StoreTests(ArchiveTestCase):
     def test_lost(self) -> None:
         """A recording that is given up leaves nothing."""
         self.write(make_events(0, 10_000))
-        self.store.write_recordings([PendingWrites("one", "alice", [], make_end(), is_lost=True)])
+        self.store.write_recordings(
+            [PendingWrites("one", "alice", [], make_end(), is_recording_lost=True)]
+        )
         self.assertEqual(self.list_files(), [])
         self.assertEqual(self.store.usage.spooled_bytes, 0)
 

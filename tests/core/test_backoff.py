@@ -11,9 +11,9 @@ from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status
 BACKOFFS = st.builds(
     Backoff,
     max_attempts=st.integers(1, 5000),
-    first_delay=st.floats(1e-6, 1e9),
-    longest_delay=st.floats(1e-6, 1e9),
-    longest_retry_after=st.floats(0, 1e12),
+    first_delay_seconds=st.floats(1e-6, 1e9),
+    max_delay_seconds=st.floats(1e-6, 1e9),
+    max_retry_after_seconds=st.floats(0, 1e12),
 )
 CHANCES = st.floats(0, 1, exclude_max=True)
 
@@ -73,7 +73,7 @@ class BackoffTests(SynchronousTestCase):
 
     def test_asked(self) -> None:
         """What the other side asks for is kept, or given up; a time gone by is none."""
-        backoff = Backoff(9, 4, 30, longest_retry_after=600)
+        backoff = Backoff(9, 4, 30, max_retry_after_seconds=600)
         self.assertEqual(backoff.draw_delay(1, 0.5, 10), 12)
         self.assertEqual(backoff.draw_delay(1, 0.5, 600), 602)
         self.assertIsNone(backoff.draw_delay(1, 0.5, 601))
@@ -83,11 +83,11 @@ class BackoffTests(SynchronousTestCase):
     def test_bounds(self, backoff: Backoff, made: int, chance: float, asked: float) -> None:
         """There is a delay as long as there are attempts and patience; it is never too short."""
         delay = backoff.draw_delay(made, chance, asked)
-        if made >= backoff.max_attempts or asked > backoff.longest_retry_after:
+        if made >= backoff.max_attempts or asked > backoff.max_retry_after_seconds:
             assert delay is None
             return
         assert delay is not None
-        assert max(asked, 0) <= delay <= max(asked, 0) + backoff.longest_delay
+        assert max(asked, 0) <= delay <= max(asked, 0) + backoff.max_delay_seconds
 
     @given(BACKOFFS, st.integers(1, 98), CHANCES, CHANCES)
     def test_full_jitter(self, backoff: Backoff, made: int, one: float, other: float) -> None:

@@ -65,7 +65,7 @@ class EvaluationTests(SynchronousTestCase):
         for state in EvaluationState:
             there = sum(life[-1] is state for life in all_lives)
             been = sum(life.count(state) for life in all_lives)
-            self.assertEqual(tally.count_by_state[state], there)
+            self.assertEqual(tally.counts_by_state[state], there)
             if state in (
                 EvaluationState.FINISHED,
                 EvaluationState.FAILED,

@@ -102,7 +102,7 @@ class JointListTests(SynchronousTestCase):
             for name, created in zip(NAMES, times, strict=False)
         }
         joint = merge_list_pages(MergedListCursor(), parts, parts)
-        found = [entry.created for entry in joint.entries]
+        found = [entry.created_time for entry in joint.entries]
         self.assertEqual(found, sorted(chain(*times)))
 
     def test_away(self) -> None:

@@ -25,7 +25,7 @@ class RestoredTests(SynchronousTestCase):
         counters.record_restored_evaluation(EvaluationState.RUNNING)
         counters.record_accepted_evaluation()
         self.assertEqual(counters.accepted_count, 1)
-        self.assertEqual(counters.count_by_state[EvaluationState.RUNNING], 1)
+        self.assertEqual(counters.counts_by_state[EvaluationState.RUNNING], 1)
 
     def test_times(self) -> None:
         """Its events keep their times."""

@@ -72,26 +72,28 @@ class TimeoutTests(RunTestCase):
         self.run.set_clock_paused(True)
         self.run.set_clock_paused(False)
         self.assertEqual(self.clock.getDelayedCalls(), [])
-        self.assertTrue(self.run.progress.is_suspended)
+        self.assertTrue(self.run.progress.is_clock_suspended)
         self.run.restart_clock()
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
         self.clock.advance(4)
         self.run.restart_clock()  # told once more after a restart of the daemon
-        self.assertEqual(self.run.progress.seconds_left, 6)
-        self.assertFalse(self.run.progress.is_suspended)
+        self.assertEqual(self.run.progress.wall_clock_seconds_left, 6)
+        self.assertFalse(self.run.progress.is_clock_suspended)
 
     def test_suspended_before(self) -> None:
         """A run that an earlier process has suspended has no clock until it is begun again."""
-        progress = msgspec.structs.replace(self.run.progress, seconds_left=1, is_suspended=True)
+        progress = msgspec.structs.replace(
+            self.run.progress, wall_clock_seconds_left=1, is_clock_suspended=True
+        )
         run = EvaluatorRun(
             *(self.clock, self.pump, GRACE, self.sandboxed, InlineThreads()), progress=progress
         )
-        self.assertTrue(run.progress.is_suspended)
+        self.assertTrue(run.progress.is_clock_suspended)
         before = self.clock.getDelayedCalls()
         run.makeConnection(self.child)
         self.assertEqual(self.clock.getDelayedCalls(), before)
         run.restart_clock()
-        self.assertEqual(run.progress.seconds_left, 10)
+        self.assertEqual(run.progress.wall_clock_seconds_left, 10)
 
     def test_no_clock_after_the_exit(self) -> None:
         """The clock stands when the process has exited, whoever holds its stdout."""

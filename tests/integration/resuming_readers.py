@@ -41,7 +41,9 @@ LAST = "end"
 
 _PAUSE = 0.2  # seconds until the next attempt
 _LATER = (408, 429, 502, 503, 504)
-_BACKOFF = Backoff(max_attempts=10_000, first_delay=0.1, longest_delay=1, longest_retry_after=600)
+_BACKOFF = Backoff(
+    max_attempts=10_000, first_delay_seconds=0.1, max_delay_seconds=1, max_retry_after_seconds=600
+)
 
 T = TypeVar("T")
 

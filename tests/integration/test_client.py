@@ -16,7 +16,7 @@ from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.integration.numbered_lines import EVALUATOR, printed
 
-SOON = Backoff(max_attempts=10_000, first_delay=0.001, longest_delay=0.002)
+SOON = Backoff(max_attempts=10_000, first_delay_seconds=0.001, max_delay_seconds=0.002)
 
 
 def wire(event: Event) -> dict[str, Any]:

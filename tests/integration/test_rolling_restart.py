@@ -47,7 +47,9 @@ _CONFIGURATION = (
     + f"[http]\nconnections = {2 * (STREAMS + SUBMITTERS)}\nconnections_per_address = 0\n"
     + 'trusted_proxies = ["127.0.0.1"]\n'
 )
-_BACKOFF = Backoff(max_attempts=10_000, first_delay=0.1, longest_delay=1, longest_retry_after=600)
+_BACKOFF = Backoff(
+    max_attempts=10_000, first_delay_seconds=0.1, max_delay_seconds=1, max_retry_after_seconds=600
+)
 
 
 class ReadStreams(NamedTuple):

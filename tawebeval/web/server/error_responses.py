@@ -112,10 +112,12 @@ def set_error_response(request: IRequest, error: BaseException | None) -> bytes:
     return problem.body
 
 
-def report_storage_error(error: OSError, what: str = "form") -> errors.ServerBusy:
-    """Log a disk error, with the path; return the refusal of the request that sent or made `what`.
+def report_storage_error(error: OSError, stored_object: str = "form") -> errors.ServerBusy:
+    """Log a disk error, with the path; return the refusal of the request that needs the object.
 
     The log has no traceback: the machine is at fault, not the code.
     """
-    log.error("a {what} cannot be stored: {error}", what=what, error=error)
-    return errors.ServerBusy(f"the {what} cannot be stored: {error.strerror}", _RETRY_AFTER)
+    log.error("a {what} cannot be stored: {error}", what=stored_object, error=error)
+    return errors.ServerBusy(
+        f"the {stored_object} cannot be stored: {error.strerror}", _RETRY_AFTER
+    )

@@ -13,7 +13,7 @@ from twisted.web.iweb import IRequest
 from tawebeval import __version__
 
 SERVER_HEADER = b"tawebeval/" + __version__.encode()
-JSON_TYPE = b"application/json"
+JSON_MEDIA_TYPE = b"application/json"
 
 _FRAMING = (b"Content-Length", b"Transfer-Encoding", b"Content-Type")
 _HEADERS = {
@@ -39,7 +39,7 @@ def make_general_headers(
     return headers
 
 
-def make_content_headers(body: bytes, content_type: bytes = JSON_TYPE) -> dict[bytes, bytes]:
+def make_content_headers(body: bytes, content_type: bytes = JSON_MEDIA_TYPE) -> dict[bytes, bytes]:
     """Return the headers that stand first in a response (`sort_content_headers_first`)."""
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 
@@ -65,7 +65,7 @@ def encode_status_line(status: HTTPStatus) -> bytes:
 
 
 @lru_cache(1)
-def encode_date(seconds: int) -> bytes:
+def encode_date_header(seconds: int) -> bytes:
     """Return the line of `Date`, for a time in seconds since the epoch."""
     return b"Date: %b\r\n" % datetimeToString(seconds)
 

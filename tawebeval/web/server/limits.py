@@ -106,39 +106,39 @@ class ConnectionLimits:
     connection_count: int = 0
     connections_by_address_group: Counter[str] = attrs.field(factory=Counter)
 
-    def add_connection(self, group: str) -> bool:
+    def add_connection(self, address_group: str) -> bool:
         """Count a connection of a group; return False, without counting, at a limit."""
         if self.connection_count >= self.settings.max_connections or not self.add_proxied_request(
-            group
+            address_group
         ):
             return False
         self.connection_count += 1
         return True
 
-    def remove_connection(self, group: str) -> None:
+    def remove_connection(self, address_group: str) -> None:
         """Count one connection less."""
         self.connection_count -= 1
-        self.remove_proxied_request(group)
+        self.remove_proxied_request(address_group)
 
-    def add_proxied_request(self, group: str) -> bool:
+    def add_proxied_request(self, address_group: str) -> bool:
         """Count a proxied request of a group like a connection; return False at the limit.
 
         An empty group has no limit.
         """
-        if not group:
+        if not address_group:
             return True
         most = self.settings.max_connections_per_address
-        if most and self.connections_by_address_group[group] >= most:
+        if most and self.connections_by_address_group[address_group] >= most:
             return False
-        self.connections_by_address_group[group] += 1
+        self.connections_by_address_group[address_group] += 1
         return True
 
-    def remove_proxied_request(self, group: str) -> None:
+    def remove_proxied_request(self, address_group: str) -> None:
         """Count one request less."""
-        if group:
-            self.connections_by_address_group[group] -= 1
-            if not self.connections_by_address_group[group]:
-                del self.connections_by_address_group[group]
+        if address_group:
+            self.connections_by_address_group[address_group] -= 1
+            if not self.connections_by_address_group[address_group]:
+                del self.connections_by_address_group[address_group]
 
 
 class DrainableConnection(Protocol):
@@ -181,11 +181,11 @@ class OpenConnections:
         for connection in list(self._connections):
             connection.close_if_idle()
 
-    async def drain_connections(self, patience: float = DRAIN_TIMEOUT) -> None:
-        """Close all connections; abort those that take longer than `patience` seconds."""
+    async def drain_connections(self, timeout: float = DRAIN_TIMEOUT) -> None:
+        """Close all connections; abort those that take longer than `timeout` seconds."""
         self.close_idle_connections()
-        first = min(_REQUEST_GRACE, patience / 2)
-        for seconds in (first, patience - first):
+        first = min(_REQUEST_GRACE, timeout / 2)
+        for seconds in (first, timeout - first):
             for connection in list(self._connections):
                 connection.drain_connection()
             await wait_until(lambda: not self._connections, self._removed, seconds, self._clock)

@@ -99,14 +99,14 @@ class TimeoutChannel(HTTPChannel):
             self.set_write_deadline(self._write_timeout())
         super().loseConnection()
 
-    def close_write_side(self, patience: float = LINGER_SECONDS) -> None:
-        """Close the sending half and drop what arrives; abort after `patience` seconds.
+    def close_write_side(self, timeout: float = LINGER_SECONDS) -> None:
+        """Close the sending half and drop what arrives; abort after `timeout` seconds.
 
         Closing both halves with unread data would reset the connection.
         """
         if self._can_half_close:
             self._cancel_read_deadline()
-            self.set_write_deadline(patience)
+            self.set_write_deadline(timeout)
             self._close_write_side()
         else:
             self.loseConnection()
@@ -278,10 +278,10 @@ class TimeoutChannel(HTTPChannel):
 
     # Deadlines
 
-    def set_read_deadline(self, seconds: float, late: Callable[[], object]) -> None:
-        """Call `late` in `seconds` in place of the previous deadline for received bytes."""
+    def set_read_deadline(self, seconds: float, on_timeout: Callable[[], object]) -> None:
+        """Call `on_timeout` in `seconds` in place of the previous deadline for received bytes."""
         self._cancel_read_deadline()
-        self._read_deadline = self.clock.callLater(seconds, late)
+        self._read_deadline = self.clock.callLater(seconds, on_timeout)
 
     def _cancel_read_deadline(self) -> None:
         _cancel(self._read_deadline)
