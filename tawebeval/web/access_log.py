@@ -79,7 +79,7 @@ class RequestLog:
             path=_IDENTIFIER.sub(lambda found: derive_log_name(found[0]), path)[:_MAX_LENGTH],
             status=status,
             size=size,
-            seconds=seconds,
+            took=seconds,
         )
 
 
