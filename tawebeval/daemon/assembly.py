@@ -65,7 +65,7 @@ from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
 from tawebeval.web.links import EvaluationLinks, LinkFile
-from tawebeval.web.peers import make_peer_lists
+from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
@@ -472,7 +472,7 @@ def _make_application(
         base.authentication,
         base.reactor,
         base.thread_pools.upload_threads,
-        make_peer_lists(base.thread_pools.peer_resolver, base.reactor),
+        make_peer_evaluation_lists(base.thread_pools.peer_resolver, base.reactor),
         _make_links(base),
         monitoring.health_and_metrics,
         monitoring.request_log,

@@ -237,7 +237,7 @@ class EvaluationRegistry:
         elif found.run_descriptors is not None:
             self.run_queue.take_slot_unconditionally(evaluation.details.identifier, snapshot.caller)
             resume(evaluation)
-        elif found.is_lost:
+        elif found.has_lost_evaluator:
             evaluation.end_as_lost()
         else:
             evaluation.requeue(self.run_queue)

@@ -81,7 +81,7 @@ class RecoveredEvaluation:
         return self.state is EvaluationState.QUEUED
 
     @property
-    def is_lost(self) -> bool:
+    def has_lost_evaluator(self) -> bool:
         """Whether clients may have seen events of an evaluator that is gone."""
         ran = self.snapshot.state == EvaluationState.RUNNING.value  # the form is not whole any more
         return self.was_never_started and bool(

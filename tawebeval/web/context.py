@@ -18,7 +18,7 @@ from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.access_log import RequestLog
 from tawebeval.web.auth import Authentication, check_read_origin, check_write_origin
 from tawebeval.web.links import EvaluationLinks
-from tawebeval.web.peers import PeerLists
+from tawebeval.web.peers import PeerEvaluationLists
 from tawebeval.web.responses import get_header
 
 
@@ -53,7 +53,7 @@ class WebContext:
     authentication: Authentication
     clock: IReactorTime
     upload_threads: WorkerThreads
-    peer_lists: PeerLists
+    peer_lists: PeerEvaluationLists
     links: EvaluationLinks
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
     request_log: RequestLog = attrs.field(factory=RequestLog)

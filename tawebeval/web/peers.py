@@ -94,7 +94,7 @@ class PeerListRequest:
 
 
 @attrs.define(eq=False)
-class PeerLists:
+class PeerEvaluationLists:
     """The lists of other daemons.
 
     `agent` returns an agent for a server at an address, whose answers are limited.
@@ -224,11 +224,11 @@ class PeerLists:
             )
 
 
-def make_peer_lists(resolver: Resolver, reactor: Any) -> PeerLists:
+def make_peer_evaluation_lists(resolver: Resolver, reactor: Any) -> PeerEvaluationLists:
     """Return the lists of other daemons; `resolver` looks their hosts up."""
     policy = HostPolicy(allowed_private_networks=_EVERY_NETWORK, settings_section="service.peers")
     tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
-    return PeerLists(
+    return PeerEvaluationLists(
         reactor,
         CheckedResolver(policy, resolver, reactor),
         partial(PinnedAgent, reactor, tls_policy, PEER_TIMEOUT),

@@ -83,7 +83,7 @@ class KindTests(SynchronousTestCase):
         for sandbox, kind in (({}, "local"), ({"kind": "slurm"}, "slurm")):
             found = self.read("running", sandbox, kind)
             self.assertIsNotNone(found.run_descriptors)
-            self.assertFalse(found.is_lost)
+            self.assertFalse(found.has_lost_evaluator)
             self.assertEqual(self.keeper.dropped, [])
 
     def test_other(self) -> None:
@@ -91,14 +91,14 @@ class KindTests(SynchronousTestCase):
         for sandbox, kind in (({}, "slurm"), ({"kind": "slurm"}, "local")):
             found = self.read("running", sandbox, kind)
             self.assertIsNone(found.run_descriptors)
-            self.assertTrue(found.is_lost)
+            self.assertTrue(found.has_lost_evaluator)
             self.assertEqual(self.keeper.dropped, ["one.run"])
 
     def test_queued(self) -> None:
         """What had not begun is queued again, and the process that was to run it ends."""
         found = self.read("queued", {"kind": "slurm"}, "slurm")
         self.assertTrue(found.was_never_started)
-        self.assertFalse(found.is_lost)
+        self.assertFalse(found.has_lost_evaluator)
         self.assertEqual(self.keeper.dropped, ["one.run"])
 
 

@@ -33,7 +33,7 @@ from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext
 from tawebeval.web.links import EvaluationLinks, LinkFile
-from tawebeval.web.peers import make_peer_lists
+from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tests.fakes.callbacks import FakeCallbacks
@@ -256,7 +256,7 @@ class Service:
             self.access,
             self.reactor,
             self.uploading,
-            make_peer_lists(FakeResolver(), self.reactor),
+            make_peer_evaluation_lists(FakeResolver(), self.reactor),
             EvaluationLinks(
                 LinkFile(self.root / "links"),
                 LinkSigner(b"k" * 32),

@@ -26,7 +26,7 @@ from tawebeval.errors import ServerBusy
 from tawebeval.pinned_agent import PinnedAgent, ResponseSizeLimit
 from tawebeval.resolver import CheckedResolver
 from tawebeval.web import peers
-from tawebeval.web.peers import PeerListRequest, PeerLists, make_peer_lists
+from tawebeval.web.peers import PeerEvaluationLists, PeerListRequest, make_peer_evaluation_lists
 from tests.cases import described
 from tests.cases.agents import MadeResponse
 from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
@@ -99,7 +99,9 @@ class SeveralTestCase(SynchronousTestCase):
         """Let a service ask the others by the agent."""
         policy = HostPolicy(allowed_private_networks=("0.0.0.0/0",))
         resolver = CheckedResolver(policy, FakeResolver(["10.0.0.2"]), self.reactor)
-        service.context.peer_lists = PeerLists(self.reactor, resolver, lambda *_: self.agent)
+        service.context.peer_lists = PeerEvaluationLists(
+            self.reactor, resolver, lambda *_: self.agent
+        )
 
     def restart(self, name: str) -> None:
         """Replace a service by one that has lost its evaluations."""
@@ -383,7 +385,7 @@ class RequestTests(SeveralTestCase):
         """An answer has a bound that grows with the entries that it may have."""
         limits: list[ResponseSizeLimit] = []
         reactor = MemoryReactorClock()
-        lists = make_peer_lists(FakeResolver(["10.0.0.9"]), reactor)
+        lists = make_peer_evaluation_lists(FakeResolver(["10.0.0.9"]), reactor)
         make = lists._agent
 
         def agent(server: ServerAddress, address: IPAddress, limit: ResponseSizeLimit) -> IAgent:
