@@ -163,11 +163,11 @@ def find_environment_root_problem(root: Path, readable: Sequence[str] = ()) -> S
 
 
 def make_system_view(
-    root: Path, account_directory: Path, readable: Sequence[str], *, network: bool
+    root: Path, sandbox_files_directory: Path, readable: Sequence[str], *, network: bool
 ) -> SystemView:
     """Return the view of a root. Blocks. Raises: OSError.
 
-    `account_directory` is the directory of `write_sandbox_files`. `readable` are the machine's
+    `sandbox_files_directory` is that of `write_sandbox_files`. `readable` are the machine's
     paths that the sandbox shows besides, for which a place is left.
     """
     link = _find_link_above(root, readable)
@@ -180,10 +180,10 @@ def make_system_view(
             continue
         names.append(name)
         options += _show(root / name, f"/{name}", readable)
-    options += _cover(root, account_directory, network=network)
+    options += _cover(root, sandbox_files_directory, network=network)
     if len(options) > 3 * _MAX_MOUNTS:
         raise OSError(errno.E2BIG, "too many directories to mount", str(root))
-    return SystemView(options, _copy_shell(root, account_directory), SHELL_MOUNT_POINT, names)
+    return SystemView(options, _copy_shell(root, sandbox_files_directory), SHELL_MOUNT_POINT, names)
 
 
 def _find_link_above(root: Path, readable: Sequence[str]) -> Path | None:
@@ -224,12 +224,12 @@ def _lacks(path: Path, place: str, other: str) -> bool:
     return False
 
 
-def _cover(root: Path, account_directory: Path, *, network: bool) -> Iterator[str]:
+def _cover(root: Path, sandbox_files_directory: Path, *, network: bool) -> Iterator[str]:
     """Yield the options that put files of the sandbox over those in /etc of a root."""
     etc = root / "etc"
     if etc.is_symlink():
         return
-    own = [(account_directory / name, name) for name in ACCOUNT_FILES]
+    own = [(sandbox_files_directory / name, name) for name in ACCOUNT_FILES]
     if network:
         own += [(Path("/etc", name), name) for name in NETWORK_FILES]
     for source, name in own:
@@ -237,14 +237,14 @@ def _cover(root: Path, account_directory: Path, *, network: bool) -> Iterator[st
             yield from ("--ro-bind-try", os.path.realpath(source), f"/etc/{name}")
 
 
-def _copy_shell(root: Path, account_directory: Path) -> Path:
+def _copy_shell(root: Path, sandbox_files_directory: Path) -> Path:
     """Return a copy of the root's shell that evaluators may execute and not read."""
     shell = locate_in_root(root, SHELL)
     status = shell.stat()
     if status.st_size > _MAX_SHELL:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(shell))
     about = (str(shell), status.st_ino, status.st_size, status.st_mtime_ns)
-    copy = account_directory / f"init-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+    copy = sandbox_files_directory / f"init-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
     if not copy.exists():
         new = copy.with_suffix(f".{secrets.token_hex(4)}")  # two threads may copy at once
         with add_path_to_errors(new):
@@ -254,9 +254,9 @@ def _copy_shell(root: Path, account_directory: Path) -> Path:
     return copy
 
 
-def remove_shell_copies_of_earlier_daemon(account_directory: Path) -> None:
+def remove_shell_copies_of_earlier_daemon(sandbox_files_directory: Path) -> None:
     """Remove the copies of shells that an earlier daemon has made. Blocks. Raises: OSError."""
-    for copy in account_directory.glob("init-*"):
+    for copy in sandbox_files_directory.glob("init-*"):
         copy.unlink()
 
 
