@@ -232,7 +232,8 @@ def load_runner_status(stored: dict[str, Any] | None) -> RunnerStatus | None:
     """Return the runner's status of `RunnerStatus.build_json_object`, or None."""
     if stored is None:
         return None
-    return _load(RunnerStatus, {**stored, "job_id": stored.get("job")})
+    renamed = {"job_id": stored.get("job"), "retry_count": stored.get("retries", 0)}
+    return _load(RunnerStatus, {**stored, **renamed})
 
 
 def _load(kind: type[T], found: dict[str, Any]) -> T:

@@ -13,7 +13,9 @@ from tawebeval.evaluations.snapshot import (
     EvaluationSnapshot,
     RunSnapshot,
     UndeliveredCallback,
+    load_runner_status,
 )
+from tawebeval.sandbox.base import RunnerStatus
 
 KEYS: dict[type[msgspec.Struct], str] = {
     CallbackSnapshot: "url state attempts last_error event",
@@ -34,3 +36,18 @@ class KeyTests(SynchronousTestCase):
         for kind, keys in KEYS.items():
             fields: Any = msgspec.structs.fields(kind)
             self.assertEqual(" ".join(field.encode_name for field in fields), keys)
+
+    def test_runner_status(self) -> None:
+        """The status of a runner is stored under the names of the API, and read again."""
+        status = RunnerStatus("slurm", "5", "one", "Resources", 2)
+        stored = {
+            "kind": "slurm",
+            "job": "5",
+            "node": "one",
+            "queue_reason": "Resources",
+            "retries": 2,
+        }
+        self.assertEqual(status.build_json_object(), stored)
+        self.assertEqual(load_runner_status(stored), status)
+        self.assertEqual(load_runner_status({"kind": "slurm"}), RunnerStatus("slurm"))
+        self.assertIsNone(load_runner_status(None))
