@@ -29,7 +29,7 @@ class UnknownHost(TawebevalError):
     """A host that does not exist or has no address."""
 
 
-class LookupFailed(TawebevalError):
+class LookupUnanswered(TawebevalError):
     """A look-up that name servers or this machine failed to complete in time."""
 
 
@@ -117,7 +117,7 @@ class CheckedResolver:
     ) -> IPAddress:
         """Return the address to connect to, within `timeout` seconds.
 
-        Raises: ForbiddenHost, UnknownHost, LookupFailed.
+        Raises: ForbiddenHost, UnknownHost, LookupUnanswered.
         """
         self.check_host(server)
         addresses = (
@@ -138,12 +138,12 @@ class CheckedResolver:
         try:
             addresses = await looked_up.addTimeout(timeout, self._clock)
         except TookTooLong:
-            raise LookupFailed(
+            raise LookupUnanswered(
                 f"the DNS look-up of the host {host} took over {timeout:g} seconds"
             ) from None
         except OSError as error:
             if error.errno not in _UNKNOWN:
-                raise LookupFailed(
+                raise LookupUnanswered(
                     f"the DNS look-up of the host {host} failed: {error.strerror}"
                 ) from None
             addresses = ()

@@ -81,7 +81,8 @@ class ProfileTests(SynchronousTestCase):
         decided = {
             name
             for name, decision in seccomp._DECISIONS.items()
-            if seccomp.ALLOW in (decision.default_action, *(rule.action for rule in decision.rules))
+            if seccomp.ALLOW
+            in (decision.unmatched_action, *(rule.action for rule in decision.rules))
         }
         self.assertEqual(sorted((calls | decided) - permitted()), [])
         self.assertIn("clone", decided)

@@ -33,7 +33,7 @@ BUILDERS = {
         "RateLimitedLog",
     ),
     *("ValueError", "OSError", "SystemExit", "FileBlockError", "FileRefused", "NotFound"),
-    *("UnknownHost", "LookupFailed", "AttemptResult", "_forbidden", "_failed", "_give_up"),
+    *("UnknownHost", "LookupUnanswered", "AttemptResult", "_forbidden", "_failed", "_give_up"),
     *("_bad_request", "_too_large", "_refuse", "_refuse_handshake", "_check_length", "_matching"),
     *("_emit_error", "_emit_first_error", "refuse_file", "report_problems", "run_in_background"),
     *("attempt", "use_copies", "_check_reload", "Allowance", "Remedy", "ReloadResult"),

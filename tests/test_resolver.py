@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import HostPolicy, IPAddress, parse_server_address
-from tawebeval.resolver import CheckedResolver, LookupFailed, SystemResolver, UnknownHost
+from tawebeval.resolver import CheckedResolver, LookupUnanswered, SystemResolver, UnknownHost
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import SlowThreads
 
@@ -38,12 +38,12 @@ class AddressesTests(SynchronousTestCase):
         """Only that a name does not exist, or has no address, is a fault of the name."""
         unknown = {"EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY"}
         for name, number in ERRORS.items():
-            expected = UnknownHost if name in unknown else LookupFailed
+            expected = UnknownHost if name in unknown else LookupUnanswered
             error = self.failureResultOf(self.find(gaierror(number, "said so"))).value
             self.assertIs(type(error), expected, name)
-            self.assertEqual("said so" in str(error), expected is LookupFailed)
+            self.assertEqual("said so" in str(error), expected is LookupUnanswered)
         error = self.failureResultOf(self.find(OSError(24, "Too many open files"))).value
-        self.assertIsInstance(error, LookupFailed)
+        self.assertIsInstance(error, LookupUnanswered)
         self.assertIn("Too many open files", str(error))
 
     def test_no_name(self) -> None:

@@ -163,7 +163,7 @@ class EventDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._screen.close()
+        self._screen.finish_output()
 
     @property
     def status(self) -> int:

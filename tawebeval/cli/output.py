@@ -203,7 +203,7 @@ class Screen:
         """Write what is buffered."""
         self._write("", flush=True)
 
-    def close(self) -> None:
+    def finish_output(self) -> None:
         """Show a summary of the cases and the final error, and end a partial line on a terminal."""
         results, self._results = self._results.build_json_object(), ResultSummary()
         self._has_table = False

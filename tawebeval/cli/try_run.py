@@ -176,7 +176,7 @@ class LocalEvaluation:
             stop()
 
         def get_markers() -> Markers | None:
-            return None if evaluation.supervisor is None else evaluation.supervisor.markers
+            return None if evaluation.supervisor is None else evaluation.supervisor.output_markers
 
         spawn = self._environment.evaluation_context.spawner
         if isinstance(spawn, RawOutputSpawner):

@@ -86,7 +86,7 @@ class ThreadPools:
         SystemResolver  # git servers; a silent name server blocks a thread for a minute
     )
     callback_resolver: SystemResolver  # webhook receivers
-    peer_resolver: SystemResolver  # the other daemons of `service.peers`
+    peer_daemon_resolver: SystemResolver  # the other daemons of `service.peers`
     archive_threads: WorkerThreads | None  # one, which writes the archive
     archive_reader_threads: WorkerThreads | None  # read it, also while writing takes long
 
@@ -104,7 +104,7 @@ class ThreadPools:
             disk_check_threads=WorkerThreads.create(reactor, 3, "check"),
             repository_resolver=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
             callback_resolver=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
-            peer_resolver=SystemResolver(WorkerThreads.create(reactor, 2, "peers")),
+            peer_daemon_resolver=SystemResolver(WorkerThreads.create(reactor, 2, "peers")),
             archive_threads=create(1, "archive") if has_archive else None,
             archive_reader_threads=create(2, "archived") if has_archive else None,
         )
@@ -472,7 +472,7 @@ def _make_application(
         base.authentication,
         base.reactor,
         base.thread_pools.upload_threads,
-        make_peer_evaluation_lists(base.thread_pools.peer_resolver, base.reactor),
+        make_peer_evaluation_lists(base.thread_pools.peer_daemon_resolver, base.reactor),
         _make_links(base),
         monitoring.health_and_metrics,
         monitoring.request_log,

@@ -36,5 +36,5 @@ Stdout reaches the ring through four modules: `linux.child` reads the pipe, `run
 `stdout_pump` pumps, `core.segi` parses. An `EvaluatorRun` knows the evaluator only as a
 `linux.child.ProcessTransport`, which delivers stdout, stderr and the exit, and can be paused.
 `RunSupervisor` obtains it from `SandboxedRun.start_evaluator`, and from `Spawner.adopt_child` or,
-if evaluators outlive the daemon, `KeeperProcessAdopter.adopt_child`.
+if evaluators outlive the daemon, `KeeperSpawner.adopt_child`.
 """

@@ -50,7 +50,7 @@ from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
 from tawebeval.evaluations.restart import RecoveredEvaluation, RecoveredEvaluations
 from tawebeval.evaluations.shutdown import EvaluationDrain
 from tawebeval.evaluations.status import build_status, format_rfc3339_time
-from tawebeval.evaluations.submission_store import KeptSubmission, SubmissionStore
+from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
@@ -345,7 +345,7 @@ class EvaluationRegistry:
     @asynccontextmanager
     async def open_kept_submission(
         self, identifier: str, caller: str = ""
-    ) -> AsyncIterator[KeptSubmission]:
+    ) -> AsyncIterator[RerunnableSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
         Within the context the files make no room for uploads. Raises: as `find_ended_evaluation`;

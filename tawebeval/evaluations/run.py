@@ -436,7 +436,7 @@ class EvaluatorRun(ProcessProtocol):
             self._process.read_remaining_output()
 
     def _hurry_files(self) -> None:
-        self._sandboxed.give_up_slow_remote_files()
+        self._sandboxed.abort_remote_reads()
         self._pump.refuse_referenced_files()
 
     def processEnded(self, reason: Failure) -> None:

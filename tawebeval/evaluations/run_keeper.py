@@ -24,7 +24,7 @@ from tawebeval.linux import keeper_owned_process
 from tawebeval.linux.child import ResumableProcess, StartedProcess
 from tawebeval.linux.keeper_client import DescriptorBundle, KeeperClient, RunningKeeper
 from tawebeval.linux.keeper_owned_process import KeeperOwnedProcess
-from tawebeval.linux.launcher_client import LAUNCHER_BUNDLE_PREFIX
+from tawebeval.linux.launcher_client import KEPT_LAUNCHER_PREFIX
 
 RUN, BROKER, CALLBACK = ".run", ".broker", ".callback"
 """Ends of the names of bundles."""
@@ -62,7 +62,7 @@ class RunKeeper:
             {
                 name: each
                 for name, each in self.bundles.items()
-                if name.startswith(LAUNCHER_BUNDLE_PREFIX)
+                if name.startswith(KEPT_LAUNCHER_PREFIX)
             },
         )
         self._reactor = reactor
@@ -143,7 +143,7 @@ class RunKeeper:
 
 
 @attrs.frozen
-class KeeperProcessAdopter:
+class KeeperSpawner:
     """Adopter of processes that the keeper holds in a bundle `name`, one after the other.
 
     `list_descriptors` returns what the bundle has besides (`SandboxedRun.list_descriptors`).

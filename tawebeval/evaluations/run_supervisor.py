@@ -25,7 +25,7 @@ from tawebeval.evaluations.run import EvaluatorRun, RunProgress
 from tawebeval.evaluations.run_keeper import (
     BROKER,
     RUN,
-    KeeperProcessAdopter,
+    KeeperSpawner,
     RunDescriptors,
     RunRecorder,
 )
@@ -54,7 +54,7 @@ class RunSupervisor:
     _context: EvaluationContext
     _checkout: Checkout
     _sandboxed: SandboxedRun
-    markers: Markers
+    output_markers: Markers
     _ring: EventRing
     _ring_allocation: RingAllocation
     _on_new_events: Callable[[], object]
@@ -70,7 +70,7 @@ class RunSupervisor:
         context, limits = self._context, self._sandboxed.limits
         state, summary = self._parser_state, self._details.result_summary
         make = partial(SegiParser.resume, state) if state else SegiParser
-        self._parser = make(self.markers, max_value=limits.data_value, max_file=limits.file)
+        self._parser = make(self.output_markers, max_value=limits.data_value, max_file=limits.file)
         if state and summary is not None:
             self._parser.result_summary = summary
         self._details.result_summary = self._parser.result_summary
@@ -101,7 +101,7 @@ class RunSupervisor:
                 file.field: str(view.translate_path(workspace.locate_submitted_file(file)))
                 for file in request.submission
             },
-            markers=self.markers,
+            markers=self.output_markers,
         )
         return sandboxed.start_evaluator(request.evaluator_cmd, environment, directory)
 
@@ -131,15 +131,13 @@ class RunSupervisor:
         keeper = self._context.run_keeper
         if keeper is None:
             return self._context.spawner
-        return KeeperProcessAdopter(
-            keeper, self._details.log_name + RUN, self._sandboxed.list_descriptors
-        )
+        return KeeperSpawner(keeper, self._details.log_name + RUN, self._sandboxed.list_descriptors)
 
     def _record_events(self, process: ProcessTransport, journal: HandoverJournal | None) -> None:
         """Record the events of an evaluator that the keeper holds."""
         if self._context.run_keeper is not None:
             assert journal is not None, "made with the keeper"
-            # The processes of a `KeeperProcessAdopter` are resumable.
+            # The processes of a `KeeperSpawner` are resumable.
             stored = cast("ResumableProcess", process)
             self.pump.event_recorder = RunRecorder(
                 journal.write_events, self._parser, self.evaluator_run, stored
@@ -151,7 +149,7 @@ class RunSupervisor:
         context.limit_monitor.add_run(sandboxed, run.stop)
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
-            spawner = KeeperProcessAdopter(context.run_keeper, self._details.log_name + BROKER)
+            spawner = KeeperSpawner(context.run_keeper, self._details.log_name + BROKER)
         sandboxed.serve_submission_run_requests(context.clock, context.worker_threads, spawner)
         run.run_ended.add_callback(lambda _: context.limit_monitor.remove_run(sandboxed))
 
@@ -179,7 +177,7 @@ class RunSupervisor:
         return RunSnapshot(
             pid=self.evaluator_run.main_pid,
             checkout_path=str(self._checkout.path),
-            markers=attrs.astuple(self.markers),
+            markers=attrs.astuple(self.output_markers),
             sandbox_description=self._sandboxed.describe_for_resume(),
             progress=self.evaluator_run.progress,
             progress_time=self._context.clock.seconds(),

@@ -24,7 +24,7 @@ log = Logger()
 
 
 @attrs.frozen
-class KeptSubmission:
+class RerunnableSubmission:
     """The request of an ended evaluation, and its files in the `workspace`.
 
     `shared_upload` counts the bytes of the files.
@@ -63,7 +63,9 @@ class SubmissionStore:
             record.shared_upload.remove_reference()
 
     @asynccontextmanager
-    async def open_kept_submission(self, evaluation: Evaluation) -> AsyncIterator[KeptSubmission]:
+    async def open_kept_submission(
+        self, evaluation: Evaluation
+    ) -> AsyncIterator[RerunnableSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
         Within the context they are not discarded. Raises: SubmissionDiscarded.
@@ -80,14 +82,14 @@ class SubmissionStore:
             record = self._kept.get(identifier)
             if record is None:  # forgotten, perhaps meanwhile
                 raise SubmissionDiscarded
-            yield KeptSubmission(unpack_request(packed), workspace, record.shared_upload)
+            yield RerunnableSubmission(unpack_request(packed), workspace, record.shared_upload)
         finally:
             self._in_use -= Counter([identifier])
 
     @asynccontextmanager
     async def open_archived_submission(
         self, identifier: str, caller: str
-    ) -> AsyncIterator[KeptSubmission]:
+    ) -> AsyncIterator[RerunnableSubmission]:
         """Return the request and the files of an archived evaluation, extracted for the context.
 
         Raises: SubmissionDiscarded; ServerBusy; OSError.
@@ -103,7 +105,7 @@ class SubmissionStore:
             )  # no number of an evaluation
             share = SharedUpload(self.budget, found.size, key)
             try:
-                yield KeptSubmission(found.evaluation_request, found.workspace, share)
+                yield RerunnableSubmission(found.evaluation_request, found.workspace, share)
             finally:
                 share.remove_reference()
         finally:

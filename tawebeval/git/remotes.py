@@ -22,7 +22,7 @@ from tawebeval.core.hosts import (
 from tawebeval.errors import EvaluationFailure, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
 from tawebeval.git.submodules import resolve_submodule_url
-from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, UnknownHost
+from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupUnanswered, UnknownHost
 
 log = Logger()
 
@@ -84,7 +84,7 @@ class RemoteResolver:
             return await self._addresses.find_address(target, timeout)
         except (ForbiddenHost, UnknownHost) as error:
             raise EvaluationFailure("repository", str(error)) from None
-        except LookupFailed as error:
+        except LookupUnanswered as error:
             raise EvaluationFailure("lost", str(error), is_daemon_fault=False) from None
 
     async def resolve_remote(

@@ -568,7 +568,7 @@ class BareRepository:
                 source=route.local_path,
                 reach=reach,
             )
-            result = await fetch_within_limits(
+            result = await fetch_within_byte_budget(
                 self._limits.clock, budget, self._threads, fetch, self.path, inspection.has_begun
             )
             if inspection.has_begun():
@@ -658,7 +658,7 @@ def _disk_usage(found: _Files) -> int:
     return sum(status.st_blocks * 512 for status in found.values())
 
 
-async def fetch_within_limits(
+async def fetch_within_byte_budget(
     clock: Any,
     budget: FetchBudget,
     threads: WorkerThreads,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-ROOT = Path("/")
+ENGINE_MARKS_ROOT = Path("/")
 """The directory in which engines leave their marks."""
 
 _PID_NAMESPACE = "proc/self/ns/pid"
@@ -80,10 +80,10 @@ _VARIABLE = "container"
 def find_container(environment: Mapping[str, str] | None = None) -> Container | None:
     """Return the container of this process; None if none is known. Blocks, hardly."""
     with suppress(OSError):
-        if (ROOT / _PID_NAMESPACE).stat().st_ino == _INITIAL:
+        if (ENGINE_MARKS_ROOT / _PID_NAMESPACE).stat().st_ino == _INITIAL:
             return None
     for mark, container in _MARKS.items():
-        if (ROOT / mark).exists():
+        if (ENGINE_MARKS_ROOT / mark).exists():
             return container
     said = (os.environ if environment is None else environment).get(_VARIABLE, "")
     if not said:

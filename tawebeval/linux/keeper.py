@@ -78,7 +78,7 @@ PROTOCOL_VERSION = 1
 """The version of requests and answers."""
 MAX_MESSAGE_BYTES = 64 * 1024
 """The maximum size of a request and of an answer, in bytes."""
-MAX_DESCRIPTORS = 16
+MAX_BUNDLE_DESCRIPTORS = 16
 """The maximum number of descriptors of a bundle."""
 MAX_BUNDLE_NAME_LENGTH = 128
 """The maximum length of a bundle's name, which has printable ASCII characters only."""
@@ -172,7 +172,7 @@ class Keeper:
                 self._poll.modify(client, select.POLLOUT)
                 return
         try:
-            message, descriptors, is_whole = receive_message(client, MAX_DESCRIPTORS)
+            message, descriptors, is_whole = receive_message(client, MAX_BUNDLE_DESCRIPTORS)
         except (ConnectionResetError, BlockingIOError):
             # A client that dies with unread answers resets the connection. The kernel reports this
             # once, before the requests that the client has sent.
@@ -260,8 +260,8 @@ class Keeper:
 
     def _keep(self, request: dict[str, Any], descriptors: list[int]) -> None:
         name, pid = _name(request), _integer(request, "pid")
-        if not 1 <= len(descriptors) <= MAX_DESCRIPTORS:
-            raise _RequestError(f"{name}: a bundle has 1 to {MAX_DESCRIPTORS} descriptors")
+        if not 1 <= len(descriptors) <= MAX_BUNDLE_DESCRIPTORS:
+            raise _RequestError(f"{name}: a bundle has 1 to {MAX_BUNDLE_DESCRIPTORS} descriptors")
         old = self._bundles.get(name)
         if pid and self._owners.get(pid, old) is not old:
             raise _RequestError(f"{name}: process {pid} belongs to another bundle")

@@ -44,7 +44,7 @@ MOUNT, START = b"mount", b"start"
 """What has failed, in the last message of a report: number, one of these, errno and path."""
 OOM_SCORE_ADJ = 500
 """What programs have, so that the kernel kills them before the daemon (proc(5))."""
-MAX_DESCRIPTORS = 16
+MAX_PROGRAM_DESCRIPTORS = 16
 """The maximum number of a program's descriptors."""
 
 _CLONE_NEWNS, _CLONE_PARENT, _CLONE_NEWUSER = 0x20000, 0x8000, 0x10000000
@@ -349,7 +349,7 @@ def wait_for_launch_request(connection: socket.socket, taken: RequestTakenNotifi
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _, descriptors = receive_message(connection, 1, MAX_DESCRIPTORS + 2)
+    _, descriptors = receive_message(connection, 1, MAX_PROGRAM_DESCRIPTORS + 2)
     if descriptors:
         os.setsid()
         words, report, *outputs = descriptors
@@ -406,9 +406,9 @@ def main() -> None:
     _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
     # No descriptor that comes with a request is one of those that a program shall get it as.
-    connection = os.dup2(1, MAX_DESCRIPTORS + 1, inheritable=False)
+    connection = os.dup2(1, MAX_PROGRAM_DESCRIPTORS + 1, inheritable=False)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for number in range(MAX_DESCRIPTORS + 1):
+    for number in range(MAX_PROGRAM_DESCRIPTORS + 1):
         if number != null:
             os.dup2(null, number, inheritable=False)
     with socket.socket(fileno=connection) as requests:

@@ -92,7 +92,7 @@ UNSHARE_COMMAND = (
 # The service user may lack permission to read the daemon's own Python.
 PYTHON_CANDIDATES = (sys.executable, "/usr/bin/python3")
 LAUNCHER_SOURCE = Path(launcher.__file__).read_bytes()  # now, for the same reason
-LAUNCHER_BUNDLE_PREFIX = f"launcher.{launcher.PROTOCOL_VERSION}."
+KEPT_LAUNCHER_PREFIX = f"launcher.{launcher.PROTOCOL_VERSION}."
 """The beginning of the names of a keeper's bundles with a launcher that this release can use."""
 LAUNCHER_PROCESS_NAME = "tawebeval-launcher"
 """The name of the process in process lists."""
@@ -485,7 +485,7 @@ class LauncherClient:
 
     @property
     def _bundle_name(self) -> str:
-        return LAUNCHER_BUNDLE_PREFIX + ("mounting" if self._mounting else "plain")
+        return KEPT_LAUNCHER_PREFIX + ("mounting" if self._mounting else "plain")
 
     def _take_over(self, keeper: RunningKeeper) -> LauncherProcess | None:
         """Return the launcher of an earlier process of the daemon, once, if it lives."""

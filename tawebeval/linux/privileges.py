@@ -6,7 +6,7 @@
    So UNIX sockets are made as the user, too: a symbolic link in a directory of the user's could
    lead root to another file.
 4. `drop_privileges`: the rest goes. From here on programs may be run.
-5. `check`: nothing of root is left, also after twistd's `--uid`.
+5. `check_no_root_rights`: nothing of root is left, also after twistd's `--uid`.
 
 `CurrentProcess` is the kernel's view of the process: Python's `os` has neither prctl(2) nor
 capset(2). The rights that these two take away are the calling thread's, so there must be no other

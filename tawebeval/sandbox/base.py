@@ -142,7 +142,7 @@ class SandboxedRun(ABC):
             self._most_disk,
             self._most_files,
             self._pids,
-            apart=READ_ONLY_WORKSPACE_NAMES,
+            excluded_names=READ_ONLY_WORKSPACE_NAMES,
             run_start_time=time.time(),
             floor=limits.free_disk,
             held=workspace.quota_directory is not None,
@@ -173,7 +173,7 @@ class SandboxedRun(ABC):
         launch = self.make_launch_spec(command, environment, directory)
         launch = attrs.evolve(
             launch,
-            cgroup_procs_files=self._group.list_procs_files(),
+            cgroup_procs_files=self._group.find_procs_files(),
             niceness=self._cgroups.evaluator_niceness,
         )
         with self._orphans.expect_new_child() as tell:
@@ -213,7 +213,7 @@ class SandboxedRun(ABC):
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to all processes of the run; `child` is the first, and still runs."""
 
-    def give_up_slow_remote_files(self) -> None:  # noqa: B027  (most kinds have none)
+    def abort_remote_reads(self) -> None:  # noqa: B027  (most kinds have none)
         """End `read_remote_file` soon, whatever a node does: the stopped run has ended."""
 
     @abstractmethod

@@ -62,9 +62,9 @@ class SyscallRule:
 
 @attrs.frozen
 class SyscallPolicy:
-    """The actions for one call: that of the first rule that applies, or else `default_action`."""
+    """The actions for one call: that of the first rule that applies, or else `unmatched_action`."""
 
-    default_action: int
+    unmatched_action: int
     rules: tuple[SyscallRule, ...] = ()
 
 
@@ -114,7 +114,7 @@ def _decide(decision: SyscallPolicy) -> Sequence[Instruction]:
     code: list[Instruction] = []
     for rule in decision.rules:
         code += _try_rule(rule)
-    return [*code, (_RETURN, 0, 0, decision.default_action)]
+    return [*code, (_RETURN, 0, 0, decision.unmatched_action)]
 
 
 def _try_rule(rule: SyscallRule) -> Sequence[Instruction]:

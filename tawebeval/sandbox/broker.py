@@ -270,7 +270,7 @@ def find_mount_source(
     return MountSource("/".join([outside, *below]), target, writable, identity), descriptor
 
 
-class RunCgroup:
+class SubmissionCgroup:
     """The cgroup of one run, in the hierarchies where the evaluation has one."""
 
     def __init__(self, parents: dict[str, tuple[int, str]], name: str) -> None:
@@ -466,7 +466,7 @@ class ProgramRun:
         self._streams = streams
         self._memory = _choose(request.memory, configuration.memory_bytes)
         self._processes = _choose(request.processes, configuration.max_processes)
-        self._cgroup = RunCgroup(configuration.cgroup_directories, f"run-{number}")
+        self._cgroup = SubmissionCgroup(configuration.cgroup_directories, f"run-{number}")
         self._sources: list[MountSource] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told

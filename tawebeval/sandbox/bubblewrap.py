@@ -522,7 +522,7 @@ class BubblewrapRun(SandboxedRun):
             "cgroup_directories": self._group.find_resource_directories(),
         }
         making = make_broker_spec(
-            configuration, listening, sandbox.filter_descriptor, self._group.list_procs_files()
+            configuration, listening, sandbox.filter_descriptor, self._group.find_procs_files()
         )
         with making as spec, self._orphans.expect_new_child() as tell:
             overlay_mount_pid = None if self._tree is None else self._first.pid

@@ -106,16 +106,16 @@ class DiskCount:
             raise TooManyInspections
 
     def add_directory(
-        self, directory: int, depth: int = 0, apart: Collection[str] = frozenset()
+        self, directory: int, depth: int = 0, excluded_names: Collection[str] = frozenset()
     ) -> None:
-        """Count everything below an open directory, except the names `apart` in it.
+        """Count everything below an open directory, except the names `excluded_names` in it.
 
         Symbolic links are not followed.
         """
         below = []
         with os.scandir(directory) as entries:
             for entry in entries:
-                if entry.name in apart:
+                if entry.name in excluded_names:
                     continue
                 self._look()
                 with _ignore_missing():
@@ -159,7 +159,7 @@ class DiskCount:
 def measure_disk_usage(
     directory: Path,
     pids: Iterable[int],
-    apart: Collection[str] = frozenset(),
+    excluded_names: Collection[str] = frozenset(),
     since: float = 0.0,
     devices: Collection[int] = frozenset(),
     most: tuple[float, float] = (inf, inf),
@@ -168,14 +168,14 @@ def measure_disk_usage(
     """Count the files below `directory`, and the unlinked ones that the processes `pids` hold.
 
     `devices` are those of overlays whose changes lie in the directory: unlinked files there count,
-    too. `apart`, `since`, `most` and `work` are as in `DiskCount`.
+    too. `excluded_names`, `since`, `most` and `work` are as in `DiskCount`.
 
     Raises: OSError, TooManyInspections.
     """
     count = DiskCount(since, most, work)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        count.add_directory(top, apart=apart)
+        count.add_directory(top, excluded_names=excluded_names)
         devices = {os.fstat(top).st_dev, *devices}
         for pid in pids:
             count.add_unlinked_files(pid, devices)
@@ -204,7 +204,7 @@ class DiskMeter:
     """The meter of one directory, which may take `size` bytes and `files` files.
 
     - `pids`: returns the processes whose unlinked files count.
-    - `apart`: names in the directory that are not the run's.
+    - `excluded_names`: names in the directory that are not the run's.
     - `run_start_time`: the start of the run, in seconds since the epoch.
     - `device_numbers`: as in `measure_disk_usage`.
     - `floor`: while fewer bytes of the file system are free, each look counts anew.
@@ -216,7 +216,7 @@ class DiskMeter:
     _size: int
     _files: int
     _pids: Callable[[], Iterable[int]]
-    _apart: Collection[str] = frozenset()
+    _excluded_names: Collection[str] = frozenset()
     run_start_time: float = 0.0
     device_numbers: Collection[int] = frozenset()
     _time: Callable[[], float] = time.monotonic
@@ -243,7 +243,7 @@ class DiskMeter:
             self.last_usage = measure_disk_usage(
                 self._directory,
                 self._pids(),
-                self._apart,
+                self._excluded_names,
                 self.run_start_time,
                 self.device_numbers,
                 (self._size, self._files),

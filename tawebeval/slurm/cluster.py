@@ -309,7 +309,7 @@ class SlurmRun(SandboxedRun):
         assert self._transport is not None, "the run has begun"
         self._transport.send_command(KILL if number == signal.SIGKILL else TERMINATE)
 
-    def give_up_slow_remote_files(self) -> None:
+    def abort_remote_reads(self) -> None:
         """Give a node that has files up unless all output is stored soon."""
         if self._is_streamed and self._transport is not None:
             self._transport.send_command(KILL)

@@ -41,7 +41,7 @@ class FramePosition:
     stderr_offset: int = 0
 
 
-class OutputFile:
+class OutputMemfd:
     """File with one stream of the evaluator's output; `size` counts what was discarded, too."""
 
     def __init__(self, descriptor: int) -> None:
@@ -85,8 +85,8 @@ class SrunFiles:
 
     stdin: int
     _state: int
-    stdout: OutputFile
-    stderr: OutputFile
+    stdout: OutputMemfd
+    stderr: OutputMemfd
     job_name: str = ""
     attempt_number: int = 0
     job_and_node: tuple[str | None, str | None] | None = None
@@ -107,7 +107,7 @@ class SrunFiles:
             for descriptor in made:
                 os.close(descriptor)
             raise
-        return cls(stdin, state, OutputFile(stdout), OutputFile(stderr), job_name, attempt_number)
+        return cls(stdin, state, OutputMemfd(stdout), OutputMemfd(stderr), job_name, attempt_number)
 
     @classmethod
     def load(cls, descriptors: Sequence[int]) -> SrunFiles:
@@ -119,7 +119,7 @@ class SrunFiles:
         job_name, attempt_number = _read(state, _NAME_AT)
         start = _read(state, _START_AT)
         return cls(
-            *(stdin, state, OutputFile(stdout), OutputFile(stderr), job_name, attempt_number),
+            *(stdin, state, OutputMemfd(stdout), OutputMemfd(stderr), job_name, attempt_number),
             None if start is None else (start[0], start[1]),
             FramePosition(*_POSITION.unpack(os.pread(state, _POSITION.size, 0))),
             os.pread(state, 1, _SENDING_AT) != b"\0",

@@ -43,7 +43,7 @@ from tawebeval.pinned_agent import (
     ResponseSizeLimit,
     convert_request_failures,
 )
-from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
+from tawebeval.resolver import CheckedResolver, LookupUnanswered, Resolver, UnknownHost
 
 SINGLE_DAEMON_LIST_HEADER = "Tawebeval-Own-List"
 """Header of a request for the list of one daemon alone; its value is the most entries."""
@@ -162,7 +162,7 @@ class PeerEvaluationLists:
             return error
         except _CallerRefused:
             pass
-        except (_PeerFault, RequestFailed, ForbiddenHost, UnknownHost, LookupFailed) as error:
+        except (_PeerFault, RequestFailed, ForbiddenHost, UnknownHost, LookupUnanswered) as error:
             self._log_fault(name, url, str(error))
         except Exception:  # noqa: BLE001  (the list goes on without this daemon)
             log.failure("defect: the list of the daemon {name} cannot be read", name=name)

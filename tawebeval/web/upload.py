@@ -46,7 +46,7 @@ from tawebeval.errors import (
     UnsupportedMediaType,
     format_size,
 )
-from tawebeval.evaluations.submission_store import KeptSubmission
+from tawebeval.evaluations.submission_store import RerunnableSubmission
 from tawebeval.evaluations.uploads import ReceivedForm, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
@@ -80,7 +80,7 @@ class FormReceiver:
         spool: UploadBudget,
         target: str = "",
         preset: FormPreset | None = None,
-        use_kept: Callable[[], AbstractAsyncContextManager[KeptSubmission]] | None = None,
+        use_kept: Callable[[], AbstractAsyncContextManager[RerunnableSubmission]] | None = None,
         refusal: RequestError | None = None,
     ) -> None:
         """Check the headers. The first byte of the body creates the directory."""
@@ -232,7 +232,7 @@ class FormReceiver:
             self._linked,
         )
 
-    def _take_kept(self, kept: KeptSubmission) -> FormPreset:
+    def _take_kept(self, kept: RerunnableSubmission) -> FormPreset:
         """Link the files of a kept submission; return the preset with its fields."""
         request = kept.request
         self._linked = kept.shared_upload
@@ -405,7 +405,7 @@ def _make_rerun_preset(context: WebContext, request: ApiRequest, identifier: str
 @asynccontextmanager
 async def _use_submission(
     context: WebContext, request: ApiRequest, identifier: str
-) -> AsyncIterator[KeptSubmission]:
+) -> AsyncIterator[RerunnableSubmission]:
     try:
         async with context.registry.open_kept_submission(identifier, request.caller) as kept:
             _check_rerun_access(kept.request.problem, request.permitted_problems)

@@ -30,7 +30,7 @@ from tawebeval.pinned_agent import (
     RequestFailed,
     convert_request_failures,
 )
-from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
+from tawebeval.resolver import CheckedResolver, LookupUnanswered, Resolver, UnknownHost
 from tawebeval.webhooks.callback import parse_callback_url
 
 _HEADERS = {"Content-Type": "application/json", "User-Agent": f"tawebeval/{__version__}"}
@@ -84,7 +84,7 @@ class WebhookSender:
             address = await self._resolver.find_address(target)
         except ForbiddenHost as error:
             return AttemptResult(RequestOutcome.REFUSED, str(error))
-        except (UnknownHost, LookupFailed) as error:
+        except (UnknownHost, LookupUnanswered) as error:
             return AttemptResult(RequestOutcome.RETRY, str(error))
         client = HTTPClient(self._agent(target, address), data_to_body_producer=BytesProducer)
         try:

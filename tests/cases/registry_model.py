@@ -98,7 +98,9 @@ class Model:
         """Return a line that is a marker."""
         assert self.real.supervisor is not None
         return (
-            self.real.supervisor.markers.build_environment()[f"EVALUATION_DATA_{which}"].encode()
+            self.real.supervisor.output_markers.build_environment()[
+                f"EVALUATION_DATA_{which}"
+            ].encode()
             + b"\n"
         )
 

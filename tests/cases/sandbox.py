@@ -46,11 +46,16 @@ class CellTestCase(SynchronousTestCase):
         self.patch(resource, "getrlimit", lambda number: (0, self.hard))
 
     def watch(
-        self, *arguments: Any, apart: Collection[str], run_start_time: float, floor: int, held: bool
+        self,
+        *arguments: Any,
+        excluded_names: Collection[str],
+        run_start_time: float,
+        floor: int,
+        held: bool,
     ) -> FakeDisk:
         """Return a fake watch."""
         self.assertEqual((floor, held), (LIMITS.free_disk, False))
-        self.assertEqual(sorted(apart), ["request", "submission"])
+        self.assertEqual(sorted(excluded_names), ["request", "submission"])
         self.assertGreater(run_start_time, 0)
         self.disks.append(FakeDisk(*arguments))
         return self.disks[-1]

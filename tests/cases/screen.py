@@ -39,5 +39,5 @@ class Shown:
         """Show events and close the screen; return stdout."""
         for event in events:
             self.screen.show_event(event)
-        self.screen.close()
+        self.screen.finish_output()
         return self.out.getvalue()

@@ -129,7 +129,7 @@ class OtherTests(SynchronousTestCase):
         ):
             shown = Shown()
             self.assertEqual(shown.show(*events), out)
-            shown.screen.close()
+            shown.screen.finish_output()
             self.assertEqual(shown.notes.getvalue(), notes)
 
     def test_terminal(self) -> None:

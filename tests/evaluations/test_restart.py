@@ -156,7 +156,7 @@ class ResumeTests(EvaluationTestCase):
         self.evaluation = self.make_kept(self.evaluation.details)
         self.begin()
         assert self.evaluation.supervisor is not None
-        self.markers = self.evaluation.supervisor.markers
+        self.markers = self.evaluation.supervisor.output_markers
         self.printed = b"one\n" + self.markers.data_begin + b"\n12"
         self.world.child.print(self.printed)
         self.world.clock.advance(3)

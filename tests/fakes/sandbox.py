@@ -65,7 +65,7 @@ class FakeSandboxedRun:
     hurried: int = 0
     workspace: Workspace = attrs.field(factory=lambda: Workspace(Path("/some")))
 
-    def give_up_slow_remote_files(self) -> None:
+    def abort_remote_reads(self) -> None:
         """Count."""
         self.hurried += 1
 
@@ -265,7 +265,7 @@ class FakeGroup:
     stays: OSError | None = None
     patience: list[float] = attrs.field(factory=list)
 
-    def list_procs_files(self) -> Sequence[str]:
+    def find_procs_files(self) -> Sequence[str]:
         return self.entries
 
     def find_exceeded_limits(self, patience: float) -> frozenset[str]:

@@ -12,7 +12,7 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.repository import FetchBudget, fetch_within_limits
+from tawebeval.git.repository import FetchBudget, fetch_within_byte_budget
 from tawebeval.sandbox.command_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads
@@ -435,7 +435,7 @@ NO = GitResult(128, "", "no")
 
 
 class FetchLimitTests(SynchronousTestCase):
-    """A repository in which the test plays git; `is_complete` as `fetch_within_limits` asks."""
+    """A repository in which the test plays git; `is_complete` as the fetch asks for it."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -451,7 +451,7 @@ class FetchLimitTests(SynchronousTestCase):
 
         self.budget = FetchBudget(LIMIT)
         self.fetched = Deferred.fromCoroutine(
-            fetch_within_limits(
+            fetch_within_byte_budget(
                 self.clock,
                 self.budget,
                 InlineThreads(),

@@ -40,7 +40,7 @@ def start(group, inside):
         return pid
     try:
         signal.alarm(300)
-        for path in group.list_procs_files():
+        for path in group.find_procs_files():
             with open(path, "w") as file:
                 file.write("0")
         inside()
@@ -53,7 +53,7 @@ def until(true):
         time.sleep(0.005)
 
 def members(group):
-    with open(group.list_procs_files()[0]) as file:
+    with open(group.find_procs_files()[0]) as file:
         return file.read().split()
 
 SCRIPT
@@ -109,7 +109,7 @@ class LifeTests(CgroupsTestCase):
         result = self.daemon(
             """
 group = cgroups.make_evaluation_cgroup("group", LIMITS)
-result["paths"] = [os.path.dirname(path) for path in group.list_procs_files()]
+result["paths"] = [os.path.dirname(path) for path in group.find_procs_files()]
 """
         )
         self.assertEqual(groups(self.name), [])
@@ -124,7 +124,7 @@ result["paths"] = [os.path.dirname(path) for path in group.list_procs_files()]
             """
 group = cgroups.make_evaluation_cgroup("good", LIMITS)
 script = "for file; do echo 0 > $file || exit; done; exec dd if=/dev/zero of=/dev/null bs=1M"
-ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.list_procs_files()])
+ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.find_procs_files()])
 result["status"], result["exceeded"] = ran.returncode, sorted(group.find_exceeded_limits())
 result["cpu"] = group.read_usage(None).cpu_seconds
 group.remove_cgroup()

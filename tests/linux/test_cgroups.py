@@ -61,7 +61,7 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def put(self, group: EvaluationCgroup, name: str, text: str) -> None:
         """Let the kernel say something in a file of a group."""
-        for entry in group.list_procs_files():
+        for entry in group.find_procs_files():
             path = Path(entry).parent / name
             if path.exists():
                 path.write_text(text)
@@ -70,12 +70,12 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def get(self, group: EvaluationCgroup, name: str) -> str:
         """Return what is in a file of a group."""
-        found = [Path(entry).parent / name for entry in group.list_procs_files()]
+        found = [Path(entry).parent / name for entry in group.find_procs_files()]
         return next(path for path in found if path.exists()).read_text().strip()
 
     def enter(self, group: EvaluationCgroup, *pids: int) -> None:
         """Have processes in a group."""
-        for entry in group.list_procs_files():
+        for entry in group.find_procs_files():
             members = Path(entry).with_name("cgroup.procs")
             members.write_text("".join(f"{pid}\n" for pid in pids))
 
@@ -202,7 +202,7 @@ class UnifiedTests(CgroupsTestCase):
         own = self.machine.mount_unified()
         group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-x/evaluation-abc"
-        self.assertEqual(group.list_procs_files(), [f"{path}/cgroup.procs"])
+        self.assertEqual(group.find_procs_files(), [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.swap.max"), "0")
         self.assertEqual(self.get(group, "memory.oom.group"), "1")
@@ -410,7 +410,7 @@ class LegacyTests(CgroupsTestCase):
         self.check(cgroups, ALL)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in places]
-        self.assertEqual(group.list_procs_files(), entries)
+        self.assertEqual(group.find_procs_files(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.memsw.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.swappiness"), "0")
@@ -439,7 +439,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open((7, 8))
         self.check(cgroups, ALL)
         entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/tasks"
-        self.assertEqual(cgroups.make_evaluation_cgroup("abc", LIMITS).list_procs_files(), [entry])
+        self.assertEqual(cgroups.make_evaluation_cgroup("abc", LIMITS).find_procs_files(), [entry])
         given = (
             "uid-7",
             "uid-7/tawebeval-x",
@@ -468,7 +468,7 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_unified("", own="/")
         group = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in (memory, pids, cpu)]
-        self.assertEqual(group.list_procs_files(), entries)
+        self.assertEqual(group.find_procs_files(), entries)
 
     def test_hybrid_with_parts(self) -> None:
         """What version 1 does not have, version 2 may: it measures, at least."""
@@ -479,7 +479,7 @@ class LegacyTests(CgroupsTestCase):
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         within = "tawebeval-x/evaluation-abc"
         entries = [f"{place}/{within}/tasks" for place in (memory, pids)]
-        self.assertEqual(group.list_procs_files(), [*entries, f"{unified}/{within}/cgroup.procs"])
+        self.assertEqual(group.find_procs_files(), [*entries, f"{unified}/{within}/cgroup.procs"])
         self.put(group, "cpu.stat", "usage_usec 2500000\n")
         self.assertEqual(group.read_usage(None).cpu_seconds, 2.5)
 
@@ -518,7 +518,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open()
         self.check(cgroups, set())
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
-        self.assertEqual(group.list_procs_files(), [])
+        self.assertEqual(group.find_procs_files(), [])
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
         group.remove_cgroup()
@@ -533,7 +533,7 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_unified("")
         before = self.machine.open().make_evaluation_cgroup("abc", LIMITS)
         self.enter(before, STRANGER)
-        for entry in before.list_procs_files():
+        for entry in before.find_procs_files():
             below = os.path.join(os.path.dirname(entry), "below")
             self.machine.make_cgroup(below)
             Path(below, "cgroup.procs").write_text(f"{STRANGER}\n")
@@ -595,7 +595,7 @@ class AttachTests(CgroupsTestCase):
         self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-keeper/evaluation-abc"
-        self.assertEqual(group.list_procs_files(), [f"{path}/cgroup.procs"])
+        self.assertEqual(group.find_procs_files(), [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
         self.machine.policies[str(own / "tawebeval-keeper")] = "continue"
         self.assertEqual(cgroups.query_oom_policy(), "continue")
@@ -607,7 +607,7 @@ class AttachTests(CgroupsTestCase):
         self.check(cgroups, ALL)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         entries = [f"{place}/tawebeval-keeper/evaluation-abc/tasks" for place in places]
-        self.assertEqual(group.list_procs_files(), entries)
+        self.assertEqual(group.find_procs_files(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(cgroups.git_procs_files, [f"{places[3]}/tawebeval-x/git/tasks"])
         self.assertEqual(cgroups.query_oom_policy(), "")
@@ -626,7 +626,7 @@ class AttachTests(CgroupsTestCase):
         found = later.find_evaluation_cgroup("evaluation-abc")
         assert found is not None
         self.assertEqual(self.get(found, "cgroup.procs"), str(STRANGER))
-        self.assertEqual(found.list_procs_files(), group.list_procs_files())
+        self.assertEqual(found.find_procs_files(), group.find_procs_files())
         self.assertIsNone(later.find_evaluation_cgroup("evaluation-ghi"))
         for name in later.list_evaluation_cgroups():
             later.remove_evaluation_cgroup(name)
@@ -818,7 +818,7 @@ class GroupTests(CgroupsTestCase):
         """What a kernel does not say is unknown, and no error."""
         group = self.make_group()
         for name in ("memory.peak", "memory.stat", "cpu.stat", "memory.events", "pids.events"):
-            (Path(group.list_procs_files()[0]).parent / name).unlink()
+            (Path(group.find_procs_files()[0]).parent / name).unlink()
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
 

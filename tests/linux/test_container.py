@@ -16,7 +16,7 @@ class ContainerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.root = Path(self.mktemp())
         (self.root / "run").mkdir(parents=True)
-        self.patch(container, "ROOT", self.root)
+        self.patch(container, "ENGINE_MARKS_ROOT", self.root)
 
     def test_files(self) -> None:
         """Files of podman and docker are marks, whatever the environment says."""

@@ -30,7 +30,7 @@ from tawebeval.linux.keeper_client import (
     RunningKeeper,
     start_program,
 )
-from tawebeval.linux.launcher_client import LAUNCHER_BUNDLE_PREFIX, LauncherClient, LaunchSpec
+from tawebeval.linux.launcher_client import KEPT_LAUNCHER_PREFIX, LauncherClient, LaunchSpec
 from tawebeval.linux.reaper import list_children
 from tests.cases.children import PATH, descriptors
 from tests.cases.keepers import KeeperProcess
@@ -105,7 +105,7 @@ class KeeperTestCase(TestCase):
         client = self.connect()
         found = {}
         for name, bundle in client.list_bundles().items():
-            if not name.startswith(LAUNCHER_BUNDLE_PREFIX):
+            if not name.startswith(KEPT_LAUNCHER_PREFIX):
                 found[name] = ([os.pread(each, 100, 0) for each in bundle.descriptors], bundle.pid)
             for descriptor in bundle.descriptors:
                 os.close(descriptor)
@@ -190,10 +190,10 @@ class BundleTests(KeeperTestCase):
     def test_page_of_descriptors(self) -> None:
         """Bundles with many descriptors each do not exceed what a message can have."""
         client = self.connect()
-        files = [self.file(b"%d" % number) for number in range(keeper.MAX_DESCRIPTORS)]
+        files = [self.file(b"%d" % number) for number in range(keeper.MAX_BUNDLE_DESCRIPTORS)]
         for number in range(40):
             client.keep_bundle(str(number), files)
-        contents = [b"%d" % number for number in range(keeper.MAX_DESCRIPTORS)]
+        contents = [b"%d" % number for number in range(keeper.MAX_BUNDLE_DESCRIPTORS)]
         self.assertEqual(self.held(), {str(number): (contents, 0) for number in range(40)})
 
     def test_killed_client(self) -> None:
@@ -306,7 +306,7 @@ class MalformedTests(KeeperTestCase):
             b'{"request": "version", "id": 1}' + b" " * keeper.MAX_MESSAGE_BYTES,
         ):
             self.assertIn("error", self.ask(message, writing), message[:50])
-        many = [writing] * (keeper.MAX_DESCRIPTORS + 1)
+        many = [writing] * (keeper.MAX_BUNDLE_DESCRIPTORS + 1)
         self.assertIn(
             "error", self.ask(b'{"request": "keep", "id": 1, "name": "a", "pid": 0}', *many)
         )

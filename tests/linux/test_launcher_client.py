@@ -23,7 +23,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import launcher_client as module
 from tawebeval.linux.child import wait_for_exit
-from tawebeval.linux.launcher import MAX_DESCRIPTORS
+from tawebeval.linux.launcher import MAX_PROGRAM_DESCRIPTORS
 from tawebeval.linux.launcher_client import (
     FIRST_PASSED_DESCRIPTOR,
     LauncherClient,
@@ -150,7 +150,7 @@ class InheritanceTests(LaunchingTestCase):
 
     def test_most_descriptors(self) -> None:
         """As many as there can be do not get in one another's way."""
-        count = MAX_DESCRIPTORS - 2  # besides stdout and stderr
+        count = MAX_PROGRAM_DESCRIPTORS - 2  # besides stdout and stderr
         files = [os.memfd_create(f"file {number}") for number in range(count)]
         for number, file in enumerate(files):
             self.addCleanup(os.close, file)

@@ -51,7 +51,7 @@ def expected(table: Mapping[int, SyscallPolicy], number: int, arguments: list[in
     for rule in table[number].rules:
         if all(meets(each, arguments[each.argument_index] % 2**32) for each in rule.conditions):
             return rule.action
-    return table[number].default_action
+    return table[number].unmatched_action
 
 
 def meets(condition: SyscallArgumentTest, word: int) -> bool:

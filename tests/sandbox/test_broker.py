@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.sandbox.broker import (
     PROTOCOL_VERSION,
     RequestRefused,
-    RunCgroup,
+    SubmissionCgroup,
     find_mount_source,
     parse_request,
 )
@@ -80,7 +80,7 @@ class Kills(SynchronousTestCase):
         """That of the program if its peak is there; otherwise another one, and its cgroup stays."""
         parent = Path(self.mktemp()).resolve()
         parent.mkdir()
-        group = RunCgroup({"memory": (1, str(parent))}, "run-1")
+        group = SubmissionCgroup({"memory": (1, str(parent))}, "run-1")
         place = parent / "run-1"
         place.mkdir()
         for kills, peak, swapped, own, other in (

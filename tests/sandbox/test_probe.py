@@ -119,7 +119,7 @@ class SandboxesTestCase(SynchronousTestCase):
             folder.mkdir()
         self.patch(tempfile, "tempdir", str(self.temporary))
         self.patch(module, "SYSCTL_DIRECTORY", self.root / "sysctls")
-        self.patch(container, "ROOT", self.root)  # these tests may run in a container
+        self.patch(container, "ENGINE_MARKS_ROOT", self.root)  # these tests may run in a container
         self.patch(os, "environ", {**os.environ, "container": ""})
         self.bwrap: str | None = str(self.root / "bwrap")
         self.patch(module.shutil, "which", {"bwrap": self.bwrap}.get)

@@ -69,5 +69,5 @@ class JobDescriptionTests(SynchronousTestCase):
         run._transport = SimpleNamespace(send_command=sent.append)
         for is_streamed in (False, True):
             run._set_transfer(is_streamed)
-            run.give_up_slow_remote_files()
+            run.abort_remote_reads()
         self.assertEqual(sent, [KILL])

@@ -32,7 +32,7 @@ from tawebeval.slurm.frames import (
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
 from tawebeval.slurm.node_files import ANSWER_TIMEOUT
-from tawebeval.slurm.srun_files import OutputFile, SrunFiles
+from tawebeval.slurm.srun_files import OutputMemfd, SrunFiles
 from tawebeval.slurm.transport import (
     JOB_QUERY_TIMEOUT,
     KILL_ANSWER_TIMEOUT,
@@ -353,7 +353,7 @@ class RunTests(TransportTests):
         def refuse(*_: object) -> bytes:
             raise OSError(28, "No space left on device")
 
-        self.patch(OutputFile, "append", refuse)
+        self.patch(OutputMemfd, "append", refuse)
         self.srun.tell(FrameKind.STDOUT, b"one")
         self.assertEqual(self.srun.signals, [15])
         self.srun.end(1)

@@ -113,7 +113,7 @@ class EvaluationCgroup:
             return any(line.rstrip("\n").endswith(f"/{self.name}") for line in file)
         return False
 
-    def list_procs_files(self) -> Sequence[str]:
+    def find_procs_files(self) -> Sequence[str]:
         """Return the files, up to three, into which a process writes "0" to enter.
 
         The process must have a single thread; its later children are in the cgroup, too. It cannot
