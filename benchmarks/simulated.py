@@ -225,7 +225,7 @@ class SimulatedSandbox:
     """A `Sandbox` whose runs are simulated."""
 
     limits: LimitSettings
-    cgroups: CgroupManager = attrs.field(factory=lambda: CgroupManager([], {}, {}))
+    cgroup_manager: CgroupManager = attrs.field(factory=lambda: CgroupManager([], {}, {}))
     orphan_reaper: Any = None
     writable_trees: WritableTrees = attrs.field(factory=WritableTrees)
 
@@ -262,11 +262,11 @@ class SimulatedThreads:
         if isinstance(owner, SimulatedRun):
             return call(*args, **kwargs)
         if isinstance(owner, Evaluation):
-            sandboxed, checkout = args
+            supervisor, _, checkout = args
             now = self.clock.seconds()
             self._free_at = max(now, self._free_at) + self.costs.processor
             await self.clock.sleep(self._free_at - now + self.costs.start)
-            return owner.launch_in_directory(checkout.path, sandboxed)
+            return owner.launch_in_directory(checkout.path, supervisor)
         return None
 
 
