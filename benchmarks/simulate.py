@@ -43,6 +43,7 @@ _BEGIN, _END = (
 _SETTING = re.compile(r"\(([a-z]+\.[a-z_]+)")
 _POLL = 30.0  # seconds that a poll waits
 _AGAIN = frozenset({"lost", "shutdown"})  # reasons of ends after which clients submit again
+_MOST_FAILURES = 100  # evaluations of one client
 _FASTEST, _SLOWEST = 5.0, 15.0  # seconds of an evaluation
 _AT_PEAK = 270.0  # seconds: a restart, when the queue is long
 _AWAY = 1.1  # seconds of a restart, by `make bench`
@@ -195,9 +196,12 @@ class Simulation:
     async def _run_client(self, number: int, caller: str) -> None:
         began = self.clock.seconds()
         daemon = self.daemons[random.Random(number).randrange(len(self.daemons))]
+        failures = 0
         while identifier := await self._submit(daemon, number, caller):
             if await self._follow(daemon, identifier, caller) in _AGAIN:
                 self.outcome.repeated += 1
+                failures += 1
+                assert failures < _MOST_FAILURES, "no evaluation goes on: a defect, see the log"
                 continue
             self.outcome.waits.setdefault(caller, []).append(self._begun[number] - began)
             break
