@@ -44,7 +44,7 @@ from tawebeval.deferreds import (
     run_in_background,
 )
 from tawebeval.errors import ServerBusy
-from tawebeval.sandbox.workspace import derive_directory_name, derive_log_name
+from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 
 MAX_QUEUED_BYTES_PER_EVALUATION = 16 * 2**20
 """Bytes of waiting events from which evaluators that print more are held back."""
@@ -339,7 +339,7 @@ class DiskArchive:
         """Archive the evaluation no further; it goes on."""
         log.warn(
             "{evaluation}: not archived ({reason}): {why}",
-            evaluation=derive_log_name(recording.identifier),
+            evaluation=derive_log_pseudonym(recording.identifier),
             reason=reason,
             why=message,
         )
@@ -389,7 +389,7 @@ class DiskArchive:
             await run(store.discard_recordings, unclaimed)
             if store.needs_index_check:
                 await self._readers.run_in_thread(store.check_index)  # may take seconds
-                await run(store.rebuild_damaged_index)
+                await run(store.recreate_damaged_index)
                 for part in SUBDIRECTORY_NAMES:
                     await run(store.reconcile_index, part)
                 await run(store.update_usage_from_index)
@@ -496,7 +496,7 @@ class DiskArchive:
     def _log_damage(self, identifier: str, error: Exception) -> None:
         log.error(
             "{evaluation}: the archive cannot be read: {error}",
-            evaluation=derive_log_name(identifier),
+            evaluation=derive_log_pseudonym(identifier),
             error=error,
         )
 

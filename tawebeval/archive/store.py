@@ -219,7 +219,7 @@ class ArchiveStore:
         except sqlite3.Error as error:
             self._note_damage(error)
 
-    def rebuild_damaged_index(self) -> None:
+    def recreate_damaged_index(self) -> None:
         """Begin a new index if it is damaged. Raises: OSError, sqlite3.Error."""
         if self._is_damaged:
             self._index.recreate()

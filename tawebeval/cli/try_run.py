@@ -296,10 +296,10 @@ class RawOutputSpawner(Spawner):
         self._screen = screen
 
     def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
-        """Connect a child to `protocol` through a `RawOutputProtocol`."""
+        """Connect a child to `protocol` through a `OutputTeeProtocol`."""
         markers = self.get_markers()
         assert markers is not None, "nothing starts before they are drawn"
-        shown = RawOutputProtocol(
+        shown = OutputTeeProtocol(
             protocol,
             OutputMarkerReplacer(markers),
             self._screen,
@@ -308,7 +308,7 @@ class RawOutputSpawner(Spawner):
         return super().adopt_child(shown, started)
 
 
-class RawOutputProtocol(ProcessProtocol):
+class OutputTeeProtocol(ProcessProtocol):
     """Shows the stdout of a process on a screen and passes all calls to `protocol`."""
 
     def __init__(

@@ -57,7 +57,7 @@ from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.resolver import CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
-from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
+from tawebeval.sandbox.probe import open_helper_sandbox, open_sandbox
 from tawebeval.slurm.checks import check_shared_directories
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands
@@ -343,7 +343,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         base.spawner,
         settings.allowed_protocols,
         settings.git_memory_bytes,
-        open_command_sandbox(base.sandbox, directories.sandbox_files_directory),
+        open_helper_sandbox(base.sandbox, directories.sandbox_files_directory),
         base.cgroups.git_procs_files,
         base.cgroups.evaluator_niceness,
     )

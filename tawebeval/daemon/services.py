@@ -102,7 +102,7 @@ class EvaluationService(Service):
             newest = self.archive.open()
             # Also above the numbers of evaluations that were not archived.
             now = int(self.context.read_wall_clock() * 1000)
-            self.registry.records.accepted_count = max(newest, now)
+            self.registry.records.last_sequence_number = max(newest, now)
 
     @property
     def evaluations_outlast_daemon(self) -> bool:

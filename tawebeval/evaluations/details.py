@@ -38,7 +38,7 @@ from tawebeval.evaluations.snapshot import (
 )
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.sandbox.environments import Environment
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.webhooks.callback import CallbackRecord
 
 
@@ -173,7 +173,7 @@ class EvaluationDetails:
     @property
     def log_name(self) -> str:
         """Name in the log, from which the identifier cannot be guessed."""
-        return derive_log_name(self.identifier)
+        return derive_log_pseudonym(self.identifier)
 
     @property
     def request(self) -> EvaluationRequest:

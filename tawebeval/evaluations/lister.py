@@ -62,7 +62,7 @@ class EvaluationLister:
         number = self._parse_list_cursor(after_cursor) if after_cursor else 0
         size = max_count or MAX_LISTED_EVALUATIONS
         examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
-        newest = self._records.accepted_count
+        newest = self._records.last_sequence_number
         present = self._records.list_records(caller, number, examined + 1)
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
         archived = await self._archived.list_evaluations(
@@ -89,7 +89,7 @@ class EvaluationLister:
         cursor = parse_list_cursor(text)
         if (
             cursor.daemon_start_id != self.daemon_start_id
-            or cursor.sequence_number > self._records.accepted_count
+            or cursor.sequence_number > self._records.last_sequence_number
         ):
             raise make_invalid_cursor_error(text)
         return cursor.sequence_number

@@ -120,7 +120,7 @@ class EvaluationReaders:
         To be called when a reader needs less, and when the ring has become full.
         """
         for stream in self._streams:
-            stream.update_received_cursor()
+            stream.infer_received_cursor()
         now = self.clock.seconds()
         paged = now < self.page_reader_deadline
         self.retention.discard_received_events(
@@ -295,7 +295,7 @@ class AcknowledgingSubscription(Subscription):
             )
             self._standstill = None
 
-    def update_received_cursor(self) -> None:
+    def infer_received_cursor(self) -> None:
         """Record what the client has read by now: those events may be discarded."""
         if self._has_acknowledged:
             self.unread_write_positions.clear()

@@ -72,8 +72,8 @@ class EvaluationRecord:
 class RecordIndex:
     """Index of the records that are not forgotten.
 
-    `accepted_count` is the number of all until now, `ended_counts_by_caller` that of the ended
-    evaluations of each caller. `on_forgotten` is called with each record that is dropped.
+    `last_sequence_number` counts all until now, `ended_counts_by_caller` the ended evaluations of
+    each caller. `on_forgotten` is called with each record that is dropped.
     """
 
     _identities: IdentifierIssuer
@@ -88,7 +88,7 @@ class RecordIndex:
     _sent: dict[str, EvaluationRecord] = attrs.field(factory=dict)
     _keys: dict[tuple[str, str], EvaluationRecord] = attrs.field(factory=dict)
     ended_counts_by_caller: Counter[str] = attrs.field(factory=Counter)
-    accepted_count: int = 0
+    last_sequence_number: int = 0
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._records
@@ -178,7 +178,7 @@ class RecordIndex:
     def add_record(self, evaluation: Evaluation) -> EvaluationRecord:
         """Add the record of a new evaluation, and return it."""
         details = evaluation.details
-        self.accepted_count = max(self.accepted_count, details.sequence_number)
+        self.last_sequence_number = max(self.last_sequence_number, details.sequence_number)
         readers = EvaluationReaders(evaluation, EventRetention(evaluation.ring), self._clock)
         record = EvaluationRecord(evaluation, self._clock.seconds(), readers)
         self._records[details.identifier] = self._active[details.identifier] = record

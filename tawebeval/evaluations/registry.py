@@ -137,7 +137,7 @@ class EvaluationRegistry:
         )
         self.check_admission(caller)
         seed, key = form.request.seed, form.idempotency_key
-        number = self.records.accepted_count + 1
+        number = self.records.last_sequence_number + 1
         details = EvaluationDetails(
             identifier=self._identities.issue_identifier(caller),
             packed_request=pack_request(form.request),
@@ -197,7 +197,9 @@ class EvaluationRegistry:
             except Exception:  # noqa: BLE001  (the others go on; its journal stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=each.log_name)
         self.records.sort_by_acceptance()
-        self.records.accepted_count = max(self.records.accepted_count, recovered.accepted_count)
+        self.records.last_sequence_number = max(
+            self.records.last_sequence_number, recovered.last_sequence_number
+        )
 
     def _restore(
         self,

@@ -38,8 +38,8 @@ from tawebeval.evaluations.snapshot import (
     EvaluationSnapshot,
     RunSnapshot,
     UndeliveredCallback,
-    unpack_callback,
     unpack_snapshot,
+    unpack_undelivered_callback,
 )
 from tawebeval.linux import keeper_owned_process
 from tawebeval.linux.keeper_client import DescriptorBundle
@@ -103,8 +103,8 @@ class RecoveredEvaluations:
     undelivered_callbacks: Mapping[str, UndeliveredCallback] = attrs.field(factory=dict)
 
     @property
-    def accepted_count(self) -> int:
-        """The number of evaluations accepted so far, at least."""
+    def last_sequence_number(self) -> int:
+        """The greatest sequence number among them, at most that of all accepted so far."""
         return max((one.snapshot.sequence_number for one in self.evaluations), default=0)
 
     @property
@@ -157,7 +157,7 @@ def recover_evaluations(keeper: RunKeeper, runner_kind: str = "local") -> Recove
             with suppress(msgspec.MsgspecError, IndexError):
                 descriptor = bundle.descriptors[0]
                 packed = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-                callbacks[name.removesuffix(CALLBACK)] = unpack_callback(packed)
+                callbacks[name.removesuffix(CALLBACK)] = unpack_undelivered_callback(packed)
         if name.endswith(JOURNAL_SUFFIX):
             evaluation = _read_journal(
                 name.removesuffix(JOURNAL_SUFFIX), bundle, bundles, runner_kind

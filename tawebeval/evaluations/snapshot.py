@@ -75,7 +75,7 @@ class UndeliveredCallback(msgspec.Struct, rename={"webhook_id": "event"}):
         return msgspec.msgpack.encode(self)
 
 
-def unpack_callback(packed: bytes) -> UndeliveredCallback:
+def unpack_undelivered_callback(packed: bytes) -> UndeliveredCallback:
     """Return a kept callback. Raises: msgspec.MsgspecError."""
     return msgspec.msgpack.decode(packed, type=UndeliveredCallback)
 

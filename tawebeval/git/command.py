@@ -33,11 +33,11 @@ from tawebeval.git.stderr_patterns import (
 )
 from tawebeval.linux.child import ChildProcess, Spawner
 from tawebeval.linux.launcher import OOM_SCORE_ADJ
-from tawebeval.sandbox.command_sandbox import (
+from tawebeval.sandbox.helper_sandbox import (
     BWRAP_ERROR_PREFIX,
     READ_ONLY_ACCESS,
-    CommandSandbox,
-    NoCommandSandbox,
+    HelperSandbox,
+    NoHelperSandbox,
     SandboxAccess,
 )
 
@@ -226,7 +226,7 @@ class GitRunner:
     _spawn: Spawner
     _protocols: Sequence[str]
     _memory: int = _MEMORY
-    _box: CommandSandbox = attrs.field(factory=NoCommandSandbox)
+    _box: HelperSandbox = attrs.field(factory=NoHelperSandbox)
     _entry: Sequence[str] = ()
     _niceness: int = 0
 

@@ -57,7 +57,7 @@ from tawebeval.git.stderr_patterns import (
 from tawebeval.git.submodules import SubmoduleUrlParser, build_submodule_list_command
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.resolver import LOOKUP_TIMEOUT
-from tawebeval.sandbox.command_sandbox import SandboxAccess
+from tawebeval.sandbox.helper_sandbox import SandboxAccess
 
 _T = TypeVar("_T")
 

@@ -18,7 +18,7 @@ implement them (`base`).
   enforce.
 - `environments`: root file systems in place of the machine's programs; `environment_store`: their
   import into the state directory.
-- `command_sandbox`: the sandbox of git commands, and of programs that unpack imports.
+- `helper_sandbox`: the sandbox of git commands, and of programs that unpack imports.
 - `broker_client`: runs of submissions that an evaluator asks for; `broker`: the program that makes
   a sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
 """

@@ -3,7 +3,7 @@
 <state>/environments/sha256-HEX/   a root, read-only; HEX is the digest of its content
 <state>/environments/new-*/        an import, locked while it runs
 
-A source comes from strangers. So programs unpack it in a sandbox (`command_sandbox`) that may
+A source comes from strangers. So programs unpack it in a sandbox (`helper_sandbox`) that may
 write to one directory alone, which has nothing else; the daemon never reads a root as root. The
 limit of an import is the free disk. Of images of containers skopeo verifies all digests.
 """
@@ -28,11 +28,6 @@ import attrs
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import remove_tree, run_and_read_stderr_line, walk_tree
 from tawebeval.sandbox.bubblewrap import build_minimal_system_options, write_sandbox_files
-from tawebeval.sandbox.command_sandbox import (
-    BWRAP_ERROR_PREFIX,
-    BubblewrapCommandSandbox,
-    SandboxAccess,
-)
 from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.environments import (
     ACCOUNT_FILES,
@@ -42,6 +37,11 @@ from tawebeval.sandbox.environments import (
     find_stored_root_digest,
     locate_in_root,
     lock_environment_root,
+)
+from tawebeval.sandbox.helper_sandbox import (
+    BWRAP_ERROR_PREFIX,
+    BubblewrapHelperSandbox,
+    SandboxAccess,
 )
 from tawebeval.sandbox.images import (
     DOCKER_MANIFEST_FILE,
@@ -219,9 +219,7 @@ class _Import:
         own.mkdir()
         write_sandbox_files(own)
         options = tuple(build_minimal_system_options(own))
-        self._sandbox = BubblewrapCommandSandbox(
-            bwrap, make_seccomp_filter(internet=False), options
-        )
+        self._sandbox = BubblewrapHelperSandbox(bwrap, make_seccomp_filter(internet=False), options)
 
     def unpack(self) -> Path:
         """Return the directory with the content of the source."""

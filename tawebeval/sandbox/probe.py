@@ -38,10 +38,10 @@ from tawebeval.sandbox.bubblewrap import (
     build_system_options,
     prepare_etc,
 )
-from tawebeval.sandbox.command_sandbox import (
-    BubblewrapCommandSandbox,
-    CommandSandbox,
-    NoCommandSandbox,
+from tawebeval.sandbox.helper_sandbox import (
+    BubblewrapHelperSandbox,
+    HelperSandbox,
+    NoHelperSandbox,
 )
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.seccomp import make_seccomp_filter
@@ -218,11 +218,11 @@ def close_sandbox(sandbox: Sandbox) -> None:
     sandbox.writable_trees.stop_launcher()
 
 
-def open_command_sandbox(sandbox: Sandbox, accounts: Path) -> CommandSandbox:
+def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
     """Return the sandbox of git commands that goes with `sandbox`. Blocks."""
     if not isinstance(sandbox, BubblewrapSandbox):
-        return NoCommandSandbox()
-    return BubblewrapCommandSandbox(
+        return NoHelperSandbox()
+    return BubblewrapHelperSandbox(
         sandbox.bwrap_path,
         make_seccomp_filter(internet=True),
         tuple(build_minimal_system_options(accounts)),

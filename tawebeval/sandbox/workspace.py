@@ -225,7 +225,7 @@ def derive_directory_name(identifier: str) -> str:
     return hashlib.sha256(identifier.encode()).hexdigest()[:32]
 
 
-def derive_log_name(identifier: str) -> str:
+def derive_log_pseudonym(identifier: str) -> str:
     """Return an evaluation's name in the log: the beginning of its directory's name.
 
     Without tokens the identifier lets anybody read and cancel; readers of the log must not.

@@ -15,7 +15,7 @@ from werkzeug.exceptions import HTTPException
 
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 
 UNKNOWN_ROUTE = "other"
 """Route or method of a request that has none of the API's: clients can send any number of others.
@@ -76,7 +76,7 @@ class RequestLog:
             client=client or "-",
             caller=caller,
             method=method,
-            path=_IDENTIFIER.sub(lambda found: derive_log_name(found[0]), path)[:_MAX_LENGTH],
+            path=_IDENTIFIER.sub(lambda found: derive_log_pseudonym(found[0]), path)[:_MAX_LENGTH],
             status=status,
             size=size,
             took=seconds,

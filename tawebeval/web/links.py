@@ -2,8 +2,8 @@
 
 The daemon keeps for each evaluation with links its caller, a generation and the latest expiry. A
 revocation removes them, and cuts the requests and streams of the evaluation's links. Bounds:
-`MAX_LINKED_EVALUATIONS`, and `MAX_LINKED_EVALUATIONS_PER_CALLER` of one caller; the requests of
-links have slots and rates of their own.
+`MAX_EVALUATIONS_WITH_LINKS`, and `MAX_EVALUATIONS_WITH_LINKS_PER_CALLER` of one caller; the
+requests of links have slots and rates of their own.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.responses import get_query_number
 from tawebeval.web.server.request import ApiRequest
 
-MAX_LINKED_EVALUATIONS = 5000
+MAX_EVALUATIONS_WITH_LINKS = 5000
 """Evaluations with links, at most."""
 
-MAX_LINKED_EVALUATIONS_PER_CALLER = 1000
+MAX_EVALUATIONS_WITH_LINKS_PER_CALLER = 1000
 """Those of one caller with a token."""
 
 MAX_LINK_READERS = 200
@@ -237,7 +237,10 @@ class EvaluationLinks:
                 self._cut_readers(identifier)
 
     def _check_room(self, caller: str) -> None:
-        if caller == ANONYMOUS_CALLER and len(self.linked_evaluations) >= MAX_LINKED_EVALUATIONS:
+        if (
+            caller == ANONYMOUS_CALLER
+            and len(self.linked_evaluations) >= MAX_EVALUATIONS_WITH_LINKS
+        ):
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
             first = min(
                 self.linked_evaluations,
@@ -245,17 +248,17 @@ class EvaluationLinks:
             )
             self._change(first, None)
             self._cut_readers(first)
-        if len(self.linked_evaluations) >= MAX_LINKED_EVALUATIONS:
+        if len(self.linked_evaluations) >= MAX_EVALUATIONS_WITH_LINKS:
             raise ServerBusy(
-                f"{MAX_LINKED_EVALUATIONS} evaluations have links; revoke some by DELETE"
+                f"{MAX_EVALUATIONS_WITH_LINKS} evaluations have links; revoke some by DELETE"
                 " /evaluation/ID/links, or try again when some have expired",
                 _RETRY_AFTER,
             )
         own = sum(linked.caller == caller for linked in self.linked_evaluations.values())
-        if caller != ANONYMOUS_CALLER and own >= MAX_LINKED_EVALUATIONS_PER_CALLER:
+        if caller != ANONYMOUS_CALLER and own >= MAX_EVALUATIONS_WITH_LINKS_PER_CALLER:
             raise CallerQuotaExceeded(
-                f"{MAX_LINKED_EVALUATIONS_PER_CALLER} of your evaluations have links; revoke some"
-                " by DELETE /evaluation/ID/links, or try again when some have expired",
+                f"{MAX_EVALUATIONS_WITH_LINKS_PER_CALLER} of your evaluations have links;"
+                " revoke some by DELETE /evaluation/ID/links, or try again when some have expired",
                 _RETRY_AFTER,
             )
 

@@ -186,7 +186,7 @@ class IndexTests(ArchiveTestCase):
         (self.root / "index/evaluations.sqlite").write_bytes(b"no index" * 1000)
         self.store = self.open()
         self.store.check_index()
-        self.store.rebuild_damaged_index()
+        self.store.recreate_damaged_index()
         for part in SUBDIRECTORY_NAMES:
             self.assertRaisesRegex(ServerBusy, "being made again", self.list_numbers)
             self.store.reconcile_index(part)
@@ -210,7 +210,7 @@ class IndexTests(ArchiveTestCase):
         (self.root / "index/evaluations.sqlite").unlink()
         self.store = self.open()
         self.store.check_index()
-        self.store.rebuild_damaged_index()
+        self.store.recreate_damaged_index()
         for part in SUBDIRECTORY_NAMES:
             self.store.reconcile_index(part)
         (self.root / "index/evaluations.sqlite").rename(self.root / "index/away")

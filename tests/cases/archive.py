@@ -75,7 +75,7 @@ class ArchiveTestCase(SynchronousTestCase):
     def check(self) -> None:
         """Check index and files, as after the start."""
         self.store.check_index()
-        self.store.rebuild_damaged_index()
+        self.store.recreate_damaged_index()
         for part in SUBDIRECTORY_NAMES:
             self.store.reconcile_index(part)
         self.store.update_usage_from_index()

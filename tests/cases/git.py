@@ -24,7 +24,7 @@ from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
 from tawebeval.resolver import CheckedResolver
-from tawebeval.sandbox.command_sandbox import READ_ONLY_ACCESS, SandboxAccess
+from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import OID, TREE, InlineThreads
 

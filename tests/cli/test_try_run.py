@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.output import OutputError
-from tawebeval.cli.try_run import OutputMarkerReplacer, RawOutputProtocol, make_temporary_directory
+from tawebeval.cli.try_run import OutputMarkerReplacer, OutputTeeProtocol, make_temporary_directory
 from tawebeval.core.segi import Markers
 from tests.cases.screen import Shown
 from tests.fakes.world import straw
@@ -113,7 +113,7 @@ class RawProtocolTests(SynchronousTestCase):
     def test_all(self) -> None:
         """It is told everything, and of that stdout is shown."""
         noted, shown, reason = Noted(), Shown(), Failure(ProcessDone(0))
-        heard = RawOutputProtocol(noted, OutputMarkerReplacer(MARKERS), shown.screen, self.fail)
+        heard = OutputTeeProtocol(noted, OutputMarkerReplacer(MARKERS), shown.screen, self.fail)
         heard.makeConnection("the child")
         heard.childDataReceived(1, b"a")
         heard.childDataReceived(2, b"b")
@@ -137,7 +137,7 @@ class RawProtocolTests(SynchronousTestCase):
         unread: list[OutputError] = []
 
         shown.out.broken = True
-        heard = RawOutputProtocol(noted, OutputMarkerReplacer(MARKERS), shown.screen, unread.append)
+        heard = OutputTeeProtocol(noted, OutputMarkerReplacer(MARKERS), shown.screen, unread.append)
         heard.childDataReceived(1, b"a")
         self.assertEqual(
             (noted.told, [why.is_broken_pipe for why in unread]), ([(1, b"a")], [True])

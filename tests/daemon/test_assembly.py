@@ -66,7 +66,7 @@ from tawebeval.errors import (
 )
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import ReloadableFiles, ReloadResult
-from tawebeval.sandbox.command_sandbox import BubblewrapCommandSandbox
+from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughServer, WriteThroughUnixServer
@@ -880,7 +880,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make(repositories=RepositoryFetchSettings(git_memory_bytes=77_777_777))
         memory, sandbox = calls[0][3:5]
         self.assertEqual(memory, 77_777_777)
-        self.assertIsInstance(sandbox, BubblewrapCommandSandbox)
+        self.assertIsInstance(sandbox, BubblewrapHelperSandbox)
         self.patch(startup, "check_git_version", fail)
         daemon.privilegedStartService()
         self.assertEqual(self.fail_to_start(daemon), "tawebeval: git version 1 is too old")

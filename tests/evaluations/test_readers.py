@@ -119,9 +119,9 @@ class SubscriptionTests(RegistryTestCase):
             len(self.subscription.unread_write_positions), self.connection.given // 8192 + 3
         )
         self.connection.read = self.connection.given - 1
-        self.subscription.update_received_cursor()
+        self.subscription.infer_received_cursor()
         self.connection.read += 1
-        self.subscription.update_received_cursor()
+        self.subscription.infer_received_cursor()
         self.assertEqual(len(self.subscription.unread_write_positions), 0)
 
     def test_asks(self) -> None:

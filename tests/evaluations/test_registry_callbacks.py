@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.errors import EvaluationExpired, InvalidField
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.evaluations import RegistryTestCase
 
 URL = "https://receiver.example/hook?key=s3cret"
@@ -54,7 +54,7 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(self.callbacks.sent, [])
         self.finish(child, 3)
         ((evaluation, document),) = self.callbacks.sent
-        self.assertEqual(evaluation, derive_log_name(identifier))
+        self.assertEqual(evaluation, derive_log_pseudonym(identifier))
         self.assertEqual(document, self.registry.get_status(identifier))
         self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
         self.assertEqual(document["callback"], {**waiting, "state": "pending"})
@@ -86,9 +86,9 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(
             [(evaluation, state, error["reason"]) for evaluation, state, error in told],
             [
-                (derive_log_name(cancelled), "cancelled", "cancelled"),
-                (derive_log_name(abandoned), "failed", "lost"),
-                (derive_log_name(stopped), "failed", "shutdown"),
+                (derive_log_pseudonym(cancelled), "cancelled", "cancelled"),
+                (derive_log_pseudonym(abandoned), "failed", "lost"),
+                (derive_log_pseudonym(stopped), "failed", "shutdown"),
             ],
         )
 
@@ -101,7 +101,7 @@ class CallbackTests(RegistryTestCase):
             self.expire(901)
         for identifier in (first, second, third):
             self.finish(self.world.spawn.children[len(self.callbacks.sent)])
-            self.assertEqual(self.callbacks.sent[-1][0], derive_log_name(identifier))
+            self.assertEqual(self.callbacks.sent[-1][0], derive_log_pseudonym(identifier))
             self.assertEqual(self.callbacks.sent[-1][1]["state"], "finished")
         self.assertEqual(self.page(first)["data"], ["one", "\n"])
 

@@ -38,7 +38,7 @@ class AcceptTests(RegistryTestCase):
         """Evaluations that a restart has restored are listed in the order of their acceptance."""
         records = self.registry.records
         for number in (6, 2, 4):
-            records.accepted_count = number - 1
+            records.last_sequence_number = number - 1
             self.accept()
         records.sort_by_acceptance()
         listed = records.list_records("", 0, 2)

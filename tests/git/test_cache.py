@@ -16,7 +16,7 @@ from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git import repository
 from tawebeval.git.command import GitResult
-from tawebeval.sandbox.command_sandbox import SandboxAccess
+from tawebeval.sandbox.helper_sandbox import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
 from tests.fakes.world import OID, TREE
 

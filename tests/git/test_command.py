@@ -19,7 +19,7 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.git import command
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.credentials import Login
-from tawebeval.sandbox.command_sandbox import READ_ONLY_ACCESS, SandboxAccess
+from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.fakes.world import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")

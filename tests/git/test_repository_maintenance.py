@@ -12,7 +12,7 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.core.checkout import Commit
 from tawebeval.git.command import GitResult
-from tawebeval.sandbox.command_sandbox import SandboxAccess
+from tawebeval.sandbox.helper_sandbox import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
 from tests.fakes.world import OID
 

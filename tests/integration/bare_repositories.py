@@ -25,7 +25,7 @@ from tawebeval.sandbox.bubblewrap import (
     build_network_options,
     write_sandbox_files,
 )
-from tawebeval.sandbox.command_sandbox import BubblewrapCommandSandbox
+from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
 from tawebeval.sandbox.seccomp import make_seccomp_filter
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.resolver import FakeResolver
@@ -54,7 +54,7 @@ class BareRepositoryCase(TestCase):
         filter_ = make_seccomp_filter(internet=True)
         self.addCleanup(os.close, filter_)
         views = tuple(build_minimal_system_options(accounts)), tuple(build_network_options())
-        box = BubblewrapCommandSandbox(shutil.which("bwrap") or "", filter_, *views)
+        box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filter_, *views)
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http")
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))

@@ -14,7 +14,7 @@ from typing import Any
 from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
 from tawebeval.evaluations.handover_journal import JOURNAL_SUFFIX
 from tawebeval.linux.keeper_client import KeeperClient
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.patience import PATIENCE
 from tests.integration.client import Client
 from tests.integration.harness import (
@@ -165,7 +165,7 @@ class KeptDaemonTestCase(RepositoryTestCase):
     def open_journal(self, identifier: str) -> int:
         """Return a descriptor of the journal of an evaluation."""
         keeper = KeeperClient.connect(str(self.daemon.socket))
-        name = derive_log_name(identifier) + JOURNAL_SUFFIX
+        name = derive_log_pseudonym(identifier) + JOURNAL_SUFFIX
         found = -1
         for each, bundle in keeper.list_bundles().items():
             for descriptor in bundle.descriptors:

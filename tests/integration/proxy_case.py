@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 from twisted.web.client import BrowserLikePolicyForHTTPS
 from twisted.web.websocket import WebSocketClientEndpoint
 
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.event_source import EventSource
 from tests.cases.web import LINK
 from tests.integration.client import Client, Event, SocketReader, failure, python, text
@@ -66,7 +66,7 @@ def lacking(proxy: type[Proxy]) -> str | None:
 
 def answered(daemon: Daemon, identifier: str) -> list[str]:
     """Return the lines of the access log about streams of an evaluation that are over."""
-    path = f"/evaluation/{derive_log_name(identifier)}/events"
+    path = f"/evaluation/{derive_log_pseudonym(identifier)}/events"
     return [line for line in daemon.lines if path in line]
 
 

@@ -23,7 +23,7 @@ from twisted.internet.task import TaskStopped, deferLater
 
 from tawebeval.linux.keeper_client import KeeperClient
 from tawebeval.linux.launcher_client import is_launcher
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.integration.harness import until
 from tests.integration.keepers import KeptDaemonTestCase
 from tests.integration.lasting_kinds import Kind, check_events, make_kinds
@@ -131,7 +131,7 @@ class RoundsCase(KeptDaemonTestCase):
         try:
             await self.follow_course(course)
         except Exception:  # noqa: BLE001
-            name = derive_log_name(course.identifier) if course.identifier else "not accepted"
+            name = derive_log_pseudonym(course.identifier) if course.identifier else "not accepted"
             lines = [line for line in self.daemon.lines if name in line]
             what = f"{course.kind.name}, {course.reader_type.__name__}, {name}"
             return "\n".join((what, *lines, format_exc()))

@@ -14,7 +14,7 @@ from twisted.internet import reactor
 from twisted.internet.ssl import PrivateCertificate
 from twisted.internet.task import deferLater
 
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.certificates import make_certificate
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
@@ -249,7 +249,7 @@ class ShutdownTests(CallbacksTestCase):
 
     def check_logged(self, identifier: str, words: str) -> None:
         """Hold that the log tells what has become of a callback at its second attempt."""
-        wanted = rf"{derive_log_name(identifier)}: callback to \S+: {words}, attempts: 2"
+        wanted = rf"{derive_log_pseudonym(identifier)}: callback to \S+: {words}, attempts: 2"
         self.assertRegex(self.daemon.log, wanted)
 
     async def test_last_attempt(self) -> None:

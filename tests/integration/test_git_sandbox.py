@@ -22,9 +22,9 @@ from tawebeval.sandbox.bubblewrap import (
     build_network_options,
     write_sandbox_files,
 )
-from tawebeval.sandbox.command_sandbox import (
+from tawebeval.sandbox.helper_sandbox import (
     READ_ONLY_ACCESS,
-    BubblewrapCommandSandbox,
+    BubblewrapHelperSandbox,
     SandboxAccess,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filter
@@ -50,7 +50,7 @@ class SandboxTests(TestCase):
             tuple(build_minimal_system_options(accounts)),
             tuple(build_network_options()),
         )
-        box = BubblewrapCommandSandbox(shutil.which("bwrap") or "", filter_, shown, online)
+        box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filter_, shown, online)
         self.git = GitRunner(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):

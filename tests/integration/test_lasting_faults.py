@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 
 from tawebeval.linux.keeper_client import start_program
 from tawebeval.linux.reaper import list_descendants
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.event_source import EventSource
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, until
@@ -58,7 +58,7 @@ class JournalTests(FaultCase):
         self.daemon.start()
         await self.daemon.ready()
         for identifier in damaged:
-            name = derive_log_name(identifier)
+            name = derive_log_pseudonym(identifier)
             code = (await self.client.get(f"/evaluation/{identifier}")).code
             if code == 410:
                 lost += 1

@@ -8,7 +8,7 @@ import signal
 from itertools import cycle
 from pathlib import Path
 
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.integration.client import failure, text
 from tests.integration.harness import until
 from tests.integration.keepers import KeptDaemonTestCase
@@ -68,7 +68,7 @@ class VersionTests(KeptDaemonTestCase):
         self.assertEqual(self.daemon.exit_status, 1)
         message = self.daemon.lines[-1]
         (name,) = re.findall("the journal of the evaluation (.*) cannot be read", message)
-        self.assertIn(name, map(derive_log_name, identifiers))
+        self.assertIn(name, map(derive_log_pseudonym, identifiers))
         for words in (
             f"journal version {UNREAD_VERSION}",
             "install the release of tawebeval that ran before",

@@ -6,7 +6,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes
@@ -97,7 +97,7 @@ class AbandonedTests(DaemonTestCase):
         abandoned = await self.begin_and_wait("trap '' TERM; echo ready; sleep 600; sleep 600")
         kept, gate = await self.begin_and_hold("echo; echo done")
         reading = Deferred.fromCoroutine(self.client.follow(kept))
-        told = f"{derive_log_name(abandoned)}: stopped: no client has asked for the events in "
+        told = f"{derive_log_pseudonym(abandoned)}: stopped: no client has asked for the events in "
         await self.daemon.logged(told)
         await until(lambda: list(runs.iterdir()) == [gate.parent.parent], "it is killed")
         (await self.client.ask(abandoned)).problem(410)

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 
 
@@ -33,7 +33,7 @@ class ObservingTests(DaemonTestCase):
     async def test_story(self) -> None:
         """By the name in the status the whole story is found, and no identifier is in the log."""
         identifier = await self.begin("echo one; echo '{state} %s' >&2; exit 3")
-        name = derive_log_name(identifier)
+        name = derive_log_pseudonym(identifier)
         await self.client.follow(identifier)
 
         def drained() -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SkipTest
 
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.errors import ConfigurationError
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.slurm.checks import check_cluster
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import bombs
@@ -187,7 +187,7 @@ class ClusterTests(SlurmTestCase):
     async def test_controller(self) -> None:
         """An evaluation goes on, ends and is told while the controller is away."""
         identifier, gate = await self.begin_and_hold("echo on")
-        name = derive_log_name(identifier).encode()
+        name = derive_log_pseudonym(identifier).encode()
         await until(lambda: name in self.cluster.read_saved_jobs(), "the controller has saved it")
         self.cluster.kill_controller()
         gate.write_text("\n")
@@ -296,7 +296,7 @@ class LongQueueTests(SlurmTestCase):
         """They outlast a restart of the controller, run in their turn, and leave when cancelled."""
         running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(2)]
         waiting = [await self.begin(f"echo {number}") for number in range(QUEUED)]
-        names = [derive_log_name(identifier).encode() for identifier in waiting]
+        names = [derive_log_pseudonym(identifier).encode() for identifier in waiting]
 
         def are_saved() -> bool:
             saved = self.cluster.read_saved_jobs()

@@ -29,14 +29,14 @@ from tawebeval.sandbox.bubblewrap import (
     build_system_options,
     prepare_etc,
 )
-from tawebeval.sandbox.command_sandbox import BubblewrapCommandSandbox, NoCommandSandbox
+from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, NoHelperSandbox
 from tawebeval.sandbox.probe import (
     DEFAULT_PROBE_DIRECTORIES,
     TREE_COPY_WARNING,
     ProbeDirectories,
     check_sandbox_and_log_problems,
     close_sandbox,
-    open_command_sandbox,
+    open_helper_sandbox,
     open_sandbox,
     probe_bubblewrap,
     probe_overlays_or_copies,
@@ -200,16 +200,16 @@ class OpenTests(SandboxesTestCase):
     def test_box(self) -> None:
         """Git runs in the same, with the network's files; or as it is, as evaluators do."""
         self.assertIsInstance(
-            open_command_sandbox(self.open("none"), self.accounts), NoCommandSandbox
+            open_helper_sandbox(self.open("none"), self.accounts), NoHelperSandbox
         )
         sandbox = self.open_bubblewrap()
         shown = tuple(build_minimal_system_options(self.accounts))
-        box = open_command_sandbox(sandbox, self.accounts)
-        assert isinstance(box, BubblewrapCommandSandbox)
+        box = open_helper_sandbox(sandbox, self.accounts)
+        assert isinstance(box, BubblewrapHelperSandbox)
         self.addCleanup(os.close, box.filter_descriptor)
         self.assertEqual(
             box,
-            BubblewrapCommandSandbox(
+            BubblewrapHelperSandbox(
                 sandbox.bwrap_path, box.filter_descriptor, shown, tuple(build_network_options())
             ),
         )

@@ -8,7 +8,7 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.pages import EventPage
-from tawebeval.sandbox.workspace import derive_log_name
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.access_log import UNKNOWN_ROUTE, RouteTable
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS
@@ -216,7 +216,7 @@ class LogTests(TrafficTestCase):
 
     def test_lines(self) -> None:
         """Both roads write the same, and evaluations have their names in the log."""
-        path = f"/evaluation/{derive_log_name(self.identifier)}/events"
+        path = f"/evaluation/{derive_log_pseudonym(self.identifier)}/events"
         for fast in (True, False):
             size = len(self.ask_raw(f"GET {self.events('?after=')}", fast).answer().body)
             self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 0.000000"])
@@ -235,7 +235,7 @@ class LogTests(TrafficTestCase):
         """The name in the log is of the whole identifier, with the daemon's name in it."""
         self.ask_raw(f"GET /evaluation/a-{self.identifier}/events")
         (line,) = self.lines()
-        self.assertIn(f"/evaluation/{derive_log_name(f'a-{self.identifier}')}/events", line)
+        self.assertIn(f"/evaluation/{derive_log_pseudonym(f'a-{self.identifier}')}/events", line)
 
     def test_secrets(self) -> None:
         """There is no token, no query and no identifier in it, however it is written."""

@@ -242,7 +242,7 @@ class StatusTests(ArchiveTestCase):
         """A new process lists and reads what the old one has archived."""
         identifiers = [self.archive() for _ in range(3)]
         self.restart()
-        self.service.registry.records.accepted_count = 10**12
+        self.service.registry.records.last_sequence_number = 10**12
         self.assertEqual(self.listed(), identifiers)
         self.assertEqual(self.page(identifiers[1])["data"][0]["payload"], "line 0")
 

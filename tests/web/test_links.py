@@ -230,7 +230,7 @@ class TokenlessTests(WebTestCase):
         lifetimes = [100, 50, 70]
         links = []
         waiting = self.connect()
-        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS", 2):
+        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS", 2):
             for path, lifetime in zip(paths, lifetimes, strict=True):
                 made = self.request("POST", f"{path}/links?lifetime={lifetime}").json()
                 links.append(made["link"])
@@ -337,17 +337,17 @@ class BoundTests(LinkTestCase):
         link = self.share("?lifetime=5")
         other = self.begin("bob").json()["id"]
         place = f"/evaluation/{other}/links"
-        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS", 1):
+        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS", 1):
             self.call("POST", place, 503, "bob")
             self.read(self.share("?lifetime=1"))
-        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS_PER_CALLER", 1):
+        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS_PER_CALLER", 1):
             self.call("POST", place, 200, "bob")
             self.call("DELETE", place, 204, "bob")
-        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS_PER_CALLER", 0):
+        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS_PER_CALLER", 0):
             self.call("POST", place, 429, "bob")
         self.service.reactor.advance(5)
         self.read(link, status=401)
-        with mock.patch.object(module, "MAX_LINKED_EVALUATIONS", 1):
+        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS", 1):
             self.call("POST", place, 200, "bob")
         self.assertEqual(list(self.links.linked_evaluations), [other])
 

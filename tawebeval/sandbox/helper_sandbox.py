@@ -47,7 +47,7 @@ class SandboxAccess:
 READ_ONLY_ACCESS = SandboxAccess()
 
 
-class CommandSandbox(Protocol):
+class HelperSandbox(Protocol):
     """A way to run commands, in a sandbox or without one."""
 
     def prepare_command(
@@ -59,7 +59,7 @@ class CommandSandbox(Protocol):
         """Kill a command and its descendants."""
 
 
-class NoCommandSandbox:
+class NoHelperSandbox:
     """Commands with the rights of the daemon."""
 
     @contextmanager
@@ -75,7 +75,7 @@ class NoCommandSandbox:
 
 
 @attrs.frozen
-class BubblewrapCommandSandbox:
+class BubblewrapHelperSandbox:
     """Commands in a sandbox of bubblewrap.
 
     `bwrap_path` is the path of bwrap, `filter_descriptor` a descriptor of the system call filter.

@@ -1,4 +1,4 @@
-"""`sandbox.command_sandbox`: what commands of git are given of the machine."""
+"""`sandbox.helper_sandbox`: what commands of git are given of the machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox import bubblewrap
-from tawebeval.sandbox.command_sandbox import (
+from tawebeval.sandbox.helper_sandbox import (
     READ_ONLY_ACCESS,
-    BubblewrapCommandSandbox,
-    NoCommandSandbox,
+    BubblewrapHelperSandbox,
+    NoHelperSandbox,
     SandboxAccess,
 )
 from tests.fakes.children import FakeChild
@@ -28,7 +28,7 @@ class ArgumentTests(SynchronousTestCase):
 
     def argv(self, reach: SandboxAccess = READ_ONLY_ACCESS) -> Sequence[str]:
         """Return what stands in front of a command."""
-        box = BubblewrapCommandSandbox(
+        box = BubblewrapHelperSandbox(
             "/usr/bin/bwrap", 7, ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n")
         )
         return box.build_argv_prefix(REPOSITORY, reach, 9)
@@ -77,7 +77,7 @@ class EnterTests(SynchronousTestCase):
         filter_ = os.memfd_create("filter")
         self.addCleanup(os.close, filter_)
         os.write(filter_, b"program")
-        box = BubblewrapCommandSandbox("bwrap", filter_, ())
+        box = BubblewrapHelperSandbox("bwrap", filter_, ())
         for _ in range(2):
             with box.prepare_command(REPOSITORY, READ_ONLY_ACCESS) as (argv, opened):
                 self.assertIn(str(opened), argv)
@@ -92,14 +92,14 @@ class EnterTests(SynchronousTestCase):
         for inside in ([31, 32], []):
             child = FakeChild(Clock(), ProcessProtocol())
             self.patch(bubblewrap, "list_descendants", lambda pid, inside=inside: inside)
-            BubblewrapCommandSandbox("bwrap", 7, ()).kill_command(child)
+            BubblewrapHelperSandbox("bwrap", 7, ()).kill_command(child)
             self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
         self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
 
     def test_none(self) -> None:
         """Without a sandbox there is nothing in front, and the group is killed."""
-        with NoCommandSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
+        with NoHelperSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
             self.assertEqual(entered, ((), None))
         child = FakeChild(Clock(), ProcessProtocol())
-        NoCommandSandbox().kill_command(child)
+        NoHelperSandbox().kill_command(child)
         self.assertEqual(child.group_signals, [signal.SIGKILL])
