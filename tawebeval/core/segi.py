@@ -90,6 +90,7 @@ _NEAR = 16 * 1024  # from the first byte of a possible marker, lest the search f
 _CHARACTER = 3  # the most bytes that a character has after its first
 _EXCERPT = 200  # characters of a wrong line, in its error
 _NESTING = 500  # levels of arrays and objects that are parsed at any depth of the stack
+_EXPLAINED = 256 * 1024  # bytes of a value that is checked once more, to explain the error
 _MARKER_START = b"~"  # seldom in text; text without this byte has no marker
 _MARKER = re.compile(b"~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
 _MARKER_SIZE = 64  # bytes, at least those of a marker and a terminator
@@ -523,14 +524,9 @@ class SegiParser:
         try:
             _check_json(value)
         except _JSON_ERRORS as error:
-            message = f"a line of a data block is not JSON: {error}"
-            if isinstance(error, RecursionError):
-                message = (
-                    "a line of a data block is nested too deeply; the limit is"
-                    f" {_NESTING} levels of arrays and objects"
-                )
-            excerpt = value[:_EXCERPT].decode("utf-8", "replace")
-            self._emit_first_error(message, line=excerpt)
+            if self._is_sound:  # else the error is not reported
+                excerpt = value[:_EXCERPT].decode("utf-8", "replace")
+                self._emit_first_error(_describe_json_error(value, error), line=excerpt)
         else:
             # `find` takes a third of the time of `in`, which tries an integer first.
             if (
@@ -596,3 +592,25 @@ def _replace_invalid(part: bytes) -> bytes:
 # Raises one of _JSON_ERRORS unless the bytes, which must be UTF-8, are one JSON value.
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _JSON_ERRORS = (msgspec.DecodeError, RecursionError)
+
+
+def _describe_json_error(value: bytes, error: Exception) -> str:
+    """Return a message about a value for which `_check_json` raised `error`."""
+    if not isinstance(error, RecursionError) and len(value) <= _EXPLAINED:
+        # Half a surrogate pair is JSON by its grammar, and the parser has strange words for it.
+        # As escapes of other characters, in the same places, halves and pairs are like any.
+        try:
+            _check_json(value.replace(rb"\ud", rb"\u0").replace(rb"\uD", rb"\u0"))
+        except _JSON_ERRORS as other:
+            error = other
+        else:
+            return (
+                r"a line of a data block has half of a surrogate pair, \ud800 to \udfff; escape"
+                " both halves, or write the character itself"
+            )
+    if isinstance(error, RecursionError):
+        return (
+            "a line of a data block is nested too deeply; the limit is"
+            f" {_NESTING} levels of arrays and objects"
+        )
+    return f"a line of a data block is not JSON: {error}"

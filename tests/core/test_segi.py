@@ -285,6 +285,22 @@ class BrokenDataBlockTests(Tables):
             *(rb'["\\\ud83d"]', rb'"\udc00\ud800 \ud83d\ude00"', rb'"\ud800 and more"'),
         ):
             self.check_line(line)
+            [event] = parse(b"~DB\n" + line + b"\n~DE\n")
+            self.assertIn(b"half of a surrogate pair", event)
+            self.assertNotIn(b"not JSON", event)
+
+    def test_surrogates_are_not_to_blame(self) -> None:
+        """What is no JSON whatever becomes of its halves is told to be none, and where."""
+        for line, why in (
+            (rb'"\ud800', b"truncated"),
+            (rb'x"\ud800"', b"byte 0"),
+            (rb'["\ud800",]', b"byte 10"),
+            (rb'["\ud83d\ude00" 1]', b"byte 16"),
+            (rb'"\\ud800" 1', b"trailing"),
+        ):
+            [event] = parse(b"~DB\n" + line + b"\n~DE\n")
+            self.assertIn(b"is not JSON", event)
+            self.assertIn(why, event, line)
 
     def test_end_marker_with_something(self) -> None:
         """An end marker counts as a whole line only, and of its own kind only."""
@@ -298,6 +314,12 @@ class BrokenDataBlockTests(Tables):
             events = parse(stdout, [Chunk(2**16)], max_value=2**20)
             self.assertEqual(classify(events), ["a", ErrorEvent(), b"2", "b", "\n"])
             self.assertIn(b"limit is 500 levels", events[1])
+
+    def test_deep_nesting_behind_a_surrogate(self) -> None:
+        """Nor where something else is wrong before that."""
+        line = rb'["\ud800",' + b"[" * 100_000
+        [event] = parse(b"~DB\n" + line + b"\n~DE\n", max_value=2**20)
+        self.assertIn(b"nested too deeply", event)
 
     def test_nesting(self) -> None:
         """As many levels as are promised are taken, however far down the stack."""
