@@ -726,9 +726,9 @@ class ProblemSettings(
 ):
     """`[problems.NAME]`: an evaluator with all that a submission does not choose.
 
-    `fields` are the names of the submission's fields, empty for any. `extensions` are those of the
-    files that the page offers, the first one to begin with; empty for any. `title` and
-    `description` are for people. `statement` is the path of a file of Markdown; `daemon.reload`
+    `submission_fields` are the names of the submission's fields, empty for any. `file_extensions`
+    are those of the files that the page offers, the first one to begin with; empty for any. `title`
+    and `description` are for people. `statement` is the path of a file of Markdown; `daemon.reload`
     replaces the path by the file's text.
     """
 

@@ -96,7 +96,7 @@ def concatenate_batches(batches: Sequence[EventBatch]) -> EventBatch:
 
 
 def add_time_to_first_event(batch: EventBatch, event_time: str) -> EventBatch:
-    """Return a batch whose first event has a `event_time`; the others have the same.
+    """Return a batch whose first event has a member `time`; the others have the same.
 
     A time for each event would take ten times as long for short lines.
     """

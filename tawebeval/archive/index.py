@@ -36,7 +36,7 @@ _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoi
 
 @attrs.frozen
 class IndexedEvaluation:
-    """A row: an evaluation in the archive. `created` and `ended` are in seconds since the epoch."""
+    """A row: an evaluation in the archive. Times are in seconds since the epoch."""
 
     file_stem: str
     caller: str
@@ -50,7 +50,7 @@ class IndexedEvaluation:
 
 @attrs.frozen
 class ArchiveQuery:
-    """A caller's first `limit` rows above `after_sequence_number`, up to `last_sequence_number`.
+    """A caller's first `max_count` rows between two sequence numbers, the last one included.
 
     Rows for which `matches` is false have no entry, which saves memory.
     """
@@ -58,7 +58,7 @@ class ArchiveQuery:
     caller: str
     after_sequence_number: int
     last_sequence_number: int
-    limit: int
+    max_count: int
     matches: Callable[[IndexedEvaluation], bool]
 
 
@@ -158,7 +158,7 @@ class ArchiveIndex:
                     query.caller,
                     query.after_sequence_number,
                     query.last_sequence_number,
-                    query.limit,
+                    query.max_count,
                 ),
             )
             found = [IndexedEvaluation(*row) for row in rows]

@@ -17,7 +17,7 @@ written again before that. The last frame with events stays, for its checkpoint.
 left they move to the beginning of the file, and so pages are written again: the kernel takes
 several times as long to provide new ones. Otherwise pages are given back. So a journal takes the
 bytes of the ring, two times `_FRONT`, some steps more, what the archive has not written yet, and
-old snapshots, of which `rewrite` keeps none.
+old snapshots, of which `copy_live_events` keeps none.
 """
 
 from __future__ import annotations

@@ -165,8 +165,9 @@ class RecordIndex:
         found = (
             record
             for record in self._records.values()
-            if record.details.sequence_number > after_sequence_number
-            and record.details.caller == caller
+            # Of thousands nearly all are passed over, so each property counts.
+            if (details := record.evaluation.details).sequence_number > after_sequence_number
+            and details.caller == caller
         )
         return list(islice(found, max_count))
 

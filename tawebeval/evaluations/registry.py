@@ -184,7 +184,7 @@ class EvaluationRegistry:
             },
         )
         # Otherwise those that wait would take the slots of those that run.
-        for each in sorted(recovered.evaluations, key=lambda each: each.was_never_started):
+        for each in sorted(recovered.evaluations, key=lambda each: each.has_no_evaluator):
             resume = partial(
                 Evaluation.resume_run,
                 recovered=each,

@@ -76,15 +76,15 @@ class RecoveredEvaluation:
         return EvaluationState.QUEUED
 
     @property
-    def was_never_started(self) -> bool:
-        """Whether it has neither ended nor begun."""
+    def has_no_evaluator(self) -> bool:
+        """Whether it has neither ended nor an evaluator that goes on."""
         return self.state is EvaluationState.QUEUED
 
     @property
     def has_lost_evaluator(self) -> bool:
         """Whether clients may have seen events of an evaluator that is gone."""
         ran = self.snapshot.state == EvaluationState.RUNNING.value  # the form is not whole any more
-        return self.was_never_started and bool(
+        return self.has_no_evaluator and bool(
             ran or self.journal_content.batches or self.journal_content.begin_cursor
         )
 

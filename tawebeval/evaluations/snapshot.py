@@ -83,7 +83,8 @@ def unpack_undelivered_callback(packed: bytes) -> UndeliveredCallback:
 class RunSnapshot(msgspec.Struct, omit_defaults=True, rename=_RUN_KEYS):
     """An evaluator that runs.
 
-    - `pid`: its first process. `sandbox_description`: what `SandboxedRun.describe` has returned.
+    - `pid`: its first process.
+    - `sandbox_description`: what `SandboxedRun.describe_for_resume` has returned.
     - `checkout_path`: the path of its checkout. `quota_directory`: None without quotas.
     - `progress`: as it was at `progress_time`, in seconds of the monotonic clock.
     """

@@ -34,7 +34,7 @@ log = Logger()
 
 
 class StdoutPumpOwner(Protocol):
-    """Owner of a `StdoutPump`: the evaluation."""
+    """Owner of a `StdoutPump`: the supervisor of the run."""
 
     def on_new_events(self) -> None:
         """Handle new events in the ring."""

@@ -222,7 +222,7 @@ class _BodyReader(Protocol):
             self.transport.resumeProducing()
             await self._changed.wait()
         if not self._chunks and self._end is not None and not self._end.check(ResponseDone):
-            raise RequestFailed("the answer is cut, or its JSON is over 64 KiB")
+            raise RequestFailed("the answer is cut, or too long")
         data, self._chunks = b"".join(self._chunks), []
         return data
 

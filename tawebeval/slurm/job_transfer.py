@@ -146,6 +146,8 @@ def receive_job(
     decode_tree(stream, submission)
 
     def receive_tree(target: Path) -> TreeSize:
+        # The evaluator gets a copy of what is received.
+        check_free_disk(place, min_free_bytes, 2 * job.commit_bytes)
         send(FrameKind.TREE_WANTED)
         return decode_tree(stream, target)
 

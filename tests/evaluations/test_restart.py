@@ -97,7 +97,7 @@ class KindTests(SynchronousTestCase):
     def test_queued(self) -> None:
         """What had not begun is queued again, and the process that was to run it ends."""
         found = self.read("queued", {"kind": "slurm"}, "slurm")
-        self.assertTrue(found.was_never_started)
+        self.assertTrue(found.has_no_evaluator)
         self.assertFalse(found.has_lost_evaluator)
         self.assertEqual(self.keeper.dropped, ["one.run"])
 

@@ -296,7 +296,7 @@ class DownloadTests(BareRepositoryCase):
             (b'{"objects": [], "transfer": "ssh"}', "no basic transfers"),
             (b'{"objects": []}', "does not have the file"),
             (b'{"objects": [{"oid": "%s"}]}' % SHA.encode(), "does not have the file"),
-            (b" " * 70_000, "is cut, or its JSON is over 64 KiB"),
+            (b" " * 70_000, "is cut, or too long"),
         ):
             with self.assertRaises(EvaluationFailure) as caught:
                 await self.fetch(server)

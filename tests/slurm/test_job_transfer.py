@@ -113,15 +113,19 @@ class TransferTests(PipeCase):
     def test_full_disk(self) -> None:
         """A node without room for the tree refuses, before it takes the submission."""
         job = b"".join(encode_job(self.file, self.checkout, 0, 2**20))
-        usage = SimpleNamespace(free=2**20 + self.job.commit_bytes)
+        tree = b"".join(encode_tree(self.checkout))
+        usage = SimpleNamespace(free=2**20 + 2 * self.job.commit_bytes)
         self.patch(shutil, "disk_usage", lambda _: usage)
-        self.receive(job + b"".join(encode_tree(self.checkout)))
-        usage.free -= 1
+        self.receive(job + tree)
+        usage.free = 2**20 + self.job.commit_bytes - 1
         self.place = self.place.with_name("second")
         self.place.mkdir()
         error = self.assertRaises(OSError, self.receive, job)
         self.assertIn("1 MiB (limits.free_disk) must remain beside a tree of 2 bytes", str(error))
         self.assertEqual(list(self.place.iterdir()), [])
+        usage.free += 1  # enough for a tree in the cache, not for one that is received and copied
+        error = self.assertRaises(OSError, self.receive, job + tree)
+        self.assertIn("must remain beside a tree of 4 bytes", str(error))
 
     def test_unreadable(self) -> None:
         """A file that is gone is told, without its path; after a stop nothing is told."""

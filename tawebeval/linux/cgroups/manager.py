@@ -46,6 +46,7 @@ T = TypeVar("T")
 
 
 _EVALUATION = "evaluation-"  # begins the names of cgroups
+_FORMER = "spare-"  # began those of earlier daemons, whose keeper may still have some
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
 
@@ -357,7 +358,7 @@ class CgroupManager:
             name
             for parent in list_controller_directories(self._parts)
             for name in (os.path.basename(group.path) for group in parent.list_children())
-            if name.startswith(_EVALUATION)
+            if name.startswith((_EVALUATION, _FORMER))
         }
 
     def remove_evaluation_cgroup(self, name: str) -> None:
