@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.to_thread
 import attrs
+import httpcore
 import httpx
 
 from tawebeval.client.async_methods import AsyncMethods
@@ -24,8 +26,10 @@ from tawebeval.client.httpx_adapters import (
     HTTPX_PROXY_ERRORS,
     HTTPX_REQUEST_ERRORS,
     BodyCollector,
+    check_first_bytes,
     classify_error,
     make_ssl_context,
+    replace_network,
 )
 from tawebeval.client.operations import Pause, RequestResult
 
@@ -133,12 +137,63 @@ class AsyncClient(AsyncMethods):
                     verify=self.tls or make_ssl_context(self.server),
                     **CONNECTION_POOL_SETTINGS,
                 )
+                replace_network(pool, _CheckingBackend)
         return pool
 
     def abandon_connections_after_fork(self) -> None:
         """Leave the connections, and locks that other threads hold, to the parent process."""
         self._pools = WeakKeyDictionary()
         self._making = threading.Lock()
+
+
+class _CheckingBackend(httpcore.AsyncNetworkBackend):
+    """A network whose connections fail at once if the server does not speak HTTP."""
+
+    def __init__(self, network: httpcore.AsyncNetworkBackend) -> None:
+        self._network = network
+
+    async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+        """Connect. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
+        return _CheckingStream(await self._network.connect_tcp(*args, **kwargs))
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep between two attempts to connect."""
+        await self._network.sleep(seconds)
+
+
+class _CheckingStream(httpcore.AsyncNetworkStream):
+    """A connection that fails at its first bytes if they are not HTTP."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._is_new = True
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return some bytes.
+
+        Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
+        """
+        data = await self._stream.read(max_bytes, timeout)
+        if self._is_new:
+            check_first_bytes(data)
+        self._is_new = False
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._stream.aclose()
+
+    async def start_tls(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+        """Begin TLS. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
+        return _CheckingStream(await self._stream.start_tls(*args, **kwargs))
+
+    def get_extra_info(self, info: str) -> Any:
+        """Return what httpcore asks about the connection."""
+        return self._stream.get_extra_info(info)
 
 
 def _get_loop() -> object:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Protocol
 from weakref import WeakSet
 
+import httpcore
 import httpx
 
 from tawebeval.client.http import (
@@ -19,6 +20,8 @@ from tawebeval.client.http import (
     RequestFailure,
     Response,
 )
+
+_FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
 
 HTTPX_PROXY_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
 """What httpx raises for proxies of the environment that it cannot use."""
@@ -52,7 +55,7 @@ def classify_error(error: Exception, send: HttpRequest, timeout: float) -> Reque
             return RequestFailure(FailureKind.PROXY_ERROR, str(error))
         case httpx.InvalidURL() | httpx.UnsupportedProtocol() | UnicodeError():
             return RequestFailure(FailureKind.INVALID_URL, str(error))
-        case httpx.RemoteProtocolError() if str(error).startswith("illegal "):
+        case httpx.RemoteProtocolError() if str(error).startswith("illegal status line"):
             return RequestFailure(FailureKind.NOT_HTTP)
     kind = (
         FailureKind.UNREACHABLE
@@ -132,6 +135,23 @@ class BodyTooLarge(httpx.TransportError):
 
 class UnexpectedEncoding(httpx.TransportError):
     """A body compressed more than once, or not by gzip."""
+
+
+def check_first_bytes(data: bytes) -> None:
+    """Check the first bytes of a connection: h11 waits for a whole line, or for the end.
+
+    Raises httpcore.RemoteProtocolError if they are not HTTP.
+    """
+    if data and data[0] not in _FIRST_BYTES:
+        raise httpcore.RemoteProtocolError("illegal status line")
+
+
+def replace_network(pool: Any, replace: Callable[[Any], Any]) -> None:
+    """Replace the network of a pool, for which httpx has no parameter."""
+    for transport in (pool._transport, *pool._mounts.values()):
+        inner: Any = getattr(transport, "_pool", None)
+        if inner is not None:
+            inner._network_backend = replace(inner._network_backend)
 
 
 def make_ssl_context(base: str) -> ssl.SSLContext:

@@ -24,8 +24,10 @@ from tawebeval.client.httpx_adapters import (
     HTTPX_PROXY_ERRORS,
     HTTPX_REQUEST_ERRORS,
     BodyCollector,
+    check_first_bytes,
     classify_error,
     make_ssl_context,
+    replace_network,
 )
 from tawebeval.client.operations import (
     Operation,
@@ -190,11 +192,8 @@ class Client(ClientSettings):
             verify=self.tls or make_ssl_context(self.server),
             **CONNECTION_POOL_SETTINGS,
         )
-        # httpx has a timeout for each read alone, and no parameter for the network.
-        for transport in (pool._transport, *pool._mounts.values()):
-            inner: Any = getattr(transport, "_pool", None)
-            if inner is not None:
-                inner._network_backend = _DeadlineBackend(inner._network_backend, self._deadline)
+        # httpx has a timeout for each read alone.
+        replace_network(pool, lambda network: _DeadlineBackend(network, self._deadline))
         return pool
 
     def abandon_connections_after_fork(self) -> None:
@@ -240,11 +239,19 @@ class _DeadlineStream(httpcore.NetworkStream):
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: _Deadline) -> None:
         self._stream, self._deadline = stream, deadline
+        self._is_new = True
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return some bytes. Raises httpcore.ReadTimeout, httpcore.ReadError."""
+        """Return some bytes.
+
+        Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
+        """
         timeout = self._deadline.cap(timeout, httpcore.ReadTimeout)
-        return self._stream.read(max_bytes, timeout)
+        data = self._stream.read(max_bytes, timeout)
+        if self._is_new:
+            check_first_bytes(data)
+        self._is_new = False
+        return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""

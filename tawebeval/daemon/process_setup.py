@@ -124,6 +124,21 @@ def find_unreadable_import_directories() -> Iterator[SetupProblem]:
             )
 
 
+class EarlyHangupHandler:
+    """Handler of SIGHUP during the start, when the signal would end the process."""
+
+    def __init__(self) -> None:
+        self.is_received = False
+
+    def __call__(self, *_: object) -> None:
+        """Note the signal."""
+        self.is_received = True
+
+    def install_handler(self) -> None:
+        """Handle SIGHUP until `ReloadService` does."""
+        signal.signal(signal.SIGHUP, self)
+
+
 class ShutdownSignals(Service):
     """Handler of SIGTERM and SIGINT: the first stops the daemon, later ones call `on_repeat`.
 

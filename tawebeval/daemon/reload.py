@@ -23,6 +23,7 @@ from tawebeval.config import (
     check_problems,
     parse_configuration,
 )
+from tawebeval.daemon.process_setup import EarlyHangupHandler
 from tawebeval.daemon.startup import check_environments
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.errors import ConfigurationError, format_size
@@ -60,7 +61,7 @@ class ReloadService(Service):
         self._previous_handler: Any = None
 
     def startService(self) -> None:
-        """Handle SIGHUP."""
+        """Handle SIGHUP. After one during the start, reload as soon as the reactor runs."""
         super().startService()
         for each in self.reloadables:
             for path in each.paths:
@@ -74,6 +75,11 @@ class ReloadService(Service):
         self._previous_handler = signal.signal(
             signal.SIGHUP, lambda *_: self._reactor.callFromThread(self.reload_files)
         )
+        if (
+            isinstance(self._previous_handler, EarlyHangupHandler)
+            and self._previous_handler.is_received
+        ):
+            self._reactor.callWhenRunning(self.reload_files)
 
     def reload_files(self, digests: Mapping[str, str] = MappingProxyType({})) -> ReloadResult:
         """Read all files, then apply them all; apply none if one has a problem. Blocks.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from twisted.python import usage
 from tawebeval import __version__
 from tawebeval.daemon.directories import open_directories
 from tawebeval.daemon.process_setup import (
+    EarlyHangupHandler,
     add_poll_fallback,
     freeze_objects,
     keep_freed_memory,
@@ -73,8 +73,7 @@ def makeService(
         from twisted.internet import reactor
 
         use_monotonic_clock(reactor)
-        # Until `ReloadService` handles SIGHUP. (Programs would inherit SIG_IGN.)
-        signal.signal(signal.SIGHUP, lambda *_: None)
+        EarlyHangupHandler().install_handler()
         add_poll_fallback(reactor)
 
     # Imported late: they import the reactor.

@@ -249,7 +249,6 @@ class SyncClientTests(SynchronousTestCase):
             ("http://nowhere.invalid", "no address is known for the host nowhere.invalid"),
             ("http://a..b", "check the URL"),
             (self.serve(say(b"SSH-2.0-\x1b[31m\r\n\r\n")).url, "does not speak HTTP; check"),
-            (self.serve(say(b"\x15\x03\x01\x00\x02\x02\x16")).url, "does not speak HTTP; check"),
             (self.serve(read_head).url, "broke: Server disconnected"),
             (self.serve(reset).url, "broke: connection reset by peer"),
             (self.serve(cut).url, "broke: peer closed connection without sending complete"),
@@ -258,6 +257,30 @@ class SyncClientTests(SynchronousTestCase):
             message = self.fail_request(url)
             self.assertIn(words, message)
             self.assertTrue(message.isprintable(), message)
+
+    def test_no_http(self) -> None:
+        """A server of another protocol is told at once, though it waits for the client."""
+
+        def serve(connection: socket.socket) -> None:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            while connection.recv(1 << 16):
+                pass
+
+        server = self.serve(serve)
+        client = AsyncClient(server.url)
+
+        async def ask() -> Any:
+            async with client:
+                return await client.status("x")
+
+        for run in (
+            lambda: Client(server.url).status("x"),
+            lambda: asyncio.run(ask()),
+            lambda: trio.run(ask),
+        ):
+            error = self.assertRaises(Unavailable, run)
+            self.assertIn("does not speak HTTP; check the URL", str(error))
+        self.assertEqual(server.accepted, 3)
 
     def test_certificates(self) -> None:
         """A certificate counts for the host that it names, and if the system trusts it."""

@@ -27,6 +27,7 @@ from tawebeval.config import (
 )
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.daemon import reload as module
+from tawebeval.daemon.process_setup import EarlyHangupHandler
 from tawebeval.daemon.reload import (
     ConfigurationFile,
     ReloadableConfiguration,
@@ -68,22 +69,34 @@ class FakeSource:
 
 
 class HangupTests(SynchronousTestCase):
-    """SIGHUP."""
+    """SIGHUP, before and after the start."""
 
-    def test_handled(self) -> None:
-        """The signal reloads in the reactor's thread; at the end the former handler is back."""
-        former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self.addCleanup(signal.signal, signal.SIGHUP, former)
-        called: list[Any] = []
-        reactor: Any = MemoryReactor()
-        reactor.callFromThread = called.append
+    def start(self) -> tuple[ReloadService, MemoryReactor]:
+        """Start what takes the signal, on a reactor that does not run yet."""
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
+        reactor = MemoryReactor()
         reloader = ReloadService((FakeSource("file"),), "", FakeNotifier("/notify"), reactor)
         self.patch(module.os, "access", lambda *_: True)
+        early = EarlyHangupHandler()
+        early.install_handler()
+        if self.is_received:
+            signal.raise_signal(signal.SIGHUP)
         reloader.startService()
-        signal.raise_signal(signal.SIGHUP)
         reloader.stopService()
-        self.assertEqual(called, [reloader.reload_files])
-        self.assertIs(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
+        self.assertIs(signal.getsignal(signal.SIGHUP), early)
+        return reloader, reactor
+
+    is_received = False
+
+    def test_none(self) -> None:
+        """Where none came nothing is read again."""
+        self.assertEqual(self.start()[1].whenRunningHooks, [])
+
+    def test_early(self) -> None:
+        """One that comes during the start ends nothing, and counts when all is there."""
+        self.is_received = True
+        reloader, reactor = self.start()
+        self.assertEqual(reactor.whenRunningHooks, [(reloader.reload_files, (), {})])
 
 
 class ReloaderTests(SynchronousTestCase):

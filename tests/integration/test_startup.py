@@ -103,13 +103,14 @@ class StartupTests(TestCase):
         await self.serve(port=8080)
 
     async def test_hangup(self) -> None:
-        """SIGHUP during the start ends nothing."""
+        """SIGHUP during the start ends nothing, and is heeded after it."""
         daemon = Daemon()
         self.addCleanup(daemon.remove)
         daemon.start()
         await until(lambda: (daemon.state / "lock").exists() or not daemon.running, "it starts")
         os.kill(daemon.pid, signal.SIGHUP)
         await daemon.ready()
+        await daemon.logged("the configuration: reloaded")
         await daemon.stop()
 
     async def serve(self, *arguments: str, port: int) -> None:
