@@ -12,7 +12,8 @@ Three clients have the same methods, those of the HTTP API:
 
 The other modules only compute. `operations` has one generator for each method: it yields the
 requests to send and takes the responses. `http` decides what a response or failure means, `forms`
-encodes submissions. `settings` has the arguments that the clients share.
+encodes submissions. `settings` has the arguments that the clients share, `async_methods` the
+methods of the two that do not block, `httpx_adapters` what `Client` and `AsyncClient` ask of httpx.
 
 - `Text`, `Data`, `File`, `EvaluationError` and `Unknown` are the events (`events`); `Page` holds
   consecutive ones.

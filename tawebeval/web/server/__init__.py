@@ -8,8 +8,8 @@ answer malformed input in HTML, or have no deadline for a slow client:
 - `request`: `ApiRequest`, which is refused as early as possible, and `ApiSite`.
 - `limits`: the client's address, connection limits, and the connections to drain.
 - `transport`: write-through TCP transports, and how far a client has read.
-- `headers`, `base_path`, `problems`: headers of every response, the path prefix behind a proxy, and
-  the one table from exceptions to responses.
+- `headers`, `base_path`, `error_responses`: headers of every response, the path prefix behind a
+  proxy, and the one table from exceptions to responses.
 
 No module here imports the rest of `web`. `interface` has the Protocols for it: `Application`,
 `BodyReceiver` and `FastPath` are implemented by `web.routes`, `web.upload` and `web.fastpath`.
