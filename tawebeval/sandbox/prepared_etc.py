@@ -8,7 +8,6 @@ each by a rename. The directory itself stays the same, so running sandboxes see 
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,8 +122,10 @@ class PreparedEtc:
         if entry.kind == stat.S_IFLNK:
             os.symlink(entry.content, os.fsencode(new))
         else:
+            content, mode = _read_file(entry)
             with add_path_to_errors(new):
-                _write(new, entry)
+                new.write_bytes(content)
+                new.chmod(mode)
         new.replace(path)
 
 
@@ -134,29 +135,29 @@ def _is_same(path: Path, entry: _Entry) -> bool:
     That would remove what running sandboxes have mounted over it.
     """
     try:
-        mode = path.lstat().st_mode
-        if stat.S_IFMT(mode) != entry.kind:
+        found = path.lstat()
+        if stat.S_IFMT(found.st_mode) != entry.kind:
             return False
         if entry.kind == stat.S_IFLNK:
             return os.readlink(os.fsencode(path)) == entry.content
-        if stat.S_IMODE(mode) != entry.mode:
+        if entry.kind == stat.S_IFDIR:
+            return stat.S_IMODE(found.st_mode) == entry.mode
+        content, mode = _read_file(entry)
+        if (stat.S_IMODE(found.st_mode), found.st_size) != (mode, len(content)):
             return False
-        wanted = entry.content if entry.source is None else Path(entry.source).read_bytes()
-        return entry.kind == stat.S_IFDIR or path.read_bytes() == wanted
+        return not content or path.read_bytes() == content
     except OSError:
         return False
 
 
-def _write(new: Path, entry: _Entry) -> None:
-    """Write a file; without access to the machine's file it is empty, and not readable."""
-    new.write_bytes(entry.content)
-    mode = entry.mode
-    if entry.source is not None:
-        try:
-            shutil.copyfile(entry.source, new)
-        except (PermissionError, FileNotFoundError):
-            mode = 0
-    new.chmod(mode)
+def _read_file(entry: _Entry) -> tuple[bytes, int]:
+    """Return the content and mode of a file; it is empty if the machine's cannot be read."""
+    if entry.source is None:
+        return entry.content, entry.mode
+    try:
+        return Path(entry.source).read_bytes(), entry.mode
+    except (PermissionError, FileNotFoundError):
+        return b"", 0
 
 
 def _scan_path(

@@ -177,15 +177,23 @@ class PreparedEtcTests(SynchronousTestCase):
         self.assertEqual(self.read(), whole)
 
     def test_unreadable(self) -> None:
-        """A file that only root may read is there, empty, and cannot be read."""
+        """A file that only root may read is there, empty, and cannot be read; it stays in place."""
         (self.machine / "hosts").chmod(0)
-        if os.access(self.machine / "hosts", os.R_OK):  # of root
-            self.patch(
-                __import__("shutil"), "copyfile", lambda *_: (_ for _ in ()).throw(PermissionError)
-            )
+        read = Path.read_bytes
+
+        def read_as_user(path: Path) -> bytes:
+            if not path.stat().st_mode & stat.S_IRUSR:
+                raise PermissionError(path)
+            return read(path)
+
+        self.patch(Path, "read_bytes", read_as_user)
         self.etc.update()
         self.assertEqual(stat.S_IMODE((self.root / "etc/hosts").stat().st_mode), 0)
         self.assertEqual((self.root / "etc/hosts").stat().st_size, 0)
+        before = (self.root / "etc/hosts").stat().st_ino
+        (self.machine / "fonts/fonts.conf").write_text("other\n")
+        self.etc.update()
+        self.assertEqual((self.root / "etc/hosts").stat().st_ino, before)
 
     def test_mount_points(self) -> None:
         """Whatever a sandbox mounts below /etc has a place, which holds nothing of it."""
