@@ -49,6 +49,7 @@ from tawebeval.sandbox.images import (
     OCI_LAYOUT_FILE,
     check_digest,
     choose_digest,
+    count_docker_images,
     select_image,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filter
@@ -71,7 +72,6 @@ _NOTES = ("Removing leading", "•")  # in lines of tar and umoci that report no
 _IMAGE_FILES = (OCI_LAYOUT_FILE, DOCKER_MANIFEST_FILE)
 _CONVERTER, _UNPACKER = "skopeo", "umoci"
 _UNSIGNED = "--insecure-policy"  # skopeo checks digests, and no signatures
-_MAX_IMAGES = 16  # of an archive of docker
 _LOG_PREFIX = re.compile(r'^time="[^"]*" level=\w+ msg=')  # of skopeo
 _OWN = "own"  # the directory of the sandbox's files
 
@@ -209,6 +209,7 @@ class _Import:
         self._staging = staging
         self._reserve = reserve
         self._wanted = digest
+        self._extracted = staging / "extracted"  # an archive of an image
         self.image_digest = ""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
@@ -235,14 +236,12 @@ class _Import:
             )
         if source.is_dir() and os.path.lexists(source / OCI_LAYOUT_FILE):
             return self._unpack_image(source)
-        names = set[str]() if source.is_dir() else self._list_image_files()
-        if OCI_LAYOUT_FILE in names:
-            archive = self._staging / "archive"
-            archive.mkdir()
-            self._extract(archive)
-            run_and_read_stderr_line("/bin/chmod", "-R", "u+rwX", "--", archive)
-            return self._unpack_image(archive)
-        if names:
+        if not source.is_dir() and self._has_image_file():
+            self._extracted.mkdir()
+            self._extract(self._extracted)
+            run_and_read_stderr_line("/bin/chmod", "-R", "u+rwX", "--", self._extracted)
+            if os.path.lexists(self._extracted / OCI_LAYOUT_FILE):
+                return self._unpack_image(self._extracted)
             return self._unpack_image(None)
         if self._wanted:
             raise ConfigurationError(f"{source} is not an image of a container; leave out --digest")
@@ -269,21 +268,21 @@ class _Import:
             if pack.wait():
                 raise ConfigurationError(f"{self._source}: tar could not read the directory")
 
-    def _list_image_files(self) -> set[str]:
-        """Return the files of an archive by which it is an image."""
+    def _has_image_file(self) -> bool:
+        """Tell whether an archive has a file by which it is an image."""
         command = ("tar", "--list", "--quoting-style=escape", "--file", self._source)
         with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
             assert child.stdout is not None, "it is a pipe"
             names = (os.fsdecode(line.rstrip(b"\n").removeprefix(b"./")) for line in child.stdout)
-            found = {name for name in names if name in _IMAGE_FILES}
+            found = [name for name in names if name in _IMAGE_FILES]
             if child.wait():
                 raise ConfigurationError(
                     f"{self._source} is neither a tar archive nor an image: {self._read_errors()}"
                 )
-        return found
+        return bool(found)
 
     def _unpack_image(self, layout: Path | None) -> Path:
-        """Unpack an image of a layout; None: the source is an archive of docker."""
+        """Unpack an image of a layout; None: an archive of docker was extracted."""
         missing = [program for program in (_CONVERTER, _UNPACKER) if shutil.which(program) is None]
         if missing:
             raise ConfigurationError(
@@ -293,11 +292,15 @@ class _Import:
         copy, unpacked = self._staging / "copy", self._staging / "unpacked"
         copy.mkdir()
         unpacked.mkdir()
+        archive = copy / "archive.tar"
+        if layout is None:  # skopeo would copy an archive that is compressed, or begins like one
+            files = (f"--file={archive}", f"--directory={self._extracted}")
+            self._run("tar", "--create", *files, ".", writable=copy)
         try:
             if self._wanted:
                 check_digest(self._wanted)
             if layout is None:
-                reference = self._choose_docker_image(copy)
+                reference = self._choose_docker_image(archive)
             else:
                 chosen = self._staging / "chosen"
                 self.image_digest = select_image(layout, chosen, self._wanted)
@@ -314,23 +317,23 @@ class _Import:
             remove_tree(unpacked / "root" / name)
         return unpacked / "root"
 
-    def _choose_docker_image(self, temporary: Path) -> str:
-        """Return the reference of the image, among those of an archive, with the wanted ID."""
-        archive = self._staging / "archive.tar"
-        archive.symlink_to(self._source)  # a reference has no colon in its path
-        options = (_UNSIGNED, f"--tmpdir={temporary}", "inspect", "--config", "--raw")
+    def _choose_docker_image(self, archive: Path) -> str:
+        """Return the reference of the image, among those of `archive`, with the wanted ID.
+
+        `archive` has what was extracted, which is removed.
+        """
+        count = count_docker_images(self._extracted)
+        remove_tree(self._extracted)
         references = dict[str, str]()
-        for number in range(_MAX_IMAGES):
+        for number in range(count):
             reference = f"docker-archive:{archive}:@{number}"
-            command = (_CONVERTER, *options, reference)
-            with self._start(command, subprocess.DEVNULL, subprocess.PIPE, temporary) as child:
+            command = (_CONVERTER, _UNSIGNED, "inspect", "--config", "--raw", reference)
+            with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
                 assert child.stdout is not None, "it is a pipe"
                 configuration = child.stdout.read(MAX_JSON_BYTES)
                 if child.wait():
-                    break
+                    raise ConfigurationError(f"{_CONVERTER} failed: {self._read_errors()}")
             references[f"sha256:{hashlib.sha256(configuration).hexdigest()}"] = reference
-        if not references:
-            raise ConfigurationError(f"the image is broken: {self._read_errors()}")
         self.image_digest = choose_digest(references, self._wanted)
         return references[self.image_digest]
 

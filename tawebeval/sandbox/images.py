@@ -1,4 +1,4 @@
-"""Images of containers: which image of an OCI layout is imported. Everything here blocks.
+"""Images of containers: which image of a source is imported. Everything here blocks.
 
 skopeo verifies the digests of all that an image consists of, and umoci unpacks it. Both run in a
 sandbox (`environment_store`). skopeo takes the digest of a layout's manifest for granted, so it is
@@ -28,6 +28,7 @@ DOCKER_MANIFEST_FILE = "manifest.json"
 MAX_JSON_BYTES = 4 * 2**20
 """The maximum bytes of a manifest, index or configuration; registries accept no more."""
 
+_MAX_IMAGES = 16  # of an archive of docker
 _MAX_LISTED = 5  # digests in a message
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _INDEX_FILE = "index.json"
@@ -50,6 +51,10 @@ class _Manifest(msgspec.Struct, rename="camel"):
 
     media_type: str = ""
     manifests: list[_Descriptor] | None = None
+
+
+class _DockerImage(msgspec.Struct):
+    """One of an archive of docker; its members are for skopeo."""
 
 
 def check_digest(digest: str) -> None:
@@ -81,6 +86,18 @@ def choose_digest(listed: Iterable[str], digest: str) -> str:
             "choose one with --digest",
         )
     return digest or found[0]
+
+
+def count_docker_images(directory: Path) -> int:
+    """Return the number of images of an extracted archive of docker. Raises: ConfigurationError."""
+    name = DOCKER_MANIFEST_FILE
+    number = len(_decode(list[_DockerImage], name, directory / name))
+    if number > _MAX_IMAGES:
+        raise ConfigurationError(
+            f"the archive has {number} images, more than {_MAX_IMAGES}",
+            "save the one to import alone: `docker save IMAGE`",
+        )
+    return number
 
 
 def select_image(source: Path, target: Path, digest: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -64,8 +66,11 @@ class ImageTests(SynchronousTestCase):
                 roots.append(root)
         saved = self.folder / "saved.tar"
         identifier = save(saved, self.layers)
-        roots.append(self.store.import_root(saved, identifier))
-        self.check(roots[-1], identifier)
+        compressed = self.folder / "saved.tar.gz"
+        compressed.write_bytes(gzip.compress(saved.read_bytes()))
+        for source in (saved, compressed):
+            roots.append(self.store.import_root(source, identifier))
+            self.check(roots[-1], identifier)
         self.assertEqual(len({root.path for root in roots}), 1)
         self.assertEqual([root.was_added for root in roots].count(True), 1)
         error = self.assertRaises(
@@ -87,6 +92,43 @@ class ImageTests(SynchronousTestCase):
         sources = (image, image.with_suffix(".tar"), image.with_suffix(".oci.tar"))
         roots = [self.store.import_root(source) for source in sources]
         self.assertEqual(len({root.path for root in roots}), 1)
+
+    def test_docker_lists(self) -> None:
+        """Of several images the wanted one is imported, unless one of them is broken."""
+        saved, other = self.folder / "saved.tar", self.folder / "other.tar"
+        save(other, [self.layers[0]])
+        identifier = save(saved, self.layers)
+        content = self.folder / "content"
+        listed = []
+        for archive in (other, saved):
+            shutil.unpack_archive(archive, content, filter="data")
+            listed += json.loads((content / "manifest.json").read_text())
+
+        def import_images(*images: object) -> StoredRoot:
+            (content / "manifest.json").write_text(json.dumps(images))
+            shutil.make_archive(str(self.folder / "several"), "tar", content)
+            return self.store.import_root(self.folder / "several.tar", identifier)
+
+        self.check(import_images(*listed), identifier)
+        for images, told in (
+            ([*listed, listed[0] | {"Config": "missing"}], "skopeo failed: "),
+            ([], "(available: none)"),
+        ):
+            error = self.assertRaises(ConfigurationError, import_images, *images)
+            self.assertIn(told, str(error))
+
+    def test_docker_disk(self) -> None:
+        """An archive of docker that grows without end stops when the disk is nearly full."""
+        content, source = self.folder / "content", self.folder / "large.tar.gz"
+        content.mkdir()
+        (content / "manifest.json").write_text("[{}]")
+        with (content / "layer").open("wb") as file:
+            file.truncate(2**40)
+        command = ("tar", "--create", "--sparse", "--gzip", f"--file={source}", "-C", content, ".")
+        subprocess.run(command, check=True)
+        self.store = EnvironmentStore(self.folder / "store", 2**60)
+        error = self.assertRaises(ConfigurationError, self.store.import_root, source)
+        self.assertIn("does not fit on the disk", str(error))
 
     def test_whiteouts_outside(self) -> None:
         """A whiteout of the directory above fails; nothing outside is removed, nothing is left."""

@@ -11,7 +11,13 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.sandbox.images import check_digest, choose_digest, select_image
+from tawebeval.sandbox.images import (
+    MAX_JSON_BYTES,
+    check_digest,
+    choose_digest,
+    count_docker_images,
+    select_image,
+)
 from tests.cases.images import DOCKER, OCI, ImageBuilder, pack
 
 ONE, TWO = pack({"a/b": b"first"}), pack({"a/c": b"second" * 1000})
@@ -69,6 +75,21 @@ class LayoutTests(SynchronousTestCase):
         digests = [f"sha256:{number:064x}" for number in range(9)]
         error = self.assertRaises(ConfigurationError, choose_digest, digests, "")
         self.assertIn(f"{digests[4]}, ...); choose", str(error))
+
+    def test_docker(self) -> None:
+        """An archive of docker has a list of a few images."""
+        path = self.folder / "manifest.json"
+        for number in (0, 16):
+            path.write_text(json.dumps([{"Config": "a"}] * number))
+            self.assertEqual(count_docker_images(self.folder), number)
+        for content, words in (
+            (json.dumps([{}] * 17), "the archive has 17 images, more than 16; save"),
+            ("{}", "the image is broken: manifest.json: Expected `array`"),
+            (" " * (MAX_JSON_BYTES + 1), "manifest.json is larger than 4 MiB"),
+        ):
+            path.write_text(content)
+            error = self.assertRaises(ConfigurationError, count_docker_images, self.folder)
+            self.assertIn(words, str(error))
 
     def test_kinds(self) -> None:
         """A manifest or an index says by its media type, or by its members, which of them it is."""
