@@ -29,13 +29,7 @@ from tawebeval.core.form import (
 from tawebeval.core.forwarded_headers import UNIX_SOCKET_KEYWORD, TrustedProxies
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
-from tawebeval.core.limits import (
-    LIMIT_UNITS,
-    ChosenLimits,
-    LimitRange,
-    describe_limit,
-    parse_size,
-)
+from tawebeval.core.limits import LIMIT_UNITS, ChosenLimits, LimitRange, describe_limit, parse_size
 from tawebeval.core.tokens import CALLER_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, InvalidField, format_size
 

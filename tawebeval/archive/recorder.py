@@ -37,12 +37,7 @@ from tawebeval.archive.submissions import ExtractedSubmission
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.ring import EventRing
-from tawebeval.deferreds import (
-    OneShotEvent,
-    WorkerThreads,
-    make_one_shot_event,
-    run_in_background,
-)
+from tawebeval.deferreds import OneShotEvent, WorkerThreads, make_one_shot_event, run_in_background
 from tawebeval.errors import ServerBusy
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 

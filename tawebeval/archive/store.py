@@ -34,18 +34,9 @@ from tawebeval.archive.files import (
     encode_header_frame,
     rename_durably,
 )
-from tawebeval.archive.index import (
-    ArchiveIndex,
-    ArchiveQuery,
-    IncompleteIndex,
-    IndexedEvaluation,
-)
+from tawebeval.archive.index import ArchiveIndex, ArchiveQuery, IncompleteIndex, IndexedEvaluation
 from tawebeval.archive.spool import SpooledRecording, recover_recordings, remove_recording
-from tawebeval.archive.submissions import (
-    ExtractedSubmission,
-    extract_submission,
-    pack_submission,
-)
+from tawebeval.archive.submissions import ExtractedSubmission, extract_submission, pack_submission
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch
 from tawebeval.errors import ServerBusy, format_size

@@ -53,12 +53,7 @@ from tawebeval.core.events import (
     list_data_payloads,
 )
 from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, PrintedFile
-from tawebeval.core.results import (
-    MAX_RESULT_BYTES,
-    MIN_RESULT_BYTES,
-    TYPE_KEY_JSON,
-    ResultSummary,
-)
+from tawebeval.core.results import MAX_RESULT_BYTES, MIN_RESULT_BYTES, TYPE_KEY_JSON, ResultSummary
 from tawebeval.errors import format_size
 
 MAX_PAYLOAD_BYTES = 64 * 1024

@@ -29,15 +29,10 @@ from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
 from tawebeval.evaluations.log_lines import format_state_line, make_log_fields
 from tawebeval.evaluations.restart import RecoveredEvaluation
 from tawebeval.evaluations.run import EvaluatorRun, RunProgress
-from tawebeval.evaluations.run_keeper import (
-    BROKER,
-    RunDescriptors,
-)
+from tawebeval.evaluations.run_keeper import BROKER, RunDescriptors
 from tawebeval.evaluations.run_supervisor import RunSupervisor, compute_progress
 from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot, load_failure
-from tawebeval.linux.child import (
-    StartedProcess,
-)
+from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import Environment, find_environment

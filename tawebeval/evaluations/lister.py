@@ -7,11 +7,7 @@ from typing import Any
 
 import attrs
 
-from tawebeval.core.evaluation_lists import (
-    ListCursor,
-    make_invalid_cursor_error,
-    parse_list_cursor,
-)
+from tawebeval.core.evaluation_lists import ListCursor, make_invalid_cursor_error, parse_list_cursor
 from tawebeval.evaluations.archive_reader import ArchiveReader, ListedEvaluation
 from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
 from tawebeval.evaluations.records import RecordIndex

@@ -12,9 +12,7 @@ from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
 from tawebeval.core.budget import SharedUpload
-from tawebeval.core.evaluation_lists import (
-    DAEMON_START_ID_BYTES,
-)
+from tawebeval.core.evaluation_lists import DAEMON_START_ID_BYTES
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import (
@@ -35,10 +33,7 @@ from tawebeval.errors import (
     SubmissionDiscarded,
 )
 from tawebeval.evaluations.admission import AdmissionControl
-from tawebeval.evaluations.archive_reader import (
-    ArchiveReader,
-    make_recording_end,
-)
+from tawebeval.evaluations.archive_reader import ArchiveReader, make_recording_end
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import EvaluationDetails

@@ -22,21 +22,10 @@ from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.journal import ParserCheckpoint
 from tawebeval.evaluations.run import EvaluatorRun, RunProgress
-from tawebeval.evaluations.run_keeper import (
-    BROKER,
-    RUN,
-    KeeperSpawner,
-    RunDescriptors,
-    RunRecorder,
-)
+from tawebeval.evaluations.run_keeper import BROKER, RUN, KeeperSpawner, RunDescriptors, RunRecorder
 from tawebeval.evaluations.snapshot import RunSnapshot
 from tawebeval.evaluations.stdout_pump import StdoutPump
-from tawebeval.linux.child import (
-    ProcessAdopter,
-    ProcessTransport,
-    ResumableProcess,
-    StartedProcess,
-)
+from tawebeval.linux.child import ProcessAdopter, ProcessTransport, ResumableProcess, StartedProcess
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.workspace import FileRefused
 

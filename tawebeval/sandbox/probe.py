@@ -38,11 +38,7 @@ from tawebeval.sandbox.bubblewrap import (
     build_system_options,
     prepare_etc,
 )
-from tawebeval.sandbox.helper_sandbox import (
-    BubblewrapHelperSandbox,
-    HelperSandbox,
-    NoHelperSandbox,
-)
+from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, HelperSandbox, NoHelperSandbox
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.seccomp import make_seccomp_filter
 from tawebeval.sandbox.workspace import Workspace

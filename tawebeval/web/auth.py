@@ -13,12 +13,7 @@ import attrs
 
 from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.tokens import ANONYMOUS_CALLER, Token, TokenHashes, parse_tokens
-from tawebeval.errors import (
-    AccessDenied,
-    CallerQuotaExceeded,
-    ConfigurationError,
-    ForeignOrigin,
-)
+from tawebeval.errors import AccessDenied, CallerQuotaExceeded, ConfigurationError, ForeignOrigin
 from tawebeval.linux.ownership import find_secret_file, read_secret_file
 from tawebeval.reloadable import ReloadableFiles
 

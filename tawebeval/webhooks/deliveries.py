@@ -33,11 +33,7 @@ from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.reloadable import ReloadableFiles
 from tawebeval.resolver import Resolver
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState
-from tawebeval.webhooks.sender import (
-    AttemptResult,
-    WebhookSender,
-    make_webhook_sender,
-)
+from tawebeval.webhooks.sender import AttemptResult, WebhookSender, make_webhook_sender
 from tawebeval.webhooks.signing import SigningSecrets, SigningSecretsFile, find_secrets_file
 
 _FIELD = "callback_url"

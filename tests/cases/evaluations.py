@@ -21,10 +21,7 @@ from tawebeval.core.pages import EventPage
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import SegiParser
 from tawebeval.core.states import EvaluationState
-from tawebeval.errors import (
-    EvaluationFailure,
-    RequestError,
-)
+from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -34,12 +31,7 @@ from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.web.events import EventPoll
-from tests.cases.strategies import (
-    MARKERS,
-    Event,
-    classify,
-    decode,
-)
+from tests.cases.strategies import MARKERS, Event, classify, decode
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
 from tests.fakes.gates import Gate

@@ -13,12 +13,7 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
-from tawebeval.config import (
-    CallerSettings,
-    Configuration,
-    HttpSettings,
-    LogSettings,
-)
+from tawebeval.config import CallerSettings, Configuration, HttpSettings, LogSettings
 from tawebeval.config import ServiceSettings as Process
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tests.cases.web import END

@@ -14,9 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.budget import UploadBudget
-from tawebeval.errors import (
-    RequestError,
-)
+from tawebeval.errors import RequestError
 from tawebeval.evaluations.uploads import ReceivedForm, UploadWriter
 from tawebeval.web.upload import FormReceiver
 from tests.fakes.clients import MULTIPART, Part, parts

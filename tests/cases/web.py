@@ -27,9 +27,7 @@ from tawebeval.web import streams
 from tests.cases import described
 from tests.fakes.children import FakeChild
 from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
-from tests.fakes.streams import (
-    Follower,
-)
+from tests.fakes.streams import Follower
 
 END = "end"
 BASE = "http://localhost:8080"

@@ -8,11 +8,7 @@ import webbrowser
 from datetime import UTC, datetime
 from typing import Any
 
-from tawebeval.cli.evaluations import (
-    format_age,
-    format_row,
-    format_status,
-)
+from tawebeval.cli.evaluations import format_age, format_row, format_status
 from tawebeval.cli.json_fields import format_json
 from tawebeval.cli.output import summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings

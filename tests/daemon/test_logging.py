@@ -16,14 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.application.service import Application, Service
 from twisted.internet.task import Clock
-from twisted.logger import (
-    ILogObserver,
-    Logger,
-    LogLevel,
-    capturedLogs,
-    formatEvent,
-    formatTime,
-)
+from twisted.logger import ILogObserver, Logger, LogLevel, capturedLogs, formatEvent, formatTime
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject

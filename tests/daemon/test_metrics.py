@@ -19,12 +19,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
-from tawebeval.daemon.metrics import (
-    DaemonMetrics,
-    ProcessMetrics,
-    ReactorLag,
-    count_descriptors,
-)
+from tawebeval.daemon.metrics import DaemonMetrics, ProcessMetrics, ReactorLag, count_descriptors
 from tawebeval.webhooks.callback import CallbackState
 from tests.cases.web import WebTestCase
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.errors import (
-    DiscardedCursor,
-    EvaluationExpired,
-    InvalidCursor,
-)
+from tawebeval.errors import DiscardedCursor, EvaluationExpired, InvalidCursor
 from tests.cases.evaluations import END, RegistryTestCase
 
 

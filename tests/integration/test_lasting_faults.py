@@ -16,11 +16,7 @@ from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.event_source import EventSource
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, until
-from tests.integration.keepers import (
-    KeptDaemon,
-    KeptDaemonTestCase,
-    SharedKeptDaemonTestCase,
-)
+from tests.integration.keepers import KeptDaemon, KeptDaemonTestCase, SharedKeptDaemonTestCase
 from tests.integration.processes import alive
 from tests.integration.receivers import Receiver
 from tests.integration.resuming_readers import CUTS, LineReader

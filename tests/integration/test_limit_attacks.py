@@ -5,13 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.integration.attacks import bombs
-from tests.integration.attacks.case import (
-    CPU,
-    MEMORY,
-    MIB,
-    PROCESSES,
-    AttackCase,
-)
+from tests.integration.attacks.case import CPU, MEMORY, MIB, PROCESSES, AttackCase
 from tests.integration.client import python
 from tests.integration.wire import floods
 

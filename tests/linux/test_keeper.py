@@ -24,12 +24,7 @@ from twisted.trial.unittest import TestCase
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import keeper, keeper_client
 from tawebeval.linux.child import StartedProcess
-from tawebeval.linux.keeper_client import (
-    KeeperChild,
-    KeeperClient,
-    RunningKeeper,
-    start_program,
-)
+from tawebeval.linux.keeper_client import KeeperChild, KeeperClient, RunningKeeper, start_program
 from tawebeval.linux.launcher_client import KEPT_LAUNCHER_PREFIX, LauncherClient, LaunchSpec
 from tawebeval.linux.reaper import list_children
 from tests.cases.children import PATH, descriptors

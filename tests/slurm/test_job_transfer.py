@@ -14,11 +14,7 @@ from tawebeval.config import LimitSettings, SandboxSettings
 from tawebeval.errors import EvaluationFailure
 from tawebeval.slurm.frames import FrameKind
 from tawebeval.slurm.job_description import JobDescription
-from tawebeval.slurm.job_transfer import (
-    JobSender,
-    encode_job,
-    receive_job,
-)
+from tawebeval.slurm.job_transfer import JobSender, encode_job, receive_job
 from tawebeval.slurm.tree_stream import BrokenStream, StreamEnded, encode_tree
 from tests.cases.pipes import PipeCase
 from tests.fakes.world import InlineThreads

@@ -9,11 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.web.http import datetimeToString
 
-from tawebeval.config import (
-    Configuration,
-    EventBufferSettings,
-    HttpSettings,
-)
+from tawebeval.config import Configuration, EventBufferSettings, HttpSettings
 from tawebeval.web.server import request
 from tests.cases.polls import (
     CONFIGURATIONS,

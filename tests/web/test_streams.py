@@ -21,13 +21,7 @@ from tawebeval.core.events import EventBatch
 from tawebeval.evaluations.readers import STREAM_RESUME_TIMEOUT, Subscription, UnmeasuredConnection
 from tawebeval.web import streams
 from tests.cases.web import CAPACITY, END, StreamTestCase
-from tests.fakes.streams import (
-    FOLLOWERS,
-    Follower,
-    LineFollower,
-    SocketFollower,
-    SourceFollower,
-)
+from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollower, SourceFollower
 
 
 class FollowTests(StreamTestCase):

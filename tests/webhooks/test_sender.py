@@ -39,11 +39,7 @@ from tawebeval.errors import ForbiddenHost
 from tawebeval.pinned_agent import MAX_RESPONSE_BYTES, CachedPolicyForHTTPS, PinnedAgent
 from tawebeval.resolver import CheckedResolver
 from tawebeval.webhooks.callback import parse_callback_url
-from tawebeval.webhooks.sender import (
-    AttemptResult,
-    WebhookSender,
-    make_webhook_sender,
-)
+from tawebeval.webhooks.sender import AttemptResult, WebhookSender, make_webhook_sender
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
 

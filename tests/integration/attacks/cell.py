@@ -25,14 +25,7 @@ from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
-from tests.integration.attacks.case import (
-    CPU,
-    DISK,
-    DISK_FILES,
-    FILE_SIZE,
-    MEMORY,
-    PROCESSES,
-)
+from tests.integration.attacks.case import CPU, DISK, DISK_FILES, FILE_SIZE, MEMORY, PROCESSES
 from tests.integration.client import python
 from tests.integration.unprivileged import USER, give, temporary_folder
 

@@ -25,9 +25,7 @@ from twisted.internet.endpoints import (
     serverFromString,
     wrapClientTLS,
 )
-from twisted.internet.interfaces import (
-    IStreamServerEndpoint,
-)
+from twisted.internet.interfaces import IStreamServerEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactor
