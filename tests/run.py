@@ -223,9 +223,10 @@ def run_parts(
                     unsteady += before.names
     if second is not None:
         outcomes.append(second.result()._replace(passed=0, skipped=0))
-    counts = map(sum, zip(*(outcome[:3] for outcome in outcomes), strict=True))
-    failures = chain.from_iterable(outcome.names for outcome in outcomes)
-    return Outcome(*counts, tuple(failures)), unsteady
+    counts = zip(*(outcome[:3] for outcome in outcomes), strict=True)
+    passed, failed_count, skipped = map(sum, counts)
+    names = chain.from_iterable(outcome.names for outcome in outcomes)
+    return Outcome(passed, failed_count, skipped, tuple(names)), unsteady
 
 
 def run_covered() -> tuple[Outcome, Sequence[str], bool]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from typing import Any
 
+import pyseccomp
 import yaml
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
@@ -81,7 +82,7 @@ class ProfileTests(SynchronousTestCase):
         decided = {
             name
             for name, decision in seccomp._DECISIONS.items()
-            if seccomp.ALLOW
+            if pyseccomp.ALLOW
             in (decision.unmatched_action, *(rule.action for rule in decision.rules))
         }
         self.assertEqual(sorted((calls | decided) - permitted()), [])

@@ -105,7 +105,7 @@ class Collector(ast.NodeVisitor):
             for part in node.values if isinstance(node, ast.Dict) else ast.iter_child_nodes(node):
                 self.add(part)
         text = join_literal(node)
-        if " " in text:
+        if isinstance(node, ast.expr) and " " in text:
             self.found.add((node.lineno, text))
         if isinstance(node, ast.Name | ast.JoinedStr | ast.BinOp):
             self.names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

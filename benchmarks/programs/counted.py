@@ -40,7 +40,7 @@ def main() -> None:
     path = sys.argv.pop(1)
     factory = Factory.forProtocol(Count)
     factory.noisy = False
-    reactor.callWhenRunning(reactor.listenUNIX, path, factory)
+    reactor.callWhenRunning(reactor.listenUNIX, path, factory)  # type: ignore[attr-defined]
     run()
 
 

@@ -60,7 +60,8 @@ class Line:
     ) -> Line:
         """Return a line to a service below `root`; `client` and `more` are arguments of the two."""
         service = Service(root, settings, **more)
-        service.reactor.callFromThread = lambda call: service.reactor.callLater(0, call)
+        reactor: Any = service.reactor
+        reactor.callFromThread = lambda call: reactor.callLater(0, call)
         _, inner = service.treq()
         agent = BreakingAgent(inner)
         told: list[tuple[str, float]] = []

@@ -178,16 +178,18 @@ class RunTestCase(SynchronousTestCase):
         self.sandboxed = FakeSandboxedRun(
             self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
         )
-        self.run = EvaluatorRun(self.clock, self.pump, GRACE, self.sandboxed, InlineThreads())
-        self.child = FakeChild(self.clock, self.run)
-        self.run.makeConnection(self.child)
+        self.evaluator_run = EvaluatorRun(
+            self.clock, self.pump, GRACE, self.sandboxed, InlineThreads()
+        )
+        self.child = FakeChild(self.clock, self.evaluator_run)
+        self.evaluator_run.makeConnection(self.child)
 
     def on_new_events(self) -> None:
         """Do nothing."""
 
     def on_lost_events(self) -> None:
         """Pass on that events are lost, as an evaluation does."""
-        self.run.on_lost_events()
+        self.evaluator_run.on_lost_events()
 
     def read_referenced_file(self, wanted: FileReference) -> Deferred[bytes]:
         """Let the test supply the file."""
@@ -196,7 +198,7 @@ class RunTestCase(SynchronousTestCase):
     def on_pause_change(self, paused: bool) -> None:
         """Pass on that the ring is full, or is not any more, as an evaluation does."""
         self.held.append(paused)
-        self.run.set_clock_paused(paused)
+        self.evaluator_run.set_clock_paused(paused)
 
     def turn(self) -> None:
         """Let happen what is due now."""
@@ -210,8 +212,8 @@ class RunTestCase(SynchronousTestCase):
     def assert_over(self, status: int | None = None, number: int | None = None) -> None:
         """Hold that the run has ended so, and that nothing of it is left to happen."""
         self.turn()
-        self.assertTrue(self.run.run_ended.is_set)
-        self.assertEqual(self.run.exit_status, EvaluatorExit(status, number))
+        self.assertTrue(self.evaluator_run.run_ended.is_set)
+        self.assertEqual(self.evaluator_run.exit_status, EvaluatorExit(status, number))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 

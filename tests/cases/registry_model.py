@@ -245,7 +245,8 @@ class Comparison(RuleBasedStateMachine):
 
     def is_awaited(self, identifier: str) -> bool:
         """Return whether a poll or a stream of the evaluation is open."""
-        return any(one.identifier == identifier for one in (*self.polls, *self.streams))
+        readers: list[Poll | Stream] = [*self.polls, *self.streams]
+        return any(reader.identifier == identifier for reader in readers)
 
     def end(self, model: Model, reason: str | None) -> None:
         """End an evaluation of the model, and start the next one."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner
 from twisted.scripts import twistd
+from twisted.scripts._twistd_unix import ServerOptions
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli import main
@@ -25,7 +26,7 @@ class ServeTests(SynchronousTestCase):
         """It runs the daemon with its options, and searches for no plugins."""
         run: list[Any] = []
         self.patch(twistd, "runApp", run.append)
-        self.patch(twistd.ServerOptions, "_getPlugins", None)
+        self.patch(ServerOptions, "_getPlugins", None)
         listen = "tcp:8123:interface=127.0.0.1"
         arguments = ["serve", "--config", "a.toml", "--listen", listen]
         done = CliRunner().invoke(main, arguments, catch_exceptions=False)

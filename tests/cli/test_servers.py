@@ -10,7 +10,6 @@ from pathlib import Path
 import keyring
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli import servers
 from tawebeval.cli.servers import (
     Keyring,
     StoredServer,
@@ -126,7 +125,7 @@ class FileTests(SynchronousTestCase):
         def fail() -> Path:
             raise RuntimeError("Could not determine home directory.")
 
-        self.patch(servers.Path, "home", fail)
+        self.patch(Path, "home", fail)
         self.assertRaises(ConfigurationError, locate_server_file, {})
 
 

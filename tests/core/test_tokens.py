@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 from hashlib import sha256
 
@@ -9,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core import tokens
 from tawebeval.core.tokens import TOKEN_BYTES, TokenHashes, generate_token, parse_tokens
 from tawebeval.errors import ConfigurationError, Unauthorized
 
@@ -127,7 +127,7 @@ class AuthenticateTests(SynchronousTestCase):
             compared.append(known)
             return known == digest
 
-        self.patch(tokens.hmac, "compare_digest", compare)
+        self.patch(hmac, "compare_digest", compare)
         for token in (b"secret-a", b"secret-b"):
             compared.clear()
             self.tokens.find_token([b"Bearer " + token])

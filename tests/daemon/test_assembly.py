@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -92,7 +93,7 @@ class ServiceTests(SynchronousTestCase):
             self.addCleanup(lock.close)
         self.reactor: Any = MemoryReactorClock()
         # That is for names, which strangers' servers answer when they like.
-        self.reactor.getThreadPool = lambda: self.fail("the reactor's own threads are not asked")
+        self.reactor.getThreadPool = self.fail  # type: ignore[attr-defined]
         # Nor do ours have a reactor that runs, to come back to.
         self.patch(WorkerThreads, "run_in_thread", InlineThreads.run_in_thread)
         self.subreaper = 0
@@ -256,20 +257,20 @@ class ServiceTests(SynchronousTestCase):
                 name=name, start=start, stop=stop, run_in_thread=InlineThreads().run_in_thread
             )
 
-        self.patch(module.WorkerThreads, "create", own)
+        self.patch(WorkerThreads, "create", own)
         monitors = self.note_calls("LimitMonitor")
         daemon = self.make()
         waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (3, "check")]
         expected = [*waited, (12, "servers"), (8, "receivers"), (2, "peers")]
         self.assertEqual((made, done), (expected, []))
         evaluations = self.evaluations(daemon)
-        context: Any = evaluations.context
-        self.assertEqual(context.worker_threads.name, "work")
+        threads = evaluations.context.worker_threads
+        self.assertEqual(threads.name, "work")  # type: ignore[attr-defined]
         ((_, *watching),) = monitors
         self.assertEqual([pool.name for pool in watching], ["watch", "count"])
         daemon.privilegedStartService()
         daemon.startService()
-        self.assertEqual(self.context().upload_threads.name, "upload")
+        self.assertEqual(self.context().upload_threads.name, "upload")  # type: ignore[attr-defined]
         self.assertEqual(done, [f"start {name}" for _, name in expected])
         self.successResultOf(daemon.stopService())
         self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in waited])
@@ -427,7 +428,7 @@ class ServiceTests(SynchronousTestCase):
         done: list[object] = []
         self.patch(Privileges, "check_no_root_rights", lambda _: done.append("check"))
         self.patch(writer.line_writer, "start", lambda: done.append("start"))
-        self.patch(services.atexit, "register", lambda *call: done.append(call))
+        self.patch(atexit, "register", lambda *call: done.append(call))
         daemon = self.make(log_writer=writer)
         daemon.privilegedStartService()
         self.assertNotIn("start", done)
@@ -477,7 +478,7 @@ class ServiceTests(SynchronousTestCase):
     def test_places(self) -> None:
         """As many run as is configured, or as there are processors, and divide the reserve."""
         for running, places in ((3, 3), (0, 5)):
-            self.patch(module.os, "sched_getaffinity", lambda pid: range(5))
+            self.patch(os, "sched_getaffinity", lambda pid: range(5))
             daemon = self.make(
                 evaluations=EvaluationSettings(max_running=running, max_queued=0),
                 buffers=EventBufferSettings(max_total_bytes=256 * 1024),
@@ -550,7 +551,7 @@ class ServiceTests(SynchronousTestCase):
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
         (folder / "tokens").write_text(generate_token("alice", straw())[1])
-        self.patch(module.os, "environ", {"CREDENTIALS_DIRECTORY": str(folder)})
+        self.patch(os, "environ", {"CREDENTIALS_DIRECTORY": str(folder)})
         self.start(listen=("tcp:80",))
         self.assertEqual(self.request("GET /evaluation/x").status, 401)
 
@@ -823,7 +824,7 @@ class ServiceTests(SynchronousTestCase):
             callbacks=CallbackSettings(is_enabled=True, secrets_file=str(secrets)),
             repositories=RepositoryFetchSettings(credentials=(entry,)),
         )
-        self.patch(module.os, "access", lambda path, mode, **_: path not in unreadable)
+        self.patch(os, "access", lambda path, mode, **_: path not in unreadable)
         with capturedLogs() as events:
             daemon.privilegedStartService()
             daemon.startService()

@@ -81,7 +81,7 @@ class StorageTestCase(DoctorTestCase):
         def may(asked: Path, mode: int, **more: bool) -> bool:
             return asked != path and access(asked, mode, **more)
 
-        return self.patch(module.os, "access", may)
+        return self.patch(os, "access", may)
 
 
 class ArchiveTests(StorageTestCase):
@@ -172,7 +172,7 @@ class DirectoryTests(StorageTestCase):
             flags = flags | os.ST_RDONLY if path == read_only else flags & ~os.ST_RDONLY
             return os.statvfs_result((*numbers, flags, longest))
 
-        self.patch(module.os, "statvfs", look)
+        self.patch(os, "statvfs", look)
         directories = self.state, self.cache
         for read_only in directories:
             said = f"{read_only}: its file system is mounted read-only -> mount it"

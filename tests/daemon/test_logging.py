@@ -355,7 +355,8 @@ class OptionTests(SynchronousTestCase):
         """The application has it, where twistd looks; without one twistd has its own."""
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
             evaluations = EvaluationService(*[None] * 6)  # type: ignore[arg-type]
-            daemon = Daemon(Service(), evaluations, *[None] * 3, writer)  # type: ignore[arg-type]
+            none: Any = None
+            daemon = Daemon(Service(), evaluations, none, none, none, writer)
             application = Application("tawebeval")
             daemon.setServiceParent(application)
             self.assertIs(application.getComponent(ILogObserver, None), writer)

@@ -435,6 +435,7 @@ class LagTests(SynchronousTestCase):
         """A clock that is put back does not make it early."""
         self.lag.startService()
         self.clock.rightNow = -10.0
+        call: Any
         (call,) = self.clock.getDelayedCalls()
         call.func(*call.args)
         self.assertEqual((self.looks, self.lag.delays.sum), (1, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -18,7 +19,6 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
-from tawebeval.daemon import process_setup
 from tawebeval.daemon.process_setup import (
     LATE_IMPORTS,
     MALLOC_TRIM_THRESHOLD,
@@ -97,7 +97,7 @@ class OtherLibraryTests(SynchronousTestCase):
 
     def test_nothing(self) -> None:
         """It stays as it is, and the daemon starts all the same."""
-        self.patch(process_setup.ctypes, "CDLL", lambda name: object())
+        self.patch(ctypes, "CDLL", lambda name: object())
         self.assertFalse(keep_freed_memory())
 
 
@@ -246,12 +246,12 @@ class PreloadTests(SynchronousTestCase):
     def test_unreadable(self) -> None:
         """Python and packages that cannot be read are named."""
         package = Path(tawebeval.__file__).parent
-        self.patch(process_setup.os, "access", lambda path, mode, effective_ids: path != package)
+        self.patch(os, "access", lambda path, mode, effective_ids: path != package)
         (problem,) = find_unreadable_import_directories()
         self.assertTrue(
             problem.description.startswith(f"{package}: the daemon's user cannot read"), problem
         )
-        self.patch(process_setup.os, "access", lambda path, mode, effective_ids: False)
+        self.patch(os, "access", lambda path, mode, effective_ids: False)
         self.assertIn(
             str(Path(os.__file__).parent), str(list(find_unreadable_import_directories()))
         )
@@ -271,7 +271,7 @@ class ShutdownSignalsTests(SynchronousTestCase):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
             signal.signal(number, lambda number, frame: self.stops.append(number))
         self.reactor: Any = MemoryReactorClock()
-        self.reactor.callFromThread = self.calls.append
+        self.reactor.callFromThread = self.calls.append  # type: ignore[attr-defined]
         self.signals = ShutdownSignals(lambda: self.stopped_now.append("stop now"), self.reactor)
         self.signals.startService()
 

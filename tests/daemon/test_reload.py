@@ -26,7 +26,6 @@ from tawebeval.config import (
     ServiceSettings,
 )
 from tawebeval.core.limits import LIMIT_UNITS
-from tawebeval.daemon import reload as module
 from tawebeval.daemon.process_setup import EarlyHangupHandler
 from tawebeval.daemon.reload import (
     ConfigurationFile,
@@ -76,7 +75,7 @@ class HangupTests(SynchronousTestCase):
         self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
         reactor = MemoryReactor()
         reloader = ReloadService((FakeSource("file"),), "", FakeNotifier("/notify"), reactor)
-        self.patch(module.os, "access", lambda *_: True)
+        self.patch(os, "access", lambda *_: True)
         early = EarlyHangupHandler()
         early.install_handler()
         if self.is_received:

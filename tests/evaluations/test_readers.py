@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings
-from tawebeval.evaluations.readers import Subscription
+from tawebeval.evaluations.readers import AcknowledgingSubscription
 from tests.cases.evaluations import RegistryTestCase
 from tests.fakes.children import FakeChild
 
@@ -53,10 +53,10 @@ class SubscriptionTests(RegistryTestCase):
         self.subscription.reader_connection = self.connection
         self.subscription.__enter__()
 
-    def follow(self, after: str | None = None) -> Subscription:
+    def follow(self, after: str | None = None) -> AcknowledgingSubscription:
         """Return another stream."""
         subscription = self.registry.subscribe(self.identifier, after)
-        assert subscription is not None
+        assert isinstance(subscription, AcknowledgingSubscription)
         return subscription
 
     @property

@@ -28,7 +28,7 @@ class TimeoutTests(RunTestCase):
         self.assertEqual(self.child.signals, [])
         self.clock.advance(0.001)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
-        failure = self.run.failure
+        failure = self.evaluator_run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "timeout")
         self.assertEqual(failure.extra_members, {"limit": "limits.wall_clock", "value": 10})
@@ -36,15 +36,15 @@ class TimeoutTests(RunTestCase):
         self.clock.advance(GRACE)
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
-        self.assertIs(self.run.failure, failure)
+        self.assertIs(self.evaluator_run.failure, failure)
 
     def test_held_time(self) -> None:
         """Time in which stdout is not read does not count, however often that happens."""
         for _ in range(3):
             self.clock.advance(3)
-            self.run.set_clock_paused(True)
+            self.evaluator_run.set_clock_paused(True)
             self.clock.advance(1000)
-            self.run.set_clock_paused(False)
+            self.evaluator_run.set_clock_paused(False)
         self.clock.advance(0.999)
         self.assertEqual(self.child.signals, [])
         self.clock.advance(0.001)
@@ -53,9 +53,9 @@ class TimeoutTests(RunTestCase):
     def test_held_at_the_limit(self) -> None:
         """One whose time is used up just as it is held is stopped when it goes on."""
         self.clock.advance(9)
-        self.run.set_clock_paused(True)
-        self.run.set_clock_paused(True)
-        self.run.set_clock_paused(False)
+        self.evaluator_run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(False)
         self.clock.advance(1)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
 
@@ -63,27 +63,27 @@ class TimeoutTests(RunTestCase):
         """A clock that runs keeps its timeout: the reactor would keep a cancelled one, too."""
         timeouts = list(self.clock.getDelayedCalls())
         self.assertEqual(len(timeouts), 1)
-        self.run.set_clock_paused(False)
+        self.evaluator_run.set_clock_paused(False)
         self.assertEqual(self.clock.getDelayedCalls(), timeouts)
 
     def test_suspended(self) -> None:
         """A reader does not start the clock of a run that is to be begun again."""
-        self.run.suspend_clock()
-        self.run.set_clock_paused(True)
-        self.run.set_clock_paused(False)
+        self.evaluator_run.suspend_clock()
+        self.evaluator_run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(False)
         self.assertEqual(self.clock.getDelayedCalls(), [])
-        self.assertTrue(self.run.progress.is_clock_suspended)
-        self.run.restart_clock()
+        self.assertTrue(self.evaluator_run.progress.is_clock_suspended)
+        self.evaluator_run.restart_clock()
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
         self.clock.advance(4)
-        self.run.restart_clock()  # told once more after a restart of the daemon
-        self.assertEqual(self.run.progress.wall_clock_seconds_left, 6)
-        self.assertFalse(self.run.progress.is_clock_suspended)
+        self.evaluator_run.restart_clock()  # told once more after a restart of the daemon
+        self.assertEqual(self.evaluator_run.progress.wall_clock_seconds_left, 6)
+        self.assertFalse(self.evaluator_run.progress.is_clock_suspended)
 
     def test_suspended_before(self) -> None:
         """A run that an earlier process has suspended has no clock until it is begun again."""
         progress = msgspec.structs.replace(
-            self.run.progress, wall_clock_seconds_left=1, is_clock_suspended=True
+            self.evaluator_run.progress, wall_clock_seconds_left=1, is_clock_suspended=True
         )
         run = EvaluatorRun(
             *(self.clock, self.pump, GRACE, self.sandboxed, InlineThreads()), progress=progress
@@ -99,13 +99,13 @@ class TimeoutTests(RunTestCase):
         """The clock stands when the process has exited, whoever holds its stdout."""
         self.orphans.shut = True
         self.child.exit(0)
-        self.run.set_clock_paused(True)
-        self.run.set_clock_paused(False)
+        self.evaluator_run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(False)
         self.clock.advance(100)
         self.orphans.open()
         self.child.close()
         self.assert_over(status=0)
-        self.assertIsNone(self.run.failure)
+        self.assertIsNone(self.evaluator_run.failure)
 
 
 class CellTests(RunTestCase):
@@ -118,9 +118,9 @@ class CellTests(RunTestCase):
         self.sandboxed.used = ResourceUsage(cpu, None)
         self.child.end(signal=number)
         self.turn()
-        self.assertTrue(self.run.run_ended.is_set)
-        assert self.run.failure is not None
-        return self.run.failure
+        self.assertTrue(self.evaluator_run.run_ended.is_set)
+        assert self.evaluator_run.failure is not None
+        return self.evaluator_run.failure
 
     def test_cpu(self) -> None:
         """The signal of the limit of processor time is believed when that was used."""
@@ -147,7 +147,7 @@ class CellTests(RunTestCase):
         self.sandboxed.over = build_limit_failure("memory", "memory", "bytes", 7)
         self.child.end(status=0)
         self.turn()
-        self.assertIs(self.run.failure, self.sandboxed.over)
+        self.assertIs(self.evaluator_run.failure, self.sandboxed.over)
 
     def test_no_answer(self) -> None:
         """A sandboxed run that cannot be asked hides no failure."""
@@ -159,8 +159,8 @@ class CellTests(RunTestCase):
         self.patch(FakeSandboxedRun, "read_usage", fail)
         self.child.end(status=3)
         self.assert_over(status=3)
-        assert self.run.failure is not None
-        self.assertEqual(self.run.failure.reason, "exit")
+        assert self.evaluator_run.failure is not None
+        self.assertEqual(self.evaluator_run.failure.reason, "exit")
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 2)
 
     def test_not_started(self) -> None:
@@ -169,10 +169,10 @@ class CellTests(RunTestCase):
         self.child.complain(b"bwrap: no")
         self.child.end(status=1)
         self.turn()
-        failure = self.run.failure
+        failure = self.evaluator_run.failure
         assert failure is not None
         self.assertEqual((failure.reason, failure.extra_members), ("lost", {"stderr": "bwrap: no"}))
-        self.assertIs(self.run.exit_status, None)
+        self.assertIs(self.evaluator_run.exit_status, None)
 
     def test_too_little_for_a_sandbox(self) -> None:
         """One whose own limit has kept it from starting goes by that."""
@@ -180,7 +180,7 @@ class CellTests(RunTestCase):
         self.sandboxed.over = build_limit_failure("processes", "processes", "processes", 2)
         self.child.end(status=1)
         self.turn()
-        self.assertIs(self.run.failure, self.sandboxed.over)
+        self.assertIs(self.evaluator_run.failure, self.sandboxed.over)
 
 
 class OutputTests(RunTestCase):
@@ -195,7 +195,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(self.child.signals, [])
         self.child.end()
         self.assert_over(status=0)
-        self.assertIsNone(self.run.failure)
+        self.assertIsNone(self.evaluator_run.failure)
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
 
     def test_one_more(self) -> None:
@@ -206,7 +206,7 @@ class OutputTests(RunTestCase):
         self.child.print(b"z" * 5000)
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
-        failure = self.run.failure
+        failure = self.evaluator_run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "output")
         self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
@@ -224,13 +224,15 @@ class OutputTests(RunTestCase):
     def test_files_count(self) -> None:
         """Files count as what they become, beside what is printed."""
         self.child.print(b"x" * 1000)
-        self.assertEqual(self.run.count_output_within_limit(20), 20)
+        self.assertEqual(self.evaluator_run.count_output_within_limit(20), 20)
         self.assertEqual(self.child.signals, [])
-        self.assertEqual(self.run.count_output_within_limit(20), 4)
+        self.assertEqual(self.evaluator_run.count_output_within_limit(20), 4)
         self.assertEqual(self.child.signals, [signal.SIGKILL])
-        self.assertEqual(self.run.count_output_within_limit(20), 0)
-        assert self.run.failure is not None
-        self.assertEqual(self.run.failure.extra_members, {"limit": "limits.output", "value": 1024})
+        self.assertEqual(self.evaluator_run.count_output_within_limit(20), 0)
+        assert self.evaluator_run.failure is not None
+        self.assertEqual(
+            self.evaluator_run.failure.extra_members, {"limit": "limits.output", "value": 1024}
+        )
 
     def test_delay(self) -> None:
         """Reads that take the reactor too long, of stdout or stderr, end the run at once."""
@@ -240,8 +242,8 @@ class OutputTests(RunTestCase):
         self.child.pipe_read_cpu_seconds = 0.26
         self.child.complain(b"b\n")
         self.assertEqual(self.child.signals, [signal.SIGKILL])
-        assert self.run.failure is not None
-        self.assertEqual(self.run.failure.reason, "output")
+        assert self.evaluator_run.failure is not None
+        self.assertEqual(self.evaluator_run.failure.reason, "output")
 
     def test_stderr_does_not_count(self) -> None:
         """stderr, of which only the end is kept, has no limit."""
@@ -291,7 +293,7 @@ class FullRingTests(RunTestCase):
         self.child.end()
         self.turn()
         self.assert_over(status=0)
-        self.assertIsNone(self.run.failure)
+        self.assertIsNone(self.evaluator_run.failure)
         self.assertEqual(self.text().count("kept in the pipe\n"), 5000)
 
     def test_files_of_the_rest_wait(self) -> None:
@@ -301,11 +303,11 @@ class FullRingTests(RunTestCase):
         self.child.end()
         self.turn()
         self.clock.advance(1000)
-        self.assertFalse(self.run.run_ended.is_set)
+        self.assertFalse(self.evaluator_run.run_ended.is_set)
         self.assertIn("kept in the pipe", self.read_all())
         self.file.callback(b"content")
         self.assert_over(status=0)
-        self.assertIsNone(self.run.failure)
+        self.assertIsNone(self.evaluator_run.failure)
         self.assertIn("Y29udGVudA==", self.text())
 
     def test_closed_output(self) -> None:
@@ -323,10 +325,10 @@ class FullRingTests(RunTestCase):
         self.child.print(FILE + b"kept in the pipe")
         self.child.end()
         self.turn()
-        self.assertFalse(self.run.run_ended.is_set)
-        self.run.stop(CANCELLED)
+        self.assertFalse(self.evaluator_run.run_ended.is_set)
+        self.evaluator_run.stop(CANCELLED)
         self.assert_over(status=0)
-        self.assertIs(self.run.failure, CANCELLED)
+        self.assertIs(self.evaluator_run.failure, CANCELLED)
         self.assertEqual(self.child.signals, [])
         self.assertIn("kept in the pipe", self.text())
 
@@ -336,7 +338,7 @@ class FullRingTests(RunTestCase):
         self.fill()
         self.child.print(FILE + b"kept in the pipe")
         self.child.exit()
-        self.run.stop(CANCELLED)
+        self.evaluator_run.stop(CANCELLED)
         self.turn()
         self.assertTrue(self.child.paused)
         self.orphans.open()
@@ -357,7 +359,7 @@ class FullRingTests(RunTestCase):
         """One that is stopped is held back until it has exited; then all it printed is taken."""
         self.fill()
         self.child.print(b"kept in the pipe")
-        self.run.stop(CANCELLED)
+        self.evaluator_run.stop(CANCELLED)
         self.turn()
         self.assertTrue(self.child.paused)
         self.child.print(b"\nlast words" * 100)
@@ -378,33 +380,33 @@ class PauseTests(RunTestCase):
         """Look once a second, for so long, whether it has waited for too long; tell whether."""
         for _ in range(int(seconds)):
             self.clock.advance(1)
-            self.run.check_reader_timeout(self.LIMIT, self.taken, is_slot_wanted=wanted)
+            self.evaluator_run.check_reader_timeout(self.LIMIT, self.taken, is_slot_wanted=wanted)
         return bool(self.child.signals)
 
     def test_not_read(self) -> None:
         """At the limit it is stopped: the failure `unread`, with the setting and its value."""
         self.clock.advance(5)
-        self.run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
         self.assertFalse(self.check(599))
-        self.assertEqual(self.run.result.paused_seconds, 599)
+        self.assertEqual(self.evaluator_run.result.paused_seconds, 599)
         self.assertTrue(self.check(1))
         self.assertEqual(self.child.signals, [signal.SIGTERM])
-        failure = self.run.failure
+        failure = self.evaluator_run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "unread")
         self.assertEqual(failure.extra_members, {"limit": "evaluations.paused", "value": 600})
         self.assertIn("for 600 seconds", failure.message)
         self.child.end(signal=signal.SIGTERM)
         self.assert_over(number=signal.SIGTERM)
-        self.assertEqual(self.run.result.paused_seconds, 600)
+        self.assertEqual(self.evaluator_run.result.paused_seconds, 600)
 
     def test_wanted(self) -> None:
         """While another waits for its place it is a quarter, also when that comes later."""
-        self.run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
         self.assertFalse(self.check(149, wanted=True))
         self.assertFalse(self.check(200))
         self.assertTrue(self.check(1, wanted=True))
-        failure = self.run.failure
+        failure = self.evaluator_run.failure
         assert failure is not None
         self.assertEqual(failure.extra_members, {"limit": "evaluations.paused", "value": 600})
         self.assertIn("for 350 seconds", failure.message)
@@ -413,17 +415,17 @@ class PauseTests(RunTestCase):
     def test_in_parts(self) -> None:
         """Pauses add up; and it is stopped in a pause, not while it gets on."""
         for _ in range(5):
-            self.run.set_clock_paused(True)
+            self.evaluator_run.set_clock_paused(True)
             self.assertFalse(self.check(110))
-            self.run.set_clock_paused(False)
+            self.evaluator_run.set_clock_paused(False)
             self.assertFalse(self.check(1, wanted=True))
-        self.run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
         self.assertFalse(self.check(49))
         self.assertTrue(self.check(1))
 
     def test_a_slow_reader(self) -> None:
         """Who takes 100 KB a second is quick enough, also while others wait."""
-        self.run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
         for second in range(5900):
             self.taken = 100_000 * second
             self.assertFalse(self.check(1, wanted=second < 1400))
@@ -431,22 +433,22 @@ class PauseTests(RunTestCase):
     def test_asleep_for_a_minute(self) -> None:
         """A reader who is away for a minute now and then, and takes what there is, comes back."""
         for minute in range(90):
-            self.run.set_clock_paused(True)
+            self.evaluator_run.set_clock_paused(True)
             self.assertFalse(self.check(60, wanted=minute < 20))
             self.taken = 4 * 2**20 * (minute + 1)
-            self.run.set_clock_paused(False)
+            self.evaluator_run.set_clock_paused(False)
 
     def test_nothing_is_saved_up(self) -> None:
         """What was read before a pause does not make it longer."""
         self.taken = 2**30
         self.check(1)
-        self.run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
         self.assertFalse(self.check(599))
         self.assertTrue(self.check(1))
 
     def test_an_event_a_minute(self) -> None:
         """Who takes next to nothing holds its place for as long as who takes nothing, or so."""
-        self.run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
         for minute in range(10):
             self.assertEqual(self.child.signals, [])
             self.check(60)
@@ -455,25 +457,25 @@ class PauseTests(RunTestCase):
 
     def test_most(self) -> None:
         """However much is read, all pauses together are ten times as long at most."""
-        self.run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
         for second in range(5999):
             self.taken = MIN_READ_BYTES_PER_SECOND * second
             self.assertFalse(self.check(1))
         self.taken = MIN_READ_BYTES_PER_SECOND * 6000
         self.assertTrue(self.check(1))
-        failure = self.run.failure
+        failure = self.evaluator_run.failure
         assert failure is not None
         self.assertEqual((failure.reason, failure.extra_members["value"]), ("unread", 600))
         self.assertIn("for 6000 seconds in all", failure.message)
 
     def test_most_while_wanted(self) -> None:
         """While another waits for its place it is a quarter of that, too."""
-        self.run.set_clock_paused(True)
+        self.evaluator_run.set_clock_paused(True)
         for second in range(1500):
             self.assertEqual(self.child.signals, [])
             self.taken = MIN_READ_BYTES_PER_SECOND * second
             self.check(1, wanted=True)
-        failure = self.run.failure
+        failure = self.evaluator_run.failure
         assert failure is not None
         self.assertIn("for 1500 seconds in all while other", failure.message)
 
@@ -485,14 +487,14 @@ class PauseTests(RunTestCase):
         self.child.end()
         self.turn()
         self.check(589)
-        self.assertFalse(self.run.run_ended.is_set)
+        self.assertFalse(self.evaluator_run.run_ended.is_set)
         self.check(1)
         self.assert_over(status=0)
         self.assertEqual(self.child.signals, [])
-        failure = self.run.failure
+        failure = self.evaluator_run.failure
         assert failure is not None
         self.assertEqual(failure.reason, "unread")
-        self.assertEqual(self.run.result.paused_seconds, 600)
+        self.assertEqual(self.evaluator_run.result.paused_seconds, 600)
         self.assertIn("kept in the pipe", self.text())
 
     def test_nothing_left_at_the_exit(self) -> None:
@@ -503,5 +505,5 @@ class PauseTests(RunTestCase):
         self.child.end()
         self.orphans.open()
         self.assert_over(status=0)
-        self.assertIsNone(self.run.failure)
-        self.assertEqual(self.run.result.paused_seconds, 10)
+        self.assertIsNone(self.evaluator_run.failure)
+        self.assertEqual(self.evaluator_run.result.paused_seconds, 10)

@@ -247,8 +247,8 @@ class FakeMachine(CgroupOperations):
         tree = next(top for top, _ in self._trees if path.startswith(str(top)))
         for file in tree.rglob("cgroup.procs"):
             self._leave(str(file), {pid})
-        with open(path, "a") as file:
-            file.write(f"{pid}\n")
+        with open(path, "a") as joined:
+            joined.write(f"{pid}\n")
 
     def _switch(self, path: str, sign: str, controller: str) -> None:
         group = Path(path).parent

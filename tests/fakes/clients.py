@@ -123,7 +123,7 @@ class Connection:
 
     def __init__(self, site: ApiSite, address: IAddress | None = None) -> None:
         address = address or IPv4Address("TCP", "127.0.0.1", 31337)
-        self.transport = StringTransport(IPv4Address("TCP", "127.0.0.1", 8080), address)
+        self.transport: Any = StringTransport(IPv4Address("TCP", "127.0.0.1", 8080), address)
         channel = site.buildProtocol(address)
         assert channel is not None
         self.channel: Any = channel
@@ -145,7 +145,7 @@ class Connection:
             write(data)
             self.channel.pauseProducing()
 
-        self.transport.write = write_and_be_full  # type: ignore[method-assign]
+        self.transport.write = write_and_be_full
 
     def request(self, line: str, body: bytes = b"", **headers: str) -> None:
         """Send a request; in names of headers `_` stands for `-`."""

@@ -267,7 +267,8 @@ class ClientTests(SynchronousTestCase):
     @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
     def test_any(self, asking: str, lies: Sequence[Lie]) -> None:
         """There is a result or an error of the client, and an end."""
-        reactor, server = MemoryReactorClock(), LyingServer(lies)
+        reactor: Any = MemoryReactorClock()
+        server = LyingServer(lies)
         reactor.callFromThread = lambda call: reactor.callLater(0, call)
         client = TwistedClient(
             "http://127.0.0.1:1/",

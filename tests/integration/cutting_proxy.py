@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from itertools import cycle
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -115,6 +116,7 @@ class _Far(ProxyClient):
     """The side of the server."""
 
     peer: _Near
+    transport: Any
 
     def connectionMade(self) -> None:
         self.peer.proxy.opened(self)
@@ -140,6 +142,7 @@ class _Near(ProxyServer):
 
     clientProtocolFactory = _FarFactory  # noqa: N815  (Twisted's name)
     peer: _Far | None
+    transport: Any
 
     def __init__(self, proxy: CuttingProxy, place: Place | None, left: int, *, rude: bool) -> None:
         self.proxy = proxy

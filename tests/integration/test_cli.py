@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
@@ -171,7 +172,7 @@ class CommandTests(DaemonTestCase):
 
     async def test_terminated_early(self) -> None:
         """Before there is an evaluation, too."""
-        port = reactor.listenTCP(0, Site(_Busy()), interface="127.0.0.1")
+        port: Any = reactor.listenTCP(0, Site(_Busy()), interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         server = f"http://127.0.0.1:{port.getHost().port}"
         terminal = Terminal(server, *self.arguments(PARTIAL, "x=1"))

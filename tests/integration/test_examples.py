@@ -12,7 +12,10 @@ from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.run import ROOT
 
 sys.path.insert(0, str(ROOT / "examples"))
-from demonstration.problems import PROBLEMS, load_problems
+from demonstration.problems import (  # type: ignore[import-not-found]
+    PROBLEMS,
+    load_problems,
+)
 
 RUNS = {
     "guess_number": "right_bisection.py",

@@ -7,6 +7,7 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
@@ -161,7 +162,7 @@ class SandboxTests(TestCase):
     async def test_no_sandbox(self) -> None:
         """Where the sandbox cannot be made git does not run, and it is no fault of a repository."""
         reach = SandboxAccess((self.folder / "missing",))
-        error = await self.assertFailure(
+        error: Any = await self.assertFailure(
             Deferred.fromCoroutine(self.run_script("echo ran", reach)), EvaluationFailure
         )
         self.assertEqual(error.reason, "lost")

@@ -242,7 +242,7 @@ class DownloadTests(BareRepositoryCase):
     async def settle(self) -> None:
         """Wait until the connections are closed, which have timers."""
         await until(
-            lambda: not any("_abort" in repr(call.func) for call in reactor.getDelayedCalls()),
+            lambda: not any("_abort" in str(call) for call in reactor.getDelayedCalls()),
             "no connection is left",
         )
 

@@ -252,7 +252,7 @@ class PageTests(PageTestCase):
         root = Resource()
         root.putChild(b"judge", ReverseProxyResource("127.0.0.1", self.daemon.port, b""))
         site = Site(root)
-        listening = reactor.listenTCP(0, site, interface="127.0.0.1")
+        listening: Any = reactor.listenTCP(0, site, interface="127.0.0.1")
         self.addCleanup(listening.stopListening)
         line = CuttingProxy(listening.getHost().port, 0, ())
         self.addCleanup(line.stop)  # so that no connection is left

@@ -101,18 +101,18 @@ class PageHttp2Tests(PageTestCase):
         await self.check(Nginx)
         self.assertEqual(await self.browser.handshakes(), [101])
 
-    test_nginx.skip = WITHOUT or lacking(Nginx)
+    test_nginx.skip = WITHOUT or lacking(Nginx)  # type: ignore[attr-defined]
 
     async def test_haproxy(self) -> None:
         """HAProxy: a WebSocket is one of the streams (RFC 8441)."""
         await self.check(HAProxy)
         self.assertEqual(await self.browser.handshakes(), [200])
 
-    test_haproxy.skip = WITHOUT or lacking(HAProxy)
+    test_haproxy.skip = WITHOUT or lacking(HAProxy)  # type: ignore[attr-defined]
 
     async def test_caddy(self) -> None:
         """Caddy: as with nginx."""
         await self.check(Caddy)
         self.assertEqual(await self.browser.handshakes(), [101])
 
-    test_caddy.skip = WITHOUT or lacking(Caddy)
+    test_caddy.skip = WITHOUT or lacking(Caddy)  # type: ignore[attr-defined]

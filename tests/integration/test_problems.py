@@ -12,6 +12,8 @@ JUDGE = 'cat "$SUBMISSION_FILE_SOURCE" README; echo $TURINGARENA_SEED'
 class ProblemTests(RepositoryTestCase):
     """A daemon with a file of problems, and a token for one of them."""
 
+    client: TwistedClient
+
     async def setUp(self) -> None:
         await super().setUp()
         self.problems, tokens = self.folder / "problems.toml", self.folder / "tokens"

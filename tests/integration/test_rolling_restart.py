@@ -111,7 +111,8 @@ class RollingRestartTests(RepositoryTestCase):
         self.daemons = {name: KeptDaemon(_CONFIGURATION, name=name) for name in NAMES}
         places = make_peers(self.daemons)
         proxies = [CheckingHAProxy(places, below=False) for _ in range(2)]
-        for each in (*self.daemons.values(), *proxies):
+        removed: list[KeptDaemon | CheckingHAProxy] = [*self.daemons.values(), *proxies]
+        for each in removed:
             self.addCleanup(each.remove)
         await gatherResults(
             [Deferred.fromCoroutine(each.start_all()) for each in self.daemons.values()]

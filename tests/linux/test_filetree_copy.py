@@ -156,7 +156,7 @@ class CopyTests(SynchronousTestCase):
         def refuse(*_: object) -> int:
             raise OSError(errno.ENOSPC, "full")
 
-        self.patch(module.os, "sendfile", refuse)
+        self.patch(os, "sendfile", refuse)
         before = os.listdir("/proc/self/fd")
         with self.assertRaises(OSError) as caught:
             copy_tree(source, target)

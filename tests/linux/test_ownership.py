@@ -14,7 +14,6 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import ownership as module
 from tawebeval.linux.ownership import change_directory_owner, check_owner
 from tawebeval.linux.privileges import find_user
 
@@ -129,12 +128,12 @@ class OwnerTests(SynchronousTestCase):
 
     def test_volume(self) -> None:
         """A directory of root's in which we may write will do, one in which we may not does not."""
-        self.patch(module.os, "geteuid", lambda: STRANGER)
+        self.patch(os, "geteuid", lambda: STRANGER)
         owner = attrs.make_class("Status", {"st_uid": attrs.field(default=0)})
         self.patch(Path, "stat", lambda path, **_: owner())
         self.patch(Path, "lstat", lambda path: owner())
         check_owner(self.folder, ())
-        self.patch(module.os, "access", lambda *_, **__: False)
+        self.patch(os, "access", lambda *_, **__: False)
         with self.assertRaises(ConfigurationError) as caught:
             check_owner(self.folder, ())
         self.assertIn("belongs to root", str(caught.exception))
@@ -146,7 +145,7 @@ class OwnerTests(SynchronousTestCase):
         link = self.folder / "link"
         link.symlink_to("ours")
         os.chown(self.folder / "ours", STRANGER, STRANGER)
-        self.patch(module.os, "geteuid", lambda: STRANGER)
+        self.patch(os, "geteuid", lambda: STRANGER)
         check_owner(link, ())
         os.chown(self.folder / "ours", STRANGER + 1, STRANGER)
         os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
@@ -154,8 +153,8 @@ class OwnerTests(SynchronousTestCase):
 
     def test_others(self) -> None:
         """What is not ours is named, with its owner and the remedy for all of it."""
-        self.patch(module.os, "geteuid", lambda: STRANGER)
-        self.patch(module.os, "access", lambda *_, **__: False)
+        self.patch(os, "geteuid", lambda: STRANGER)
+        self.patch(os, "access", lambda *_, **__: False)
         with self.assertRaises(ConfigurationError) as caught:
             check_owner(self.folder, ("ours",))
         owner = pwd.getpwuid(os.getuid()).pw_name

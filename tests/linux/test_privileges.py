@@ -9,7 +9,6 @@ import pwd
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import privileges as module
 from tawebeval.linux.privileges import Privileges, User, find_privileges, find_user
 from tests.fakes.process import EVERYTHING, PORTS, FakeProcess
 
@@ -33,8 +32,8 @@ class FindTests(SynchronousTestCase):
             "taweb": entry("taweb", 1000, 1001),
         }
         groups = {"taweb": [1001, 44], "wheel": [1003, 0], "rooted": [0], "root": [0], "toor": [5]}
-        self.patch(module.pwd, "getpwnam", self.users.__getitem__)
-        self.patch(module.os, "getgrouplist", lambda name, gid: groups[name])
+        self.patch(pwd, "getpwnam", self.users.__getitem__)
+        self.patch(os, "getgrouplist", lambda name, gid: groups[name])
 
     def refused(self, name: str, process: FakeProcess | None = None) -> str:
         """Return why a setting does not do; it is named, and nothing was changed."""
@@ -82,7 +81,7 @@ class FindTests(SynchronousTestCase):
         def missing(gid: int) -> grp.struct_group:
             raise KeyError(gid)
 
-        self.patch(module.grp, "getgrgid", missing)
+        self.patch(grp, "getgrgid", missing)
         self.assertIn("group 0", self.refused("rooted"))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.linux.filetree import open_directory
 from tawebeval.sandbox import disk_usage as module
 from tawebeval.sandbox.disk_usage import (
     DiskMeter,
@@ -218,9 +219,9 @@ class DepthTests(DiskTestCase):
         for error in (errno.EMFILE, errno.ENFILE):
             for name, place in (
                 ("open_directory", module),
-                ("stat", module.os),
-                ("listdir", module.os),
-                ("scandir", module.os),
+                ("stat", os),
+                ("listdir", os),
+                ("scandir", os),
             ):
                 with self.subTest(name=name):
                     patched = self.patch(place, name, self.failing(error, getattr(place, name)))
@@ -261,7 +262,7 @@ class RaceTests(DiskTestCase):
         What else there is is counted, and nothing stays open.
         """
         self.write(self.beside / "big", 50)
-        opened, sub = module.open_directory, self.top / "sub"
+        opened, sub = open_directory, self.top / "sub"
         for number, make in enumerate(
             (partial(sub.symlink_to, self.beside), partial(os.mkfifo, sub), lambda: None)
         ):
@@ -331,7 +332,7 @@ class PermissionTests(DiskTestCase):
         (self.top / "own/file").touch()
         (self.top / "others").mkdir(mode=0)
         self.addCleanup((self.top / "others").chmod, 0o700)
-        self.patch(module.os, "chmod", chmod)
+        self.patch(os, "chmod", chmod)
         before = os.listdir("/proc/self/fd")
         self.assertEqual(self.count().file_count, 3)
         self.assertEqual(os.listdir("/proc/self/fd"), before)
@@ -416,7 +417,7 @@ class WatchTests(SynchronousTestCase):
         self.asked: list[object] = []
         self.counts: list[tuple[Path, list[int]]] = []
         self.use = DiskUsage(disk_bytes=200, file_count=20)
-        self.patch(module.os, "statvfs", self.statvfs)
+        self.patch(os, "statvfs", self.statvfs)
         self.patch(module, "measure_disk_usage", self.measure)
         self.watch = DiskMeter(Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds)
 
@@ -515,7 +516,7 @@ class WatchTests(SynchronousTestCase):
             Path("/some/where"), 1200, 120, lambda: [31], time=self.clock.seconds, held=True
         )
         self.patch(
-            module.os,
+            os,
             "statvfs",
             lambda path: told if path == Path("/some/where") else self.statvfs(path),
         )

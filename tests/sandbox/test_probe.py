@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.config import SandboxSettings as Settings
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import container
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.launcher_client import LauncherClient, OverlayMountError
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.sandbox import probe as module
@@ -122,7 +124,7 @@ class SandboxesTestCase(SynchronousTestCase):
         self.patch(container, "ENGINE_MARKS_ROOT", self.root)  # these tests may run in a container
         self.patch(os, "environ", {**os.environ, "container": ""})
         self.bwrap: str | None = str(self.root / "bwrap")
-        self.patch(module.shutil, "which", {"bwrap": self.bwrap}.get)
+        self.patch(shutil, "which", {"bwrap": self.bwrap}.get)
 
     def install(self, script: str) -> None:
         """Have a bwrap that does this; what it is given is in "$@"."""
@@ -151,7 +153,7 @@ class OpenTests(SandboxesTestCase):
 
     def test_none(self) -> None:
         """The operator may have none, and needs no bubblewrap then."""
-        self.patch(module.shutil, "which", lambda name: None)
+        self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable_paths=("/nonexistent",))
         self.assertEqual(sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS))
 
@@ -179,7 +181,7 @@ class OpenTests(SandboxesTestCase):
 
     def test_missing(self) -> None:
         """Where bubblewrap is missing nothing else is taken in silence."""
-        self.patch(module.shutil, "which", lambda name: None)
+        self.patch(shutil, "which", lambda name: None)
         for kind in ("auto", "bubblewrap"):
             with self.assertRaises(ConfigurationError) as caught:
                 self.open(kind)
@@ -435,7 +437,7 @@ class UserTests(SandboxesTestCase):
         self.patch(
             module, "wait_for_exit", self.noting("wait", lambda started, patience: (0, b"sound\n"))
         )
-        self.patch(module, "remove_tree", self.noting("remove", module.remove_tree))
+        self.patch(module, "remove_tree", self.noting("remove", remove_tree))
         self.patch(
             BubblewrapRun, "start_evaluator", self.noting("start", BubblewrapRun.start_evaluator)
         )

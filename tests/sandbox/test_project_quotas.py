@@ -5,6 +5,7 @@ The check `quota` of tests/machine does it by a real one.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -91,7 +92,7 @@ class FakeKernel:
         *numbers, valid = struct.unpack("=8QI4x", content.raw)
         unknown = command.value == GET and project.value not in self.files
         if self.error or (unknown and self.unknown):
-            module.ctypes.set_errno(self.error or self.unknown)
+            ctypes.set_errno(self.error or self.unknown)
             return -1
         if command.value == GET:
             numbers[5] = self.files.get(project.value, 0)
@@ -114,7 +115,7 @@ class ProjectTestCase(SynchronousTestCase):
         self.user = self.state.stat().st_uid
         self.process = FakeProcess(0)
         self.kernel = FakeKernel(self.process)
-        self.patch(module.os, "statvfs", self.kernel.statvfs)
+        self.patch(os, "statvfs", self.kernel.statvfs)
         self.patch(module, "fcntl", SimpleNamespace(ioctl=self.kernel.ioctl))
         self.patch(module, "libc", SimpleNamespace(syscall=self.kernel.syscall))
 
@@ -212,7 +213,7 @@ class PrepareTests(ProjectTestCase):
 
     def test_not_enforced(self) -> None:
         """Where quotas can be set, and are not enforced, that is said."""
-        self.patch(module.os, "statvfs", lambda path: SimpleNamespace(f_blocks=9))
+        self.patch(os, "statvfs", lambda path: SimpleNamespace(f_blocks=9))
         self.assertIn("quotas/0: the file system enforces no quota", self.refused())
 
     def test_links(self) -> None:
@@ -236,7 +237,7 @@ class PrepareTests(ProjectTestCase):
 
     def test_no_state(self) -> None:
         """A state directory that is not there, or root's, is none of a daemon."""
-        self.patch(module.os, "fstat", lambda place: SimpleNamespace(st_uid=0))
+        self.patch(os, "fstat", lambda place: SimpleNamespace(st_uid=0))
         self.assertIn(f"{self.state} belongs to root", self.refused())
         self.state.rmdir()
         self.assertIn(f"{self.state}: No such file or directory", self.refused())
@@ -315,7 +316,7 @@ class TryTests(ProjectTestCase):
         self.prepare()
         self.asked: list[int] = []
         self.error: int | None = errno.EDQUOT
-        self.patch(module.os, "posix_fallocate", self.allocate)
+        self.patch(os, "posix_fallocate", self.allocate)
 
     def allocate(self, file: int, start: int, size: int) -> None:
         """Refuse, if the test wants that."""

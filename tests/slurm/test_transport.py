@@ -406,7 +406,7 @@ class RunTests(TransportTests):
             self.assertEqual(
                 self.run_.told, [] if is_handed_over else ["exited", "ProcessTerminated"]
             )
-            self.assertEqual([each.time for each in self.clock.getDelayedCalls()], [])
+            self.assertEqual(self.clock.getDelayedCalls(), [])
             self.setUp()
             self.commands.is_away = True
 

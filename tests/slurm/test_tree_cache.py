@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from pathlib import Path
 from threading import Event, Thread
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.filetree import remove_tree, walk_tree
 from tawebeval.slurm import tree_cache, tree_stream
 from tawebeval.slurm.tree_cache import TreeCache
-from tawebeval.slurm.tree_stream import TreeSize, walk_tree
+from tawebeval.slurm.tree_stream import TreeSize
 
 ONE, TWO, THREE = (f"{number:064x}" for number in (1, 2, 3))
 BLOCK = 4096
@@ -135,7 +136,7 @@ class CacheTests(SynchronousTestCase):
     def test_hit(self) -> None:
         """A tree that is kept is there at once, whatever others receive."""
         self.provide(self.open(), ONE)
-        self.patch(tree_cache.time, "sleep", lambda _: self.fail("it waits"))
+        self.patch(time, "sleep", lambda _: self.fail("it waits"))
         receiving = self.open()
         for key in (ONE, f"{1 + tree_cache._LOCKS:064x}"):
             with receiving._lock_receiving(key):

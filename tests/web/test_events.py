@@ -99,8 +99,8 @@ class ChoiceTests(StreamTestCase):
                 if state == "finished":
                     self.finish()
                 for query in queries:
-                    answers = self.answers_to_both(f"{path}{query}", accept)
-                    self.assertEqual(*answers, (state, accept, query))
+                    head, get = self.answers_to_both(f"{path}{query}", accept)
+                    self.assertEqual(head, get, (state, accept, query))
 
     def answers_to_both(self, path: str, accept: str) -> list[tuple[int, dict[str, str]]]:
         """Return the status and the headers that HEAD is answered with, and then GET."""

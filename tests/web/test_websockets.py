@@ -215,6 +215,7 @@ class ClientTests(SocketTestCase):
     def test_acknowledgements(self) -> None:
         """What a client says that it has counts; nothing else that it says has a meaning."""
         follower = self.open()
+        following: Any
         (following,) = self.service.registry.subscriptions
         follower.send(TEXT, b'{"acknowledge": 0}')
         self.print(b"a\nb\n")
@@ -238,6 +239,7 @@ class ClientTests(SocketTestCase):
         self.identifier = self.evaluate()
         self.print(b"a\nb\n")
         follower: SocketFollower = self.follow(SocketFollower, self.identifier, "?after=1&skip=1")
+        following: Any
         (following,) = self.service.registry.subscriptions
         follower.send(TEXT, b'{"acknowledge": 1}')
         self.print(b"c\nd\n")

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import service
-from attacks import (
+import service  # type: ignore[import-not-found]
+from attacks import (  # type: ignore[import-not-found]
     ALL_MEMORY,
     ATTACKS,
     HIDDEN_FILES,

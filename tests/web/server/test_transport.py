@@ -414,7 +414,7 @@ class SilenceTests(TestCase):
                 lost.callback(None)
 
         endpoint = WriteThroughEndpoint(serverFromString(reactor, TCP), 1)
-        port = await endpoint.listen(Factory.forProtocol(Waiting))
+        port: Any = await endpoint.listen(Factory.forProtocol(Waiting))
         self.addCleanup(port.stopListening)
         with socket.create_connection(("127.0.0.1", port.getHost().port)) as client:
             server = await made
