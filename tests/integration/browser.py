@@ -173,6 +173,15 @@ class Browser:
 
         await self.do(write)
 
+    async def choose_file(self, row: str, path: str) -> None:
+        """Let a row of a problem's form take a file in place of a program, and choose the file."""
+        # The button moves when the statement and the editor have been loaded.
+        hint = "document.getElementById('statement-hint').textContent"
+        await self.until(f"!{hint}.startsWith('Loading')")
+        await self.until(f"document.querySelector('{row} .code-editor').checkVisibility()")
+        await self.click(f"{row} .swap")
+        await self.write(f"{row} .content", path)
+
     async def write_in_focus(self, text: str) -> None:
         """Type a text where the focus is."""
         await self.do(lambda driver: driver.switch_to.active_element.send_keys(text))

@@ -163,8 +163,7 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.shows("#statement-title", "Notes & <b>")
         for selector in ("#evaluator", "#add-file", "#add-text", "#fields .name"):
             self.assertFalse(await self.visible(selector), selector)
-        await self.browser.click("#fields li:first-child .swap")
-        await self.browser.write("#fields li:first-child .content", str(TOUR))
+        await self.browser.choose_file("#fields li:first-child", str(TOUR))
         await self.choose("#fields li:last-child .language", "txt")
         await self.browser.write("#fields li:last-child .content", "well noted")
         for look in (DESKTOP, PHONE):
@@ -378,8 +377,7 @@ class ProblemTokenTests(ProblemPageTestCase):
         self.assertEqual(await browser.violations(), [])
         await browser.photograph("problems-alone")
         await browser.click("#problem-list a")
-        await browser.click("#fields .swap")
-        await browser.write("#fields .content", str(TOUR))
+        await browser.choose_file("#fields li", str(TOUR))
         first = await self.send()
         await self.cancel()
         second = await self.run_again(first)
