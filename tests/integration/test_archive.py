@@ -233,7 +233,8 @@ class KillTests(KeptDaemonTestCase):
             page = await self.client.page(identifier, after, wait=10)
             events += page["data"]
             after = page["end"]
-            if not is_killed and text(events) == numbers(10_000)[:-1]:
+            # On a busy machine it may have printed more by then.
+            if not is_killed and text(events).startswith(numbers(10_000)[:-1]):
                 await self.client.ask(identifier, after)
                 await self.daemon.end()
                 for path in hanging:
