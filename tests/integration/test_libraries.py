@@ -114,6 +114,9 @@ for run in '--wall 0.3 -- sleep 60' '--output 10 -- yes' '-- sh -c exit\ 2' '-- 
     eval "segi_run $run" >/dev/null 2>&1
     echo "$segi_verdict $segi_message"
 done
+for run in '--memory 1K -- true' '--no-such-option -- true'; do
+    (segi_run $run >/dev/null 2>&1) 9>&1 || :
+done
 compare() {
     printf "$2" >output; printf "$3" >expected; segi_compare "$1" output expected
     echo "$segi_verdict $segi_message [$segi_expected] [$segi_printed]"
@@ -145,6 +148,8 @@ SHELL_PRINTS = (
 output_limit printed too much
 runtime_error exit status 2
 runtime_error exit status 127
+segi_run: memory: 1024 bytes; at least 1048576 (1 MiB) are needed
+segi_run: the program could not be run
 accepted  [] []
 wrong_answer line 1 differs [] []
 wrong_answer line 2 differs [c] [b]

@@ -13,6 +13,9 @@
 
 SEGI_VERSION=1
 
+# Errors are shown by descriptor 9, as stderr may be the submission's where they happen.
+exec 9>&2
+
 # End the evaluator with an error if this library is older: segi_require VERSION
 segi_require() {
     [ "$1" -le "$SEGI_VERSION" ] && return
@@ -96,9 +99,13 @@ segi_find_submission() {
 # The output has at most 16 MiB, unless an option says otherwise.
 segi_run() {
     segi_expected='' segi_printed='' segi_status=0
+    rm -f "$TEMPORARY_DIRECTORY/segi-report"
     tawebeval-run --report "$TEMPORARY_DIRECTORY/segi-report" --output 16M "$@" || segi_status=$?
-    if ! [ -s "$TEMPORARY_DIRECTORY/segi-report" ]; then
-        echo "the program could not be run" >&2
+    segi_error='the program could not be run'
+    ! [ -s "$TEMPORARY_DIRECTORY/segi-report" ] ||
+        segi_error=$(sed -n 's/^{"error": "\(.*\)"}$/\1/p' "$TEMPORARY_DIRECTORY/segi-report")
+    if [ "$segi_error" ]; then
+        echo "segi_run: $segi_error" >&9
         exit 1
     fi
     segi_time=$(segi_report cpu_seconds) segi_memory=$(segi_report peak_memory_bytes)
@@ -128,7 +135,6 @@ segi_run() {
             fi
             ;;
     esac
-    rm "$TEMPORARY_DIRECTORY/segi-report"
 }
 
 # Print a number of the report.
