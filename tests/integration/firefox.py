@@ -128,7 +128,7 @@ class Firefox:
         return value
 
     async def click(self, selector: str) -> None:
-        """Click on the middle of an element with a mouse."""
+        """Click on the middle of an element with a mouse, once the page does not move it."""
         element = f"document.querySelector({json.dumps(selector)})"
         await self.until(f"{element} !== null")
         await self.evaluate(f"{element}.scrollIntoView({{ block: 'center', behavior: 'instant' }})")
@@ -136,7 +136,11 @@ class Firefox:
             f"[{element}.getBoundingClientRect()]"
             ".map((box) => [box.left + box.width / 2, box.top + box.height / 2].map(Math.round))[0]"
         )
-        x, y = await self.evaluate(middle)
+        place = None
+        while (found := await self.evaluate(middle)) != place:
+            place = found
+            await deferToThread(time.sleep, 0.1)
+        x, y = place
         press = [{"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp")]
         await self._perform("pointer", {"type": "pointerMove", "x": x, "y": y}, *press)
 
