@@ -98,7 +98,8 @@ class DemoTests(SynchronousTestCase):
         keep, *judge = self.find_commands(shown)
         self.assertEqual(keep, "make demo KEEP=1")
         for command in judge:  # absent for root
-            self.assertEqual(self.run_command(command).returncode, 0, command)
+            done = self.run_command(command)
+            self.assertEqual(done.returncode, 0, command + done.stdout + done.stderr)
 
     def end(self, demo: subprocess.Popen[str], number: int) -> None:
         """Send a signal, and hold that the demo ends well and leaves nothing behind."""
