@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -244,6 +247,40 @@ class Inputs(SynchronousTestCase):
             self.patch(segi, "os", os)
         self.assertEqual(len(closed), 1)
         os.close(closed[0])
+
+
+class Requests(SynchronousTestCase):
+    """The request for a program in a sandbox."""
+
+    def test_descriptors_of_others(self) -> None:
+        """It waits until the user may send descriptors again, at most a minute."""
+        path = self.mktemp()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.addCleanup(listening.close)
+        listening.bind(path)
+        listening.listen()
+        send, refused, now = socket.send_fds, [0.0, 0.0], [0.0]
+
+        def send_later(*arguments: Any) -> int:
+            if refused:
+                now[0] += refused.pop()
+                raise OSError(errno.ETOOMANYREFS, "too many references")
+            return send(*arguments)
+
+        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+        self.patch(segi, "_SOCKET", path)
+        self.patch(segi, "time", clock)
+        self.patch(socket, "send_fds", send_later)
+        with segi.start(["true"]):
+            connection, _ = listening.accept()
+            self.addCleanup(connection.close)
+            message, descriptors, _, _ = socket.recv_fds(connection, 1000, 3)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.assertEqual(json.loads(message)["command"], ["true"])
+        refused.append(61.0)
+        error = self.assertRaises(segi.RunError, segi.start, ["true"])
+        self.assertEqual(str(error), "no sandbox for the program: too many references")
 
 
 class OsWithClose:

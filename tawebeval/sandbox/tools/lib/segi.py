@@ -18,6 +18,7 @@ the evaluator. Times are in seconds, sizes in bytes. Python 3.9 or newer; nothin
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -67,6 +68,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME
 _CHUNK = 64 * 1024
 _EXCERPT = 100  # characters of what was expected or printed
 _MESSAGE = 2000  # characters of a compiler's output: six bytes of JSON each
+_SENDING = 60.0  # seconds in which a request has to be sent
 _STRAYS = 1.0  # seconds for what is printed after the end of a program
 # Unambiguous, so that no long word takes quadratic time.
 _NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -476,10 +478,26 @@ class _Sandboxed:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._connection.connect(_SOCKET)
-            socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
+            self._send(json.dumps(request).encode(), streams)
         except OSError as error:
             self._connection.close()
             raise RunError(f"no sandbox for the program: {error.strerror}") from None
+
+    def _send(self, request: bytes, streams: Sequence[int]) -> None:
+        """Send a request; wait while other evaluations have too many descriptors on their way.
+
+        The kernel counts those of a user together (ETOOMANYREFS in unix(7)). Raises: OSError.
+        """
+        deadline = time.monotonic() + _SENDING
+        while True:
+            try:
+                socket.send_fds(self._connection, [request], streams)
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
 
     def fileno(self) -> int:
         """Return a descriptor that is readable at the end."""
