@@ -226,6 +226,12 @@ int main() {
     } catch (const std::runtime_error &) {
         std::cout << "no run" << std::endl;
     }
+    limits.memory = 1024;
+    try {
+        show(segi::run({"true"}, "", limits).judge());
+    } catch (const std::runtime_error &error) {
+        std::cout << error.what();
+    }
 }
 """
 CPP_PRINTS = r"""runtime_error killed by signal 11 [] []
@@ -244,6 +250,7 @@ compile_error wrong source
  [] []
 "a\"\\\u0009b\u000a"
 no run
+tawebeval-run: memory: 1024 bytes; at least 1048576 (1 MiB) are needed
 """
 
 

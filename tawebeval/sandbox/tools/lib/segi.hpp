@@ -294,7 +294,8 @@ class Program {
         if (std::filesystem::exists(stem_ + ".out")) result.out = read_file(stem_ + ".out");
         result.err = read_file(stem_ + ".err");
         const std::string report = read_file(stem_ + ".report");
-        if (report.empty()) throw std::runtime_error(result.err);
+        if (report.empty() || field(report, "error") != "null")
+            throw std::runtime_error(result.err);
         const auto number = [&](const std::string &name) {
             return std::strtod(field(report, name).c_str(), nullptr); // null is 0
         };
