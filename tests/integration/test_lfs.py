@@ -242,7 +242,12 @@ class DownloadTests(BareRepositoryCase):
     async def settle(self) -> None:
         """Wait until the connections are closed, which have timers."""
         await until(
-            lambda: not any("_abort" in str(call) for call in reactor.getDelayedCalls()),
+            lambda: (
+                not any(
+                    "_abort" in repr(call.func)  # type: ignore[attr-defined]
+                    for call in reactor.getDelayedCalls()
+                )
+            ),
             "no connection is left",
         )
 

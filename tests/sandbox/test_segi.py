@@ -260,6 +260,7 @@ class Requests(SynchronousTestCase):
         listening.bind(path)
         listening.listen()
         send, refused, now = socket.send_fds, [0.0, 0.0], [0.0]
+        pauses: list[float] = []
 
         def send_later(*arguments: Any) -> int:
             if refused:
@@ -267,7 +268,7 @@ class Requests(SynchronousTestCase):
                 raise OSError(errno.ETOOMANYREFS, "too many references")
             return send(*arguments)
 
-        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=pauses.append)
         self.patch(segi, "_SOCKET", path)
         self.patch(segi, "time", clock)
         self.patch(socket, "send_fds", send_later)
@@ -278,6 +279,7 @@ class Requests(SynchronousTestCase):
             for descriptor in descriptors:
                 os.close(descriptor)
             self.assertEqual(json.loads(message)["command"], ["true"])
+        self.assertEqual(pauses, [0.05] * 2)
         refused.append(61.0)
         error = self.assertRaises(segi.RunError, segi.start, ["true"])
         self.assertEqual(str(error), "no sandbox for the program: too many references")

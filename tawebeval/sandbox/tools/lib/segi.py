@@ -68,7 +68,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME
 _CHUNK = 64 * 1024
 _EXCERPT = 100  # characters of what was expected or printed
 _MESSAGE = 2000  # characters of a compiler's output: six bytes of JSON each
-_SENDING = 60.0  # seconds in which a request has to be sent
+_SEND_TIMEOUT = 60.0  # seconds in which a request has to be sent
 _STRAYS = 1.0  # seconds for what is printed after the end of a program
 # Unambiguous, so that no long word takes quadratic time.
 _NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -484,11 +484,12 @@ class _Sandboxed:
             raise RunError(f"no sandbox for the program: {error.strerror}") from None
 
     def _send(self, request: bytes, streams: Sequence[int]) -> None:
-        """Send a request; wait while other evaluations have too many descriptors on their way.
+        """Send a request; wait while other evaluations have too many descriptors in transit.
 
-        The kernel counts those of a user together (ETOOMANYREFS in unix(7)). Raises: OSError.
+        The kernel counts the descriptors of a user together (ETOOMANYREFS, unix(7)). Raises:
+        OSError.
         """
-        deadline = time.monotonic() + _SENDING
+        deadline = time.monotonic() + _SEND_TIMEOUT
         while True:
             try:
                 socket.send_fds(self._connection, [request], streams)

@@ -13,7 +13,7 @@
 
 SEGI_VERSION=1
 
-# Errors are shown by descriptor 9, as stderr may be the submission's where they happen.
+# segi_run shows its errors on descriptor 9, as its stderr may be redirected for the submission.
 exec 9>&2
 
 # End the evaluator with an error if this library is older: segi_require VERSION
@@ -101,9 +101,11 @@ segi_run() {
     segi_expected='' segi_printed='' segi_status=0
     rm -f "$TEMPORARY_DIRECTORY/segi-report"
     tawebeval-run --report "$TEMPORARY_DIRECTORY/segi-report" --output 16M "$@" || segi_status=$?
-    segi_error='the program could not be run'
-    ! [ -s "$TEMPORARY_DIRECTORY/segi-report" ] ||
+    if [ -s "$TEMPORARY_DIRECTORY/segi-report" ]; then
         segi_error=$(sed -n 's/^{"error": "\(.*\)"}$/\1/p' "$TEMPORARY_DIRECTORY/segi-report")
+    else
+        segi_error='the program could not be run'
+    fi
     if [ "$segi_error" ]; then
         echo "segi_run: $segi_error" >&9
         exit 1
