@@ -177,6 +177,14 @@ class ResourceMoved(RequestError):
         self.location = location
 
 
+class HeaderTooLarge(RequestError):
+    """A header of a request over the limit for headers that the daemon reads."""
+
+
+class TargetTooLong(RequestError):
+    """A request target with too long a path or too many query parameters."""
+
+
 class RequestTooLarge(RequestError):
     """A request body, or a part of it, over a limit of size or number."""
 

@@ -20,6 +20,7 @@ from tawebeval.web.auth import Authentication, check_read_origin, check_write_or
 from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import PeerEvaluationLists
 from tawebeval.web.responses import get_header
+from tawebeval.web.server.request_headers import get_header_values
 
 
 @attrs.frozen
@@ -62,10 +63,10 @@ class WebContext:
     def authenticate_token(self, method: bytes, headers: Headers) -> Token:
         """Return the token of a request with these headers, and count the request.
 
-        Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
+        Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied, HeaderTooLarge.
         """
         self.check_origin(method, headers)
-        authorization = headers.getRawHeaders(b"Authorization", [])
+        authorization = get_header_values(headers, "Authorization")
         return self.authentication.authenticate_token(authorization, method)
 
     def check_origin(self, method: bytes, headers: Headers) -> None:

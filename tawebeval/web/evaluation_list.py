@@ -18,6 +18,7 @@ from tawebeval.web.responses import (
     get_query_arguments,
 )
 from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.request_headers import get_header_values
 
 
 async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str, Any]:
@@ -56,7 +57,7 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
             )
             parts[own] = make_list_page(listing.end_cursor, listing.entries)
     asked = {name: url for name, url in others.items() if name in cursors}
-    authorization = request.requestHeaders.getRawHeaders(b"Authorization", [])
+    authorization = get_header_values(request.requestHeaders, "Authorization")
     parts |= await context.peer_lists.fetch_list_pages(
         asked, cursors, PeerListRequest(request.caller, authorization, parameters, limit)
     )

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import attrs
 from twisted.web.http import NO_CONTENT
 from twisted.web.http_headers import Headers
-from werkzeug.datastructures import MIMEAccept
-from werkzeug.http import parse_accept_header
 
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES
 from tawebeval.core.pages import EventPage
@@ -29,6 +27,11 @@ from tawebeval.web.responses import (
 )
 from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.request_headers import (
+    get_header_elements,
+    get_header_values,
+    parse_weights,
+)
 from tawebeval.web.streams import send_stream
 from tawebeval.web.websockets import (
     is_websocket_request,
@@ -199,7 +202,7 @@ async def _can_subscribe(
 
 
 def _get_last_event_id(request: ApiRequest) -> str | None:
-    values = request.requestHeaders.getRawHeaders(b"Last-Event-ID", [])
+    values = get_header_values(request.requestHeaders, "Last-Event-ID")
     if len(values) > 1:
         raise MalformedRequest("Last-Event-ID: the header is repeated; send it once")
     return values[0].decode("utf-8", "replace") if values else None
@@ -210,16 +213,20 @@ def negotiate_media_type(headers: Headers, offered: Sequence[str]) -> str:
 
     Without a header `Accept` it is the first one. For each type the most specific matching range
     counts; of equal types one that is named wins over one that a range includes, then the earlier.
-    Parameters other than `q` are ignored. Raises: NotAcceptable.
+    Parameters other than `q` are ignored. Raises: NotAcceptable, HeaderTooLarge.
     """
-    ranges = parse_accept_header(
-        ", ".join(value.decode("latin-1") for value in headers.getRawHeaders(b"Accept", []))
-    )
-    if not ranges:
+    weights = parse_weights(get_header_elements(headers, "Accept"))
+    if not weights:
         return offered[0]
-    plain = [(media_range.partition(";")[0].strip(), quality) for media_range, quality in ranges]
-    found = MIMEAccept(plain).best_match(offered)
-    if found is None:
+
+    def rank(media_type: str) -> tuple[float, bool]:
+        # `*` alone is what Java's HttpURLConnection means by `*/*`.
+        ranges = (media_type, f"{media_type.partition('/')[0]}/*", "*/*", "*")
+        weight = next((weights[each] for each in ranges if each in weights), 0.0)
+        return weight, media_type in weights
+
+    found = max(offered, key=rank)
+    if not rank(found)[0]:
         raise NotAcceptable(
             f"no media type of the header Accept is available; available: {', '.join(offered)}",
             offered=", ".join(offered),

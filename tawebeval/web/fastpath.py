@@ -50,6 +50,7 @@ from tawebeval.web.server.headers import (
 )
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS
 from tawebeval.web.server.limits import RemoteAddress
+from tawebeval.web.server.request_headers import get_header_values
 
 _MAX_LENGTH = 4096  # bytes of a request; longer ones are not plain
 
@@ -275,19 +276,20 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
     headers = Headers()
     for name, value in _HEADERS.findall(block):
         headers.addRawHeader(name, value.strip(b" \t"))
-    authorization = headers.getRawHeaders(b"Authorization", [])
     if any(map(headers.hasHeader, _NOT_PLAIN)) or not _keeps_connection(headers):
-        return None
-    if find_bearer_link(authorization) is not None:  # it has bounds of its own
         return None
     hosts = headers.getRawHeaders(b"Host", [])
     if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
         return None
     try:
+        authorization = get_header_values(headers, "Authorization")
+        if find_bearer_link(authorization) is not None:  # it has bounds of its own
+            return None
         client = channel.site.address_resolver.resolve_client(channel.peer, headers)
         context.check_origin(b"GET", headers)
         if negotiate_media_type(headers, OFFERED_MEDIA_TYPES) != PAGE_MEDIA_TYPE:
             return None
+        preferred_wait = parse_prefer_wait(headers)
     except RequestError:
         return None
     origins = context.configuration.callers.allowed_origins
@@ -299,7 +301,7 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
     return PollHeaders(
         client,
         authorization,
-        parse_prefer_wait(headers),
+        preferred_wait,
         *_split_at_date(answer),
     )
 

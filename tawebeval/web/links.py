@@ -19,7 +19,6 @@ import msgspec
 from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
-from twisted.web.http import parse_qs
 
 from tawebeval.archive.files import rename_durably
 from tawebeval.config import CallerSettings
@@ -37,6 +36,7 @@ from tawebeval.linux.filetree import open_regular_file
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.responses import get_query_number
 from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.request_headers import get_header_values
 
 MAX_EVALUATIONS_WITH_LINKS = 5000
 """Evaluations with links, at most."""
@@ -292,11 +292,11 @@ class EvaluationLinks:
 def find_link(request: ApiRequest) -> str | None:
     """Return the link of a request, from `Authorization: Bearer` or `?link=`; None without one.
 
-    The link may be none of this daemon. Raises: MalformedRequest, for more than one.
+    The link may be none of this daemon. Raises: MalformedRequest, for more than one;
+    HeaderTooLarge.
     """
-    authorization = request.requestHeaders.getRawHeaders(b"Authorization", [])
-    query = request.uri.partition(b"?")[2]
-    given = [value.decode("latin-1") for value in parse_qs(query, True).get(b"link", [])]
+    authorization = get_header_values(request.requestHeaders, "Authorization")
+    given = [value.decode("latin-1") for value in request.query.get(b"link", [])]
     in_header = find_bearer_link(authorization)
     if len(given) > 1 or (given and authorization):
         raise MalformedRequest(

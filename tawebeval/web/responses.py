@@ -12,6 +12,7 @@ from twisted.web.http_headers import Headers
 from tawebeval.errors import MalformedRequest
 from tawebeval.web.server.headers import JSON_MEDIA_TYPE, make_content_headers, set_headers
 from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.request_headers import get_header_elements, get_header_values
 
 NO_STORE_HEADERS = {b"Cache-Control": b"no-store"}
 
@@ -24,7 +25,6 @@ WHOLE_NUMBER_PATTERN = rf"[0-9]{{1,{MAX_NUMBER_DIGITS}}}"
 WHOLE_NUMBER_REGEX = re.compile(WHOLE_NUMBER_PATTERN)
 """The same, compiled."""
 
-_ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may be commas in quotes
 _SECONDS = re.compile(rf'[ \t]*("?)({WHOLE_NUMBER_PATTERN})\1[ \t]*')  # in quotes or not, the same
 
 
@@ -42,8 +42,11 @@ def prepare_json_response(request: ApiRequest, value: Any) -> bytes:
 
 
 def get_header(headers: Headers, name: str) -> str | None:
-    """Return a header; None if it is absent. Raises: MalformedRequest, if it is repeated."""
-    values = headers.getRawHeaders(name.encode(), [])
+    """Return a header; None if it is absent.
+
+    Raises: MalformedRequest, if it is repeated; HeaderTooLarge.
+    """
+    values = get_header_values(headers, name)
     if len(values) > 1:
         raise MalformedRequest(f"{name}: the header is repeated; send it once")
     try:
@@ -54,7 +57,7 @@ def get_header(headers: Headers, name: str) -> str | None:
 
 def get_query_argument(request: ApiRequest, name: str) -> str | None:
     """Return a query parameter; None if it is absent. Raises: MalformedRequest."""
-    values = request.args.get(name.encode(), [])
+    values = request.query.get(name.encode(), [])
     if len(values) > 1:
         raise MalformedRequest(f"{name}: the query parameter is repeated; send it once")
     return values[0].decode("utf-8", "replace") if values else None
@@ -62,7 +65,7 @@ def get_query_argument(request: ApiRequest, name: str) -> str | None:
 
 def get_query_arguments(request: ApiRequest, is_wanted: Callable[[str], bool]) -> dict[str, str]:
     """Return the query parameters whose names are wanted, by name. Raises: MalformedRequest."""
-    names = (name.decode("utf-8", "replace") for name in request.args)
+    names = (name.decode("utf-8", "replace") for name in request.query)
     return {name: get_query_argument(request, name) or "" for name in names if is_wanted(name)}
 
 
@@ -87,10 +90,9 @@ def get_preferred_wait(request: ApiRequest) -> int | None:
 def parse_prefer_wait(headers: Headers) -> int | None:
     """Return the seconds of `Prefer: wait=N` (RFC 7240); None if absent.
 
-    The first of several counts. Parameters behind a `;` are ignored.
+    The first of several counts. Parameters behind a `;` are ignored. Raises: HeaderTooLarge.
     """
-    said = b",".join(headers.getRawHeaders(b"Prefer", [])).decode("latin-1")
-    for preference in _ELEMENT.findall(said):
+    for preference in get_header_elements(headers, "Prefer"):
         name, _, value = preference.partition(";")[0].partition("=")
         if name.strip(" \t").lower() == "wait":
             seconds = _SECONDS.fullmatch(value)

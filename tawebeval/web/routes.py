@@ -51,6 +51,7 @@ from tawebeval.web.fastpath import PollFastPath
 from tawebeval.web.links import find_link, parse_link_lifetime
 from tawebeval.web.problem_list import describe_problem, list_problems
 from tawebeval.web.responses import (
+    get_header,
     get_query_argument,
     get_query_arguments,
     prepare_json_response,
@@ -60,6 +61,7 @@ from tawebeval.web.server import error_responses
 from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest, ApiSite
+from tawebeval.web.server.request_headers import get_header_values
 from tawebeval.web.upload import FormReceiver, make_form_receiver
 
 EVALUATE_ROUTE = "/evaluate"
@@ -406,7 +408,7 @@ def _check_reader(context: WebContext, request: ApiRequest) -> None:
             "the daemon does not start without"
         )
         context.health_and_metrics.metrics_authentication.authenticate_token(
-            headers.getRawHeaders(b"Authorization", [])
+            get_header_values(headers, "Authorization")
         )
     elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):
         raise AccessDenied(
@@ -430,10 +432,9 @@ def _check_no_page(request: ApiRequest) -> None:
     A request of a page to its own origin may have no `Origin`, and its host may be an attacker's
     name that resolves to this machine.
     """
-    headers = request.requestHeaders
-    host = (headers.getRawHeaders(b"Host", [b""])[0]).decode("latin-1")
-    origin = headers.getRawHeaders(b"Origin", [f"http://{host}".lower().encode("latin-1")])[0]
-    if not is_trusted_origin(origin.decode("latin-1"), host, ()):
+    host = get_header(request.requestHeaders, "Host") or ""
+    origin = get_header(request.requestHeaders, "Origin") or f"http://{host}".lower()
+    if not is_trusted_origin(origin, host, ()):
         raise AccessDenied(
             "metrics are for requests to localhost or a loopback address, and not for pages of"
             " another origin"

@@ -20,13 +20,13 @@ import orjson
 from klein import Klein
 from twisted.web.http import NOT_MODIFIED
 from werkzeug.exceptions import NotFound
-from werkzeug.http import parse_accept_header, parse_etags
 
 from tawebeval import __version__
 from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.web.responses import prepare_response
 from tawebeval.web.server.headers import JSON_MEDIA_TYPE, make_general_headers, set_headers
 from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.request_headers import get_header_elements, parse_weights
 
 OPENAPI_PATH = "/openapi.json"
 
@@ -82,24 +82,22 @@ class StaticResource:
         return StaticResource(content, self.media_type, headers)
 
     def send_response(self, request: ApiRequest) -> bytes:
-        """Answer with the content, or with 304 if the client has it (RFC 9110, section 13.1.2)."""
+        """Answer with the content, or with 304 if the client has it (RFC 9110, section 13.1.2).
+
+        Raises: HeaderTooLarge.
+        """
         body = prepare_response(request, self.content, self.media_type)
         tag = self.entity_tag.encode()
         # It may be cached, and must be revalidated.
         set_headers(request, {b"Cache-Control": b"no-cache", b"ETag": tag})
         request.responseHeaders.addRawHeader(b"Vary", b"Accept-Encoding")
-        tags = parse_etags(_join_header(request, b"If-None-Match"))
+        tags = get_header_elements(request.requestHeaders, "If-None-Match")
         # A weak comparison: proxies that compress make the tags weak.
-        if tags.contains_weak(self.entity_tag.strip('"')):
+        if "*" in tags or self.entity_tag in [tag.removeprefix("W/") for tag in tags]:
             request.setResponseCode(NOT_MODIFIED)
             return b""
         set_headers(request, self.headers)
         return body
-
-
-def _join_header(request: ApiRequest, name: bytes) -> str:
-    values = request.requestHeaders.getRawHeaders(name, [])
-    return ", ".join(value.decode("latin-1") for value in values)
 
 
 def complete_openapi_document(document: dict[str, Any]) -> dict[str, Any]:
@@ -189,8 +187,8 @@ def add_static_routes(app: Klein, threads: WorkerThreads) -> None:
         resource = STATIC_RESOURCES.get(path)
         if resource is None:
             raise NotFound
-        accepted = parse_accept_header(_join_header(request, b"Accept-Encoding"))
-        if not accepted.quality("gzip"):
+        accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Encoding"))
+        if not accepted.get("gzip", accepted.get("*")):
             return resource.send_response(request)
         if path not in compressed:
             compress = partial(threads.run_in_thread, resource.compress)

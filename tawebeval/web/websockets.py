@@ -30,6 +30,7 @@ from tawebeval.core.framing import WEBSOCKET_MESSAGES
 from tawebeval.errors import DiscardedCursor, MalformedRequest, UnsupportedWebSocketVersion
 from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.request_headers import get_header_elements, get_header_values
 from tawebeval.web.streams import StreamFlowControl, prepare_reader_connection, write_events
 
 _COMPLETE = 1000
@@ -107,22 +108,21 @@ class EventWebSocket:
 
 
 def is_websocket_request(request: Request) -> bool:
-    """Tell whether the client asks for an upgrade to WebSocket."""
-    offered = _join_header(request.requestHeaders, b"Upgrade").lower().split(b",")
+    """Tell whether the client asks for an upgrade to WebSocket. Raises: HeaderTooLarge."""
+    offered = get_header_elements(request.requestHeaders, "Upgrade")
     return (
         request.method == b"GET"
         and request.clientproto == b"HTTP/1.1"
-        and any(protocol.strip() == WEBSOCKET_UPGRADE for protocol in offered)
+        and any(protocol.lower() == WEBSOCKET_UPGRADE.decode() for protocol in offered)
     )
 
 
 def prepare_handshake(request: Request) -> None:
-    """Check a handshake, and remove from its headers all other protocols.
+    """Check a handshake, and keep of its request only the headers that a handshake needs.
 
-    Raises: UnsupportedWebSocketVersion, MalformedRequest.
+    Raises: UnsupportedWebSocketVersion, MalformedRequest, HeaderTooLarge.
     """
-    headers: Headers = request.requestHeaders
-    version = _join_header(headers, b"Sec-WebSocket-Version")
+    version = _join_header(request.requestHeaders, "Sec-WebSocket-Version")
     if version and version != WEBSOCKET_VERSION:
         _set_version(request)
         # RFC 9110, section 15.5.22: 426 names the protocol.
@@ -132,17 +132,22 @@ def prepare_handshake(request: Request) -> None:
             f"Sec-WebSocket-Version: {version[:80].decode('latin-1')!r} is not supported; "
             f"supported: {WEBSOCKET_VERSION.decode()}"
         )
-    key = _join_header(headers, b"Sec-WebSocket-Key")
+    key = _join_header(request.requestHeaders, "Sec-WebSocket-Key")
     if not _KEY.fullmatch(key):  # wsproto does not check it
         raise _refuse_handshake(
             request,
             f"the Sec-WebSocket-Key {key[:80].decode('latin-1')!r} is not the base64 of 16"
             " bytes (24 characters that end in '==')",
         )
-    # Twisted and wsproto read only the last line of each, and only one protocol.
-    headers.setRawHeaders(b"Upgrade", [WEBSOCKET_UPGRADE])
-    headers.setRawHeaders(b"Connection", [_join_header(headers, b"Connection")])
-    pairs = [(name, value) for name, values in headers.getAllRawHeaders() for value in values]
+    # Twisted and wsproto read only the last line of each, only one protocol, and all other headers.
+    pairs = [
+        (b"Host", _join_header(request.requestHeaders, "Host")),
+        (b"Upgrade", WEBSOCKET_UPGRADE),
+        (b"Connection", _join_header(request.requestHeaders, "Connection")),
+        (b"Sec-WebSocket-Version", version),
+        (b"Sec-WebSocket-Key", key),
+    ]
+    request.requestHeaders = Headers({name: [value] for name, value in pairs})
     try:
         H11Handshake(ConnectionType.SERVER).initiate_upgrade_connection(pairs, request.path)
     except UnicodeError:  # whose message speaks of codecs
@@ -159,9 +164,9 @@ def _refuse_handshake(request: Request, wrong: str) -> MalformedRequest:
     return MalformedRequest(f"malformed WebSocket handshake: {wrong}")
 
 
-def _join_header(headers: Headers, name: bytes) -> bytes:
+def _join_header(headers: Headers, name: str) -> bytes:
     """Return a list header, whether it is sent in one line or in several."""
-    return b", ".join(headers.getRawHeaders(name, []))
+    return b", ".join(get_header_values(headers, name))
 
 
 def _set_version(request: Request) -> None:

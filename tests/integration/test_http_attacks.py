@@ -200,18 +200,19 @@ class MultipartTests(UploadTestCase):
         await self.check()
 
     async def test_boundaries(self) -> None:
-        """No boundary, an empty one, one that never comes, one of 1000 or 10,000 bytes."""
+        """No boundary, an empty one, one that never comes, one of 900 to 10,000 bytes."""
         body = body_of([part("x", b"y")])
         for content_type in (
             "multipart/form-data",
             "multipart/form-data; boundary=",
             'multipart/form-data; boundary=""',
             "multipart/form-data; boundary=other",
-            f"multipart/form-data; boundary={'x' * 1000}",
-            "multipart/form-data; boundary=" + "; boundary=".join(map(str, range(500))),
+            f"multipart/form-data; boundary={'x' * 900}",
+            "multipart/form-data; boundary=" + "; boundary=".join(map(str, range(60))),
         ):
             self.bomb(400, body, content_type=content_type)
-        self.bomb(431, body, content_type=f"multipart/form-data; boundary={'x' * 10_000}")
+        for size in (1000, 10_000):
+            self.bomb(431, body, content_type=f"multipart/form-data; boundary={'x' * size}")
         self.bomb(400, b"x" * 30 * MIB)
         self.bomb(400, b"\r\n" * 10 * MIB)
         self.bomb(400, f"--{BOUNDARY}".encode() * MIB)

@@ -34,6 +34,9 @@ class NegotiationTests(SynchronousTestCase):
         self.check(JSON, "application/*")
         self.check(JSON, "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8")
         self.check(JSON, "application/json, text/plain, */*")
+        self.check(JSON, "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2")  # of Java
+        self.check(JSON, "text/html, */*; q=.2")
+        self.check(JSON, "*")
 
     def test_named(self) -> None:
         """What is named is given, in any case, with any parameters, in one header or several."""

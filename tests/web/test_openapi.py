@@ -68,6 +68,8 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.NotAcceptable: {"readEvents"},
     errors.RequestTooLarge: ALL,
     errors.RequestTooSlow: ALL,
+    errors.HeaderTooLarge: ALL,
+    errors.TargetTooLong: ALL,
     errors.UnsupportedMediaType: FORMS,
     errors.UnsupportedWebSocketVersion: {"readEvents"},
     errors.HTTPVersionNotSupported: {"readEvents"},

@@ -34,6 +34,8 @@ ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.DiscardedCursor: HTTPStatus.GONE,
     errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.HeaderTooLarge: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    errors.TargetTooLong: HTTPStatus.REQUEST_URI_TOO_LONG,
     errors.RequestTooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.UnsupportedWebSocketVersion: HTTPStatus.UPGRADE_REQUIRED,

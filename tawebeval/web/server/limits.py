@@ -17,6 +17,7 @@ from tawebeval.core.forwarded_headers import (
     compute_address_group,
 )
 from tawebeval.deferreds import Condition, wait_until
+from tawebeval.web.server.request_headers import get_header_values
 
 RETRY_AFTER_SECONDS = 5
 """Seconds of the header `Retry-After` where a limit of connections or requests is reached."""
@@ -81,11 +82,11 @@ class ClientAddressResolver:
     def resolve_client(self, peer: ConnectionPeer, headers: Headers) -> RemoteAddress:
         """Return the client's address: the peer's, or the one a trusted proxy reports.
 
-        Raises: MalformedRequest.
+        Raises: MalformedRequest, HeaderTooLarge.
         """
         if peer.direct_client is not None:
             return peer.direct_client
-        values = headers.getRawHeaders(self.proxies.header.encode(), [])
+        values = get_header_values(headers, self.proxies.header)
         said = self.proxies.find_client_address([value.decode("latin-1") for value in values])
         return (
             RemoteAddress(peer.address)

@@ -44,6 +44,8 @@ class TableTests(SynchronousTestCase):
                 "NotAcceptable": 406,
                 "RequestTooLarge": 413,
                 "RequestTooSlow": 408,
+                "HeaderTooLarge": 431,
+                "TargetTooLong": 414,
                 "UnsupportedMediaType": 415,
                 "UnsupportedWebSocketVersion": 426,
                 "HTTPVersionNotSupported": 505,
